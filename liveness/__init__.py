@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # which then still finds a name that is misspelt
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Brings the client library in for a gateway that asks; the rest does without."""
+        """Import the client library when one of its names is first used."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

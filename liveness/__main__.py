@@ -1,7 +1,7 @@
 """`python -m liveness`, and the command `liveness`.
 
-Gateways install the package for its client library alone, and get the command with it
-but not the packages that it needs. Then it says which package is missing.
+A gateway that installs only the client library gets the command too, but not the packages
+that it needs. Then the command says which package is missing.
 """
 
 import signal
@@ -9,21 +9,19 @@ import sys
 
 
 def main() -> int | str:
-    """Runs the command line.
+    """Run the command line.
 
     Returns:
         Its exit code, or the one line that `sys.exit` prints before it exits with 1.
     """
     if sys.argv[1:2] == ["serve"]:
-        # A SIGHUP would end a sidecar that is starting; `liveness.service.app` unblocks it.
+        # A SIGHUP would end a starting sidecar; `liveness.service.app` unblocks it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         from liveness.cli.main import main
 
         return main()
-    except (
-        KeyboardInterrupt
-    ):  # during the imports; `liveness.cli.main` handles later ones
+    except KeyboardInterrupt:  # while importing; `liveness.cli.main` handles later ones
         return 130  # as a shell reports SIGINT
     except ModuleNotFoundError as error:
         missing = (error.name or "liveness").partition(".")[0]

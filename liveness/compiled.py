@@ -1,11 +1,11 @@
-"""Which implementation this process uses: the compiled wheel, or the one in pure Python.
+"""Chooses between the compiled implementation and the reference, in pure Python.
 
 The wheel and the reader of frames exist twice, in Python and in Cython, and behave the
-same; the pure-Python ones are slower. The compiled ones are used if both can be loaded,
-otherwise neither is.
+same; the reference is slower. The compiled ones are used if both can be loaded, otherwise
+neither is.
 
-The choice is made once, at import, since a process has one wheel. The core reads no
-environment, and gets its wheel from here.
+The choice is made once, at import. The core reads no environment, so the classes are
+passed to it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Every exception raised on purpose, and the codes with which a link can be refused.
+"""Every exception raised on purpose, and the codes of refusals.
 
 A code is part of the wire contract (`proto/README.md`): it is never renamed, and never
 gets another meaning. `NOT_FATAL` says which codes leave the link open.
@@ -68,7 +68,7 @@ class WireError(LivenessError):
     """The other side sent bytes that are not our protocol.
 
     The stream cannot be trusted any more: no later bytes are read, and the link is closed
-    after `code` was sent. `limit` is the setting whose limit was met.
+    after `code` was sent. `limit` is the setting that was exceeded, if any.
     """
 
     def __init__(self, code: Code, message: str, *, limit: str | None = None) -> None:
@@ -77,7 +77,7 @@ class WireError(LivenessError):
 
 
 class Refused(LivenessError):
-    """The sidecar refused this gateway, and would do so again. A person has to look.
+    """The sidecar refused this gateway, and would do so again. An operator has to act.
 
     `code` says why (`proto/README.md`, "Errors").
     """
@@ -98,7 +98,7 @@ class Replaced(Refused):
 class TaskFailed(LivenessError):
     """A task raises this if its timer's work failed.
 
-    Its text is the answer's message. If it is `final`, there is no retry.
+    Its text is sent as the answer's message. If it is `final`, there is no retry.
     """
 
     def __init__(self, message: str, *, final: bool = True) -> None:

@@ -1,8 +1,8 @@
 """Why a user is online or offline, in one sentence for the person on call.
 
 It is made from what the sidecar has in memory, if it runs, and from the user's records in
-the log. Either may lack something: a record may not be on disk yet, the log may have been
-trimmed, or the search may have ended before the record. Then the sentence says so.
+the log. A record may be missing: not on disk yet, trimmed, or older than the search went.
+Then the sentence says so.
 
 Times are local, to the second; the date is shown if it is not today's.
 """
@@ -28,17 +28,17 @@ from liveness.core.records import (
 from liveness.text import duration, escaped, json_ready
 
 RECORDS: Final = 20  # how many of a user's records are shown, without a `limit`
-# Durations below this are shown in seconds alone.
+# Shorter durations are shown in seconds only.
 READ_AS_SECONDS: Final = 120.0
 
 
 class Known(NamedTuple):
     """What is known of a user.
 
-    `standing` is its status; a row of the log if no sidecar runs; None: it is not online.
+    `status` is a row of the online set if no sidecar runs; None: the user is offline.
     `records` are its newest, newest first. `opening` is the record that its session began
     with; None: not found. `back_to` is how far back the log was searched; None: all of
-    it, which begins at `oldest` (None: it is empty).
+    it, from `oldest` on (None: the log is empty).
     """
 
     status: UserStatus | OnlineRow | None
@@ -50,7 +50,7 @@ class Known(NamedTuple):
 
 _HELD: Final = {
     AWAY: "held: {gateway} is not connected, and gets time to come back",
-    MUTE: "held: {gateway} sends nothing at all, so that its users cannot be heard",
+    MUTE: "held: {gateway} sends nothing at all, so its users cannot be heard",
     UNREAD: "held: what {gateway} has sent is read first",
     STORM: "held by the storm guard: too many users of {gateway} came due at once "
     "(`liveness guard release` ends it)",
@@ -63,23 +63,23 @@ _UNHEARD: Final = "not heard since the sidecar restarted"
 
 
 def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
-    """All that is known of a user, for JSON; `told` is the sentence."""
-    standing = known.status
-    user = standing if isinstance(standing, UserStatus) else None
+    """Everything known of a user, for JSON; `told` is the sentence."""
+    status = known.status
+    user = status if isinstance(status, UserStatus) else None
     slot = None if user is None else user.slot
     return {
         **json_ready({"uid": uid}),
-        "online": standing is not None,
-        "gateway": None if standing is None else standing.gateway,
-        "session": None if standing is None else standing.session,
-        "conn": None if standing is None else standing.conn,
+        "online": status is not None,
+        "gateway": None if status is None else status.gateway,
+        "session": None if status is None else status.session,
+        "conn": None if status is None else status.conn,
         "last": None if user is None else user.last,
         "seen": None if user is None else user.seen,
         "slot": None if slot is None else slot.slot,
         "layer": None if slot is None else slot.layer,
         "fires_in": None if user is None else round(user.fires_in, 3),
         "held": None if user is None else user.held,
-        "timeout": None if standing is None else standing.timeout,
+        "timeout": None if status is None else status.timeout,
         "records": [json_ready(record.as_map()) for record in known.records],
         "looked_back_to": known.back_to and known.back_to._asdict(),
         "told": sentence(known, now_ms=now_ms),
@@ -87,24 +87,19 @@ def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
 
 
 def sentence(known: Known, *, now_ms: int) -> str:
-    """Return the sentence, without control characters.
-
-    Args:
-        known: What is known.
-        now_ms: Unix milliseconds now.
-    """
-    standing = known.status
+    """Return the explanation, without control characters."""
+    status = known.status
     newest = known.records[0] if known.records else None
     at = _Clock(now_ms)
-    if isinstance(standing, UserStatus):
-        parts = _online(standing, known.opening, at)
-    elif standing is not None:
-        parts = [f"online through {escaped(standing.gateway)} when the log ended"]
-        parts.append(_began(known.opening, at) or f"since {at(standing.start_ms)}")
+    if isinstance(status, UserStatus):
+        parts = _online(status, known.opening, at)
+    elif status is not None:
+        parts = [f"online through {escaped(status.gateway)} when the log ended"]
+        parts.append(_began(known.opening, at) or f"since {at(status.start_ms)}")
     elif newest is None:
         parts = [_nothing(known, at)]
     elif newest.kind != OFFLINE:
-        # Its offline is not written yet, or the log was cut off before it.
+        # Its offline is not written yet, or was lost with the end of the log.
         parts = ["offline; the reason is not on disk yet: ask again"]
         parts.append(_began(newest, at))
     else:
@@ -150,7 +145,7 @@ def _online(user: UserStatus, opening: Record | None, at: _Clock) -> list[str]:
     if user.held is not None:
         parts.append(_HELD[user.held].format(gateway=gateway))
     elif user.slot is None:
-        parts.append("due, and about to be judged")
+        parts.append("due, and about to go offline")
     else:
         parts.append(f"offline in {_lasting(user.fires_in)} unless it is heard")
     if user.absence is not None and user.held != user.absence:
@@ -177,7 +172,7 @@ def _offline(end: Record, opening: Record | None, at: _Clock) -> list[str]:
 
 
 def _began(opening: Record | None, at: _Clock) -> str:
-    """How a session began; "" without that record."""
+    """How a session began; "" if its record is missing."""
     if opening is None:
         return ""
     when = at(opening.at)

@@ -1,8 +1,8 @@
 """The clocks of the host, read at one moment together with the event loop's.
 
-A login says on CLOCK_MONOTONIC when its connection began, so that it does not matter when
-the login is read. Each time namespace shifts that clock, and none shifts the wall clock.
-So if two processes read both clocks, and find the same difference, they have the same
+A login gives the time at which its connection began by CLOCK_MONOTONIC, so that it does
+not matter when the login is read. A time namespace may shift that clock, but not the wall
+clock. So two processes for which both clocks differ by the same amount have the same
 CLOCK_MONOTONIC (`HostTime.is_same_clock`).
 """
 
@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from liveness.core.records import HostTime
 
-# The scheduler or a SIGSTOP may delay the process between its readings of two clocks.
-# Then it reads them again, up to this many times.
+# The process may be preempted or stopped between its readings of two clocks. So it reads
+# them this often and uses the quickest reading, which must take less than LONGEST_S.
 TRIES: Final = 5
 LONGEST_S: Final = 0.001
 
@@ -30,7 +30,7 @@ def read_host(loop_clock: Callable[[], float]) -> HostReading | None:
     """Read the host's clocks together with the event loop's.
 
     Returns:
-        The reading; None if each took too long, or the loop's clock is virtual.
+        The reading; None if every try took too long, or the loop's clock is virtual.
     """
     if _is_virtual():
         return None

@@ -1,4 +1,4 @@
-"""The numbers: plain integers where they happen, families when someone scrapes.
+"""The metrics: counted as plain integers, and turned into families at each scrape.
 
 The hot path adds to an `int`; an observation costs a bisection. Prometheus objects
 exist only while a scrape is answered. The number of series does not depend on the
@@ -32,10 +32,10 @@ OTHER: Final = "other"
 
 SOCKETS: Final = ("gateway", "http", "admin")
 DOORS: Final = ("http", "admin")
-# What others may remove or replace while it is used.
+# Files that another program may remove or replace while the sidecar uses them.
 FILES: Final = ("gateway", "admin", "state")
-# The bounds that are counted here when they are met. What is missing is no refusal: a
-# full window and an old record are a reader's own affair.
+# The limits that `limits_met` counts. A full window or a trimmed record is not among
+# them: it refuses nothing.
 LIMITS: Final = (
     "limits.hello_s", "limits.max_frame_bytes", "limits.max_unfinished_bytes",
     "limits.max_batch", "limits.max_replies", "limits.max_reply_bytes",
@@ -46,7 +46,7 @@ LIMITS: Final = (
     "timers.max_pending", "http.max_streams", "http.max_backlog",
 )  # fmt: skip
 LATENESS_STAGES: Final = ("decided", "durable", "sent")
-# Around the promises: 50 ms decided, 100 ms delivered; above, how bad it was.
+# Fine around what is promised: decided within 50 ms, delivered within 100 ms.
 LATENESS_S: Final = (
     0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60,
 )  # fmt: skip
@@ -54,18 +54,18 @@ COMMIT_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 
 
 class HttpRefusal(StrEnum):
-    """Why a door refused a connection or a request."""
+    """Why an HTTP listener refused a connection or a request."""
 
-    CONNECTIONS = "connections"  # there are as many as there may be
+    CONNECTIONS = "connections"  # too many are open
     SLOW = "slow"  # it did not come, or its answer was not read, in time
-    MALFORMED = "malformed"  # it is no HTTP/1
-    HEAD = "head"  # it is too large
-    BODY = "body"  # it is too large
-    ACCESS = "access"  # who connected may not
-    HOST = "host"  # it is missing, or not ours
-    METHOD = "method"  # it would change something
-    TOKEN = "token"  # there is none, or a wrong one
-    TRIES = "tries"  # there were too many wrong ones
+    MALFORMED = "malformed"  # not HTTP/1
+    HEAD = "head"  # too large
+    BODY = "body"  # too large
+    ACCESS = "access"  # the peer's user has no right to connect
+    HOST = "host"  # missing, or not ours
+    METHOD = "method"  # not allowed at this address, such as POST
+    TOKEN = "token"  # missing or wrong
+    TRIES = "tries"  # too many wrong tokens
     ORIGIN = "origin"  # another site's page would sign in or out
 
 
@@ -96,7 +96,7 @@ class Histogram:
 
 
 def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
-    """Estimates a quantile as PromQL does: evenly spread within a bucket.
+    """Estimate a quantile as PromQL does, by linear interpolation within a bucket.
 
     Args:
         q: Between 0 and 1.
@@ -118,7 +118,7 @@ def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How Prometheus is told a field of `Now`: the field's metadata."""
+    """The Prometheus family of a dataclass field: the metadata of its type."""
 
     kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
     name: str
@@ -159,7 +159,7 @@ def _histogram(name: str, text: str, *labels: str) -> Family:
 
 
 def _zeros(labels: Iterable[Label]) -> Counter[Label]:
-    """Every label from the start: a rate needs a first value."""
+    """Counters with every label at 0: a rate needs a first value."""
     return Counter(dict.fromkeys(labels, 0))
 
 
@@ -276,7 +276,7 @@ class GatewayNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """Every number, read in one go at the moment of a scrape."""
+    """Every number at the moment of a scrape."""
 
     events: Annotated[Values, _counter("liveness_events", "Events received.", "event")]
     ignored: Annotated[
@@ -321,7 +321,7 @@ class Now:
         float,
         _counter(
             "liveness_unattended_seconds",
-            "Time in which nobody was listened to; it counts for nobody's silence.",
+            "Time in which no gateway was read; it counts for no user's silence.",
         ),
     ]
     held: Annotated[
@@ -350,7 +350,7 @@ class Now:
     ]
     unfinished_bytes: Annotated[
         int,
-        _gauge("liveness_unfinished_bytes", "Bytes of frames that are not whole yet."),
+        _gauge("liveness_unfinished_bytes", "Bytes of incomplete frames."),
     ]
     gateways: list[GatewayNow]
     counts: Counts
@@ -379,20 +379,20 @@ class Now:
         int, _gauge("liveness_feed_watchers", "Watchers that have a link.")
     ]
     streams: Annotated[
-        Values, _gauge("liveness_streams", "Answers over HTTP that go on.", "stream")
+        Values, _gauge("liveness_streams", "HTTP streams that are open.", "stream")
     ]
     timers: Annotated[
         Values, _gauge("liveness_timers", "Timers in the table.", "state")
     ]
     timers_loaded: Annotated[
         int,
-        _gauge("liveness_timers_loaded", "Timers in memory, those of the coming hour."),
+        _gauge("liveness_timers_loaded", "Timers in memory: those of the coming hour."),
     ]
     timer_attempts: Annotated[
         Values,
         _counter(
             "liveness_timer_attempts",
-            "Runs of timers that ended, and answers that came too late.",
+            "Attempts of timers that ended, and answers that came too late.",
             "result",
         ),
     ]
@@ -412,12 +412,12 @@ def _families(table: type) -> dict[str, Family]:
 
 
 _FAMILIES: Final = {table: _families(table) for table in (Now, Counts, GatewayNow)}
-# What cannot be added up has no value for `other`.
+# A sum of these would mean nothing, so `other` has none.
 _NOT_SUMMED: Final = ("timeout_s", "interval_s")
 
 
 class Collector:
-    """Builds the families when Prometheus asks.
+    """Builds the families at each scrape.
 
     Args:
         now: Reads the numbers.

@@ -12,19 +12,19 @@ from typing import Final
 
 from liveness.core.uids import MAX_UID_BYTES, is_uid
 
-# Up to here every integer is exact as a double, which is what many readers of JSON use.
+# Many readers of JSON use doubles, in which larger integers are not exact.
 EXACT_IN_JSON: Final = 2**53
 _UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 _LIKE_AN_INTEGER: Final = re.compile(r"(str:)*int:[0-9]+")
 
 
 def escaped(text: str) -> str:
-    """Escape what would control a terminal, or be invisible, and backslashes."""
+    """Escape control and invisible characters, and backslashes."""
     return printable(text.replace("\\", "\\\\"))
 
 
 def printable(text: str) -> str:
-    """The same without backslashes, for text that has escaped parts already."""
+    """As `escaped`, but keep backslashes: for text with parts already escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -36,17 +36,17 @@ def printable(text: str) -> str:
 
 
 def uid_text(uid: str | int) -> str:
-    """A user's name as on the command line. To print it, use `escaped` as well."""
+    """A uid as the command line takes it. To print it, use `escaped` as well."""
     if isinstance(uid, int):
         return f"int:{uid}"
     return f"str:{uid}" if _LIKE_AN_INTEGER.fullmatch(uid) else uid
 
 
 def uid_of(text: str) -> str | int:
-    """The user of a name that `uid_text` made.
+    """The uid that `uid_text` made *text* from.
 
     Raises:
-        ValueError: No user can have this name.
+        ValueError: It is the text of no uid.
     """
     found: str | int = text
     if _LIKE_AN_INTEGER.fullmatch(text):
@@ -63,7 +63,7 @@ def uid_of(text: str) -> str | int:
 
 
 def json_ready(record: Mapping[str, object]) -> dict[str, object]:
-    """A record with a uid that every reader of JSON can hold: `uid_text`, beyond 2^53."""
+    """A record whose uid any reader of JSON can hold: text, or an integer up to 2^53."""
     ready = dict(record)
     uid = ready.get("uid")
     if isinstance(uid, str) or (isinstance(uid, int) and uid > EXACT_IN_JSON):
@@ -98,7 +98,7 @@ def utc_time(at_ms: int) -> str:
 
 
 def relative(seconds: float) -> str:
-    """How far off a moment is, in the largest unit of which that is about two."""
+    """How far off a moment is, in the largest unit that fits into it about twice."""
     distance = round(abs(seconds))
     if not distance:
         return "now"

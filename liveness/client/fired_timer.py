@@ -1,17 +1,17 @@
-"""A timer that has fired, as a gateway gets it from `Sidecar.timers` or in a task."""
+"""What a gateway answers when a timer has fired."""
 
 from liveness.client.reconnecting_link import ReconnectingLink
 from liveness.client.tasks import Attempt
 
 
 class Timer:
-    """A timer that has fired and needs an answer; from a task or `Sidecar.timers`.
+    """A timer that has fired and needs an answer; from `Sidecar.timers` or in a task.
 
     The first answer counts. Its message is for people who look at the timer; 4,096 bytes
     of it are kept.
 
     Attributes:
-        key: As it was asked for; so are `payload` and `ext`, None if there was none.
+        key: As given to `after`; so are `payload` and `ext`, None if there was none.
         due: When this attempt was due, in Unix milliseconds.
         attempt: The number of this attempt, from 1.
         seq: The number of its record.
@@ -35,7 +35,7 @@ class Timer:
         """Answer that the work is done; from any thread.
 
         Raises:
-            ReportError: The message is no string.
+            ReportError: The message is not a string.
         """
         self._answer(message=message)
 
@@ -43,7 +43,7 @@ class Timer:
         """Answer that the work failed: the timer fires again later, unless *final*.
 
         Raises:
-            ReportError: The message is no string.
+            ReportError: The message is not a string.
         """
         self._answer(failure=message, final=final)
 

@@ -6,7 +6,7 @@ one number and covers everything up to it.
 
 While there is no reader, records wait for the first one. A persistent queue outlives its
 reader and waits for the next reader of the same records. The sidecar's window bounds all
-of this: it limits the records that may be unacknowledged. Records of timers never wait
+of this: it limits how many records may be unacknowledged. Records of timers never wait
 for a reader, because the timer itself is kept in `tasks`.
 """
 
@@ -39,11 +39,11 @@ class End(NamedTuple):
 class Arrival:
     """A record that has arrived, with the end that it means for this gateway."""
 
-    seq: int  # 0 if its log no longer exists; nobody waits for its ack then
+    seq: int  # 0 if its log no longer exists; then it needs no ack
     record: RecordMap
     end: End | None  # withdrawn if the connection closes before a reader gets this
     waits_for_reader: bool = True
-    number: int = 0  # set by the inbox, which counts on over all logs
+    number: int = 0  # set by the inbox; it does not start over with a new log
 
 
 class ReaderQueue:
@@ -56,7 +56,7 @@ class ReaderQueue:
         self.persists = persists
         self.queued: deque[Arrival] = deque()
         self.current: Arrival | None = None  # taken by the reader, and not finished
-        self.opened_after = inbox.count  # arrivals up to this number were not queued
+        self.opened_after = inbox.count  # arrivals up to this number are not queued
         self._inbox = inbox
 
     def next(self) -> Arrival | None:
@@ -99,18 +99,18 @@ class Inbox:
         self.count = 0
         self.duplicates = 0
         # Queues whose reader is gone, and whether it closed them. The garbage collector
-        # adds a queue when it finds an iterator that was dropped, in any thread and at
-        # any moment; so the queue is only noted here, and dealt with later.
+        # adds the queue of an iterator that was dropped, in any thread and at any moment;
+        # so it is only noted here, and removed later.
         self.abandoned: deque[tuple[ReaderQueue, bool]] = deque()
         self._queues: list[ReaderQueue] = []
-        # Those of them without a reader, by what they want.
+        # Those that wait for a new reader, by what they want.
         self._unread: dict[Callable[[Arrival], bool], ReaderQueue] = {}
         self._waiting: deque[Arrival] = deque()  # while there is no queue
 
     def open_queue(
         self, wants: Callable[[Arrival], bool], *, persists: bool = True
     ) -> ReaderQueue:
-        """Open a queue, or go on with one of the same records that a reader left.
+        """Open a queue, or take over one of the same records that a reader has left.
 
         Args:
             wants: Chooses the records.

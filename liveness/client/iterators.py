@@ -1,4 +1,4 @@
-"""What a gateway reads in `async for` loops: timers, ends and records."""
+"""The iterators that a gateway reads: timers, ends and records."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -39,30 +39,30 @@ class LinkIterator(ABC, Generic[T]):
             await self._link.changed.wait()
 
     async def aclose(self) -> None:
-        """End the iteration, and let nothing wait for another loop."""
+        """End the iteration; nothing waits for another loop."""
         self._is_closed = True
         await checkpoint()
 
     @abstractmethod
     def take(self) -> T | None:
-        """Finish the last item; give the next one if it is here. Needs the lock."""
+        """Finish the last item; return the next one if it is here. Needs the lock."""
 
 
 class TimerIterator(LinkIterator[Timer]):
-    """Timers that no task takes. Those that fire between two loops wait for the next."""
+    """Timers without a task. Those that fire between two loops wait for the next."""
 
     def __init__(self, link: ReconnectingLink) -> None:
         super().__init__(link)
         link.client.tasks.has_reader = True
 
     def take(self) -> Timer | None:
-        """Give the next timer if there is one. Needs the lock."""
+        """Return the next timer if there is one. Needs the lock."""
         attempt = self._link.client.tasks.unclaimed.take()
         return None if attempt is None else Timer(self._link, attempt)
 
 
 class RecordIterator(LinkIterator[T]):
-    """Records that have arrived: those that *wants* chooses, as *convert* shows them."""
+    """Records that have arrived: those that *wants* chooses, each through *convert*."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class RecordIterator(LinkIterator[T]):
             self._queue = self._inbox.open_queue(wants, persists=persists)
 
     async def aclose(self) -> None:
-        """End the iteration; what it has not finished is acknowledged."""
+        """End the iteration; acknowledge what it has not finished, too."""
         if not self._is_closed:
             self._inbox.abandoned.append((self._queue, True))
             self._link.write_soon()  # the ack that this queue has held back
         await super().aclose()
 
     def take(self) -> T | None:
-        """Finish the last record; give the next one if it is here. Needs the lock."""
+        """Finish the last record; return the next one if it is here. Needs the lock."""
         if self._queue.current is not None:
             self._link.write_soon()  # its ack
         arrival = self._queue.next()

@@ -1,9 +1,9 @@
 """A gateway's end of the protocol, without I/O; the sidecar's is `core.conversation`.
 
 One `Client` outlives many links. It makes the hello of each link, takes the sidecar's
-frames, and gives the frames to write: reports, acks and pings. The pong to a ping
-confirms all that was sent before the ping; what was not confirmed when a link ends is
-sent again on the next.
+frames, and makes the frames to write: reports, acks and pings. The pong to a ping
+confirms everything sent before the ping; what is not confirmed when a link ends is sent
+again on the next.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ from liveness.core.records import MOVED, TIMER, HostTime, Uid
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 
 # Promised in the hello. A gateway that is silent for twice as long counts as frozen, and
-# none of its users as silent: long enough for a busy event loop. A short timeout makes it
-# a quarter of the timeout, so that the freeze is noticed before users are due whose last
-# activity is somewhat older than the gateway's last frame. The sidecar waits a second
-# longer than promised in any case, so less than LEAST_PING_S would not help. Frames are
-# written about three times as often as promised.
+# its users do not count as silent. That is long enough for a busy event loop. With a
+# short timeout it is a quarter of that, so that a freeze is noticed before users come due
+# whose last activity is somewhat older than the gateway's last frame. The sidecar waits
+# at least a second longer than promised, so less than LEAST_PING_S would not help. Frames
+# are written about three times as often as promised.
 PING_S: Final = 3.0
 LEAST_PING_S: Final = 0.25
 
@@ -32,10 +32,10 @@ FINAL_CODES: Final = frozenset(
     {Code.REPLACED, Code.BAD_HELLO, Code.UNSUPPORTED_PROTOCOL, Code.NOT_ALLOWED}
 )
 
-TIMERS: Final = "timers"  # the feature of a sidecar that has them
-RUN_TIMEOUT_S: Final = 60.0  # of a sidecar whose welcome does not name it
+TIMERS: Final = "timers"  # in `welcome.features`
+RUN_TIMEOUT_S: Final = 60.0  # if the welcome does not name it
 
-EMPTY_KEEPALIVE: Final = encode(["keepalive", []])  # keeps the promise; has no answer
+EMPTY_KEEPALIVE: Final = encode(["keepalive", []])  # keeps the promise; is not answered
 
 
 class Welcome(NamedTuple):
@@ -50,7 +50,7 @@ class Welcome(NamedTuple):
     server: str
     features: Sequence[str]
     run_timeout: float  # seconds from the firing of a timer to its answer
-    began: bool  # it has our clock, so logins carry when their connections began
+    began: bool  # it has our clock, so logins carry `began`
     known: bool  # it knew the gateway's name, and its position in the log
 
 
@@ -120,7 +120,7 @@ class Client:
             self._withdraw_end(uid, None)
 
     def adopt_older(self) -> None:
-        """Note that a connection was reported that an earlier process had accepted."""
+        """Note that the gateway has connections that an earlier process had accepted."""
         self._has_older = True
 
     def logout(self, uid: Uid, conn: int | None) -> None:
@@ -131,12 +131,12 @@ class Client:
     def after(
         self, key: str, seconds: float, payload: str | None, ext: str | None, now: float
     ) -> None:
-        """Ask for a timer; see `TimerRequests.after`. The one it replaces must not run."""
+        """Ask for a timer; see `TimerRequests.after`. Forget the one it replaces."""
         self.reports.timer_requests.after(key, seconds, payload, ext, now)
         self.tasks.forget(key)
 
     def cancel(self, key: str | None, ext: str | None) -> None:
-        """Cancel timers; see `TimerRequests.cancel`. Waiting attempts must not run."""
+        """Cancel timers; see `TimerRequests.cancel`. Forget their waiting attempts."""
         self.reports.timer_requests.cancel(key, ext)
         if key is not None:
             self.tasks.forget(key)
@@ -161,10 +161,10 @@ class Client:
         if arrival := self._undelivered_ends.pop((uid, conn), None):
             arrival.end = None
 
-    # --- the begin and end of a link ---------------------------------------------
+    # --- how a link begins and ends ----------------------------------------------
 
     def hello(self, clock: HostTime | None = None, offset: float = 0.0) -> bytes:
-        """Give the first frame of a link.
+        """Return the first frame of a link.
 
         Args:
             clock: The time now by the host's clocks; None if it cannot be read.
@@ -175,7 +175,7 @@ class Client:
             options["clock"] = clock
             self._host_offset = offset
         if self.welcome is None:
-            # Logins that wait already do no harm: they are sent after this hello.
+            # Logins that wait already are not lost: they are sent after this hello.
             is_new = not self._has_older
             options["fresh"] = is_new if self._fresh is None else self._fresh
         elif finished := self.inbox.finished:
@@ -183,7 +183,7 @@ class Client:
         return encode(["hello", options])
 
     def link_lost(self) -> None:
-        """Note that the link has ended; the next one sends again what may be lost."""
+        """Note that the link has ended; what may be lost is sent again on the next."""
         if self.is_linked:
             self.is_linked = self._is_pinging = self._is_writing = False
             self._link_began = None
@@ -199,7 +199,7 @@ class Client:
         return self.reports.has_changes or has_ack or self._must_ping
 
     def frames(self, now: float, *, is_due: bool) -> Iterator[bytes]:
-        """Give the frames to write now; only while linked.
+        """Yield the frames to write now; only while linked.
 
         Args:
             now: In seconds of the clock of logins.
@@ -240,7 +240,7 @@ class Client:
         return self._requested_ping > self.pongs and not self._is_pinging
 
     def request_ping(self) -> int:
-        """Have a ping written after all that was reported; return its number.
+        """Have a ping written after everything reported so far; return its number.
 
         Once `pongs` has reached that number, all of it is on the sidecar's disk.
         """
@@ -319,11 +319,11 @@ class Client:
         )
         times = welcome.flush, welcome.run_timeout
         if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):
-            raise ValueError("limits that nobody can keep")
+            raise ValueError("impossible limits")
         self.welcome = welcome
         self.is_linked = True
         self.links += 1
-        # A log that ends before a record that it has sent is not the same log.
+        # A log that ends before a record that it has sent is another log.
         is_new_log = before is not None and (
             before.log != welcome.log or welcome.next <= self.inbox.newest
         )
@@ -335,7 +335,7 @@ class Client:
             self.reports.declare()
             self.reports.timer_requests.forget_answers()
         elif before is not None and not welcome.known:
-            self.reports.declare()  # a record that is lost may have ended a connection
+            self.reports.declare()  # a lost record may have ended a connection
         return self._timers_line(is_new_log=is_new_log)
 
     def _timers_line(self, *, is_new_log: bool) -> str | None:
@@ -393,7 +393,7 @@ class Client:
                 end = self._end_of(conn, str(record["reason"]), record)
             case {"kind": "moved", "from": self.name, "from_conn": int(conn)}:
                 end = self._end_of(conn, MOVED, record)
-            case {"kind": "gap"}:  # a record that is lost may have ended a connection
+            case {"kind": "gap"}:  # a lost record may have ended a connection
                 self.reports.declare()
             case {"kind": "timer", "gateway": self.name}:
                 line = self.tasks.add(self._attempt_of(record))
@@ -421,7 +421,7 @@ class Client:
     def _end_of(self, conn: int, reason: str, record: RecordMap) -> End | None:
         """Close the connection that a record ends; None if it is not open, or another's.
 
-        Its logout is sent too. An activity may have crossed the record and opened a
+        Its logout is sent too: an activity may have crossed the record and opened a
         session again, which nothing else would end.
         """
         uid = self.reports.uids.get(conn)

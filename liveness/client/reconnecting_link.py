@@ -1,7 +1,7 @@
-"""The client's link to the sidecar: one socket after the other.
+"""The client's link to the sidecar, which is made again whenever it ends.
 
 One task connects, reads what the sidecar sends, and connects again when the link has
-ended. While a link lasts, a second task writes what the `Client` gives it: activity is
+ended. While a link lasts, a second task writes the frames of the `Client`: activity is
 collected for up to `flush`, and all else is written soon after it was reported.
 """
 
@@ -21,20 +21,20 @@ from liveness.core.framing import PIECE_BYTES, Reader
 from liveness.errors import LivenessError, Refused, WireError
 from liveness.host_clock import read_host
 
-# Logins, logouts and acks of so long are written together.
+# Logins, logouts and acks are collected for this long.
 GATHER_S: Final = 0.02
-# Activity may be one flush old when it is written. A tenth of that is left for the event
-# loop to get round to it.
+# Activity may be one flush old when it is written. A tenth of that is left for delays of
+# the event loop.
 FLUSH_SHARE: Final = 0.9
 LEAST_FLUSH_S: Final = 0.01
-# The pause after a link has ended, and between two tries to connect. It is random, so that
-# a restarted sidecar does not meet all gateways at once, and always below a second.
+# The pause after a link has ended, and between two tries to connect. It is random, so
+# that not all gateways reach a restarted sidecar at once, and always below a second.
 RECONNECT_S: Final = (0.0, 0.5)
 RETRY_S: Final = (0.25, 0.75)
-# After a refusal for load or for a bug of ours, the pause is up to 1 s, 2 s, 4 s, and so on.
+# After a refusal for load or a bug of ours, the pause is up to 1 s, 2 s, 4 s and so on.
 MAX_BACKOFF_S: Final = 10.0
-# A link without a welcome is logged after so long, but not given up: a sidecar that hangs
-# reads the hellos later, and could take the older link for the newer one.
+# A link without a welcome is logged after this long, but not given up: a sidecar that
+# hangs reads the hellos later, and could take the older link for the newer one.
 WELCOME_S: Final = 5.0
 # A frame from the sidecar has 1,000 records, or a row for each uid that was asked for. It
 # may hold four times MAX_BATCH values: 99 for each record, counting keys.
@@ -49,12 +49,12 @@ class ReconnectingLink:
 
     Attributes:
         client: The protocol: what to send, and what received frames mean.
-        lock: To hold while the client is used. Reports of connections do without it, as
-            only one thread makes them; see `SyncSidecar`.
+        lock: Hold it to use the client. Reports of connections do without it, as only
+            one thread makes them; see `SyncSidecar`.
         clock: The event loop's clock, in seconds.
         call_soon: Has the event loop call a function; from any thread.
         changed: Is set, and replaced, whenever something was read or `close` was called.
-        error: Why the sidecar will not have this gateway; None if it does.
+        error: Why the sidecar has refused this gateway for good; None if it has not.
         is_closed: Whether `close` was called.
     """
 
@@ -75,7 +75,7 @@ class ReconnectingLink:
         self.is_closed = False
         self._path = path
         self._scope = anyio.CancelScope(shield=True)
-        self._is_write_requested = False  # and not begun; one call is enough
+        self._is_write_requested = False  # and not begun
         self._write_event = anyio.Event()
         self._logged = ""
 
@@ -118,12 +118,12 @@ class ReconnectingLink:
             return self.client.is_urgent
 
     async def run(self, received: Callable[[], None]) -> None:
-        """Link again and again, until `close`; log once what ends a link.
+        """Keep linking until `close`; log once why a link ended.
 
         Args:
             received: Is called whenever frames were read.
         Raises:
-            Refused: The sidecar will not have this gateway.
+            Refused: The sidecar has refused this gateway for good.
         """
         refusals = 0
         with self._scope:
@@ -152,7 +152,7 @@ class ReconnectingLink:
             reading = read_host(self.clock)
             with self.lock:
                 hello = self.client.hello(*reading or ())
-            # The sidecar may have refused and closed already: read what it said.
+            # The sidecar may have refused and closed already: read its refusal.
             with suppress(anyio.BrokenResourceError):
                 await stream.send(hello)
             async with anyio.create_task_group() as tasks:

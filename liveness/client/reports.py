@@ -1,4 +1,4 @@
-"""What a gateway reports of its connections, kept until it is on the sidecar's disk.
+"""A gateway's reports about connections, kept until they are on the sidecar's disk.
 
 A connection is *open* from its login until its logout, or until a record that ends it.
 Reports are kept in dicts by connection, not in a queue: however long the sidecar is away,
@@ -39,14 +39,14 @@ ConnChanges: TypeAlias = dict[int, tuple[str, Uid]]  # by conn: login or logout,
 AGE_STEP_S: Final = 0.1
 AGE_STEPS: Final = 8_192
 
-# More changes than this are sent in several writes. Encoding a million at once would block
-# the gateway's loop for seconds, and the ages in the last frame would be that old.
+# More changes than this are sent in several writes. Encoding a million at once would
+# block the gateway's loop for seconds, and the ages in the last frame would be that old.
 MAX_CHANGES_PER_WRITE: Final = 4_096
 
 
 @dataclass(slots=True)
 class SentReports:
-    """What was written, by conn."""
+    """What was sent, by conn."""
 
     changes: ConnChanges = field(default_factory=dict)
     activity: UidByConn = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Reports:
 
     def __init__(self, first_conn: int) -> None:
         self.uids: UidByConn = {}  # of the open connections
-        self.messages: UidByConn = {}  # not sent yet, like the next
+        self.messages: UidByConn = {}  # unsent activity, as `keepalives`
         self.keepalives: UidByConn = {}
         self.timer_requests = TimerRequests()
         self.has_backlog = False  # the last write left changes for the next
@@ -84,7 +84,7 @@ class Reports:
         self._awaiting_pong = SentReports()  # before the last ping
 
     def new_conn(self) -> int:
-        """Give a conn that was never given before."""
+        """Return a conn that was never returned before."""
         conn = self._next_conn
         self._next_conn += 1
         return conn
@@ -130,8 +130,8 @@ class Reports:
     def activity(self, unsent: UidByConn, uid: Uid, conn: int | None) -> None:
         """Add an activity to *unsent*: `messages` or `keepalives`.
 
-        It is ignored if the connection is not open. That is no mistake of the gateway: a
-        user may speak while the record that ends its connection is under way.
+        It is ignored if the connection is not open. The gateway has made no mistake: its
+        user may send while the record that ends the connection is under way.
 
         Raises:
             ReportError: The uid is invalid, or the connection belongs to another.
@@ -179,7 +179,7 @@ class Reports:
 
     @property
     def has_changes(self) -> bool:
-        """Whether anything but activity waits to be sent."""
+        """Whether anything other than activity waits to be sent."""
         return self._has_conn_changes or self.timer_requests.has_unsent
 
     @property
@@ -195,7 +195,7 @@ class Reports:
 
     @property
     def unconfirmed(self) -> int:
-        """How many of them were sent and not confirmed by a pong."""
+        """How many were sent and not confirmed by a pong."""
         of_conns = len(self._sent) + len(self._awaiting_pong)
         return of_conns + self.timer_requests.unconfirmed
 
@@ -209,18 +209,18 @@ class Reports:
         max_batch: int,
         max_frame_bytes: int,
     ) -> Iterator[bytes]:
-        """Give what waits to be sent, encoded, in the order that the sidecar needs.
+        """Yield what waits to be sent, encoded, in the order that the sidecar needs.
 
-        What is given counts as sent. Reports made while this generator is in use go into
-        the next one; a connection that closes meanwhile has its activity left out.
+        A yielded frame counts as sent. Reports made while this generator is in use go
+        into the next one; activity of a connection that closes meanwhile is left out.
 
         Args:
             now: By the clock of `login`.
             since: When this link began. The first login of a connection that opened
                 later has no age: such logins arrive in order, so whenever the sidecar
                 reads them, the later one is the newer connection.
-            began: The offset from that clock to the host's CLOCK_MONOTONIC; logins then
-                carry the moment when their connections began. None: they do not.
+            began: The offset from that clock to the host's CLOCK_MONOTONIC, for logins
+                to carry when their connections began. None: they do not.
             with_activity: Whether to send activity too.
             max_batch: Most uids in a frame.
             max_frame_bytes: Most bytes in a frame.
@@ -276,7 +276,7 @@ class Reports:
                 yield event, batch, {}
 
     def _next_changes(self) -> tuple[ConnChanges, set[int]]:
-        """Take the first changes, which count as sent now; and which are first logins."""
+        """Take the first changes, now sent; and the conns whose first login is sent."""
         declared = self._to_declare[-MAX_CHANGES_PER_WRITE:]
         del self._to_declare[-MAX_CHANGES_PER_WRITE:]
         for conn in reversed(declared):
@@ -325,7 +325,7 @@ class Reports:
     def link_lost(self) -> None:
         """Note that the link has ended: what no pong confirmed is sent again.
 
-        For a closed connection that is its logout, for an open one its login, or else an
+        For a closed connection that is its logout; for an open one its login, or else
         activity.
         """
         self.timer_requests.link_lost()
@@ -425,7 +425,7 @@ def _rounded_age(age: float) -> float:
 
 
 def _split(users: UidByConn, most: int) -> Iterable[UidByConn]:
-    """Split *users* into parts of at most so many."""
+    """Split *users* into parts of at most *most*."""
     if len(users) <= most:
         return (users,) if users else ()
     items = iter(users.items())
@@ -433,7 +433,7 @@ def _split(users: UidByConn, most: int) -> Iterable[UidByConn]:
 
 
 def _pop_first(users: dict[int, T], most: int) -> dict[int, T]:
-    """Remove the first items, at most so many, and return them."""
+    """Remove and return the first items, at most *most*."""
     if len(users) <= most:
         first = users.copy()
         users.clear()

@@ -1,4 +1,4 @@
-"""What a gateway in Python imports: it reports connections, and learns which have ended.
+"""What a gateway in Python uses to report connections, and to learn which have ended.
 
     async with liveness.connect(path, name="gw-1") as sidecar:
         sidecar.login("ada", conn=1)
@@ -6,7 +6,7 @@
         async for end in sidecar.ended():
             close_connection(end.uid, end.conn)
 
-The same link carries timers. A gateway asks for them, and does their work when they fire:
+The same link carries timers. A gateway asks for them, and does the work when they fire:
 
     @sidecar.task("remind:")
     async def remind(timer):
@@ -16,8 +16,8 @@ The same link carries timers. A gateway asks for them, and does their work when 
 
 It runs under trio and asyncio; `liveness.client.sync` is for programs without an event
 loop. Reporting is a plain call that never waits: it notes the report, and
-`ReconnectingLink` sends it. What is sent, and what the answers mean, is decided in
-`liveness.client.protocol`.
+`ReconnectingLink` sends it. `liveness.client.protocol` decides what is sent, and what the
+answers mean.
 """
 
 import os
@@ -63,23 +63,23 @@ __all__ = [
     "connect",
 ]
 
-# When `connect` is left: for running tasks, and as long again for the last reports, as the
-# sidecar may not be reading just then.
+# When `connect` is left: time for running tasks to end, and then as long again for the
+# last reports, as the sidecar may not be reading just then.
 LAST_S: Final = 1.0
 MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path, without its terminating 0
 
 
 class Stats(NamedTuple):
-    """The numbers of a gateway's side. All but the first three and `waiting` only grow."""
+    """Numbers for a gateway. All but the first three and `waiting` only grow."""
 
     open: int  # connections
     pending: int  # reports not written yet; at most one activity for each user
     unconfirmed: int  # reports written, and not confirmed by a pong yet
     links: int  # begun
     ignored: int  # reports about connections that were not open
-    duplicates: int  # records that came again
+    duplicates: int  # records that arrived again
     refused: int  # frames that the sidecar refused
-    waiting: int  # timers that have fired, and no task or loop has taken yet
+    waiting: int  # timers that have fired, and that no task or loop has taken yet
     unkept: int  # timers and answers dropped for lack of room; such timers come again
 
 
@@ -94,10 +94,10 @@ async def connect(
 ) -> AsyncIterator["Sidecar"]:
     """Keep a link to the sidecar; collect reports while there is none.
 
-    It does not wait for the sidecar: a gateway can serve without it. When it is left,
-    running tasks have a second to end, and are then cancelled. The last reports are still
-    written, for at most a second; reports made after that are lost. What happens to the
-    link is logged by the logger "liveness.client".
+    It does not wait for the sidecar: a gateway can serve without it. When the context is
+    left, running tasks have a second to end, and are then cancelled. The last reports are
+    still written, for at most a second; later reports are lost. The logger
+    "liveness.client" logs what happens to the link.
 
     Args:
         path: The sidecar's socket. None: where the command line looks for it too.
@@ -106,18 +106,18 @@ async def connect(
         timeout: Silence after which this gateway's users are offline, 1 to 86,400
             seconds. None: the sidecar's setting. Below 12 s the library writes more
             often, so that a frozen gateway is noticed before its users are silent. Such
-            a gateway counts as frozen if its event loop is blocked, time after time, for
+            a gateway counts as frozen if its event loop is blocked, again and again, for
             more than about a sixth of the timeout.
         kinds: The records to deliver: "online", "offline", "moved". This gateway's own
             timers come in any case.
         fresh: Whether this process starts without connections, so that those of an
             earlier process are lost. None: yes, unless a login before the first link has
-            an `age` that says it is older than this process's `connect`.
+            an `age` that makes it older than this `connect`.
     Raises:
         ReportError: An argument is invalid. (It is a ValueError too.)
-        ConfigError: Without a path: the settings do not tell where the socket is.
-        Replaced: Another process has taken this name. What runs inside is cancelled.
-        Refused: The sidecar will not have this gateway. What runs inside is cancelled.
+        ConfigError: Without a path: the settings do not say where the socket is.
+        Replaced: Another process has taken this name. The body is cancelled.
+        Refused: The sidecar has refused this gateway for good. The body is cancelled.
     """
     client = client_of(name, timeout, kinds, fresh)
     async with Sidecar(client, socket_at(path))._running() as sidecar:
@@ -127,8 +127,8 @@ async def connect(
 class Sidecar:
     """The sidecar, as a gateway sees it; from `connect`.
 
-    Use it from one thread; but `after`, `cancel` and the answers to timers may come from
-    any thread.
+    Use it from one thread. Only `after`, `cancel` and answers to timers may come from any
+    thread.
     """
 
     def __init__(self, client: Client, path: str) -> None:
@@ -139,7 +139,7 @@ class Sidecar:
         self._lock = self._link.lock
         self._clock = clock
         self._began = clock()
-        # Shortcuts, as these are used for every line that a user sends.
+        # Shortcuts, for the calls that are made for every message of a user.
         self._uids = client.reports.uids
         self._keepalives = client.reports.keepalives
         self._messages = client.reports.messages
@@ -154,16 +154,16 @@ class Sidecar:
         timeout: float | None = None,
         age: float = 0.0,
     ) -> None:
-        """Report that a connection was authenticated; again, that it is alive.
+        """Report that a connection was authenticated; if repeated, that it is alive.
 
         Args:
             uid: The user: 1 to 255 bytes without control characters, or an integer from
-                0 to 2^63-1. Users with several connections: "user:device".
+                0 to 2^63-1. For users with several connections use "user:device".
             conn: The connection's id, see `new_conn`. Without one, a uid has one
                 connection here, and every login is a new connection.
             timeout: The silence timeout of this uid, in seconds, until its next login or
                 the end of its session.
-            age: How long ago that was, in seconds, if it was not just now.
+            age: How many seconds ago it was authenticated.
         Raises:
             ReportError: An argument is invalid; nothing was reported.
         """
@@ -188,7 +188,7 @@ class Sidecar:
             self._client.reports.activity(self._keepalives, uid, conn)
 
     def message(self, uid: Uid, *, conn: int | None = None) -> None:
-        """Report a message, which is activity as a keepalive is.
+        """Report a message; it is activity too.
 
         Raises:
             ReportError: As `keepalive`.
@@ -202,7 +202,7 @@ class Sidecar:
     def logout(self, uid: Uid, *, conn: int | None = None) -> None:
         """Report that a connection has closed; ignored if it is not open any more.
 
-        So you can call it wherever you close a connection, for whatever reason.
+        So you can call it wherever you close a connection.
 
         Raises:
             ReportError: As `keepalive`.
@@ -211,7 +211,7 @@ class Sidecar:
         self._link.write_soon()
 
     def new_conn(self) -> int:
-        """Give an id for a connection. It never repeats, over restarts too."""
+        """Return an id for a connection. It never repeats, not even after a restart."""
         return self._client.reports.new_conn()
 
     # --- timers ---------------------------------------------------------------------
@@ -226,17 +226,15 @@ class Sidecar:
     ) -> None:
         """Ask for a timer: it fires after so many seconds, unless it is cancelled.
 
-        The request is kept here until it is on the sidecar's disk, and the timer there
-        until its work is done: over disconnects, and restarts of both. It may fire more
-        than once, but never early.
+        The request is kept here until it is on the sidecar's disk, and the timer is kept
+        there until its work is done. It may fire more than once, but never early.
 
         Args:
             key: Its name in this gateway: 1 to 255 bytes without control characters. It
                 replaces an older timer of that name, whatever its state.
             seconds: 0.1 to 31,622,400, which is 366 days.
             payload: Text to get back when it fires: at most 4,096 bytes without U+0000.
-            ext: A name that several timers may share, to cancel them all by it. It has
-                the form of a key.
+            ext: A name, like a key, that several timers may share, to cancel them all.
         Raises:
             ReportError: An argument is invalid, the sidecar has no timers, or too many
                 requests wait for its disk. Nothing was taken.
@@ -258,9 +256,9 @@ class Sidecar:
         self._link.write_soon()
 
     def timers(self) -> LinkIterator[Timer]:
-        """Give, in an endless `async for`, each timer that fires and that no task takes.
+        """Iterate, without end, over the timers that fire and have no task.
 
-        Answer each with `done` or `fail`; one without an answer comes again. Loops that
+        Answer each with `done` or `fail`; without an answer it fires again. Loops that
         run at the same time share the timers: each goes to one loop.
         """
         return TimerIterator(self._link)
@@ -284,8 +282,8 @@ class Sidecar:
         Args:
             prefix: The beginning of its timers' keys; the longest prefix wins. Without
                 one, as `@sidecar.task`, it takes every timer that no other task does.
-            at_once: How many may run at once, 1 to 10,000; they delay no other task. Of
-                one key only one runs at a time.
+            at_once: How many calls may run at once, 1 to 10,000; they delay no other
+                task. For one key only one runs at a time.
         Raises:
             ReportError: An argument is invalid, or the prefix has a task already.
         """
@@ -296,22 +294,22 @@ class Sidecar:
     # --- records --------------------------------------------------------------------
 
     def ended(self) -> LinkIterator[End]:
-        """Give, in an endless `async for`, each open connection that has to be closed.
+        """Iterate, without end, over the open connections that have to be closed.
 
-        An end is acknowledged when the loop comes back for the next one. If the loop
-        stops before, the next loop gets that end again; the next process gets it only
-        if it is not `fresh`. Between two loops, ends wait, and no record behind them is
+        An end is acknowledged when the loop asks for the next one. If the loop stops
+        before, the next loop gets that end again; the next process gets it only if it
+        is not `fresh`. Between two loops, ends wait, and no record behind them is
         acknowledged: if there will be no other loop, call `aclose` on the iterator.
         Loops that run at the same time each get every end.
         """
         return RecordIterator(self._link, _is_end, attrgetter("end"), persists=True)
 
     def records(self) -> LinkIterator[Mapping[str, Any]]:
-        """Give, as `ended` does, each record as it is on the wire.
+        """Iterate, as `ended` does, over all records as they are on the wire.
 
-        Records may be old, or about connections that are not open: compare before you
-        act. What comes between two loops waits for the second only if nobody reads
-        `ended`. Records of timers reach only loops that run at that time.
+        Records may be old, or about connections that are not open: check before you act.
+        Records between two loops wait for the second only if no loop reads `ended`.
+        Records of timers reach only loops that run at that time.
         """
         return RecordIterator(self._link, _is_any, attrgetter("record"), persists=False)
 
@@ -346,7 +344,7 @@ class Sidecar:
         await self._link.wait_until(lambda: self._client.has_pong(number))
 
     def stats(self) -> Stats:
-        """Give numbers for the gateway's own metrics."""
+        """Return numbers for the gateway's own metrics."""
         client, reports = self._client, self._client.reports
         return Stats(
             open=len(reports.uids),
@@ -380,7 +378,7 @@ class Sidecar:
                         await self._flush_rest()
                     link.close()
         except BaseExceptionGroup as errors:
-            # Callers know of no task group: a single error is raised as it is.
+            # The task group is internal: raise a single error as it is.
             if len(errors.exceptions) > 1:
                 raise
             only = errors.exceptions[0]
@@ -408,8 +406,7 @@ def client_of(
     name: str, timeout: float | None, kinds: Sequence[str], fresh: bool | None
 ) -> Client:
     """Make the client of a new process, whose conns no earlier process has used."""
-    # This process would have to give a million conns in each millisecond to reach those
-    # of a later one.
+    # Only a million conns in each millisecond would reach those of a later process.
     first_conn = int(time.time() * 1_000) << 20
     return Client(
         name=name, timeout=timeout, kinds=kinds, fresh=fresh, first_conn=first_conn
@@ -424,7 +421,7 @@ def socket_at(path: str | os.PathLike[str] | None) -> str:
         path = socket_path(None)
     socket = os.fsdecode(path)
     if not socket or "\0" in socket:
-        raise ReportError(f"{socket!r} is no path of a socket")
+        raise ReportError(f"{socket!r} is not the path of a socket")
     if (size := len(os.fsencode(socket))) > MAX_SOCKET_PATH_BYTES:
         raise ReportError(
             f"the socket's path has {size} bytes, and at most {MAX_SOCKET_PATH_BYTES} "

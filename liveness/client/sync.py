@@ -5,7 +5,7 @@
         for end in sidecar.ended():
             close_connection(end.uid, end.conn)
 
-Reports are noted under a lock, in the caller's thread. All else runs in the other thread.
+Reports are noted under a lock, in the caller's thread; all else runs in the other one.
 """
 
 import os
@@ -43,7 +43,7 @@ def connect_sync(
 
     Raises:
         ReportError: As `connect`.
-        Replaced: As `connect`; from each call, and when this is left.
+        Replaced: As `connect`; from each call, and when the context is left.
         Refused: As `Replaced`.
     """
     client, socket = client_of(name, timeout, kinds, fresh), socket_at(path)
@@ -97,7 +97,7 @@ class SyncSidecar:
             self._sidecar.logout(uid, conn=conn)
 
     def new_conn(self) -> int:
-        """Give an id for a connection; see `Sidecar.new_conn`."""
+        """Return an id for a connection; see `Sidecar.new_conn`."""
         with self._lock:
             return self._sidecar.new_conn()
 
@@ -119,7 +119,7 @@ class SyncSidecar:
         self._sidecar.cancel(key, ext=ext)
 
     def timers(self) -> Iterator[Timer]:
-        """Give each timer that fires and that no task takes; see `Sidecar.timers`."""
+        """Iterate over the timers that fire and have no task; see `Sidecar.timers`."""
         return self._iterate(self._sidecar.timers())
 
     @overload
@@ -144,11 +144,11 @@ class SyncSidecar:
         return self._sidecar._tasks.add(function, prefix, at_once)
 
     def ended(self) -> Iterator[End]:
-        """Give each open connection that has to be closed; see `Sidecar.ended`."""
+        """Iterate over open connections that have to be closed; see `Sidecar.ended`."""
         return self._iterate(self._sidecar.ended())
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """Give each record as it is on the wire; see `Sidecar.records`."""
+        """Iterate over all records as they are on the wire; see `Sidecar.records`."""
         return self._iterate(self._sidecar.records())
 
     @property
@@ -170,11 +170,11 @@ class SyncSidecar:
         self._wait(self._sidecar.flush)
 
     def stats(self) -> Stats:
-        """Give numbers for the gateway's own metrics."""
+        """Return numbers for the gateway's own metrics."""
         with self._lock:
             return self._sidecar.stats()
 
-    # --- the other thread -------------------------------------------------------------
+    # --- the background thread --------------------------------------------------------
 
     def _check(self) -> None:
         """Raise what ended the link for good."""
@@ -182,11 +182,11 @@ class SyncSidecar:
             raise self._link.error.with_traceback(None)
 
     def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
-        """Run *wait* in the other thread."""
+        """Run *wait* in the background thread."""
         self._check()
         try:
             result: T = self._portal.call(wait)
-        except (anyio.ClosedResourceError, RuntimeError):  # the latter: no such thread
+        except (anyio.ClosedResourceError, RuntimeError):  # the latter: no thread
             if not self._link.is_closed:
                 raise
             self._check()
@@ -199,7 +199,7 @@ class SyncSidecar:
         self._check()
 
     def _next(self, items: LinkIterator[T]) -> T | None:
-        """The next item; the other thread is only asked if there is none yet."""
+        """Return the next item; ask the background thread only to wait for it."""
         with self._lock:
             item = items.take()
         if item is None and not self._link.is_closed:

@@ -25,7 +25,7 @@ class _Task(NamedTuple):
 
 
 class TaskRunner:
-    """The tasks of one gateway, and the workers that run them.
+    """The tasks of one gateway, and the workers that call them.
 
     A worker is a trio or asyncio task. It runs one attempt after the other until the
     queue is empty.
@@ -46,7 +46,9 @@ class TaskRunner:
     def add(self, function: F, prefix: str, at_once: int) -> F:
         """Have a function called for timers; see `Sidecar.task`."""
         if not callable(function):
-            raise ReportError(f"{function!r:.80} is no function that a timer can call")
+            raise ReportError(
+                f"{function!r:.80} is not a function; a timer has to call it"
+            )
         with self._link.lock:
             queue = self._client.tasks.add_task(prefix, at_once)
             self._tasks.append(_Task(function, queue, is_async(function)))
@@ -78,7 +80,7 @@ class TaskRunner:
                 finally:
                     with self._link.lock:
                         task.queue.ended(attempt)
-                await checkpoint()  # the task may have had none
+                await checkpoint()  # the task may have none
                 attempt = self._next_attempt(task)
         finally:
             self._busy -= 1
@@ -140,7 +142,7 @@ class TaskRunner:
         if returned is None or isinstance(returned, str):
             return returned
         self._log(
-            timer, f"returned {returned!r:.80}, which is no message and is dropped"
+            timer, f"returned {returned!r:.80}, which is not a string; it is dropped"
         )
         return None
 
@@ -156,8 +158,8 @@ class TaskRunner:
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Whether *function* is async; or is an object whose call is."""
-    call = getattr(function, "__call__", None)  # noqa: B004 - it is looked at, not called
+    """Whether *function* is async, or an object whose `__call__` is."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - inspected, not called
     return iscoroutinefunction(function) or iscoroutinefunction(call)
 
 

@@ -1,13 +1,13 @@
 """Timers that have fired, until a task or a reader takes them.
 
-Each firing of a timer is an *attempt*. It waits in the queue of the task whose prefix of
-its key is the longest. Attempts that belong to no task wait for a reader of `timers()`.
+Each firing of a timer is an *attempt*. It waits in the queue of the task with the longest
+prefix that its key begins with. Attempts without a task wait for a reader of `timers()`.
 Each task has its own queue with its own bound, so a task that hangs delays no other.
 
 Attempts are acknowledged when they arrive: an ack covers all records before it, so a slow
-task would hold back the ends of connections. Nothing is lost by that. The sidecar fires
-an attempt again if nobody answers it. For the same reason a queue may drop what it has no
-room for; that attempt comes again later, and the timer has one attempt less.
+task would otherwise hold back the ends of connections. Nothing is lost, as the sidecar
+fires a timer again if its attempt is not answered. So a queue may drop what it has no
+room for; the timer then has one attempt less.
 
 Of each key at most one attempt runs and at most one more waits, the newest. So a task
 that hangs on one timer does not get the later attempts of that timer as well.
@@ -19,11 +19,11 @@ from typing import Final, NamedTuple
 
 from liveness.errors import ReportError
 
-# In a queue. It is the sidecar's window; with payloads, at most about 45 MB.
+# In one queue. As many as the sidecar's window; with payloads, at most about 45 MB.
 MAX_WAITING: Final = 10_000
 DEFAULT_AT_ONCE: Final = 10
 MAX_AT_ONCE: Final = 10_000
-# A timer without a task is logged once for each group of keys, for so many groups.
+# A timer without a task is logged once for each group of keys, for this many groups.
 MAX_LOGGED_GROUPS: Final = 100
 
 
@@ -127,10 +127,10 @@ class TaskQueues:
 
     def __init__(self) -> None:
         self.unclaimed = AttemptQueue()
-        self.has_reader = False  # whether anybody ever read the unclaimed attempts
+        self.has_reader = False  # whether the unclaimed attempts were ever read
         self.dropped = 0  # attempts that there was no room for
         self._queues: list[TaskQueue] = []  # the longest prefix first
-        self._logged_groups: set[str] = set()  # of keys that nobody takes
+        self._logged_groups: set[str] = set()  # of keys without a task
 
     def add_task(self, prefix: str, at_once: int) -> TaskQueue:
         """Add the queue of a task, and move waiting attempts that belong to it.
@@ -181,7 +181,7 @@ class TaskQueues:
 
     @property
     def has_consumers(self) -> bool:
-        """Whether a task or a reader takes timers here."""
+        """Whether there is a task, or was ever a reader of `timers()`."""
         return bool(self._queues) or self.has_reader
 
     @property
@@ -216,6 +216,6 @@ class TaskQueues:
             return None
         self._logged_groups.add(group)
         return (
-            f"the timer {key!r} has fired, and there is no task for it and nobody reads "
+            f"the timer {key!r} has fired, and there is no task for it and no loop over "
             "timers(); it fires again a few times and then fails"
         )

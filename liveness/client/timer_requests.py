@@ -1,14 +1,14 @@
-"""What a gateway asks of its timers, kept until it is on the sidecar's disk.
+"""A gateway's requests about timers, kept until they are on the sidecar's disk.
 
-There are four requests: `after` (fire in so many seconds), `cancel`, and the answers to an
-attempt, `done` and `fail`. Only the newest request about each key, each ext and each
-attempt is kept, and it goes to the end of the order. So a cancel by ext and the `after`s
+There are four requests: `after` (fire in so many seconds), `cancel`, and the answers to
+an attempt, `done` and `fail`. Only the newest request about each key, each ext and each
+attempt is kept, and it goes to the end of the queue. So a cancel by ext and the `after`s
 with that ext are sent in the order of the calls, however often each was called.
 
 Requests that were sent but not yet confirmed by a pong are kept in the same way. They are
-sent again on the next link, an `after` with the seconds that are left by then. A timer
-that fired at just that moment therefore fires twice, rather than never. An `after` that
-the sidecar has no room for is sent again later.
+sent again on the next link, an `after` with the seconds that are left by then. So a timer
+that fired before its `after` was confirmed fires twice, rather than never. An `after`
+that the sidecar has no room for is sent again later.
 """
 
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ MIN_AFTER_S: Final = 0.1
 MAX_AFTER_S: Final = 31_622_400  # 366 days
 MAX_CONTENT_BYTES: Final = 4_096  # of a payload, and of an answer's message
 
-# While the sidecar is away, requests wait here: those of ten seconds with 10,000 timers
-# and as many cancels a second. That is longer than a restart takes, in about 100 MB.
+# While the sidecar is away, requests wait here: those of ten seconds, at 10,000 timers
+# and as many cancels a second. A restart takes less. They need about 100 MB.
 MAX_REQUESTS: Final = 200_000
-# Timers that the sidecar had no room for are sent again after so long, all together.
+# Timers that the sidecar had no room for are sent again after this long, all together.
 POSTPONED_S: Final = 5.0
 # As `reports.MAX_CHANGES_PER_WRITE`, and for the same reason.
 MAX_REQUESTS_PER_WRITE: Final = 4_096
@@ -64,10 +64,8 @@ class TimerRequests:
 
     def __init__(self) -> None:
         self.is_supported = True  # by the sidecar, as far as is known
-        self.was_used = False  # whether any timer was ever asked for
-        self.dropped = (
-            0  # answers that there was no room for; their attempts come again
-        )
+        self.was_used = False  # whether a timer was ever requested
+        self.dropped = 0  # answers without room here; their timers fire again
         self._unsent: PendingRequests = {}
         self._sent: PendingRequests = {}  # since the last ping
         self._awaiting_pong: PendingRequests = {}  # before the last ping
@@ -113,7 +111,7 @@ class TimerRequests:
             ReportError: As `after`.
         """
         if (key is None) == (ext is None):
-            raise ReportError("cancel takes a key or an ext: exactly one of both")
+            raise ReportError("cancel takes a key or an ext: exactly one of them")
         what, name = (KEY, key) if key is not None else (EXT, ext or "")
         _check_name(what, name)
         self._number += 1
@@ -130,7 +128,7 @@ class TimerRequests:
         """Answer the attempt of the record *seq*: its work is done.
 
         Raises:
-            ReportError: The message is no string.
+            ReportError: The message is not a string.
         """
         text = None if message is None else _shortened(message)
         self._answer(seq, encode(["done", key, text, {"seq": seq}]))
@@ -139,7 +137,7 @@ class TimerRequests:
         """Answer the attempt of the record *seq*: it failed. *final*: do not retry.
 
         Raises:
-            ReportError: The message is no string.
+            ReportError: The message is not a string.
         """
         options: dict[str, object] = {"seq": seq}
         if final:
@@ -191,7 +189,7 @@ class TimerRequests:
 
     @property
     def postponed(self) -> int:
-        """How many of them were sent before, when the sidecar had no room."""
+        """How many of them the sidecar had no room for."""
         return len(self._postponed)
 
     @property
@@ -200,7 +198,7 @@ class TimerRequests:
         return len(self._sent) + len(self._awaiting_pong)
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Give the first waiting requests, encoded; they count as sent from this call on."""
+        """Return the first waiting requests, encoded; from this call on they are sent."""
         self._resend_postponed(now)
         requests = []
         if self.is_supported:
@@ -212,7 +210,7 @@ class TimerRequests:
     def postpone(self, key: str) -> None:
         """Note that the sidecar had no room for a timer: it is sent again later.
 
-        Not if there is a newer request about this key, or about all timers with its ext.
+        It is dropped if there is a newer request about its key, or about its ext.
         """
         subject = (KEY, key)
         generations = (self._awaiting_pong, self._sent, self._unsent)
@@ -272,7 +270,7 @@ def _is_payload(value: object) -> TypeGuard[str]:
         return False
     try:
         return len(value.encode()) <= MAX_CONTENT_BYTES
-    except UnicodeEncodeError:  # half of a surrogate pair is no text
+    except UnicodeEncodeError:  # half of a surrogate pair
         return False
 
 
@@ -285,7 +283,7 @@ def _check_name(what: str, value: object) -> None:
 
 
 def _shortened(message: object) -> str:
-    """Make *message* fit into an answer: cut it off, and replace what is no text."""
+    """Make *message* fit into an answer: truncate it, and replace invalid characters."""
     if not isinstance(message, str):
         raise ReportError(f"message is {message!r:.80}; it must be a string")
     data = message.replace("\0", "\ufffd").encode(errors="replace")

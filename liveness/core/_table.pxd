@@ -1,7 +1,7 @@
 """What `_wheel` uses of `_table`: users and lists as C structs.
 
 The functions that every touch needs are here, so that gcc inlines them in the wheel's
-loops: other calls from module to module go through pointers.
+loops: calls between modules go through pointers otherwise.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -23,11 +23,13 @@ cdef extern from *:
     typedef struct { uint8_t kind, size; char text[22]; } Cell;
     _Static_assert(sizeof(Cell) == 24, "a cell is three words");
 
-    /* An integer, or where a long text is, in a cell. */
+    /* A cell's word: its integer, or the pointer to its long text. */
     static inline int64_t word_of(const Cell *cell) {
         int64_t word; memcpy(&word, cell->text, 8); return word;
-    } static inline void set_word(Cell *cell, int64_t word) { memcpy(cell->text, &word,
-    8); }
+    }
+    static inline void set_word(Cell *cell, int64_t word) {
+        memcpy(cell->text, &word, 8);
+    }
 
     #define fetch(at) __builtin_prefetch((at), 1, 3)
     """
@@ -49,7 +51,7 @@ cdef enum:
     CHUNK = 1 << CHUNK_BITS
     INLINE = 22  # bytes of a uid that its cell has room for
     NONE = -1
-    GONE = -1  # in the old index: a free slot at which a search goes on
+    GONE = -1  # in the old index: moved or removed; a search goes on behind it
 
 cdef struct Slot:
     uint32_t hash
@@ -79,7 +81,7 @@ cdef inline uint32_t hash_of(const Sign *sign) noexcept nogil:
 
 
 cdef inline bint is_of(const Cell *cell, const Sign *sign) noexcept nogil:
-    """Whether the cell holds this very uid."""
+    """Whether the cell has this uid."""
     if cell.kind != sign.kind or cell.size != sign.size:
         return False
     if sign.kind == INTEGER:

@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The memory under the wheel, compiled; it does what `table.Table` does in Python.
+"""The memory under the wheel, compiled; it behaves as `table.Table`.
 
     entry   64 bytes, a cache line: the clocks of one user, and its links in a list
     cell    24 bytes: its uid, or a pointer to a uid of more than 22 bytes
     index   16 bytes on average: the place of each uid's entry; a hash table with open
             addressing, a quarter to three quarters full
 
-Entries are dense, in chunks of 32,768: the last one replaces one that is removed. So they
-are never copied to grow, and after a mass offline the memory is freed chunk by chunk.
+Entries are dense, in chunks of 32,768: the last one replaces one that is removed. So
+growth copies no entries, and after a mass offline the memory is freed chunk by chunk.
 The index grows and shrinks by moving to a second one: a few slots with each entry that is
 added or removed, and some thousands with each `advance`.
 
@@ -28,9 +28,8 @@ cdef extern from *:
     #include <stdlib.h>
     #include <sys/mman.h>
 
-    /* Whole pages of zeros, which the system gets back at once; malloc keeps freed
-    memory.
-       Under AddressSanitizer it is malloc's memory, so that bad accesses are found. */
+    /* Whole pages of zeros. Freed, they go back to the system at once, unlike malloc's.
+       AddressSanitizer gets calloc's memory, in which it finds bad accesses. */
     static void *take_pages(size_t bytes) {
     #ifdef __SANITIZE_ADDRESS__
         return calloc(1, bytes);
@@ -60,8 +59,8 @@ keyed_hash = PyHash_GetFuncDef().hash
 
 cdef enum:
     SMALLEST_INDEX = 1024
-    # Slots of the old index moved with each entry that is added or removed. With two, the
-    # new index would just be ready in time.
+    # Slots of the old index moved with each entry that is added or removed. Two would be
+    # just enough.
     STEP = 8
     MOST_USERS = 2147450880  # whole chunks that an int32 can number
 
@@ -69,7 +68,7 @@ cdef object new_tuple = tuple.__new__
 
 
 cdef class Table:
-    """Users, and the lists they stand in; see `table.Table`."""
+    """Users, and the lists that they are in; see `table.Table`."""
 
     def __cinit__(self):
         self.free_list = NONE
@@ -199,7 +198,7 @@ cdef class Table:
     # --- the index ------------------------------------------------------------
 
     cdef Slot *slot_of(self, uint32_t hashed, int32_t place) noexcept:
-        """The slot of an entry, in one of the two indexes; *place* is plus one."""
+        """The slot of an entry, in either index; *place* is its place plus one."""
         cdef uint64_t at = hashed & self.index.mask
         while self.index.slots[at].place:
             if self.index.slots[at].place == place:
@@ -231,7 +230,7 @@ cdef class Table:
     cdef void resize_index(self, uint64_t steps) noexcept:
         """Move up to *steps* slots to a larger or smaller index, if one is needed.
 
-        Without memory for it, this is tried again with the next step.
+        Without memory for it, the next call tries again.
         """
         cdef uint64_t size = self.index.mask + 1, count = self.count
         cdef Slot slot

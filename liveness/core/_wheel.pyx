@@ -1,14 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Which users have gone silent? The layered timing wheel, compiled.
 
-It behaves as `wheel.Wheel`, which documents it; `_table` has the users and lists. Some
-names differ: `ground` is the buckets there, `pour` is `cascade`, `home` is
-`current_list`.
+It behaves as `wheel.Wheel`, which documents it; `_table` has the users and lists.
 
 A touch waits for memory six times, some 100 ns each. So a batch is handled in blocks:
 first all index slots of a block are prefetched, then all entries, then the neighbours in
-the lists that they leave; then the entries are moved. The prefetches are all in one place
-and in no function of the table, since gcc drops a function that only prefetches.
+the lists that they leave; then the entries are moved. All prefetches are here, not in
+functions of the table, since gcc drops a function that only prefetches.
 """
 
 cimport cython
@@ -40,7 +38,7 @@ cdef enum:
     BUCKETS = 704  # of silences; see `intervals`
     SAMPLED = 8
     STEP_BITS = 5
-    LOWEST = (1023 - 5) << STEP_BITS  # the top bits of the lowest one's double
+    LOWEST = (1023 - 5) << STEP_BITS  # the top bits of the shortest silence's double
 
 assert OWN == OWN_TIMEOUT and AGAIN == RENEWED and EXACT == EXACT_START
 assert BUCKETS == intervals.BUCKETS and 1 << STEP_BITS == intervals.STEPS
@@ -69,7 +67,7 @@ cdef inline double edge(int bucket) noexcept nogil:
     return shortest
 
 
-@cython.no_gc  # it holds no object but its table, which holds none
+@cython.no_gc  # its only object is its table, which has none
 cdef class Wheel:
     """The timing wheel and the table of all users on it; see `wheel.Wheel`."""
 
@@ -82,12 +80,12 @@ cdef class Wheel:
     cdef int64_t per_slot, size, bucket
     cdef Table table
     # Lists by their numbers in the table.
-    cdef int32_t *ground
+    cdef int32_t *buckets
     cdef int32_t *layer_lists
     cdef int64_t *widths
-    cdef int64_t *poured
+    cdef int64_t *cascaded
     cdef Queue passed
-    cdef Queue *pouring
+    cdef Queue *cascading
     # Gateways by number.
     cdef int32_t gateways, gateway_room
     cdef int32_t *due_lists
@@ -115,28 +113,28 @@ cdef class Wheel:
         while width * self.bucket_s <= HORIZON:
             self.layers += 1
             width *= slots
-        self.ground = <int32_t *> room_for(self.size, sizeof(int32_t))
+        self.buckets = <int32_t *> room_for(self.size, sizeof(int32_t))
         self.layer_lists = <int32_t *> room_for(self.layers * slots, sizeof(int32_t))
         self.widths = <int64_t *> room_for(self.layers, sizeof(int64_t))
-        self.poured = <int64_t *> room_for(self.layers, sizeof(int64_t))
-        self.pouring = <Queue *> room_for(self.layers, sizeof(Queue))
+        self.cascaded = <int64_t *> room_for(self.layers, sizeof(int64_t))
+        self.cascading = <Queue *> room_for(self.layers, sizeof(Queue))
         for at in range(self.size):
-            self.ground[at] = self.table.new_list()
+            self.buckets[at] = self.table.new_list()
         for at in range(self.layers * slots):
             self.layer_lists[at] = self.table.new_list()
         width = self.per_slot
         for at in range(self.layers):
             self.widths[at] = width
-            self.poured[at] = 0 if at else 1
-            self.pouring[at] = Queue(NONE, NONE)
+            self.cascaded[at] = 0 if at else 1
+            self.cascading[at] = Queue(NONE, NONE)
             width *= slots
 
     def __dealloc__(self):
         for memory in (
-            <uintptr_t> self.ground, <uintptr_t> self.layer_lists,
-            <uintptr_t> self.widths, <uintptr_t> self.poured, <uintptr_t> self.pouring,
-            <uintptr_t> self.due_lists, <uintptr_t> self.timeouts,
-            <uintptr_t> self.silences,
+            <uintptr_t> self.buckets, <uintptr_t> self.layer_lists,
+            <uintptr_t> self.widths, <uintptr_t> self.cascaded,
+            <uintptr_t> self.cascading, <uintptr_t> self.due_lists,
+            <uintptr_t> self.timeouts, <uintptr_t> self.silences,
         ):
             PyMem_Free(<void *> <uintptr_t> memory)
 
@@ -186,17 +184,17 @@ cdef class Wheel:
         cdef int32_t place = self.table.place_of(uid)
         return None if place == NONE else self.table.entry(place)
 
-    def touch(self, int32_t gateway, signs, *, double now, double mono):
+    def touch(self, int32_t gateway, activity, *, double now, double mono):
         """Give users that sent an event a whole timeout; see `wheel.Wheel.touch`."""
-        cdef PackedActivity run = packed(signs)
+        cdef PackedActivity batch = packed(activity)
         cdef double timeout = self.timeouts[self.checked(gateway)]
         cdef int32_t target = self.list_for(now + timeout)
         cdef uint64_t *silences = self.silences_of(gateway)
         cdef Py_ssize_t start
         left = []
-        for start in range(0, run.length, BLOCK):
+        for start in range(0, batch.length, BLOCK):
             self.touch_block(
-                gateway, run.items, start, min(run.length, start + BLOCK), timeout,
+                gateway, batch.items, start, min(batch.length, start + BLOCK), timeout,
                 target, now, mono, silences, left,
             )
         return left
@@ -218,7 +216,7 @@ cdef class Wheel:
         user.conn = NO_CONN if conn is None else conn
         user.start, user.seen = start, mono
         user.timeout, user.deadline = whole, now + whole
-        self.take_in(uid, &user)
+        self.add(uid, &user)
 
     def put(self, entry):
         """Add an entry as it is; its user has none."""
@@ -227,7 +225,7 @@ cdef class Wheel:
             user.seen, event, flags = entry
         user.gateway, user.event, user.flags = self.checked(gateway), event, flags
         user.conn = NO_CONN if conn is None else conn
-        self.take_in(uid, &user)
+        self.add(uid, &user)
 
     def amend(self, uid, *, conn, timeout, start=None):
         """Set the connection and own timeout of *uid*; see `wheel.Wheel.amend`."""
@@ -280,9 +278,9 @@ cdef class Wheel:
         """Move the hand to *now*; see `wheel.Wheel.advance`."""
         cdef int layer
         self.detach(self.border_before(now))
-        self.pour(&self.passed, steps)
+        self.cascade(&self.passed, steps)
         for layer in range(self.layers):
-            steps = self.pour(&self.pouring[layer], steps)
+            steps = self.cascade(&self.cascading[layer], steps)
         self.table.resize_index(STRIDE)
 
     def next_due(self):
@@ -291,12 +289,12 @@ cdef class Wheel:
         cdef int layer
         cdef bint is_behind = self.passed.first != NONE
         for layer in range(self.layers):
-            is_behind |= self.pouring[layer].first != NONE
+            is_behind |= self.cascading[layer].first != NONE
         if is_behind:
             return self.passes_at(self.bucket)
         boundary = (self.bucket // self.per_slot + 1) * self.per_slot
         for bucket in range(self.bucket + 1, boundary):
-            if self.table.lists[self.ground[bucket % self.size]].count:
+            if self.table.lists[self.buckets[bucket % self.size]].count:
                 return self.passes_at(bucket)
         return self.passes_at(boundary)
 
@@ -349,7 +347,7 @@ cdef class Wheel:
                 break
             user.deadline = min(until + user.timeout, user.deadline + most)
             user.flags |= AGAIN
-            table.move(place, user, self.home(user))
+            table.move(place, user, self.current_list(user))
             number += 1
         return number
 
@@ -381,11 +379,11 @@ cdef class Wheel:
         if due <= self.bucket:
             return None
         for bucket in range(self.size):
-            is_there |= self.ground[bucket] == within
+            is_there |= self.buckets[bucket] == within
         for layer in range(self.layers):
             slot = (due - 1) // self.widths[layer] % self.slots
             is_there |= self.layer_lists[layer * self.slots + slot] == within
-            queued = self.pouring[layer].first
+            queued = self.cascading[layer].first
             while queued != NONE:
                 is_there |= queued == within
                 queued = self.table.lists[queued].after
@@ -402,7 +400,7 @@ cdef class Wheel:
         users = [0] * self.slots
         for bucket in range(self.bucket + 1, self.bucket + self.size + 1):
             users[(bucket - 1) // ring % self.slots] += lists[
-                self.ground[bucket % self.size]
+                self.buckets[bucket % self.size]
             ].count
         for layer in range(self.ring + 1):
             width = self.widths[layer]
@@ -411,7 +409,7 @@ cdef class Wheel:
                 users[slot * width // ring % self.slots] += lists[
                     self.layer_lists[layer * self.slots + slot % self.slots]
                 ].count
-            queued = self.pouring[layer].first
+            queued = self.cascading[layer].first
             while queued != NONE:
                 users[(current + 1) * width // ring % self.slots] += lists[
                     queued
@@ -429,11 +427,11 @@ cdef class Wheel:
         cdef int layer
         users = [
             self.users_of(
-                self.layer_lists + layer * self.slots, self.slots, &self.pouring[layer]
+                self.layer_lists + layer * self.slots, self.slots, &self.cascading[layer]
             )
             for layer in range(self.layers)
         ]
-        users[0] += self.users_of(self.ground, self.size, &self.passed)
+        users[0] += self.users_of(self.buckets, self.size, &self.passed)
         return users
 
     cdef int64_t users_of(self, const int32_t *layer, int64_t size, const Queue *queue):
@@ -479,11 +477,11 @@ cdef class Wheel:
     cdef uint64_t *silences_of(self, int64_t gateway) except NULL:
         return self.silences + self.checked(gateway) * <int64_t> BUCKETS
 
-    cdef int take_in(self, object uid, User *user) except -1:
+    cdef int add(self, object uid, User *user) except -1:
         """Add a user with this uid, to the list that it belongs in."""
         cdef Table table = self.table
-        cdef int32_t home = self.home(user), place = table.add(uid, user)
-        table.append(place, table.user(place), home)
+        cdef int32_t target = self.current_list(user), place = table.add(uid, user)
+        table.append(place, table.user(place), target)
         return 0
 
     # --- the layers -----------------------------------------------------------
@@ -509,14 +507,14 @@ cdef class Wheel:
         if bucket <= self.bucket:
             bucket = self.bucket + 1
         if bucket - self.bucket <= self.size:
-            return self.ground[bucket % self.size]
+            return self.buckets[bucket % self.size]
         for layer in range(self.layers):
             slot = (bucket - 1) // self.widths[layer]
-            if slot - self.poured[layer] <= self.slots:
+            if slot - self.cascaded[layer] <= self.slots:
                 return self.layer_lists[layer * self.slots + slot % self.slots]
         raise ValueError(f"a deadline {deadline - self.origin} s ahead is too far")
 
-    cdef int32_t home(self, User *user) except -1:
+    cdef int32_t current_list(self, User *user) except -1:
         """The list a user belongs in now: a due list once its bucket has passed."""
         if self.border_before(user.deadline) + 1 <= self.bucket:
             return self.due_lists[
@@ -531,19 +529,19 @@ cdef class Wheel:
         if passed <= 0:
             return 0
         for step in range(min(passed, self.size)):
-            self.queue(&self.ground[(self.bucket + 1 + step) % self.size], &self.passed)
+            self.queue(&self.buckets[(self.bucket + 1 + step) % self.size], &self.passed)
         self.bucket = bucket
         ready = bucket // self.per_slot + 1
         for layer in range(self.layers):
             if layer:
                 ready = (bucket // self.widths[layer - 1] + 1) // self.slots
-            last = self.poured[layer]
+            last = self.cascaded[layer]
             for slot in range(max(last, ready - self.slots) + 1, ready + 1):
                 self.queue(
                     &self.layer_lists[layer * self.slots + slot % self.slots],
-                    &self.pouring[layer],
+                    &self.cascading[layer],
                 )
-            self.poured[layer] = max(last, ready)
+            self.cascaded[layer] = max(last, ready)
         return 0
 
     cdef int queue(self, int32_t *at, Queue *queue) except -1:
@@ -558,7 +556,7 @@ cdef class Wheel:
             queue.last = full
         return 0
 
-    cdef int64_t pour(self, Queue *queue, int64_t steps) except -1:
+    cdef int64_t cascade(self, Queue *queue, int64_t steps) except -1:
         """Move up to *steps* entries of queued lists down; return the steps left."""
         cdef int32_t number, place
         cdef Table table = self.table
@@ -570,7 +568,7 @@ cdef class Wheel:
                 user = table.user(place)
                 if user.next != NONE:
                     fetch(table.user(user.next))
-                table.move(place, user, self.home(user))
+                table.move(place, user, self.current_list(user))
                 steps -= 1
             if not table.lists[number].count:
                 queue.first = table.lists[number].after

@@ -32,6 +32,6 @@ cdef class PackedActivity:
     cdef int reserve(self, Py_ssize_t wanted) except -1
     cdef bint add(self, const unsigned char *at, Py_ssize_t most_uids) except -1
 
-cdef PackedActivity packed(object signs)
+cdef PackedActivity packed(object activity)
 cdef int set_key(object uid, Sign *sign) except -1
 cdef object uid_of(const Sign *sign)

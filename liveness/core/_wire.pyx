@@ -50,9 +50,8 @@ cdef extern from *:
     uint64_t load(const unsigned char *at, int bytes) noexcept nogil
     int content_of(const unsigned char *text, Py_ssize_t size) noexcept nogil
 
-# As deep as msgpack itself goes: deeper frames cannot be decoded anyway.
 cdef enum:
-    DEEPEST = 1024
+    DEEPEST = 1024  # as in msgpack, which cannot decode deeper frames
     CONTROL = 1
     BEYOND_ASCII = 2
     LONGEST_UID = 255
@@ -65,7 +64,7 @@ cdef uint8_t MESSAGE_NUMBER = EVENT_NUMBER[MESSAGE]
 
 
 cdef class PackedActivity:
-    """Signs of life in C structs; see `records.ActivityBatch`."""
+    """Activity in C structs; see `records.ActivityBatch`."""
 
     def __dealloc__(self):
         PyMem_Free(self.items)
@@ -123,7 +122,7 @@ cdef class PackedActivity:
         return 0
 
     cdef bint add(self, const unsigned char *at, Py_ssize_t most_uids) except -1:
-        """Pack a whole frame; return False if it is no plain keepalive or message."""
+        """Pack a whole frame; return False if it is not a plain keepalive or message."""
         cdef bint has_options = at[0] == 0x93
         cdef Py_ssize_t position, count, uids = ALONE
         cdef uint8_t event
@@ -160,18 +159,18 @@ cdef class PackedActivity:
 ActivityBatch.register(PackedActivity)
 
 
-cdef PackedActivity packed(object signs):
-    """Convert any signs of life to C structs, also with invalid uids.
+cdef PackedActivity packed(object activity):
+    """Convert any batch of activity to C structs, even with invalid uids.
 
-    The keys point into the uid objects of *signs*.
+    The keys point into the uid objects of *activity*.
     """
     cdef PackedActivity made
     cdef Sign *sign
     cdef Py_ssize_t size
-    if type(signs) is PackedActivity:
-        return signs
+    if type(activity) is PackedActivity:
+        return activity
     made = PackedActivity.__new__(PackedActivity)
-    uids, conns, events = tuple(signs.uids), signs.conns, signs.events
+    uids, conns, events = tuple(activity.uids), activity.conns, activity.events
     made.owner = uids
     made.reserve(len(uids))
     for uid, conn, event in zip(uids, conns, events):
@@ -184,7 +183,7 @@ cdef PackedActivity packed(object signs):
 
 
 cdef int set_key(object uid, Sign *sign) except -1:
-    """Set the key of a uid, valid as long as the object; NOBODY if it is no valid uid."""
+    """Set the key of a uid, valid as long as the object; NOBODY if it is not valid."""
     cdef Py_ssize_t size
     sign.kind = NOBODY
     sign.size = 0
@@ -213,7 +212,7 @@ cdef object uid_of(const Sign *sign):
 
 # --- the parts of a keepalive or message --------------------------------------
 #
-# Only for whole frames: all that a header announces is there.
+# Only for whole frames: everything that a header announces is there.
 
 
 cdef const unsigned char *past_array(const unsigned char *at, Py_ssize_t *length) noexcept nogil:
@@ -303,7 +302,7 @@ cdef class Reader:
     cdef readonly int64_t n
     cdef Py_ssize_t max_batch
     cdef uint64_t most_values
-    # The incomplete frame, and how far the walk over it got: the place of the next
+    # The incomplete frame, and how far it was walked: the place of the next
     # header, the values announced so far, and for each open array or map the values still
     # to come.
     cdef bytearray held
@@ -326,14 +325,14 @@ cdef class Reader:
     def feed(self, data):
         """Yield each frame that *data* completes; see `framing.Reader`.
 
-        Exhaust it before the next piece is fed.
+        Exhaust the generator before you feed the next piece.
         """
         return self.feed_packing(data)
 
     def feed_packing(self, data):
         """As `feed`; plain keepalives and messages are packed if `packs` is set."""
         cdef Py_ssize_t start = 0, size = 0
-        cdef PackedActivity run = None
+        cdef PackedActivity batch = None
         cdef bytes whole
         fault = None
         if self.held:
@@ -355,22 +354,22 @@ cdef class Reader:
             if not size:
                 break
             if self.packs:
-                if run is None:
-                    run = PackedActivity.__new__(PackedActivity)
-                    run.owner, run.first_n = whole, self.n + 1
-                if run.add(<const unsigned char *> whole + start, self.max_batch):
+                if batch is None:
+                    batch = PackedActivity.__new__(PackedActivity)
+                    batch.owner, batch.first_n = whole, self.n + 1
+                if batch.add(<const unsigned char *> whole + start, self.max_batch):
                     self.n += 1
                     start += size
                     continue
-                if run.frames:
-                    yield run
-                run = None
+                if batch.frames:
+                    yield batch
+                batch = None
             frame = decoded(whole[start:start + size])
             self.n += 1
             start += size
             yield frame
-        if run is not None and run.frames:
-            yield run
+        if batch is not None and batch.frames:
+            yield batch
         if fault is not None:
             raise fault
         self.held += whole[start:]
@@ -378,7 +377,7 @@ cdef class Reader:
     cdef Py_ssize_t end_of_frame(
         self, const unsigned char *frame, Py_ssize_t have
     ) except -1:
-        """Walk on over a frame in *have* bytes, which may be fewer or more than it.
+        """Continue the walk over a frame in *have* bytes, which may be too few or many.
 
         Returns:
             Its size; 0 if it is incomplete, and then the next call continues the walk.
@@ -464,8 +463,8 @@ cdef bint header_at(const unsigned char *at, Py_ssize_t have, Header *header) no
     return True
 
 
-# For each first byte from 0xc0 on: the bytes of header and fixed size; of the length
-# field.
+# For each first byte from 0xc0 on: the bytes of the header and of a fixed size; the bytes
+# of the length field.
 cdef uint8_t[32] FIXED = [
     1, 0, 1, 1, 2, 3, 5, 3, 4, 6, 5, 9, 2, 3, 5, 9,
     2, 3, 5, 9, 3, 4, 6, 10, 18, 2, 3, 5, 3, 5, 3, 5,

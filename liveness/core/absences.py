@@ -1,9 +1,9 @@
-"""When a gateway was not listened to, so that it is not blamed for that time."""
+"""Times in which gateways were not read, so that they are not blamed for them."""
 
 from collections import deque
 from typing import Final
 
-# So many absences are kept of each gateway; the oldest is then added to the next.
+# At most this many absences are kept of each gateway; above, the oldest two are merged.
 MOST_ABSENCES: Final = 100
 
 
@@ -11,12 +11,12 @@ class Absences:
     """Spans of monotonic time in which one gateway, or every gateway, was not read.
 
     Args:
-        since: The start. No gateway was listened to before it.
+        since: Monotonic seconds of the start. No gateway was read before.
     """
 
     def __init__(self, since: float) -> None:
         self._since = since
-        # The latest last; under None those of all gateways.
+        # Oldest first; under None those of all gateways.
         self._spans: dict[str | None, deque[tuple[float, float]]] = {None: deque()}
 
     def add(self, since: float, until: float, gateway: str | None) -> None:
@@ -25,7 +25,7 @@ class Absences:
         Args:
             since: Monotonic seconds.
             until: Monotonic seconds.
-            gateway: Its name; None: all. The same moment is noted for one or for all.
+            gateway: Its name; None: all. No moment may be noted both for one and for all.
         """
         spans = self._spans.setdefault(gateway, deque())
         if spans and spans[-1][1] >= since:
@@ -38,7 +38,7 @@ class Absences:
             spans.appendleft((later - (last - first), end))
 
     def listened_s(self, gateway: str, since: float, until: float) -> float:
-        """Seconds between two moments in which a gateway was listened to."""
+        """Seconds between two moments in which a gateway was read."""
         since = max(since, self._since)
         listened = until - since
         for spans in (self._spans[None], self._spans.get(gateway, ())):

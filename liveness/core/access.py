@@ -1,4 +1,4 @@
-"""Access rights: which users and groups of this host may do what.
+"""Access rights: what users and groups of this host may do.
 
 The kernel names the user and groups of a link's process when it connects; the name in its
 hello is only a claim. There are four rights: to be a gateway, to be a watcher, to see all
@@ -6,7 +6,7 @@ gateways' records, and to use `admin.sock`. A name may also be tied to a user of
 then only this user may say hello with it, so that no other user reports, reads,
 acknowledges or cancels in its place.
 
-Nothing is looked up here: names of users and groups are numbers by now.
+Users and groups are numbers here; their names were looked up before.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class Access:
         watchers: May say hello as a watcher.
         everyone: May read the records of all gateways: `scope: all`.
         admin: May use `admin.sock`.
-        names: The number of the user to whom a name is tied.
+        names: By name, the number of the only user that may use it.
     """
 
     gateways: Allowed
@@ -79,7 +79,7 @@ class Access:
             )
         if hello.scope == "all" and not self.everyone.admits(peer):
             return (
-                f"{_user(peer)} may not see everyone here, only what concerns its own "
+                f"{_user(peer)} may not see all gateways, only what concerns its own "
                 "name; leave out scope, or see access.everyone"
             )
         return None

@@ -16,8 +16,8 @@ from typing import Final
 # A loaded machine wakes a process some milliseconds late. That is no absence.
 SLACK_S: Final = 0.050
 
-# A process that is later than this did not run. Since it is unknown when during its sleep
-# the absence began, nothing of that sleep counts.
+# A process that is later than this did not run. When in its sleep the absence began is
+# unknown, so nothing of that sleep counts.
 ABSENCE_S: Final = 0.250
 
 # A longer absence than this may have stopped the gateways as well, so that they still
@@ -58,7 +58,7 @@ class AttendedClock:
         self._mono, self._cpu = mono, cpu
 
     def pause(self, mono: float, *, reconnect_grace: float | None = None) -> None:
-        """Pause from *mono* on, as after a long absence, until `caught_up`.
+        """Pause from *mono* on, as after a long absence, until `resume_if_caught_up`.
 
         Args:
             mono: Monotonic seconds.
@@ -122,7 +122,7 @@ class AttendedClock:
 
 
 class WindowedMax:
-    """The highest of the recent values, for a reader that looks now and then.
+    """The highest of the recent values, for a reader that reads it at intervals.
 
     A value counts for one to two spans. Only the maxima of the current and the previous
     span are stored.

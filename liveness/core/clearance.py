@@ -1,9 +1,9 @@
-"""Up to which deadline may the due users of a gateway be judged now?
+"""Decides which due users of a gateway may go offline now: those up to a deadline.
 
 A due user has been silent for its whole timeout, as far as the sidecar has read. It is
 the user's own silence only if its gateway would have reported an event: if the socket has
 been read empty since the deadline, and the gateway is connected and sends. Until then the
-user is *held*: it waits on its gateway's due list. No wait is without end: `hold` seconds
+user is *held*: it waits on its gateway's due list. The wait is bounded: `hold` seconds
 past its deadline a user goes offline together with its gateway.
 
 When a mute gateway is heard again, the users that came due meanwhile get a fresh timeout,
@@ -11,8 +11,8 @@ each of them once: otherwise a gateway that is late again and again would keep i
 users online for ever. The fresh timeout ends `reconnect_grace` before the hold does. A
 user that comes due after it is held by the same rules, but not for as long: up to
 `reconnect_grace` for a gateway that is away or not read empty, and not at all for a mute
-one. So whatever its gateway does, a user is judged within `hold` of the first deadline
-that it missed.
+one. So whatever its gateway does, a user is heard or goes offline within `hold` of the
+first deadline that it missed.
 """
 
 from collections import deque
@@ -28,13 +28,12 @@ NEVER: Final = float("-inf")
 SHORT_PAUSE_S: Final = 1.0
 
 # A gateway promises to send something every `ping` seconds. If it sleeps that long and
-# then sends, its timer, scheduler or garbage collector make it late, but it is not
-# absent. So a promise is broken only if the gateway is late by as much again, and by this
-# at least.
+# then sends, its timer, scheduler or garbage collector make it a little late. So the
+# promise is broken only if the gateway is late by as much again, and by at least this.
 LEAST_LATE_S: Final = 1.0
 
-# A gateway that breaks its promise this often within so many seconds keeps doing so. Once
-# or twice is a hang, which shows in the number of held users.
+# A gateway that breaks its promise this often within so many seconds is reported. Once or
+# twice is a hang, which shows in the number of held users.
 MISSES: Final = 3
 MISSES_WITHIN_S: Final = 600.0
 
@@ -49,11 +48,11 @@ DISK: Final = "disk"  # the disk has to write earlier decisions first
 
 
 class Clearance(NamedTuple):
-    """Deadlines up to which due users of one gateway may be judged, and how."""
+    """What happens to due users of one gateway, by deadline."""
 
-    silence: float  # up to here the silence is the user's own
-    lost: float  # up to here users go offline together with their gateway
-    renew: float  # up to here users get a fresh timeout, as the hold is over
+    silence: float  # up to here they go offline for their own silence
+    lost: float  # up to here they go offline together with their gateway
+    renew: float  # up to here they get a fresh timeout, as the hold is over
     why: str | None  # what later ones wait for
 
 
@@ -71,9 +70,7 @@ class GatewayState:
     timeout: float | None = None
     users: int = 0
     is_linked: bool = False
-    reading_paused_at: float | None = (
-        None  # since when its link is not read; None: it is
-    )
+    reading_paused_at: float | None = None  # None: its link is read
     ping: float | None = None
     # Add it to the gateway's monotonic seconds to get ours; None: unknown.
     clock_offset: float | None = None
@@ -118,7 +115,7 @@ class GatewayState:
         self.heard_at = now
 
     def reading_paused(self, now: float) -> None:
-        """Its link is not read from now on: its own orders wait for the disk."""
+        """Its link is not read from now on: its timer commands wait for the disk."""
         self.reading_paused_at = now
 
     def reading_resumed(self, now: float) -> None:
@@ -141,7 +138,7 @@ class GatewayState:
         """Note that its sessions have *timeout* from their next event on.
 
         Until that event, or their deadline, they have the one *before*, or an even
-        earlier one. If such a timeout is longer, it stays in force for as long.
+        earlier one. If such a timeout is longer, it stays in force until then.
         """
         if not self.users or timeout >= self.in_force:
             self.in_force = timeout
@@ -149,7 +146,7 @@ class GatewayState:
             self.in_force_until = now + before
 
     def clearance(self, now: float, *, hold: float) -> Clearance:
-        """Return up to which deadlines its due users may be judged at *now*."""
+        """Return what happens to its due users at *now*."""
         if self.reading_paused_at is not None:
             # The pause is the gateway's own doing, so it is part of the hold.
             return Clearance(NEVER, now - hold, NEVER, UNREAD)
@@ -172,7 +169,7 @@ class GatewayState:
         return Clearance(min(empty_at, now), given_up, self.renew_until, why)
 
     def clearance_of_renewed(self, now: float) -> Clearance:
-        """The same for users that have had their fresh timeout: they get no other."""
+        """The same for users that have had their fresh timeout; they get no second."""
         is_mute = self.is_linked and self._is_mute(now)
         return self.clearance(now, hold=0.0 if is_mute else self.reconnect_grace)
 
@@ -189,7 +186,7 @@ class GatewayState:
         """Count a broken promise.
 
         Returns:
-            The seconds within which the last `MISSES` were, if it keeps doing so.
+            The seconds within which the last `MISSES` were, if that is often.
         """
         self.mutes += 1
         self.missed_at.append(now)

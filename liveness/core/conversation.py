@@ -49,14 +49,14 @@ from liveness.core.records import (
 )
 from liveness.errors import NOT_FATAL, Code, WireError
 
-# Refusals are counted over this long; a setting says how many are too many.
+# `limits.max_refused` bounds the refusals within this many seconds.
 REFUSED_WINDOW_S: Final = 10.0
 
-# A hello with all its options takes some 300 bytes; the rest is for later versions. Of
-# thousands of connections that never say hello, each holds no more memory than this.
+# A hello with all its options takes some 300 bytes; the rest is for later versions. A
+# connection that never says hello holds no more memory than this.
 HELLO_BYTES: Final = 16 * 1024
 
-_SIGNS: Final = {KEEPALIVE: EVENT_NUMBER[KEEPALIVE], MESSAGE: EVENT_NUMBER[MESSAGE]}
+_ACTIVITY: Final = {KEEPALIVE: EVENT_NUMBER[KEEPALIVE], MESSAGE: EVENT_NUMBER[MESSAGE]}
 _EVENTS: Final = frozenset({LOGIN, LOGOUT, KEEPALIVE, MESSAGE})
 _TIMERS: Final = frozenset({"after", "cancel", "done", "fail"})
 
@@ -143,7 +143,7 @@ class Conversation:
         Args:
             code: Why.
             message: Why, for a person.
-            limit: The setting whose limit was met.
+            limit: The setting that was exceeded, if any.
         """
         self.is_closed = True
         return Refusal(code, message, self.n, fatal=True, limit=limit)
@@ -163,7 +163,7 @@ class Conversation:
         frame: str,
         index: int | None = None,
     ) -> Refusal:
-        """Refuse a part of a frame of which a request was made already."""
+        """Refuse a part of a frame whose request was already yielded."""
         if self._count_refusal(now) > self._limits.max_refused:
             return self._too_many()
         return Refusal(code, message, n, False, frame, index)
@@ -229,7 +229,7 @@ class Conversation:
                 Code.BAD_FRAME,
                 f"a watcher sends no {what}; say hello with role gateway to send them",
             )
-        event = _SIGNS.get(name)
+        event = _ACTIVITY.get(name)
         if event is not None:
             self._add_activity(event, frame)
             return None

@@ -1,8 +1,8 @@
 """What frames mean: each is checked, and its defaults are filled in.
 
-A frame here is a well-formed value from `framing`. Any other fault of it raises a
-`BadFrame`, whose text says what would be right. Unknown option keys and extra elements
-are ignored, so that the protocol can grow.
+A frame here is a well-formed value from `framing`. Any other fault raises a `BadFrame`,
+whose text says what would be right. Unknown option keys and extra elements are ignored,
+so that the protocol can grow.
 """
 
 from collections.abc import Sequence
@@ -268,7 +268,7 @@ def check_batch(uids: Sequence[object], max_batch: int) -> None:
 
 
 def _valid_uids(frame: Frame, max_batch: int) -> tuple[Uid, ...]:
-    """Return a frame's uids; one that is bad refuses the whole frame."""
+    """Return a frame's uids; a bad one refuses the whole frame."""
     if len(frame) < 2 or type(frame[1]) is dict:
         raise no_uids()
     uids = frame[1] if type(frame[1]) is tuple else (frame[1],)

@@ -6,10 +6,10 @@ of size and depth) and nothing else: `conversation` checks what a frame means. A
 error nothing more is read, since msgpack-python yields garbage after invalid UTF-8.
 
 A frame is decoded once it is whole. An unpacker that only skips, and builds nothing,
-finds its end. Decoding bytes as they arrive would allocate what the headers claim, a
-thousand headers deep, before one element was there; a whole frame holds what it claims.
-The values of a frame are counted before it is decoded: a megabyte may hold half a million
-arrays of one small integer, which take a third of a second to build.
+finds its end. Decoding bytes as they arrive would allocate what nested headers claim
+before any element is there; a whole frame holds what it claims. The values of a frame are
+counted before it is decoded: a megabyte may hold half a million arrays of one small
+integer, which take a third of a second to build.
 
 msgpack's exceptions have no common base; only `wire_error_for` turns them into ours.
 
@@ -166,7 +166,7 @@ def most_values(max_batch: int) -> int:
 
 
 def too_large(size: int, most: int) -> WireError:
-    """The error for a frame of *size* bytes, of which *most* are allowed."""
+    """The error for a frame of *size* bytes, more than *most*."""
     return WireError(
         Code.TOO_LARGE,
         f"a frame of {size} bytes or more: at most {most} are allowed "
@@ -236,7 +236,7 @@ def decoded(frame: bytes) -> Frame:
 
 
 def checked(value: object) -> Frame:
-    """Check a top-level value; the plain ones, which nearly all are, take less time."""
+    """Check a top-level value; a flat one, as nearly all are, takes less time."""
     if type(value) is not tuple:
         raise WireError(
             Code.BAD_FRAME,
@@ -286,7 +286,7 @@ def _check_nested(value: object, depth: int) -> None:
 
 
 def wire_error_for(error: Exception) -> WireError:
-    """Turn an exception of msgpack into the error that its sender is to see."""
+    """Turn an exception of msgpack into the error to send."""
     if "max_ext_len" in str(error):  # of 4 GiB; shorter ones are refused by their size
         return WireError(
             Code.TOO_LARGE,

@@ -2,7 +2,7 @@
 
 With a timeout of less than twice the usual interval, one lost keepalive makes a false
 offline. So the wheel counts, for each gateway, how long users were silent before each
-event. This takes no more memory for a user.
+event. This needs no memory per user.
 
 The *usual* silence is the median by time: users spent half of all their time online in
 silences at least as long. Each silence counts by its length, so each user has the same
@@ -11,9 +11,9 @@ the keepalives before and after it; nor does the first message after a login. On
 keepalive in ten does not look like a longer interval, nor do clients that vary theirs.
 
 Silences are counted in attended time, as timeouts are. Not counted are users with a
-timeout of their own, which their gateway's does not concern; users that were given a
-fresh timeout after a hold, whose events were lost; and restored users that were not heard
-yet. A silence longer than the timeout ends in an offline and is not seen here: if users
+timeout of their own, to whom their gateway's does not apply; users that were given a
+fresh timeout after a hold, whose events were lost; and restored users without an event
+yet. A silence longer than the timeout ends in an offline and is not counted: if users
 come and go all the time, the offlines show it.
 
 Old silences count half after ten timeouts and a quarter after twenty, so that a new
@@ -54,7 +54,7 @@ HALVED_AFTER: Final = 10
 
 
 def bucket_of(silence: float) -> int:
-    """The bucket of a silence in seconds; the outermost ones also hold what is beyond."""
+    """The bucket of a silence in seconds; one out of range counts in the nearest."""
     if silence < EDGES[0]:
         return 0
     fraction, exponent = frexp(silence)  # a fraction from 0.5 on

@@ -1,8 +1,8 @@
-"""What an event changes, and who has gone silent.
+"""Applies events to sessions, and ends the sessions of silent users.
 
-The rules are those of `protocol.md`, "Sessions". Every decision becomes a record,
-and every record carries its evidence: the last event, when it came, and how long ago.
-Records gather in `Decisions`, with what they change in the online set.
+The rules are those of `protocol.md`, "Sessions". Every decision becomes a record in
+`Decisions`, and every offline carries its evidence: the last event, when it came, and how
+long ago.
 """
 
 from collections import Counter
@@ -60,14 +60,13 @@ WHY_BEGAN_UNUSED: Final = (WHY_OTHER_CLOCK, WHY_FUTURE)
 # milliseconds.
 ROUNDING_S: Final = 0.001
 
-# `early` compares two readings of one clock with a sum of them; a difference below a
-# microsecond is the rounding of that sum.
+# `early` compares sums of readings of one clock; a smaller difference is their rounding.
 EARLY_S: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Users of a login whose sessions were not opened, as there are too many users."""
+    """Users of a login for whom no session was opened, as there are too many users."""
 
     limit: str  # the limit that was met
     indices: list[int]
@@ -91,7 +90,7 @@ class UserStatus:
 
 
 class Presence(SessionTable):
-    """Who is online: takes events, and ends the sessions of silent users.
+    """Which users are online: applies events, and ends the sessions of silent users.
 
     Args:
         wheel: An empty wheel, which nothing else may change from now on.
@@ -101,7 +100,7 @@ class Presence(SessionTable):
         reconnect_grace: Seconds a gateway has to catch up after its link began or ended.
         max_users: Users online above which no session is opened.
         max_gateway_users: The same, of one gateway.
-        guard: When users are held because too many are due; None: never.
+        guard: The rules of the storm guard; None: there is none.
     """
 
     def __init__(
@@ -141,21 +140,21 @@ class Presence(SessionTable):
     # --- events ---------------------------------------------------------------
 
     def heard(
-        self, gateway: GatewayState, signs: ActivityBatch, at: Instant
+        self, gateway: GatewayState, activity: ActivityBatch, at: Instant
     ) -> list[tuple[int, int, int]]:
         """Apply keepalives and messages.
 
         Returns:
-            For each frame with bad uids: its number, the position in `signs` of the
+            For each frame with bad uids: its number, the position in `activity` of the
             first bad one, and its index in the frame. The valid ones were applied.
         """
         for number in range(EVENT_NUMBER[LOGIN] + 1, EVENT_NUMBER[LOGOUT]):
-            self.events[EVENTS[number]] += signs.count(number)
-        left = self.wheel.touch(gateway.number, signs, now=at.now, mono=at.mono)
+            self.events[EVENTS[number]] += activity.count(number)
+        left = self.wheel.touch(gateway.number, activity, now=at.now, mono=at.mono)
         bad: list[tuple[int, int, int]] = []
         for position, why in left:
             if why == wheels.BAD_UID:
-                n, index = signs.frame_at(position)
+                n, index = activity.frame_at(position)
                 if not bad or bad[-1][0] != n:
                     bad.append((n, position, index))
             elif why == wheels.OTHER_GATEWAY:
@@ -163,7 +162,7 @@ class Presence(SessionTable):
             elif why == wheels.OTHER_CONN:
                 self.ignored[WHY_OTHER_CONN] += 1
             else:
-                self._heard_unknown(gateway, signs, position, at)
+                self._heard_unknown(gateway, activity, position, at)
         return bad
 
     def login(self, gateway: GatewayState, login: Login, at: Instant) -> NoRoom | None:
@@ -259,7 +258,7 @@ class Presence(SessionTable):
         """End or renew the sessions of due users, at most *limit*; return how many.
 
         Gateways take turns, and each gets an equal share of *limit*: a million silent
-        users of one do not delay the single one of another.
+        users of one do not delay the only user of another.
         """
         if self.guard is not None:
             self.guard.look(at.now)
@@ -350,10 +349,9 @@ class Presence(SessionTable):
     ) -> None:
         """Record that a connection has lost its user to a newer one that was read first.
 
-        Read in the order in which they began, the older one would have opened a session
-        and lost it, and its gateway would have closed it. This record has it closed all
-        the same. The caller must be certain which is older: by `age` alone this might
-        be the user's newest connection.
+        Had the older one been read first, its session would have moved, and its gateway
+        would have closed the connection; this record has it closed now. The caller must
+        be certain which is older: by `age` alone it might be the user's newest.
         """
         record = Record(
             self.decided.next_seq, MOVED, entry.uid, self._by_number[entry.gateway].name,
@@ -363,10 +361,10 @@ class Presence(SessionTable):
         self.decided.record(record)
 
     def _heard_unknown(
-        self, gateway: GatewayState, signs: ActivityBatch, position: int, at: Instant
+        self, gateway: GatewayState, activity: ActivityBatch, position: int, at: Instant
     ) -> None:
         """Open a session for a user that the wheel did not know when it was touched."""
-        uid, conn, event = signs.at(position)
+        uid, conn, event = activity.at(position)
         if self.wheel.find(uid) is None:
             if self._limit_met(gateway, is_new=True):
                 self.ignored[WHY_NO_ROOM] += 1
@@ -375,7 +373,7 @@ class Presence(SessionTable):
                 ONLINE, gateway, uid, conn, EVENTS[event], at, at.mono, False, None
             )
             return
-        # The user is in the list twice, and the first time has just opened the session.
+        # The user is in the batch twice, and its first event has opened the session.
         for _, why in self.wheel.touch(
             gateway.number, _one_event(uid, conn, event), now=at.now, mono=at.mono
         ):
@@ -411,14 +409,14 @@ class Presence(SessionTable):
     def _fire_gateway(self, gateway: GatewayState, at: Instant, limit: int) -> int:
         """End or renew the sessions of due users of a gateway, up to its clearance."""
         cleared = gateway.clearance(at.now, hold=self._hold)
-        judged = self.wheel.renew(
+        renewals = self.wheel.renew(
             gateway.number,
             until=cleared.renew,
             limit=limit,
             most=self._hold - self._reconnect_grace,
         )
-        if judged == limit:
-            return judged
+        if renewals == limit:
+            return renewals
         cleared_renewed = gateway.clearance_of_renewed(at.now)
         if self.guard is not None:
             cleared, cleared_renewed = self.guard.clear(
@@ -426,7 +424,7 @@ class Presence(SessionTable):
             )
         number, wheel, ended = gateway.number, self.wheel, list[Entry]()
         for which, renewed in ((cleared_renewed, True), (cleared, False)):
-            left = limit - judged - len(ended)
+            left = limit - renewals - len(ended)
             silent = wheel.fire(
                 number, until=which.silence, limit=left, renewed=renewed
             )
@@ -442,7 +440,7 @@ class Presence(SessionTable):
             ended += silent + lost
         if self.guard is not None:
             self.guard.judged(gateway, ended, at.now)
-        return judged + len(ended)
+        return renewals + len(ended)
 
     def _why_held(self, gateway: GatewayState, now: float) -> str | None:
         """What due users of a gateway wait for."""

@@ -1,4 +1,4 @@
-"""The vocabulary: requests of links, and records of decisions.
+"""The types that all parts share: requests of links, and records of decisions.
 
 A *request* is a frame of a gateway or watcher, checked, with its defaults filled in. A
 *record* is a decision about a session or a timer, and has the same shape everywhere: on
@@ -45,9 +45,8 @@ GATEWAY: Final = "gateway"
 WATCHER: Final = "watcher"
 ROLES: Final = (GATEWAY, WATCHER)
 
-# Readings of a gateway's two clocks may be this far apart, if it was preempted in
-# between. A time namespace that shifts its clock by less makes logins wrong by no more
-# than that.
+# A gateway may be preempted for this long between readings of its two clocks. If a time
+# namespace shifts its clock by less, logins are wrong by no more than that.
 SAME_CLOCK_S: Final = 0.050
 
 
@@ -66,7 +65,7 @@ class Instant(NamedTuple):
 class HostTime(NamedTuple):
     """One moment on two clocks that all processes of a host may share."""
 
-    monotonic_s: float  # CLOCK_MONOTONIC, which each time namespace shifts
+    monotonic_s: float  # CLOCK_MONOTONIC, which a time namespace may shift
     unix_s: float
 
     def is_same_clock(self, other: "HostTime") -> bool:
@@ -128,7 +127,7 @@ class Record(NamedTuple):
 
 
 class TimerRecord(NamedTuple):
-    """A timer came due: a run of it begins."""
+    """A timer came due: an attempt begins."""
 
     seq: int
     kind: str
@@ -169,7 +168,7 @@ class TimerRecord(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Records `first` to `until - 1` were deleted or are damaged. No part of the log."""
+    """Records `first` to `until - 1` were deleted or are damaged. Not in the log."""
 
     first: int
     until: int
@@ -257,7 +256,7 @@ Stopped: TypeAlias = tuple[int, float, float, float, int]
 
 @dataclass(slots=True)
 class Changes:
-    """The decisions of one pass: for the log, the online set and the timers' table."""
+    """The decisions of one pass: for the log, the online set and the table of timers."""
 
     records: list[Logged] = field(default_factory=list)
     # For each record the monotonic seconds of its deadline, for the lateness of later
@@ -266,7 +265,7 @@ class Changes:
     # By session: the row to write, or None to delete it.
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
     orders: list[TimerCommand] = field(default_factory=list)
-    ends: int = 0  # how many of the records end a session, or begin a timer's run
+    ends: int = 0  # how many of the records end a session, or begin an attempt
 
     @property
     def weight(self) -> int:
@@ -321,11 +320,11 @@ class ActivityBatch(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ListedActivity(ActivityBatch):
-    """Signs of life in Python's lists.
+    """Activity in Python's lists.
 
     `first_n` is the number of the first frame; `batches` has the (position, length,
-    number) of each frame that did not carry exactly one uid. By these two any frame is
-    found, without an object per event.
+    number) of each frame that did not carry exactly one uid. With these `frame_at` finds
+    any frame, without an object per event.
     """
 
     uids: list[Uid] = field(default_factory=list)
@@ -420,9 +419,9 @@ class Cancel(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The result of a timer's run: done, or failed, perhaps for good (`final`).
+    """The result of an attempt: done, or failed, perhaps for good (`final`).
 
-    `seq` is the run's record; None: the latest run of that key.
+    `seq` is the attempt's record; None: the latest attempt of that key.
     """
 
     key: str
@@ -443,10 +442,10 @@ class Refusal:
     frame: str | None = None
     index: int | None = None
     key: str | None = None  # of a timer that was not created
-    limit: str | None = None  # the setting whose limit was met, for the metrics
+    limit: str | None = None  # the setting that was exceeded, for the metrics
 
     def as_frame(self) -> list[object]:
-        """The `error` frame that says so."""
+        """The `error` frame."""
         shown: dict[str, object] = {
             "code": self.code.value,
             "message": self.message,

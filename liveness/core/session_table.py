@@ -1,8 +1,8 @@
-"""Open sessions and their gateways: what is changed when one opens, moves or ends.
+"""Open sessions and their gateways: what changes when one opens, moves or ends.
 
-Each user online has an entry on the wheel, and each gateway knows how many users it has.
-Opening and ending a session also makes a record, and a row of the online set, which is
-what a restart reads. Whether a session is to be opened or ended is decided in `presence`.
+Each user online has an entry on the wheel, and each gateway the number of its users.
+Opening or ending a session also makes a record, and changes the online set, from which a
+restart opens the sessions again. `presence` decides when to open or end one.
 """
 
 from collections import Counter
@@ -123,7 +123,7 @@ class SessionTable:
             gateway.in_force, gateway.in_force_until = in_force, now + in_force
 
     def timeouts_over(self, now: float) -> list[GatewayState]:
-        """Return gateways none of whose sessions is under a longer, earlier timeout now.
+        """Return gateways where the last session with an earlier, longer timeout is over.
 
         Each is returned once; from now on only its present timeout is in force.
         """
@@ -183,12 +183,12 @@ class SessionTable:
             rows: The online set, in order of sessions. None of the users may be online.
             at: Now.
             stopped: The clocks as a planned stop saved them, in the same order. A session
-                without one, as all are after a crash, gets a whole timeout, and
-                nothing is known of its last event.
+                without one, as after a crash, gets a whole timeout, and nothing is
+                known of its last event.
         """
         clocks = iter(stopped)
         clock = next(clocks, _NO_CLOCK)
-        # The sidecar serves nobody before the last of a million rows: look up little.
+        # The sidecar serves nothing before the last of a million rows: this must be fast.
         known, put, wall_ms = self.gateways, self.wheel.put, at.wall_ms
         shortened = {
             gateway.name
@@ -199,7 +199,7 @@ class SessionTable:
             known[name].in_force_until = at.now
         for session, uid, start_ms, conn, name, own in rows:
             gateway = known.get(name) or self.gateway(name)
-            if not gateway.users:  # it has time to come back, as after any other end
+            if not gateway.users:  # it gets time to reconnect, as after any lost link
                 gateway.unlinked(at.now)
             gateway.users += 1
             while clock[0] < session:
@@ -214,8 +214,8 @@ class SessionTable:
             if name in shortened and not own and whole == gateway.in_force:
                 until = max(gateway.in_force_until, at.now + remaining)
                 gateway.in_force_until = until
-            # If the wall clock was set back meanwhile, not in the future: else each new
-            # connection would count as the older one.
+            # If the wall clock was set back, the start may lie in the future. Then every
+            # new connection would count as the older one.
             age_ms = wall_ms - start_ms if wall_ms > start_ms else 0
             put((
                 uid, gateway.number, session, conn, at.mono - age_ms / 1000, whole,

@@ -5,18 +5,18 @@ due within one revolution of the ring, the likely cause is a fault between them 
 and each of their offlines would be correct but useless. So they are held, and an operator
 is warned. A user whose event arrives meanwhile stays online.
 
-    calm    users are judged as usual. The guard counts users judged within the last
-            revolution, plus users that are due and waiting
-    storm   begins when a user is to be judged while the count is too high. From now on
-            only deadlines that are `hold` seconds past are judged
+    calm    due users go offline as usual. The guard counts those of the last revolution,
+            plus users that are due and waiting
+    storm   begins when a user may go offline while the count is too high. From now on
+            only users go offline whose deadline is `hold` seconds past
     calm    again once the storm's first user was held for `hold` seconds; or when an
             operator releases the users; or when no user is due and the count has fallen
             to half of what is too high
 
-No hold is without end, by two rules. A deadline that is `hold` seconds past is held by no
-storm. And when a storm is over its users are judged, however many they are: deadlines up
-to that moment are not held again, and the count starts over with later ones. While a user
-is due who cannot be held, no storm begins, and so such users are in no count.
+Two rules bound every hold. No storm holds a user whose deadline is `hold` seconds past.
+And when a storm is over its users go offline, however many they are: deadlines up to that
+moment are not held again, and the count starts over with later ones. While a user is due
+that cannot be held, no storm begins, so such users are never counted.
 
 The guard has no clock: `now` is attended seconds, as for the wheel.
 """
@@ -35,9 +35,8 @@ from liveness.core.wheel import Wheel
 PIECES: Final = 30
 
 # A storm ends below this part of the share: with one bound for both, it would begin and
-# end with each single user. And a gateway above this part counts as hit when the cause of
-# another's storm is named: of gateways that are hit together one is the first to pass the
-# bound.
+# end with each single user. Also, a gateway above this part counts as hit when the cause
+# of another's storm is named: gateways hit together pass the share one after the other.
 HALF: Final = 0.5
 
 # The likely cause of a storm, and where to look.
@@ -48,7 +47,7 @@ ONLY: Final = "no other gateway has users: look at it, its network and this host
 # Why a storm is over.
 BY_TIME: Final = "its time is over"
 BY_COMMAND: Final = "released by command"
-BY_CALM: Final = "nobody is due any more"
+BY_CALM: Final = "no user is due any more"
 BY_FRESH: Final = "the gateway came back without its sessions"
 
 
@@ -56,8 +55,8 @@ class GuardRules(NamedTuple):
     """When a storm begins, and how long it lasts. Seconds are attended.
 
     A user counts for one `revolution`. A storm is reported `report_after` seconds after
-    it began: gateways collect events for a while, each at its own moments, so that users
-    who fall silent together come due a little apart, and the cause shows only then.
+    it began: gateways collect events for a while, so users that fall silent together come
+    due a little apart, and only then does the cause show.
     """
 
     share: float
@@ -89,7 +88,7 @@ class StormBegun(NamedTuple):
 
 
 class StormEnded(NamedTuple):
-    """A storm is over: *saved* users stayed online; *others* were or will be judged."""
+    """A storm is over: *saved* users stayed online; *others* went or go offline."""
 
     gateway: str
     why: str
@@ -104,7 +103,7 @@ class SlidingCount:
     """A count over about the last revolution, in constant memory.
 
     Args:
-        revolution: Its seconds. Each one counts for that long, and up to a thirtieth
+        revolution: Seconds. What is added counts for that long, and up to a thirtieth
             longer.
     """
 
@@ -144,15 +143,14 @@ class _Watch:
     """What the guard knows of one gateway."""
 
     gateway: GatewayState
-    judged: SlidingCount  # judged users that count for a storm
+    offlines: SlidingCount  # that count for a storm
     released: float = NEVER  # deadlines up to here are not held
     held_above: float = inf  # the latest storm held deadlines after this moment
     ends_at: float | None = None  # of the storm that is on; None: there is none
-    unreported: tuple[float, StormBegun] | None = (
-        None  # when the storm began, till reported
-    )
+    # When the storm began, until it is reported.
+    unreported: tuple[float, StormBegun] | None = None
     seen_due: int = 0  # users that the storm has found due so far
-    ended_in_storm: int = 0  # how many of them were judged
+    ended_in_storm: int = 0  # how many of them went offline
 
 
 class Guard:
@@ -175,7 +173,7 @@ class Guard:
         self._storms: dict[int, _Watch] = {}  # of gateways whose storm is on
         self._news: list[StormNews] = []
 
-    # --- when users are judged --------------------------------------------------
+    # --- when users go offline --------------------------------------------------
 
     def advance(self, now: float, steps: int) -> None:
         """Move the wheel's hand, and count users that come due during a storm."""
@@ -214,8 +212,8 @@ class Guard:
             wheel, number = self._wheel, gateway.number
             fresh = wheel.longest_due(number)
             again = wheel.longest_due(number, renewed=True)
-            # Users that cannot be held, as after a storm or a failing disk, are judged
-            # by themselves, before a storm may begin by the others.
+            # Users that cannot be held, as after a storm or a failing disk, go offline
+            # first; only then may the others begin a storm.
             if (first := min(fresh, again)) > limit:
                 if fresh > max(cleared.silence, cleared.lost) and again > max(
                     renewed.silence, renewed.lost
@@ -236,7 +234,7 @@ class Guard:
         deadlines = [entry.deadline for entry in entries]
         watch.ended_in_storm += len(deadlines)
         if came := sum(deadline > since for deadline in deadlines):
-            watch.judged.add(came, now)
+            watch.offlines.add(came, now)
 
     def reset_sessions(self, gateway: GatewayState, now: float) -> None:
         """End the storm of a gateway that came back without its sessions."""
@@ -288,7 +286,7 @@ class Guard:
         return storms
 
     def take(self, now: float) -> list[StormNews]:
-        """Return what is to be reported of storms since the last call, in order."""
+        """Return the storms' news since the last call, in order."""
         for watch in self._storms.values():
             if (
                 watch.unreported
@@ -309,10 +307,10 @@ class Guard:
 
     def _came_due(self, watch: _Watch, now: float) -> tuple[int, int]:
         """How many users came due within a revolution, and out of how many."""
-        judged = watch.judged.count(now)
+        offlines = watch.offlines.count(now)
         return (
-            judged + self._wheel.due(watch.gateway.number),
-            judged + watch.gateway.users,
+            offlines + self._wheel.due(watch.gateway.number),
+            offlines + watch.gateway.users,
         )
 
     def _is_over_share(self, watch: _Watch, now: float, part: float = 1.0) -> bool:
@@ -346,14 +344,14 @@ class Guard:
         self._report_begun(watch, now)
         del self._storms[watch.gateway.number]
         watch.ends_at, watch.released = None, now
-        watch.judged.clear()
+        watch.offlines.clear()
         others = watch.ended_in_storm + self._wheel.due(watch.gateway.number)
         self._news.append(
             StormEnded(watch.gateway.name, why, watch.seen_due - others, others)
         )
 
     def _cause(self, watch: _Watch, now: float) -> str:
-        """Tell whether most users of other gateways are at gateways that are hit, too."""
+        """The likely cause: are most users of other gateways at gateways hit too?"""
         everyone = hit = 0
         for gateway in self._gateways.values():
             if gateway is not watch.gateway:

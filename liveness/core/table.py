@@ -1,8 +1,8 @@
 """The memory under the wheel: users in columns, linked into lists by their places.
 
-There is no object per user: a user is a place, the same in every column, so that the
-garbage collector has nothing to walk, however many there are. Lists are circular and
-doubly linked. A list is known by its sentinel, a place without a user; the sentinel's
+There is no object per user: a user is a place, the same in every column. So the garbage
+collector has nothing to walk, however many there are. Lists are circular and doubly
+linked. A list is identified by its sentinel, a place without a user; the sentinel's
 `count` is the length. Moving a user takes constant time.
 
 Only the wheel uses this, and reads and writes the columns directly.
@@ -19,8 +19,8 @@ from liveness.core.records import Uid
 NO_CONN: Final = -1
 
 # Bits of a user's flags.
-OWN_TIMEOUT: Final = 1  # the timeout came with its login and outlasts its gateway's
-RENEWED: Final = 2  # has a fresh timeout after a hold, and was not heard since
+OWN_TIMEOUT: Final = 1  # the timeout came with its login; its gateway's does not apply
+RENEWED: Final = 2  # has a fresh timeout after a hold, and no event since
 EXACT_START: Final = 4  # `start` does not depend on when a login was read
 
 # New places are made this many at a time, few enough to make no noticeable pause.

@@ -1,22 +1,22 @@
 """When timers fire: the timers of the coming hour, on a wheel of their own.
 
 The table of timers (`timer_states`) is the truth, and may hold far more than memory. The
-numbers of the timers that come due next are kept here, on a ring of 3,600 slots of one
-second: the same wheel that users are on. It is filled from the table ahead of time,
-earliest first and in bounded steps, up to the *horizon*. What a transaction changed in
-the table is taken over when it is done (`settled`).
+ids of the timers that come due next are kept here, on a ring of 3,600 slots of one
+second: a wheel of the kind that users are on. It is filled from the table ahead of time,
+earliest first and in bounded steps, up to the *horizon*. `settled` applies to it what a
+transaction has changed in the table.
 
-So memory knows when to look, and the table knows at what. A timer that comes due is
-claimed, read from the table, and fired. Reading and writing take turns with what gateways
-send, so a row may be out of date when it arrives. Two rules make that safe:
-    1. a timer does not fire while an order for its key or ext is *under way*: issued, and
-       not settled yet. What was asked before the timer fires wins;
+So the ring says when to read the table. A timer that comes due is claimed, read from the
+table, and fired. While a row is read, gateways send commands, so it may be out of date
+when it arrives. Two rules make that safe:
+    1. a timer does not fire while a command for its key or ext is *under way*: issued,
+       and not settled yet. A command that came before the timer fires wins;
     2. a timer that a transaction changed after the reading began is not fired from that
        reading: `settled` has put it on the ring again already.
 
 Time is monotonic and passed by the caller. Rows have milliseconds of the timers' clock:
-the wall clock as of the start, and monotonic time since. So a step of the wall clock
-moves nothing while the process runs; over a restart the wall clock counts.
+the wall clock as of the start, and monotonic time since. So setting the wall clock moves
+no timer while the process runs; over a restart the wall clock counts.
 
 Source: Varghese & Lauck, SOSP 1987, and the ring rebuilt from a database at the start.
 """
@@ -66,14 +66,14 @@ RING_SLOTS: Final = 3_600
 FILL_EVERY_MS: Final = 60_000
 # Timers that are put on the ring in one step: some milliseconds of reading.
 FILL_STEP: Final = 2_000
-# A run whose gateway was not sent the record yet is looked at again after ten times the
-# time that a run may take: a gateway that is away for long may have a million of them.
-# But after ten minutes at the most, or after one run's time if that is longer.
+# An attempt whose record was not sent yet is looked at again after ten times as long as
+# an attempt may take: a gateway that is away for long may have a million of them. But
+# after ten minutes at most, or after an attempt's time if that is longer.
 AWAY_RUNS: Final = 10
 MOST_AWAY_MS: Final = 600_000
 # Moments in whole milliseconds and in seconds differ by less than this.
 ROUNDING_MS: Final = 1.0
-# A due timer whose key has an order under way is looked at again after this long.
+# A due timer whose key has a command under way is looked at again after this long.
 LOOK_AGAIN_S: Final = 0.05
 
 _NEVER: Final = -(2**62)
@@ -104,11 +104,11 @@ class LoadedWindow(NamedTuple):
 
 
 class TimerScheduler:
-    """Which timers come due, and which orders for timers are under way.
+    """Which timers come due, and which commands for timers are under way.
 
     Args:
         make_wheel: Makes an empty ring that starts at a monotonic moment.
-        decided: Where records and orders go.
+        decided: Where records and commands go.
         at: The start, to which the timers' clock is anchored.
         next_id: The number of the next timer.
         states: How many timers the table has in each state.
@@ -146,10 +146,10 @@ class TimerScheduler:
         self._horizon = (_NEVER, 0)  # `next` and id: timers up to there are on the ring
         self._reading_until: int | None = None  # how far the present reading goes
         self._claimed: dict[int, int] = {}  # due timers being read: gateway's number
-        # How many orders, by gateway and key or ext. Not a Counter, which is slower.
+        # How many commands, by gateway and key or ext. Not a Counter, which is slower.
         self._under_way: dict[tuple[str, str], int] = {}
         self._under_way_ext: dict[tuple[str, str], int] = {}
-        self._new_under_way = 0  # how many of these orders create a timer
+        self._new_under_way = 0  # how many of these commands create a timer
         self._changed_since_read: set[int] = set()
 
     @property
@@ -161,7 +161,7 @@ class TimerScheduler:
         """Milliseconds of the timers' clock at a monotonic moment."""
         return int(self._exact_ms(mono))
 
-    # --- orders ---------------------------------------------------------------
+    # --- commands -------------------------------------------------------------
 
     def after(self, gateway: str, asked: After, at: Instant) -> bool:
         """Create a timer; return False if there are too many."""
@@ -189,7 +189,7 @@ class TimerScheduler:
         self._issue(CancelTimer(gateway, asked.key, asked.ext, self._next_id, now))
 
     def answer(self, gateway: str, answer: Answer, at: Instant) -> None:
-        """Apply a gateway's answer to a run."""
+        """Apply a gateway's answer to an attempt."""
         key, is_done, message, is_final, seq = answer
         now = self.ms(at.mono)
         self._issue(CompleteTimer(gateway, key, seq, is_done, message, is_final, now))
@@ -199,13 +199,13 @@ class TimerScheduler:
         self._issue(RetryTimer(gateway, key, self.ms(at.mono)))
 
     def undelivered(self, gateway: str, key: str, seq: int, at: Instant) -> None:
-        """Fire a timer again, as the record of its run cannot be delivered."""
+        """Fire a timer again, as the record of its attempt cannot be delivered."""
         self._issue(Undelivered(gateway, key, seq, self.ms(at.mono)))
 
-    def settled(self, orders: Iterable[TimerCommand], done: TimerTransaction) -> None:
-        """Take over what a transaction made of *orders*, now that it is on disk."""
-        for order in orders:
-            self._note_settled(order)
+    def settled(self, commands: Iterable[TimerCommand], done: TimerTransaction) -> None:
+        """Update the ring and the counts from a transaction, now that it is on disk."""
+        for command in commands:
+            self._note_settled(command)
         self.results.update(done.results)
         self.states.update(done.states)
         if self._is_reading:
@@ -229,9 +229,9 @@ class TimerScheduler:
     def was_absent(
         self, since: float, until: float, gateway: str | None = None
     ) -> None:
-        """Note that a gateway was not listened to; see `Absences.add`.
+        """Note that a gateway was not read; see `Absences.add`.
 
-        A run is over only once its gateway was listened to for as long as it may take.
+        That time does not count as time without an answer.
         """
         self._absences.add(since, until, gateway)
 
@@ -251,7 +251,7 @@ class TimerScheduler:
     def next_due(self) -> float:
         """The monotonic moment at which the ring will next have something to do.
 
-        Apart from timers that wait to be taken, or loaded, already.
+        Timers that already wait to be taken or loaded are not considered.
         """
         fill_at = (self._horizon[0] - self._anchor.wall_ms + FILL_EVERY_MS) / 1000
         fill_at += self._anchor.mono - RING_S
@@ -262,7 +262,7 @@ class TimerScheduler:
     def wants_filling(self) -> bool:
         """Whether `window` would return something.
 
-        Not if the ring reaches far enough, or is half full: new timers need room too.
+        It does not if the ring reaches far enough, or is half full: new timers need room.
         """
         until = self.ms(self._now + RING_S)
         is_far = self._horizon[0] > until - FILL_EVERY_MS
@@ -305,7 +305,7 @@ class TimerScheduler:
         """Claim due timers, and return their numbers; pass their rows to `fire`.
 
         Gateways get equal shares: a hundred thousand timers of one do not delay the
-        single one of another.
+        only timer of another.
 
         Args:
             limit: How many, over all gateways.
@@ -340,15 +340,15 @@ class TimerScheduler:
         delivered_seq: Callable[[str], int],
         commit_soon: Callable[[str, str], object] = lambda _gateway, _key: None,
     ) -> list[float]:
-        """Fire the claimed timers that are due, or end their runs.
+        """Fire the claimed timers that are due, or end their attempts.
 
         Args:
             rows: What the table has of them.
             at: Now.
-            delivered_seq: The seq up to which a gateway was sent its records. A run whose
-                record was not sent yet uses up no attempt.
-            commit_soon: Called with gateway and key of each timer that waits for an
-                order under way.
+            delivered_seq: The seq up to which a gateway was sent its records. An attempt
+                whose record was not sent yet is not given up.
+            commit_soon: Called with gateway and key of each timer that waits for a
+                command under way.
         Returns:
             The lateness in seconds of each timer that fired.
         """
@@ -372,7 +372,7 @@ class TimerScheduler:
                 lateness.append((exact - timer.next) / 1000)
                 self._fire(timer, payload, now, at.wall_ms)
             else:
-                self._end_run(timer, at.mono, delivered_seq)
+                self._end_attempt(timer, at.mono, delivered_seq)
         return lateness
 
     # --- within ---------------------------------------------------------------
@@ -387,18 +387,18 @@ class TimerScheduler:
     def _mono(self, ms: int) -> float:
         return self._anchor.mono + (ms - self._anchor.wall_ms) / 1000
 
-    def _issue(self, order: TimerCommand) -> None:
-        self._decided.changes.orders.append(order)
-        key, under_way = key_of(order), self._under_way
+    def _issue(self, command: TimerCommand) -> None:
+        self._decided.changes.orders.append(command)
+        key, under_way = key_of(command), self._under_way
         if key is None:
-            key, under_way = _ext_of(order), self._under_way_ext
+            key, under_way = _ext_of(command), self._under_way_ext
         under_way[key] = under_way.get(key, 0) + 1
 
-    def _note_settled(self, order: TimerCommand) -> None:
-        key, under_way = key_of(order), self._under_way
+    def _note_settled(self, command: TimerCommand) -> None:
+        key, under_way = key_of(command), self._under_way
         if key is None:
-            key, under_way = _ext_of(order), self._under_way_ext
-        elif isinstance(order, CreateTimer):
+            key, under_way = _ext_of(command), self._under_way_ext
+        elif isinstance(command, CreateTimer):
             self._new_under_way -= 1
         left = under_way[key] - 1
         if left:
@@ -412,7 +412,7 @@ class TimerScheduler:
             timer.ext is not None and (gateway, timer.ext) in self._under_way_ext
         )
 
-    def _end_run(
+    def _end_attempt(
         self, timer: TimerState, mono: float, delivered_seq: Callable[[str], int]
     ) -> None:
         assert timer.seq is not None  # it is fired
@@ -460,7 +460,7 @@ class TimerScheduler:
         self._insert(number, gateway, self._mono(next_ms))
 
     def _insert(self, number: int, gateway: int, due: float) -> None:
-        """Put a timer on the ring; if it is due already it comes next."""
+        """Put a timer on the ring; one that is already due comes next."""
         due = max(due, self._now)
         self._wheel.put(
             Entry(number, gateway, 0, None, 0.0, 0.0, due, 0.0, 0, OWN_TIMEOUT)
@@ -474,8 +474,8 @@ class TimerScheduler:
         self._horizon, self._reading_until = (_NEVER, 0), None
 
 
-def _ext_of(order: TimerCommand) -> tuple[str, str]:
+def _ext_of(command: TimerCommand) -> tuple[str, str]:
     """Gateway and ext of the timers that a cancel without a key ends."""
-    assert isinstance(order, CancelTimer)
-    assert order.ext is not None
-    return order.gateway, order.ext
+    assert isinstance(command, CancelTimer)
+    assert command.ext is not None
+    return command.gateway, command.ext

@@ -1,23 +1,22 @@
-"""Timers: their states, and the orders that take them from one state to the next.
+"""Timers: their states, and the commands that take them from one state to the next.
 
-A timer is a row of a table, which may hold far more timers than memory. An *order* (a
-`TimerCommand`) is what somebody wants of a timer: its gateway, the ring on which it comes
-due, or an operator. The writer of the table applies orders in the order in which they
-came. A `TimerTransaction` works out the new rows, inside the database transaction that
-writes them.
+A timer is a row of a table, which may hold far more timers than memory. A *command* comes
+from its gateway, from the ring on which it comes due, or from an operator. The writer of
+the table applies commands in the order in which they came. A `TimerTransaction` works out
+the new rows, inside the database transaction that writes them.
 
     pending -> fired -> done                  it came due; its gateway did it
        ^         |----> pending               it failed or was not answered: a retry
        |         |----> pending               its record cannot be delivered: at once
        |         '----> failed                for good, or no retries are left
        '-- retry by an operator
-    pending or fired -> cancelled, replaced   by another order of its gateway
+    pending or fired -> cancelled, replaced   by another command of its gateway
 
 Of a gateway's timers with one key only the newest may be *live*: pending or fired. All
 times here are milliseconds of the timers' clock: wall time as of the start, and monotonic
 time since (see `timer_scheduler`).
 
-Source: a table with states and a schedule of retries, as payment notifications have it.
+Source: the retries of payment notifications: a table with states and a fixed schedule.
 """
 
 from collections import Counter
@@ -34,7 +33,7 @@ LIVE: Final = (PENDING, FIRED)
 STATES: Final = (*LIVE, DONE, FAILED, CANCELLED, REPLACED)
 
 # What became of an attempt, as `liveness_timer_attempts_total{result}` shows it. Late: an
-# answer that came after the run or the timer was over.
+# answer that came after the attempt or the timer was over.
 FAIL: Final = "fail"
 UNANSWERED: Final = "unanswered"
 LATE: Final = "late"
@@ -49,10 +48,10 @@ class TimerState(NamedTuple):
     key: str
     ext: str | None
     state: str
-    due: int  # when the next attempt is due; while one runs, when that was
+    due: int  # when the next attempt is due, or the present one was
     next: int | None  # when it comes due on the ring; None: never again
     attempts: int
-    seq: int | None  # the record of the latest run
+    seq: int | None  # the record of the latest attempt
     since: int  # no record of this timer has a lower seq
     message: str | None  # of the latest answer, or why there was none
     created: int
@@ -66,13 +65,13 @@ class TimerState(NamedTuple):
 
 
 class RetryPolicy(NamedTuple):
-    """How long a run may take, and how long to wait before each further attempt."""
+    """How long an attempt may take, and how long to wait before each further one."""
 
     run_ms: int
     waits_ms: tuple[int, ...]
 
 
-# A minute for a run, and retries over a day, as is customary for payment notifications.
+# A minute for an attempt, and retries over a day, as is usual for payment notifications.
 RETRY_POLICY: Final = RetryPolicy(
     60_000,
     tuple(
@@ -103,7 +102,7 @@ class CancelTimer(NamedTuple):
 
 
 class CompleteTimer(NamedTuple):
-    """End a run by its gateway's answer."""
+    """End an attempt by its gateway's answer."""
 
     gateway: str
     key: str
@@ -115,11 +114,11 @@ class CompleteTimer(NamedTuple):
 
 
 class Fire(NamedTuple):
-    """Note that the record *seq* began a run.
+    """Note that the record *seq* began an attempt.
 
-    The record is in the log before the run is in the table. After a crash in between,
-    this order is issued again, from the log; a run that the table has already stays as
-    it is.
+    The record is in the log before the attempt is in the table. After a crash in between,
+    this command is issued again, from the log; an attempt that the table has already
+    stays as it is.
     """
 
     gateway: str
@@ -130,7 +129,7 @@ class Fire(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """End the run that the record *seq* began, as it was not answered in time."""
+    """End the attempt that the record *seq* began: it was not answered in time."""
 
     gateway: str
     key: str
@@ -139,7 +138,7 @@ class GiveUp(NamedTuple):
 
 
 class LookLater(NamedTuple):
-    """Let that run go on: its gateway could not have answered it yet."""
+    """Wait longer for an answer to that attempt: its gateway had too little time."""
 
     gateway: str
     key: str
@@ -148,7 +147,7 @@ class LookLater(NamedTuple):
 
 
 class Undelivered(NamedTuple):
-    """Take back the run that the record *seq* began: it cannot be delivered."""
+    """Take back the attempt that the record *seq* began: it cannot be delivered."""
 
     gateway: str
     key: str
@@ -157,7 +156,7 @@ class Undelivered(NamedTuple):
 
 
 class RetryTimer(NamedTuple):
-    """Fire the timer of a key now, as its first attempt; an operator's order."""
+    """Fire the timer of a key now, as its first attempt; for an operator."""
 
     gateway: str
     key: str
@@ -176,61 +175,63 @@ TimerCommand: TypeAlias = (
 )
 
 
-def key_of(order: TimerCommand) -> tuple[str, str] | None:
-    """Gateway and key of an order's timer; None if the order names an ext."""
-    if isinstance(order, CreateTimer):
-        return order.timer.gateway, order.timer.key
-    return None if order.key is None else (order.gateway, order.key)
+def key_of(command: TimerCommand) -> tuple[str, str] | None:
+    """Gateway and key of a command's timer; None if the command names an ext."""
+    if isinstance(command, CreateTimer):
+        return command.timer.gateway, command.timer.key
+    return None if command.key is None else (command.gateway, command.key)
 
 
-def gateway_of(order: TimerCommand) -> str:
-    """The gateway of an order's timers."""
-    return order.timer.gateway if isinstance(order, CreateTimer) else order.gateway
+def gateway_of(command: TimerCommand) -> str:
+    """The gateway of a command's timers."""
+    return (
+        command.timer.gateway if isinstance(command, CreateTimer) else command.gateway
+    )
 
 
-def weight_of(order: TimerCommand) -> int:
-    """How much an order adds to a transaction: 1, and 1 for each KiB of its text."""
+def weight_of(command: TimerCommand) -> int:
+    """How much a command adds to a transaction: 1, and 1 for each KiB of its text."""
     text = (
-        order.payload
-        if isinstance(order, CreateTimer)
-        else order.message
-        if isinstance(order, CompleteTimer)
+        command.payload
+        if isinstance(command, CreateTimer)
+        else command.message
+        if isinstance(command, CompleteTimer)
         else None
     )
     return 1 + len(text.encode()) // 1024 if text else 1
 
 
 def split_new_timers(
-    orders: Iterable[TimerCommand], waiting: Collection[tuple[str, str]] | None = None
+    commands: Iterable[TimerCommand], waiting: Collection[tuple[str, str]] | None = None
 ) -> tuple[list[TimerCommand], list[TimerCommand]]:
-    """Separate orders that may need a larger table from those that do not.
+    """Separate commands that may need a larger table from those that do not.
 
     Args:
-        orders: In the order in which they came.
+        commands: In the command in which they came.
         waiting: Gateway and key of new timers that wait for room already. None: all new
             timers wait now; otherwise only those of gateways that have one waiting.
     Returns:
-        The orders that can be applied now; and new timers, with the later orders for
+        The commands that can be applied now; and new timers, with the later commands for
         their keys. A cancel by ext is in both lists: it ends timers of the table, and
         new timers that came before it.
     """
     now, later = list[TimerCommand](), list[TimerCommand]()
     keys = {*(waiting or ())}
     gateways = {gateway for gateway, _ in keys}
-    for order in orders:
-        key, gateway = key_of(order), gateway_of(order)
-        is_new = isinstance(order, CreateTimer)
+    for command in commands:
+        key, gateway = key_of(command), gateway_of(command)
+        is_new = isinstance(command, CreateTimer)
         if is_new and key is not None and (waiting is None or gateway in gateways):
             keys.add(key)
             gateways.add(gateway)
-        # A run's timer is in the table.
-        waits = not isinstance(order, Fire) and (
+        # A timer that fires is in the table.
+        waits = not isinstance(command, Fire) and (
             gateway in gateways if key is None else key in keys
         )
         if waits:
-            later.append(order)
+            later.append(command)
         if not waits or key is None:
-            now.append(order)
+            now.append(command)
     return now, later
 
 
@@ -238,15 +239,15 @@ class TimerTransaction:
     """The rows that one transaction changes.
 
     Args:
-        orders: In the order in which they came.
-        found: The newest timer of every key that the orders name, where there is one,
+        commands: In the command in which they came.
+        found: The newest timer of every key that the commands name, where there is one,
             and the live timers of every ext that they name.
         retry_policy: When the next attempt is made.
     """
 
     def __init__(
         self,
-        orders: Iterable[TimerCommand],
+        commands: Iterable[TimerCommand],
         found: Iterable[TimerState],
         retry_policy: RetryPolicy,
     ) -> None:
@@ -259,8 +260,8 @@ class TimerTransaction:
         self._by_ext: dict[tuple[str, str], list[int]] = {}
         for timer in self.before.values():
             self._index(timer)
-        for order in orders:
-            self._apply(order)
+        for command in commands:
+            self._apply(command)
         # The timers that are new or changed, as they are now.
         self.changed = [
             timer
@@ -274,108 +275,108 @@ class TimerTransaction:
             if timer.id in self.before:
                 self.states[self.before[timer.id].state] -= 1
 
-    # --- orders ---------------------------------------------------------------
+    # --- commands -------------------------------------------------------------
 
-    def _apply(self, order: TimerCommand) -> None:
-        match order:
+    def _apply(self, command: TimerCommand) -> None:
+        match command:
             case CreateTimer():
-                self._create(order)
+                self._create(command)
             case CancelTimer():
-                for timer in self._timers_to_cancel(order):
-                    if timer.id < order.below:
-                        self._end(timer, CANCELLED, order.at, timer.message)
+                for timer in self._timers_to_cancel(command):
+                    if timer.id < command.below:
+                        self._end(timer, CANCELLED, command.at, timer.message)
             case CompleteTimer():
-                self._complete(order)
+                self._complete(command)
             case Fire():
-                self._fire(order)
+                self._fire(command)
             case GiveUp() | LookLater() | Undelivered():
-                self._end_run(order)
+                self._end_attempt(command)
             case RetryTimer():
-                self._try_again(order)
+                self._try_again(command)
 
-    def _create(self, order: CreateTimer) -> None:
-        timer = order.timer
+    def _create(self, command: CreateTimer) -> None:
+        timer = command.timer
         former = self._live(timer.gateway, timer.key)
         if former is not None:
             self._end(former, REPLACED, timer.created, former.message)
-        self.added.append(order)
+        self.added.append(command)
         self._set(timer)
         self._index(timer)
 
-    def _fire(self, order: Fire) -> None:
-        timer = self._newest_timer(order.gateway, order.key)
+    def _fire(self, command: Fire) -> None:
+        timer = self._newest_timer(command.gateway, command.key)
         if (
             timer is None
-            or timer.attempts != order.attempt - 1
-            or order.seq < max(timer.since, (timer.seq or 0) + 1)
+            or timer.attempts != command.attempt - 1
+            or command.seq < max(timer.since, (timer.seq or 0) + 1)
         ):
             return
         state, next_ms, changed = timer.state, timer.next, timer.changed
         if state == PENDING:
-            next_ms = order.at + self._retry_policy.run_ms
-            state, changed = FIRED, order.at
+            next_ms = command.at + self._retry_policy.run_ms
+            state, changed = FIRED, command.at
         # Otherwise it was cancelled after the record was made, and only seq and attempt
         # change. Here and in `_end` the call is spelled out: `_replace` is half as fast.
         self._set(
             TimerState(
                 timer.id, timer.gateway, timer.key, timer.ext, state, timer.due,
-                next_ms, order.attempt, order.seq, timer.since, timer.message,
-                timer.created, order.at, changed,
+                next_ms, command.attempt, command.seq, timer.since, timer.message,
+                timer.created, command.at, changed,
             )
         )  # fmt: skip
 
-    def _end_run(self, order: GiveUp | LookLater | Undelivered) -> None:
-        timer = self._live(order.gateway, order.key)
-        if timer is None or timer.state != FIRED or timer.seq != order.seq:
+    def _end_attempt(self, command: GiveUp | LookLater | Undelivered) -> None:
+        timer = self._live(command.gateway, command.key)
+        if timer is None or timer.state != FIRED or timer.seq != command.seq:
             return
-        if isinstance(order, LookLater):
-            self._set(timer._replace(next=order.until))
-        elif isinstance(order, Undelivered):
+        if isinstance(command, LookLater):
+            self._set(timer._replace(next=command.until))
+        elif isinstance(command, Undelivered):
             self._set(
                 timer._replace(
                     state=PENDING,
-                    next=order.at,
+                    next=command.at,
                     attempts=timer.attempts - 1,
-                    changed=order.at,
+                    changed=command.at,
                 )
             )
         else:
             self.results[UNANSWERED] += 1
             message = f"no answer within {self._retry_policy.run_ms / 1000:g} s"
-            self._fail(timer, message, order.at, is_final=False)
+            self._fail(timer, message, command.at, is_final=False)
 
-    def _complete(self, reply: CompleteTimer) -> None:
-        timer = self._live(reply.gateway, reply.key)
+    def _complete(self, command: CompleteTimer) -> None:
+        timer = self._live(command.gateway, command.key)
         if timer is None or timer.seq is None:
             self.results[LATE] += 1
-        elif reply.is_done and (
-            reply.seq is None
-            # A timer with seq 0 was fired in another log, whose seqs are unknown here.
-            or timer.since <= reply.seq <= (timer.seq or reply.seq)
+        elif command.is_done and (
+            command.seq is None
+            # A timer with seq 0 fired in another log, whose seqs are unknown here.
+            or timer.since <= command.seq <= (timer.seq or command.seq)
         ):
-            # Also if it is pending by now, for a retry: the work is done.
+            # Even if it is pending again, for a retry: the work is done.
             self.results[DONE] += 1
-            self._end(timer, DONE, reply.at, reply.message)
+            self._end(timer, DONE, command.at, command.message)
         elif (
-            not reply.is_done
+            not command.is_done
             and timer.state == FIRED
-            and reply.seq in (None, timer.seq)
+            and command.seq in (None, timer.seq)
         ):
             self.results[FAIL] += 1
-            self._fail(timer, reply.message, reply.at, is_final=reply.is_final)
+            self._fail(timer, command.message, command.at, is_final=command.is_final)
         else:
             self.results[LATE] += 1
 
-    def _try_again(self, order: RetryTimer) -> None:
-        timer = self._newest_timer(order.gateway, order.key)
+    def _try_again(self, command: RetryTimer) -> None:
+        timer = self._newest_timer(command.gateway, command.key)
         if timer is not None and timer.state in (PENDING, FAILED):
             self._set(
                 timer._replace(
                     state=PENDING,
-                    due=order.at,
-                    next=order.at,
+                    due=command.at,
+                    next=command.at,
                     attempts=0,
-                    changed=order.at,
+                    changed=command.at,
                 )
             )
 
@@ -412,18 +413,18 @@ class TimerTransaction:
         timer = self._newest_timer(gateway, key)
         return timer if timer is not None and timer.is_live else None
 
-    def _timers_to_cancel(self, order: CancelTimer) -> list[TimerState]:
+    def _timers_to_cancel(self, command: CancelTimer) -> list[TimerState]:
         """The live timers that a cancel ends."""
-        if order.key is not None:
-            timer = self._live(order.gateway, order.key)
+        if command.key is not None:
+            timer = self._live(command.gateway, command.key)
             return [] if timer is None else [timer]
-        assert order.ext is not None
-        ext = order.gateway, order.ext
+        assert command.ext is not None
+        ext = command.gateway, command.ext
         numbers = self._by_ext.get(ext, [])
         live = [
             self._after[number] for number in numbers if self._after[number].is_live
         ]
-        # The same cancel may come a thousand times: only the live ones stay listed.
+        # The same cancel may come a thousand times: list only the live ones for it.
         self._by_ext[ext] = [timer.id for timer in live]
         return live
 

@@ -5,9 +5,9 @@ or a slot of one of the layers above (`wheel_layers`). Every event moves it to t
 its new deadline, in constant time.
 
 When a bucket has passed, its entries move to their gateway's *due list*. There they wait
-until `fire` ends their sessions or an event moves them away: when a gateway's users may
-fire is not the wheel's business. Users that `renew` has given a fresh timeout have a
-second due list, as other rules hold for them: neither list waits behind the other.
+until `fire` ends their sessions or an event moves them away; the caller decides when to
+`fire`. Users that `renew` has given a fresh timeout wait on a second due list, as other
+rules hold for them.
 
 The wheel has no clock: the caller passes `now` in attended seconds, which never goes
 back. Entries and lists live in a `Table`, not in objects.
@@ -109,7 +109,7 @@ class Wheel:
             origin=now,
             horizon_s=HORIZON_S,
         )
-        # Two due lists of each gateway: at twice its number, and behind that the renewed.
+        # Two lists of each gateway, from twice its number on: not renewed, and renewed.
         self._due: list[int] = []
         self._waiting: dict[int, None] = {}  # gateways that may have due users
         self._gateway_timeout: list[float] = []
@@ -138,13 +138,13 @@ class Wheel:
         return None if place is None else self._table.entry(place)
 
     def touch(
-        self, gateway: int, signs: ActivityBatch, *, now: float, mono: float
+        self, gateway: int, activity: ActivityBatch, *, now: float, mono: float
     ) -> list[tuple[int, int]]:
         """Give users of *gateway* that sent an event a whole timeout from *now* on.
 
         Args:
             gateway: Number of the gateway that reports the events.
-            signs: The events.
+            activity: The events.
             now: Attended seconds, at or after all of them were received.
             mono: Monotonic seconds of the same moment.
         Returns:
@@ -156,9 +156,9 @@ class Wheel:
         default = now + timeout
         default_list = list_for(default)
         silences = self._silences[gateway]
-        conns, events = signs.conns, signs.events
+        conns, events = activity.conns, activity.events
         left: list[tuple[int, int]] = []
-        for position, uid in enumerate(signs.uids):
+        for position, uid in enumerate(activity.uids):
             kind = type(uid)
             if kind is not str and kind is not int:
                 # Before the look-up, which would find True and 1.0 as 1.
@@ -287,7 +287,7 @@ class Wheel:
         """Move the hand to *now*, and users that came due to the due lists.
 
         Args:
-            now: Attended seconds, never lower than before. A gap is gone over in full.
+            now: Attended seconds, never lower than before.
             steps: How many entries of passed buckets to move, and how many to cascade.
                 The next call does what is left over.
         """
@@ -447,7 +447,7 @@ class Wheel:
         return steps
 
     def _due_places(self, due: int, until: float, limit: int) -> Iterator[int]:
-        """Yield the head of a due list again and again; the caller takes it away."""
+        """Yield the head of a due list again and again; the caller removes it."""
         table, sentinel = self._table, self._due[due]
         for _ in range(min(limit, table.count[sentinel])):
             place = table.next[sentinel]

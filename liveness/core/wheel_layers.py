@@ -25,14 +25,14 @@ from liveness.core.table import Table
 
 
 class Layers:
-    """The lists of buckets and slots, and the hand that goes over them.
+    """The lists of buckets and slots, and the hand that moves over them.
 
     Args:
         table: Where the lists are.
         slots: Slots of a layer.
         per_slot: Buckets in a slot of the lowest layer.
         bucket_s: Seconds of a bucket.
-        ring: The layer of which a revolution is one timeout.
+        ring: The layer whose revolution is one timeout.
         origin: Attended seconds at the start.
         horizon_s: Seconds that all layers together span at least.
     """
@@ -140,7 +140,7 @@ class Layers:
         return self._passes_at(boundary)
 
     def _passes_at(self, bucket: int) -> float:
-        """The first moment at which `detach` takes *bucket* for passed."""
+        """The first moment at which `detach` counts *bucket* as passed."""
         moment = self._origin + bucket * self._bucket_s
         while int((moment - self._origin) * self._scale) < bucket:
             # Rounding left the moment just before the border. Without this step the

@@ -10,19 +10,19 @@ Example::
             async for end in sidecar.ended():
                 ...  # ada, for silence
 
-The code that decides is the sidecar's own: who is online, which timers fire, what is
-refused and what is recorded. The gateway connects to it on a Unix socket. Only time,
-disk and faults are scripted. It runs under asyncio and trio, also with trio's
-`MockClock`. Tests without an event loop can run one in a thread::
+The sidecar's own code decides who is online, which timers fire, and what is refused and
+recorded. The gateway connects to it on a Unix socket. Only time, disk and faults are
+scripted. It runs under asyncio and trio, also with trio's `MockClock`. Tests without an
+event loop can run one in a thread::
 
     with anyio.from_thread.start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(scripted_sidecar()) as script:
             portal.call(script.pass_time, 30)
 
 Only `pass_time` moves the scripted time, all at once. Timers fire at their moment while
-the sidecar runs. A timer without an answer fires again, also within one `pass_time`: if
-your gateway is to answer an attempt, end a step of time at the moment when it is due.
-While time passes, connected gateways keep the `ping` that they promised, and report
+the sidecar runs. A timer without an answer fires again, even within one `pass_time`: if
+your gateway is to answer an attempt, let time pass only until that attempt is due. While
+time passes, connected gateways count as keeping their promised `ping`, and report
 nothing. A gateway's own clock, by which it collects, reconnects and measures ages, is
 that of its event loop.
 

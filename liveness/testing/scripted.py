@@ -1,4 +1,4 @@
-"""The scripted sidecar; `liveness.testing` says what it is for and how to use it.
+"""The scripted sidecar; `liveness.testing` explains how to use it.
 
 It drives the sidecar's own rules from a single task, without threads or a disk. Between
 two calls of `pass_time` its time stands still.
@@ -76,19 +76,19 @@ BACKLOG: Final = 512
 MAX_TIMERS: Final = 20_000_000
 MAX_LOADED: Final = 1_000_000
 
-# Time goes this much further than asked, so that three times 10 s is not less than 30 s
-# by rounding.
+# Time goes this much further than asked, so that rounding does not make three times 10 s
+# less than 30 s.
 ROUNDING_S: Final = 1e-6
-# Wheels are advanced so far ahead of the time: two buckets, so at least one whole one.
-# Users and timers of the current bucket can then fire at their exact deadline.
+# Wheels are this far ahead of the time, so that users and timers fire at their exact
+# deadline, not at the end of its bucket. Two buckets contain at least one whole one.
 AHEAD_S: Final = 2 * BUCKET_S
-# Connections that begin between two calls of `pass_time` are this share of the real time
-# apart, so that the older one is still the older.
+# Between two calls of `pass_time` the time of logins runs at this share of real time, so
+# that the older of two connections is still the older.
 IDLE_RATE: Final = 1e-6
 # The clocks begin at fixed times, so that a test gets the same records every time.
 START_MONO_S: Final = 1_000.0
 START_WALL_MS: Final = 1_795_168_800_000
-# The core works in bounded steps. Here one step does it all, as time stands still.
+# The core works in bounded steps. Here one step does everything.
 UNLIMITED: Final = 2**31
 
 REFUSED: Final = "the script of this test refuses it"
@@ -130,11 +130,11 @@ class _Link:
     conversation: Conversation
     gateway: GatewayState | None = None
     is_open: bool = True  # else it is only read to its end, and frames are dropped
-    is_broken: bool = False  # the peer has closed: writing is pointless
+    is_broken: bool = False  # the peer has closed: nothing is written any more
     is_welcome: bool = False
     replies: deque[bytes] = field(default_factory=deque)
     unsent: bytes = b""
-    position: int = 0  # records up to here were sent, or not for this link
+    position: int = 0  # the seq up to which records were sent or skipped
     unacked: deque[int] = field(default_factory=deque)
     watched: int = 0  # the events that the selector waits for
     host_offset: float | None = None  # see `HostReading`; None: another clock
@@ -170,7 +170,7 @@ class _Link:
         )
 
     def is_concerned_by(self, record: Logged) -> bool:
-        """Whether a gap is due to this link if the record is trimmed."""
+        """Whether this link gets a gap if the record is trimmed."""
         names = (record.gateway, record.from_gateway)
         return self.hello.scope == "all" or self.hello.name in names
 
@@ -191,7 +191,7 @@ async def scripted_sidecar(
         flush: How long a gateway may collect, in seconds of its own clock. Small, so
             that tests need not wait for it.
         window: Records that may be unacknowledged on a link.
-        within: After so many seconds of the event loop's clock a wait has failed.
+        within: After this many seconds of the event loop's clock a wait fails.
         max_timers: Timers that may be pending or fired; one more is refused.
     """
     with TemporaryDirectory(prefix="liveness-") as folder:
@@ -253,7 +253,7 @@ class ScriptedSidecar:
         self._timeout, self._flush = timeout, flush
         self._window, self._within = window, within
         self._max_timers = max_timers
-        self._now = self._unattended = 0.0  # attended seconds, and the others
+        self._now = self._unattended = 0.0  # seconds attended, and not attended
         # Pairs of a time by the event loop's clock and the scripted time of that moment.
         self._time_points = [(anyio.current_time(), START_MONO_S)]
         self._disk = Disk()
@@ -275,9 +275,9 @@ class ScriptedSidecar:
     async def pass_time(self, seconds: float) -> None:
         """Let time pass, without waiting for it.
 
-        What gateways have written before is applied first. Silent users and due timers
-        are recorded at their moments, and the records are sent when this returns. While
-        the sidecar is stopped or does not read, time counts for no user's silence; timers
+        What gateways wrote before is applied first. Silent users and due timers are
+        recorded at their moments, and the records are sent when this returns. While the
+        sidecar is stopped or does not read, time counts for no user's silence; timers
         that come due meanwhile fire afterwards.
         """
         if not 0 <= seconds < math.inf:
@@ -318,7 +318,7 @@ class ScriptedSidecar:
 
     @property
     def links(self) -> dict[str, int]:
-        """The connected gateways, and how many records each has yet to acknowledge."""
+        """The connected gateways, and how many records each has not acknowledged."""
         self._turn()
         return {
             name: len(link.unacked)
@@ -409,7 +409,7 @@ class ScriptedSidecar:
         """Wait until *is_so* returns something true; it is called after each change.
 
         Raises:
-            AssertionError: As in every wait: it was not so within that many seconds of
+            AssertionError: As in every wait: it was not true within that many seconds of
                 the event loop's clock. The text says what is known.
         """
         await self._until(is_so, "it is not so", within)
@@ -485,7 +485,7 @@ class ScriptedSidecar:
         self._scheduler.forgot(self._disk.trim())
 
     def stop(self, reason: str = "the sidecar stops") -> None:
-        """Stop as planned, with `bye`. After `start`, clocks go on where they were."""
+        """Stop as planned, with `bye`. After `start`, users' clocks continue."""
         self._turn()
         self._stop_listening()
         self.path.unlink()
@@ -498,7 +498,7 @@ class ScriptedSidecar:
         self._write_and_notify()
 
     def crash(self) -> None:
-        """End as by `kill -9`. After `start`, users on disk have a fresh timeout."""
+        """End as by `kill -9`. After `start`, users on disk have a whole timeout."""
         self._turn()
         self._stop_listening()
         for link in [*self._links]:
@@ -509,7 +509,7 @@ class ScriptedSidecar:
         """Come back after `stop` or `crash`.
 
         Args:
-            new_log: With an empty disk: a new log, and no user is online.
+            new_log: Whether to come back with an empty disk: a new log, no user online.
         """
         if self._listener is not None:
             raise ValueError("it is running; call stop() or crash() first")
@@ -559,8 +559,8 @@ class ScriptedSidecar:
     @property
     def _at(self) -> Instant:
         passed = self._now + self._unattended
-        # Rounding must not make this a millisecond less: a timer due now would be taken,
-        # put back, and taken again for ever, as this clock stands still.
+        # Rounding must not make this a millisecond less: a timer due now would be taken
+        # and put back for ever, as this clock stands still.
         wall_ms = START_WALL_MS + int((passed + ROUNDING_S) * 1_000)
         return Instant(self._now, START_MONO_S + passed, wall_ms)
 
@@ -580,8 +580,8 @@ class ScriptedSidecar:
     def _scripted_age(self, age: float) -> float:
         """Turn an age by the gateway's clock, the event loop's, into one by this clock.
 
-        It is reckoned from the scripted time at which the connection began. So of two
-        connections the newer one stays the newer, however much time passes by each clock.
+        It follows from the scripted time at which the connection began. So the newer of
+        two connections stays the newer, however much time passes by each clock.
         """
         return self._at.mono - self._scripted_time(anyio.current_time() - age)
 
@@ -656,7 +656,7 @@ class ScriptedSidecar:
             numbers = scheduler.take(UNLIMITED)
             scheduler.fire(disk.due(numbers), self._timers_at, self._sent_up_to)
             if numbers:
-                # First, as an attempt is only over if its record was sent.
+                # First send the records: an attempt is not over before that.
                 for link in [*self._links]:
                     self._write(link)
             if not numbers and scheduler.next_due() > mono:
@@ -717,8 +717,8 @@ class ScriptedSidecar:
         if has_read:
             self._write_and_notify()
         else:
-            # Waiters are not woken: two of them could wake each other for ever, as each
-            # makes a turn when it looks.
+            # Waiters are not woken: each makes a turn when it checks its condition, so
+            # two of them could wake each other for ever.
             self._write_links()
 
     def _write_and_notify(self) -> None:
@@ -787,7 +787,7 @@ class ScriptedSidecar:
             except BlockingIOError:
                 return
             except OSError:
-                # What the peer has written before is still read, up to its end.
+                # What the peer wrote before is still read.
                 link.is_broken, link.unsent = True, b""
                 link.replies.clear()
 
@@ -808,7 +808,7 @@ class ScriptedSidecar:
         return encode_notices(encoded) if encoded else b""
 
     def _end_link(self, link: _Link, *frame: object) -> None:
-        """Apply nothing more from a link; write its replies and *frame*; half-close it."""
+        """Apply nothing more from a link; write its replies and *frame*; shut it down."""
         self._release_name(link)
         if self._is_disk_full:
             link.replies.clear()
@@ -820,7 +820,7 @@ class ScriptedSidecar:
             self._close(link)  # it may never read the rest
             return
         with suppress(OSError):  # the peer may have closed
-            # Closing it with unread bytes would make the peer's next read fail.
+            # With unread bytes, a close would make the peer's next read fail.
             link.sock.shutdown(socket.SHUT_WR)
 
     def _close(self, link: _Link) -> None:
@@ -895,14 +895,14 @@ class ScriptedSidecar:
                 self.events.append(noted)
                 self._unread_events[uid].append(noted)
 
-    def _apply_activity(self, link: _Link, signs: ActivityBatch) -> None:
+    def _apply_activity(self, link: _Link, batch: ActivityBatch) -> None:
         assert link.gateway is not None
-        events = [EVENTS[number] for number in signs.events]
-        self._note_events(link, events, signs)
-        for n, position, index in self._presence.heard(link.gateway, signs, self._at):
+        events = [EVENTS[number] for number in batch.events]
+        self._note_events(link, events, batch)
+        for n, position, index in self._presence.heard(link.gateway, batch, self._at):
             refusal = link.conversation.refuse(
                 Code.BAD_UID,
-                bad_uid_text(signs.uids[position]),
+                bad_uid_text(batch.uids[position]),
                 self._now,
                 n=n,
                 frame=events[position],
@@ -911,7 +911,7 @@ class ScriptedSidecar:
             self._refuse(link, refusal)
 
     def _create_timer(self, link: _Link, after: After) -> None:
-        # Rounding up to whole milliseconds would make it one more.
+        # Otherwise rounding up to whole milliseconds would add one.
         asked = after._replace(seconds=after.seconds - 2 * ROUNDING_S)
         if not self._scheduler.after(link.hello.name, asked, self._timers_at):
             self._refuse(
@@ -964,7 +964,7 @@ class ScriptedSidecar:
         self._welcome(link, hello)
 
     def _welcome(self, link: _Link, hello: Hello) -> None:
-        """Send welcome. Records begin where asked, else at the cursor, else now."""
+        """Send welcome. Records begin after `after`, else after the cursor, else now."""
         newest = self._presence.decided.next_seq - 1
         if hello.after is None:
             link.position = newest
@@ -1006,7 +1006,7 @@ class ScriptedSidecar:
         link.reply("welcome", welcome)
 
     def _refire_unsent(self, name: str, after: int, until: int) -> None:
-        """Fire timers again whose records this gateway will not get."""
+        """Fire timers again whose records this gateway will not receive."""
         for record in self._disk.records[after:until]:
             if isinstance(record, TimerRecord) and record.gateway == name:
                 self._scheduler.undelivered(
@@ -1065,7 +1065,7 @@ class ScriptedSidecar:
         self._move_cursor(link)
 
     def _move_cursor(self, link: _Link) -> None:
-        """Move the cursor past records that were not for this link, if none is unacked."""
+        """If none is unacked, move the cursor past records not for this link."""
         if link.has_cursor and not link.unacked:
             self._cursors[link.key] = max(self._cursors[link.key], link.position)
 
@@ -1122,7 +1122,7 @@ class ScriptedSidecar:
         return heard if record is None else f"{heard}; recorded last: {record.as_map()}"
 
     def _summary(self) -> str:
-        """What may explain why a wait has failed."""
+        """The state that may explain why a wait failed."""
         state = [f"linked: {', '.join(self.links) or 'no gateway'}"]
         if self._listener is None:
             state.append("the sidecar is not running")

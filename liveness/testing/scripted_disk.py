@@ -1,7 +1,7 @@
 """The disk of a scripted sidecar, in memory: what outlives a stop or a crash.
 
 It stores what the databases of a sidecar store: the log, the online set, cursors, and
-the table of timers. It takes no decisions.
+the table of timers.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ class Disk:
                 self.online.pop(session, None)
         timers = [timer for timer, _ in self.timers.values()] if changes.orders else []
         transaction = TimerTransaction(changes.orders, timers, policy)
-        payloads = {order.timer.id: order.payload for order in transaction.added}
+        payloads = {new.timer.id: new.payload for new in transaction.added}
         for timer in transaction.changed:
             is_new = timer.id in payloads
             payload = payloads[timer.id] if is_new else self.timers[timer.id].payload
@@ -98,7 +98,7 @@ class Disk:
         ]
 
     def moments(self) -> list[int]:
-        """When each live timer is next due, or its attempt over."""
+        """When each live timer is next due, or its attempt is over."""
         moments = (timer.next for timer, _ in self.timers.values())
         return [at for at in moments if at is not None]
 

@@ -147,7 +147,7 @@ def test_one_who_is_held_is_told_why(held: str, told: str) -> None:
 
 
 def test_one_who_is_due_and_not_held_is_judged_next() -> None:
-    assert "; due, and about to be judged; " in online(DUE)
+    assert "; due, and about to go offline; " in online(DUE)
 
 
 @pytest.mark.parametrize(

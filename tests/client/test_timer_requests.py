@@ -121,7 +121,7 @@ def test_a_payload_that_cannot_be_is_refused(payload: object) -> None:
 
 @pytest.mark.parametrize("names", [(None, None), ("a", "a")])
 def test_a_cancel_takes_exactly_one_of_both(names: tuple[Any, Any]) -> None:
-    with pytest.raises(ReportError, match="exactly one of both"):
+    with pytest.raises(ReportError, match="exactly one of them"):
         TimerRequests().cancel(*names)
 
 
