@@ -185,7 +185,7 @@ class Dispatcher:
 
     @staticmethod
     def _too_many_users(link: SocketLink, full: NoRoom) -> Refusal:
-        # Nor does this count: the link goes on for the users that there is room for.
+        # Made without the conversation too: the link goes on for the other users.
         return Refusal(
             Code.TOO_MANY_USERS,
             f"there is no room for {len(full.indices)} of these users, the first at index "

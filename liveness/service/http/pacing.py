@@ -12,8 +12,8 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-# Between two pages. The metrics of a hundred gateways take 4 ms to make: with this pause, a
-# twelfth of a processor.
+# Between two pages. The metrics of a hundred gateways take 4 ms to make: with this pause, at
+# most a twelfth of a processor.
 PAUSE_S: Final = 0.05
 
 K = TypeVar("K")
@@ -32,7 +32,7 @@ class Turnstile:
 
 
 class _PlannedPage:
-    """A page to be made at a time, for all who wait for it."""
+    """When a page will be made, and the page once it is."""
 
     __slots__ = ("at", "page")
 

@@ -203,7 +203,7 @@ class SignIn:
         self._refused = refused
         self._wall_s = wall_s
         self._wrong_tokens = WrongTokenLimit()
-        self._every = LogThrottle(LOG_S, clock=trio.current_time)
+        self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
         self._page = (PAGE / "sign-in.html").read_text()
 
     def check(self, request: Request) -> Rejection | None:
@@ -281,7 +281,7 @@ class SignIn:
 
     def _wrong_token(self, request: Request) -> Rejection:
         client = request.client.host if request.client else None
-        self._every(
+        self._log_throttled(
             _log.warning, "a wrong token was refused", key="token", client=client
         )
         wait_s = self._wrong_tokens.fail(trio.current_time())

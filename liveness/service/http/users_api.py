@@ -6,7 +6,7 @@
 The last line of the list has no `uid`. It has the `seq` at which the list is true, and from
 which the feed continues; a list without it is incomplete. The list is one read of the
 database, written to a temporary file and sent from there, however slowly the client reads.
-SQLite formats a thousand lines a statement, in a thread, without Python's lock.
+SQLite formats a thousand lines a statement, in a thread, without the GIL.
 
 For one user the log is searched backwards, in one thread for each listener: requests at one
 listener wait for each other, not for those at the other, and the engine waits for none. A

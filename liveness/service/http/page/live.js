@@ -49,12 +49,12 @@ function setAttributes(element, attributes) {
   }
 }
 
-/** Sets a text only if it differs: setting it would drop the reader's selection. */
+/** Sets a text only if it differs, to keep the reader's selection. */
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Has a screen reader say something once. */
+/** Have a screen reader say something once. */
 function announce(text) {
   byId("announcement").textContent = text;
 }
@@ -675,7 +675,7 @@ function showVitals(summary) {
   const held = Object.values(summary.held).reduce((a, b) => a + b, 0);
   const failed = summary.timers.failed ?? 0;
   const late = summary.lateness.promise_s;
-  vital("Due now", whole(summary.due), { title: "Users past their deadline who are not judged yet" });
+  vital("Due now", whole(summary.due), { title: "Users past their deadline who are still online" });
   vital("Held", whole(held), { is: held ? "warn" : "", title: Object.entries(summary.held).map(([why, n]) => `${why} ${whole(n)}`).join(", ") || "No users are held" });
   vital("Early", whole(summary.early), { is: summary.early ? "alert" : "", title: "Declared offline before their deadline. Always 0, unless the sidecar has a fault" });
   vital("Moved a second", rate(summary.rates.moved), { title: "Users who logged in on a newer connection" });
@@ -754,7 +754,7 @@ function showNotices(summary) {
   if (summary.log_failure) current.push(["log", "alert", "The log cannot be written", `${summary.log_failure}. Until it can, no records are sent; see LivenessWritesFail in docs/runbook.md.`]);
   const most = 5; // of storms, the largest first; /v1/guard has all
   for (const { gateway, users, left_s } of summary.storms.slice(0, most)) {
-    current.push([`storm ${gateway}`, "", `Storm guard holds ${plural(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Check that gateway. To judge its users now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
+    current.push([`storm ${gateway}`, "", `Storm guard holds ${plural(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Check that gateway. To let them go offline now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
   }
   const more = summary.storms.length - most + (summary.storms_more ?? 0);
   if (more > 0) current.push(["storms", "", `${plural(more, "more storm")}`, "at other gateways: see /v1/guard, and ", make("code", {}, "liveness status")]);
@@ -845,7 +845,7 @@ function isWithin(filter, other) {
 /** Marks the records below as chosen by earlier filters, so not all that match this one. */
 function markFilterChange(list) {
   if (list[0]?.isFilterChange) list.shift(); // no records since the last change
-  list.unshift({ text: `Filter changed at ${clock(latest.at)}: the records below are those that the filter before let through.`, isFilterChange: true });
+  list.unshift({ text: `Filter changed at ${clock(latest.at)}: the records below are those that matched the filter before.`, isFilterChange: true });
 }
 
 function showFeed(summary, gap) {
