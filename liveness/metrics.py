@@ -1,8 +1,8 @@
-"""The metrics: plain counters and histograms, turned into Prometheus families at a scrape.
+"""The metrics: plain counters and histograms, and Prometheus families made of them.
 
 Counting adds to an `int`, and observing a duration costs a bisection. Prometheus objects
-exist only while a scrape is answered. The number of series does not depend on the number of
-users: only the label `gateway` grows, and it is capped.
+exist only while a scrape is answered. The number of series does not depend on the number
+of users: only the label `gateway` grows, and it is capped.
 """
 
 from bisect import bisect_left
@@ -34,8 +34,8 @@ SOCKETS: Final = ("gateway", "http", "admin")
 DOORS: Final = ("http", "admin")
 # The files that are watched for removal (`service.file_watch`).
 FILES: Final = ("gateway", "admin", "state")
-# Limits that `limits_met` counts: those that refuse or delay something. A full window and a
-# deleted old record concern only their reader.
+# Limits that `limits_met` counts: those that refuse or delay something. A full window
+# and a deleted old record concern only their reader.
 LIMITS: Final = (
     "limits.hello_s", "limits.max_frame_bytes", "limits.max_unfinished_bytes",
     "limits.max_batch", "limits.max_replies", "limits.max_reply_bytes",

@@ -48,8 +48,8 @@ def default_state(environ: Mapping[str, str], uid: int) -> Path:
 def make_socket_folder(path: Path) -> None:
     """Make the folder of the socket at *path*, if its parent exists.
 
-    The folder of root is open to all: its gateways run as other users, and the mode of the
-    socket restricts access. Any other user's folder is private.
+    The folder of root is open to all: its gateways run as other users, and the mode of
+    the socket restricts access. Any other user's folder is private.
 
     Raises:
         ConfigError: It cannot be made, or must be private and is not.

@@ -21,8 +21,7 @@ DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
 FILE_VARIABLE: Final = "LIVENESS_CONFIG"
 # Variables beginning with LIVENESS_ that are no settings; all others are refused.
 RESERVED: Final = frozenset({FILE_VARIABLE, "LIVENESS_PURE_WHEEL"})
-# All settings with comments take a few KiB; the limit stops reading a wrong file, such as a
-# log.
+# All settings with comments take a few KiB. A wrong file, such as a log, may be large.
 MAX_FILE_BYTES: Final = 1_048_576
 
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}

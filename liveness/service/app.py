@@ -261,7 +261,8 @@ def _tcp_listener(host: str, port: int) -> socket.socket:
         why = os.strerror(number) if number > 0 else error.strerror or error
         remedies = {
             errno.EADDRINUSE: "stop what uses it, or choose another with --http",
-            errno.EACCES: "choose a port from 1024 on with --http, or grant CAP_NET_BIND_SERVICE",
+            errno.EACCES: "choose a port from 1024 on with --http, or grant "
+            "CAP_NET_BIND_SERVICE",
         }
         remedy = remedies.get(number, "choose an address of this host with --http")
         raise StartError(f"HTTP address {host}:{port}: {why}; {remedy}") from error
@@ -331,8 +332,8 @@ def _raise_file_limit(config: Config) -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < files:
         raise StartError(
-            f"{links} links and {connections} connections to each HTTP listener need {files} "
-            f"open files, and {most} are allowed; raise the limit (ulimit -Hn, "
+            f"{links} links and {connections} connections to each HTTP listener need "
+            f"{files} open files, and {most} are allowed; raise the limit (ulimit -Hn, "
             "LimitNOFILE=) or lower limits.max_links or http.max_connections"
         )
     if allowed != resource.RLIM_INFINITY and allowed < files:

@@ -61,13 +61,14 @@ from liveness.service.storage.skipped_runs import SkippedRuns
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 
-# Time limits of a stop: to read what links have sent, to write it to the disk (and then the
-# clocks file), to close links, and to end HTTP requests.
+# Time limits of a stop: to read what links have sent, to write it to the disk (and then
+# the clocks file), to close links, and to end HTTP requests.
 STOP_READING_S: Final = 0.5
 STOP_WRITING_S: Final = 1.5
 STOP_LINKS_S: Final = 1.5
 STOP_HTTP_S: Final = 0.5
-# The engine turns at least ten times a second. Without a turn for this long it is unhealthy.
+# The engine turns at least ten times a second; without a turn for this long it is
+# unhealthy.
 TURN_DEAD_S: Final = 5.0
 
 _log = structlog.get_logger("sidecar")
@@ -425,7 +426,7 @@ class SidecarService:
         """Why the sidecar is not ready; empty if it is."""
         why = self.why_unhealthy()
         if not self._listens:
-            why.append("the socket is not listened on")
+            why.append("the gateway socket is not listening")
         failures = (self.log_writer.failure, self._timer_loop.failure)
         why += [failure for failure in failures if failure is not None]
         return why + self._file_watch.failures

@@ -313,7 +313,7 @@ def _token(name: str, line: str, given: Given | None) -> Mistake:
 TOKENS: Final = [
     _token("missing", "cannot be read (No such file or directory); correct the path or its mode", None),
     _token("that is a folder", "is not a regular file; name a file with the token", folder("token")),
-    _token("open to others", "is open to others than its owner and group; run chmod o= on it", text("token", WORDS, 0o644)),
+    _token("open to others", "is open to users other than its owner and group; run chmod o= on it", text("token", WORDS, 0o644)),
     _token("too short", "has 9 characters; a token has 16 or more (openssl rand -base64 24)", text("token", "too short")),
     _token("of another kind", "has more than 4096 bytes; put only the token there", text("token", "x" * 5_000)),
     _token("with spaces", "has characters other than printable ASCII; a token has no others", text("token", "correct horse battery")),

@@ -42,10 +42,10 @@ FIRE_WHILE_THROTTLED: Final = 50
 # Reads are gathered for this long, unless a deadline comes before. Waking up for each of
 # 3,000 one-uid frames a second would cost several times what fifty turns do.
 GATHER_S: Final = 0.020
-# The shortest sleep: far below the promised resolution, and long enough that a turn does not
-# come too early and find nothing due.
+# The shortest sleep: a turn that comes too early finds nothing due. Far below the
+# promised resolution.
 LEAST_SLEEP_S: Final = 0.0005
-# Due users that wait for their gateway are looked at this often.
+# Due users that wait for their gateway are checked this often.
 HELD_SLEEP_S: Final = 0.05
 # How late a turn was is shown for this long: Prometheus scrapes every 15 s as a rule.
 LAG_SHOWN_S: Final = 15.0

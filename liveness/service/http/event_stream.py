@@ -126,7 +126,7 @@ class StreamWriter:
                 break
             await self.send(b": quiet\n\n")
         self._check()
-        # One reader at a time: a commit, or a new second, wakes all of them.
+        # One reader at a time: a commit, or a new summary, wakes all of them.
         await self._turnstile.wait()
 
     def _check(self) -> None:

@@ -83,8 +83,8 @@ class HttpLimits:
                 "(http.max_header_bytes)"
             )
         return (
-            "this is no HTTP/1.1 request with one Host, and one length if it has a body; "
-            "ask by a URL"
+            "the request is malformed; send HTTP/1.1 with one Host and, if there is a body, "
+            "one length"
         )
 
 

@@ -167,7 +167,9 @@ def allow_hosts(names: Collection[str]) -> Check:
         given = request.headers.getlist("host")
         found = _HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
         if found is None or (found[1] and not is_address(found[1])):
-            message = "the request has no Host, or a malformed one; ask by a URL"
+            message = (
+                "the request has no Host, or a malformed one; send the host of its URL"
+            )
             return refusal(HttpRefusal.HOST, 400, message)
         # The root's dot at the end makes no difference.
         name = (found[1] or found[2]).removesuffix(".")

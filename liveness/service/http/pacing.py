@@ -12,8 +12,8 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-# Between two pages. The metrics of a hundred gateways take 4 ms to make: with this pause, at
-# most a twelfth of a processor.
+# Between two pages. The metrics of a hundred gateways take 4 ms to make: with this pause,
+# at most a twelfth of a processor.
 PAUSE_S: Final = 0.05
 
 K = TypeVar("K")

@@ -38,8 +38,8 @@ SIGN_IN: Final = "/sign-in"
 SIGN_OUT: Final = "/sign-out"
 OPEN: Final = frozenset({"/metrics", "/healthz", "/readyz", SIGN_IN, "/page/style.css"})
 COOKIE: Final = "liveness"
-# Enough for any token that is typed or pasted. The largest token, with every character
-# escaped, would take three times as much.
+# Enough for a token that is typed or pasted, though not for the largest with every character
+# escaped.
 MAX_FORM_BYTES: Final = 4096
 LOG_S: Final = 10.0
 _FORM: Final = "application/x-www-form-urlencoded"
@@ -147,7 +147,7 @@ def read_token(path: Path | None) -> Token | None:
         raise _refused(path, "is not a regular file; name a file with the token")
     if mode & 0o007:
         raise _refused(
-            path, "is open to others than its owner and group; run chmod o= on it"
+            path, "is open to users other than its owner and group; run chmod o= on it"
         )
     if len(data) > MAX_BYTES:
         raise _refused(

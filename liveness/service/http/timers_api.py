@@ -153,7 +153,7 @@ class TimersApi:
         timer = await self._newest_of(gateway, key)
         if timer["state"] not in change.results:
             message = f"{subject} changed meanwhile, and is {timer['state']} now"
-            raise ApiError(409, f"{message}; look at it, and ask again")
+            raise ApiError(409, f"{message}; check it, and try again")
         return JSONResponse(timer)
 
     async def _cancel_damaged(self, request: Request) -> Response:

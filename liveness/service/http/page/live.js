@@ -175,7 +175,7 @@ const wheel = {
     }
     if (isNext && !isFirst && !REDUCED.matches && !document.hidden) this.plan(before, summary);
     byId("hand").classList.toggle("stands", summary.stands);
-    setText(byId("hand-caption"), summary.stands ? "the hand stands still" : "");
+    setText(byId("hand-caption"), summary.stands ? "the hand is paused" : "");
     const digits = whole(summary.users);
     setText(byId("users"), digits);
     const size = digits.length < 8 ? 54 : digits.length < 10 ? 44 : 34;
@@ -679,7 +679,7 @@ function showVitals(summary) {
   vital("Held", whole(held), { is: held ? "warn" : "", title: Object.entries(summary.held).map(([why, n]) => `${why} ${whole(n)}`).join(", ") || "No users are held" });
   vital("Early", whole(summary.early), { is: summary.early ? "alert" : "", title: "Declared offline before their deadline. Always 0, unless the sidecar has a fault" });
   vital("Moved a second", rate(summary.rates.moved), { title: "Users who logged in on a newer connection" });
-  vital("Hand lag", summary.stands ? "stands still" : seconds(summary.hand_lag_s), { is: summary.stands || summary.hand_lag_s > late ? "warn" : "", title: "How far the hand is behind the clock" });
+  vital("Hand lag", summary.stands ? "paused" : seconds(summary.hand_lag_s), { is: summary.stands || summary.hand_lag_s > late ? "warn" : "", title: "How far the hand is behind the clock" });
   vital("Unattended", seconds(summary.unattended_s), { title: "Time in which this process did not run. It does not count as silence" });
   vital("Log, to be written", summary.log_failure ? "fails" : whole(summary.log_pending), { is: summary.log_failure ? "alert" : "", title: `Records that wait for the disk. The newest has seq ${whole(summary.seq)}` });
   vital("Watchers", whole(summary.links.watcher ?? 0), { title: "Links that only read records" });
