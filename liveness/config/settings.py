@@ -258,8 +258,8 @@ class LimitSettings:
     )
     unread_s: float = fixed(
         30.0,
-        "time after which a link ends that reads nothing of its answers, or whose "
-        "list finds no room; for a gateway limits.gateway_hold_s at least",
+        "time after which a link ends that reads no answers, or whose list finds no "
+        "room; for a gateway at least limits.gateway_hold_s",
         "seconds",
     )
     max_refused: int = fixed(

@@ -470,7 +470,7 @@ class Engine:
 
 
 async def run_turns(engine: Engine) -> NoReturn:
-    """Turn when a turn is due, or wanted before; then at least `GATHER_S` after the last."""
+    """Run each turn when due; on request sooner, but not within `GATHER_S` of the last."""
     while True:
         began = trio.current_time()
         engine.turn_wanted.clear()

@@ -89,7 +89,7 @@ class FeedApi:
         return self._streams.events(StreamKind.FEED, produce)
 
     def _start(self, after: int | None, last_id: str | None) -> tuple[int, bool]:
-        """The seq to continue behind, and whether the reader knows another log."""
+        """The seq after which to begin, and whether this log is new to the reader."""
         log_writer = self._log_writer
         newest, oldest = log_writer.durable_seq, log_writer.first - 1
         if last_id is None:

@@ -3,8 +3,8 @@
 trio runs every task that can run before it looks at the clock again. Without a limit, a
 hundred requests that arrive together would all be answered before the wheel's hand moves.
 So each pass of the loop works on one request, in the order of their arrival. A page that is
-costly to make is made once for all requests that wait for it, with a pause in between. It
-is never older than its request, which waits for the next one to be made.
+costly to make is made once for all requests that wait for it, with a pause between two. A
+request waits for the next page to be made, so it never gets one older than itself.
 """
 
 from collections.abc import Callable

@@ -97,7 +97,7 @@ function visible(text) {
 
 const uidText = (uid) => (typeof uid === "number" ? `int:${uid}` : uid);
 
-/** An element with a name from the wire; <bdi> keeps its writing direction from the rest. */
+/** An element with a name from the wire; <bdi> isolates its writing direction. */
 function named(text, name = "bdi") {
   const shown = visible(text);
   return make(name, { class: "cut", title: shown }, shown);
@@ -550,7 +550,7 @@ function indexOf(ms) {
   return best;
 }
 
-/** The points without gaps: nothing is drawn where no summary came. */
+/** The stretches of points without gaps: nothing is drawn where no summary came. */
 function stretches() {
   const found = [];
   past.at.forEach((ms, i) => {
@@ -835,14 +835,14 @@ function matches(record) {
   return !gateway || [record.gateway, record.from].includes(gateway);
 }
 
-/** Whether every record that matches a filter matches another one, too. */
+/** Whether every record that matches `filter` also matches `other`. */
 function isWithin(filter, other) {
   const { kinds, uid, gateway } = filter;
   const areKindsWithin = !other.kinds.length || (kinds.length > 0 && kinds.every((kind) => other.kinds.includes(kind)));
   return areKindsWithin && [uid, ""].includes(other.uid) && [gateway, ""].includes(other.gateway);
 }
 
-/** Marks the records below as chosen by earlier filters, so not all that match this one. */
+/** Adds a row that says: the records below were selected by an earlier filter. */
 function markFilterChange(list) {
   if (list[0]?.isFilterChange) list.shift(); // no records since the last change
   list.unshift({ text: `Filter changed at ${clock(latest.at)}: the records below are those that matched the filter before.`, isFilterChange: true });
