@@ -76,7 +76,7 @@ class Summaries:
         self._history: str | None = None
 
     async def run(self) -> None:
-        """Look once a second, for ever."""
+        """Sample the counters once a second, forever."""
         at = trio.current_time()
         while True:
             self._samples.append(self._sample(self._now()))
@@ -101,8 +101,6 @@ class Summaries:
         if self._text is None:
             self._text = json_line(self.summary())
         return self._text
-
-    # --- what is told -----------------------------------------------------------
 
     @property
     def history_text(self) -> str:
@@ -202,8 +200,6 @@ class Summaries:
             "ping": gateway.ping,
             "mutes": gateway.mutes,
         }
-
-    # --- two samples --------------------------------------------------------------
 
     def _sample(self, now: Now) -> SummarySample:
         lateness = now.counts.lateness
