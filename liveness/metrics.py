@@ -1,8 +1,8 @@
-"""The metrics: counted as plain integers, and turned into families at each scrape.
+"""The metrics: plain counters and histograms, and Prometheus families made of them.
 
-The hot path adds to an `int`; an observation costs a bisection. Prometheus objects
-exist only while a scrape is answered. The number of series does not depend on the
-number of users: the only label that grows is `gateway`, and that is capped.
+Counting adds to an `int`, and observing a duration costs a bisection. Prometheus objects
+exist only while a scrape is answered. The number of series does not depend on the number
+of users: only the label `gateway` grows, and it is capped.
 """
 
 from bisect import bisect_left
@@ -26,16 +26,16 @@ Values = Mapping[str, int]  # by the value of a label
 GATEWAY: Final = "gateway"
 Label = TypeVar("Label", str, tuple[str, str])
 
-# Names after the first 64 share the label `other`.
+# Gateways after the first 64 share the label `other`.
 MOST_GATEWAYS: Final = 64
 OTHER: Final = "other"
 
 SOCKETS: Final = ("gateway", "http", "admin")
 DOORS: Final = ("http", "admin")
-# Files that another program may remove or replace while the sidecar uses them.
+# The files that are watched for removal (`service.file_watch`).
 FILES: Final = ("gateway", "admin", "state")
-# The limits that `limits_met` counts. A full window or a trimmed record is not among
-# them: it refuses nothing.
+# Limits that `limits_met` counts: those that refuse or delay something. A full window
+# and a deleted old record concern only their reader.
 LIMITS: Final = (
     "limits.hello_s", "limits.max_frame_bytes", "limits.max_unfinished_bytes",
     "limits.max_batch", "limits.max_replies", "limits.max_reply_bytes",
@@ -46,7 +46,7 @@ LIMITS: Final = (
     "timers.max_pending", "http.max_streams", "http.max_backlog",
 )  # fmt: skip
 LATENESS_STAGES: Final = ("decided", "durable", "sent")
-# Fine around what is promised: decided within 50 ms, delivered within 100 ms.
+# Finest around the promises: 50 ms decided, 100 ms delivered.
 LATENESS_S: Final = (
     0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60,
 )  # fmt: skip
@@ -56,17 +56,17 @@ COMMIT_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 class HttpRefusal(StrEnum):
     """Why an HTTP listener refused a connection or a request."""
 
-    CONNECTIONS = "connections"  # too many are open
-    SLOW = "slow"  # it did not come, or its answer was not read, in time
+    CONNECTIONS = "connections"  # all are in use
+    SLOW = "slow"  # the request did not arrive, or its answer was not read, in time
     MALFORMED = "malformed"  # not HTTP/1
     HEAD = "head"  # too large
     BODY = "body"  # too large
-    ACCESS = "access"  # the peer's user has no right to connect
-    HOST = "host"  # missing, or not ours
-    METHOD = "method"  # not allowed at this address, such as POST
+    ACCESS = "access"  # the user has no access
+    HOST = "host"  # missing, or not a name of this sidecar
+    METHOD = "method"  # it would change something
     TOKEN = "token"  # missing or wrong
     TRIES = "tries"  # too many wrong tokens
-    ORIGIN = "origin"  # another site's page would sign in or out
+    ORIGIN = "origin"  # a sign-in or sign-out from another site's page
 
 
 class Histogram:
@@ -96,13 +96,14 @@ class Histogram:
 
 
 def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
-    """Estimate a quantile as PromQL does, by linear interpolation within a bucket.
+    """Estimate a quantile as PromQL does: values are spread evenly within a bucket.
 
     Args:
         q: Between 0 and 1.
         buckets: Upper bounds, ascending and the last infinite, with cumulative counts.
     Returns:
-        At most the largest finite bound, even if it lies beyond; None without samples.
+        At most the largest finite bound, even if the quantile is above it; None without
+        samples.
     """
     ascending = sorted(buckets)
     total = ascending[-1][1] if ascending else 0
@@ -118,7 +119,7 @@ def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The Prometheus family of a dataclass field: the metadata of its type."""
+    """The metric family of a field of `Now`, `Counts` or `GatewayNow`; its annotation."""
 
     kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
     name: str
@@ -159,13 +160,13 @@ def _histogram(name: str, text: str, *labels: str) -> Family:
 
 
 def _zeros(labels: Iterable[Label]) -> Counter[Label]:
-    """Counters with every label at 0: a rate needs a first value."""
+    """Counters that start at 0: a rate needs a first value."""
     return Counter(dict.fromkeys(labels, 0))
 
 
 @dataclass(slots=True)
 class Counts:
-    """What is counted outside the core. One object, made once, passed to its users."""
+    """What is counted outside the core: one object for all parts of a sidecar."""
 
     lateness: Annotated[
         dict[str, Histogram],
@@ -183,7 +184,7 @@ class Counts:
         Counter[str],
         _counter(
             "liveness_accepts_put_off",
-            "Tries to accept a connection for which there was no descriptor or memory.",
+            "Failed tries to accept a connection, for lack of a descriptor or memory.",
             "socket",
         ),
     ] = field(default_factory=lambda: _zeros(SOCKETS))
@@ -260,7 +261,7 @@ class GatewayNow:
         float | None,  # None: not known
         _gauge(
             "liveness_gateway_interval_seconds",
-            "How often each gateway's users usually speak, where that is known.",
+            "How long each gateway's users are usually silent, where that is known.",
             GATEWAY,
         ),
     ]
@@ -268,7 +269,7 @@ class GatewayNow:
         int,
         _counter(
             "liveness_gateway_mute",
-            "How often each gateway was not heard for longer than it promised.",
+            "How often each gateway was silent for longer than it promised.",
             GATEWAY,
         ),
     ]
@@ -276,7 +277,7 @@ class GatewayNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """Every number at the moment of a scrape."""
+    """All metrics at the moment of a scrape."""
 
     events: Annotated[Values, _counter("liveness_events", "Events received.", "event")]
     ignored: Annotated[
@@ -307,28 +308,28 @@ class Now:
     slot_users: Annotated[
         list[int],
         _gauge(
-            "liveness_wheel_slot_users", "Users due in each slot of the ring.", "slot"
+            "liveness_wheel_slot_users", "Users due in each slot of the wheel.", "slot"
         ),
     ]
     hand_lag_s: Annotated[
         float,
         _gauge(
             "liveness_hand_lag_seconds",
-            "How far the hand was behind where it should be, at most, within 15 to 30 s.",
+            "The largest delay of the wheel's hand within the last 15 to 30 s.",
         ),
     ]
     unattended_s: Annotated[
         float,
         _counter(
             "liveness_unattended_seconds",
-            "Time in which no gateway was read; it counts for no user's silence.",
+            "Time in which links were not read; it does not count as silence.",
         ),
     ]
     held: Annotated[
         Values,
         _gauge(
             "liveness_users_held",
-            "Due users that wait for their gateway, or for the end of a storm.",
+            "Due users that are held, because of their gateway or a storm.",
             "why",
         ),
     ]
@@ -345,7 +346,7 @@ class Now:
     unread: Annotated[
         Values,
         _gauge(
-            "liveness_unread_bytes", "Bytes of answers that are not read yet.", "where"
+            "liveness_unread_bytes", "Bytes of answers that were not read yet.", "where"
         ),
     ]
     unfinished_bytes: Annotated[
@@ -362,7 +363,7 @@ class Now:
     write_failures: Annotated[
         Values,
         _counter(
-            "liveness_write_failures", "Tries to write to the disk that failed.", "what"
+            "liveness_write_failures", "Failed tries to write to the disk.", "what"
         ),
     ]
     log_bytes: Annotated[
@@ -372,21 +373,21 @@ class Now:
         int,
         _gauge(
             "liveness_log_damaged_records",
-            "Records of the log that were found to be damaged on disk.",
+            "Records of the log that were found damaged on disk.",
         ),
     ]
     feed_watchers: Annotated[
-        int, _gauge("liveness_feed_watchers", "Watchers that have a link.")
+        int, _gauge("liveness_feed_watchers", "Connected watchers.")
     ]
     streams: Annotated[
-        Values, _gauge("liveness_streams", "HTTP streams that are open.", "stream")
+        Values, _gauge("liveness_streams", "Open HTTP streams.", "stream")
     ]
     timers: Annotated[
         Values, _gauge("liveness_timers", "Timers in the table.", "state")
     ]
     timers_loaded: Annotated[
         int,
-        _gauge("liveness_timers_loaded", "Timers in memory: those of the coming hour."),
+        _gauge("liveness_timers_loaded", "Timers in memory, those of the coming hour."),
     ]
     timer_attempts: Annotated[
         Values,
@@ -412,12 +413,12 @@ def _families(table: type) -> dict[str, Family]:
 
 
 _FAMILIES: Final = {table: _families(table) for table in (Now, Counts, GatewayNow)}
-# A sum of these would mean nothing, so `other` has none.
+# These cannot be added up, so `other` has none.
 _NOT_SUMMED: Final = ("timeout_s", "interval_s")
 
 
 class Collector:
-    """Builds the families at each scrape.
+    """Builds the families when Prometheus asks.
 
     Args:
         now: Reads the numbers.

@@ -1,4 +1,4 @@
-"""The settings: what there is, where values come from, and the default paths."""
+"""The settings: their declarations, sources, checks and default paths."""
 
 # Imports: core, errors.
 # Never: trio, anyio, sqlite3, structlog.

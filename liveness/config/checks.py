@@ -1,6 +1,6 @@
-"""What the values of settings must be, beyond bounds: paths, addresses, names, lists.
+"""Checks of settings that are text: paths, addresses, names, lists.
 
-Each `check_` function raises ValueError, which says what the value must be.
+Each `check_` function raises a ValueError that says what the value must be.
 """
 
 import os
@@ -15,7 +15,7 @@ from liveness.core.uids import is_text
 MAX_SOCKET_PATH_BYTES: Final = 107
 ADMIN_SOCKET: Final = "admin.sock"
 
-# Of what a setting lists.
+# Items in the list of a setting.
 MOST_LISTED: Final = 1_000
 ALLOWED: Final = (
     "users and @groups by name or number, separated by commas; own: the sidecar's user, "
@@ -25,17 +25,17 @@ TIES: Final = "NAME=USER, separated by commas"
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
 _ALLOWED: Final = re.compile(rf"\*|@?{_USER.pattern}")
 
-# What a name of a host may be in `http.hosts`; the names of no host are longer.
+# A host name in `http.hosts`. DNS allows at most 253 characters.
 _HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.ASCII | re.I)
 MAX_HOST_NAME: Final = 253
 MAX_HOSTS: Final = 100
 
 
 def check_socket_path(path: Path) -> None:
-    """The path of a socket that has `admin.sock` beside it."""
+    """Check the path of a socket that has `admin.sock` beside it."""
     if path.name == ADMIN_SOCKET:
         raise ValueError(f"{ADMIN_SOCKET} is the name of the socket beside it")
-    # Whichever of the two names is the longer one decides.
+    # The longer of the two paths must fit.
     length = max(
         len(os.fsencode(place)) for place in (path, path.with_name(ADMIN_SOCKET))
     )
@@ -47,7 +47,11 @@ def check_socket_path(path: Path) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host, an IPv6 one without its brackets, and port."""
+    """Split an address into host, without the brackets of IPv6, and port.
+
+    Raises:
+        ValueError: It is not HOST:PORT.
+    """
     host, colon, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_whole = bool(colon and bare) and (":" in bare) == (bare != host)
@@ -57,12 +61,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def waits_ms(text: str) -> tuple[int, ...]:
-    """Waits in milliseconds, from seconds separated by commas."""
+    """Parse seconds separated by commas, into milliseconds."""
     return tuple(round(float(wait) * 1000) for wait in text.split(","))
 
 
 def check_waits(text: str) -> None:
-    """The waits between the attempts of a timer."""
+    """Check the waits between the attempts of a timer."""
     try:
         waits = waits_ms(text)
         is_good = all(1_000 <= wait <= 86_400_000 for wait in waits)
@@ -75,25 +79,25 @@ def check_waits(text: str) -> None:
 
 
 def check_hold(seconds: float) -> None:
-    """How long the storm guard holds a user."""
+    """Check how long the storm guard holds a user."""
     if 0 < seconds < 1:
         raise ValueError("it must be 0, for one timeout, or 1 to 86400 seconds")
 
 
 def as_list(text: str) -> list[str]:
-    """What a setting lists, separated by commas."""
+    """Parse items separated by commas."""
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def check_allowed(text: str) -> None:
-    """Users and groups that have a right."""
+    """Check a list of users and groups that have a right."""
     items = as_list(text)
     if len(items) > MOST_LISTED or not all(map(_ALLOWED.fullmatch, items)):
         raise ValueError(f"it must be {ALLOWED}")
 
 
 def check_ties(text: str) -> None:
-    """Names of gateways, each with the one user that may use it."""
+    """Check a list of names of gateways, each with the one user that may use it."""
     ties = [item.rpartition("=") for item in as_list(text)]
     is_good = all(
         is_text(name, MAX_NAME_BYTES) and _USER.fullmatch(user)
@@ -102,27 +106,27 @@ def check_ties(text: str) -> None:
     if not is_good or len(ties) > MOST_LISTED:
         raise ValueError(f"it must be {TIES}")
     if len({name for name, _, _ in ties}) < len(ties):
-        raise ValueError("it ties a name twice; one name is one user's")
+        raise ValueError("a name is there twice; only one user may have it")
 
 
 def check_group(text: str) -> None:
-    """One group, or none."""
+    """Check the name or number of a group, which may be empty."""
     if text and not _USER.fullmatch(text):
         raise ValueError("it must be a group's name or number, or empty")
 
 
 def check_address(address: str) -> None:
-    """A host and a port."""
+    """Check a host and a port."""
     split_address(address)
 
 
 def host_names(text: str) -> list[str]:
-    """Names of hosts in small letters, from a list separated by commas."""
+    """Parse host names separated by commas, into lower case."""
     return [name.strip().lower() for name in text.split(",")] if text.strip() else []
 
 
 def check_host_names(text: str) -> None:
-    """Names of hosts, without ports."""
+    """Check a list of host names without ports."""
     names = host_names(text)
     if len(names) > MAX_HOSTS or not all(
         len(name) <= MAX_HOST_NAME and _HOST_NAME.fullmatch(name) for name in names

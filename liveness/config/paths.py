@@ -1,7 +1,7 @@
-"""Where things are when nobody says where: the default paths of a user.
+"""The default paths of the socket and the state, which depend on the user.
 
-The temporary folder is everyone's, and whoever comes first may have taken a name in it:
-so the folder of a user who has no runtime folder is checked before it is trusted.
+A user without a runtime folder gets a folder in the temporary one. There another user may
+have taken its name first, so its owner and mode are checked before it is used.
 """
 
 import os
@@ -13,15 +13,15 @@ from liveness.errors import ConfigError
 
 
 def default_socket(environ: Mapping[str, str], uid: int) -> Path:
-    """The socket of user *uid*, whether it is there or not.
+    """The path of the socket of user *uid*, which need not exist.
 
     Raises:
-        ConfigError: Its folder would be one that others may write to.
+        ConfigError: Its folder fails `check_private`.
     """
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if uid == 0:
         folder = Path("/run/liveness")
-    elif runtime.startswith("/"):  # a relative one is invalid, says its specification
+    elif runtime.startswith("/"):  # the XDG specification ignores relative ones
         folder = Path(runtime) / "liveness"
     else:
         folder = private_folder(environ, uid)
@@ -30,10 +30,10 @@ def default_socket(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def default_state(environ: Mapping[str, str], uid: int) -> Path:
-    """The state folder of user *uid*, whether it is there or not.
+    """The state folder of user *uid*, which need not exist.
 
     Raises:
-        ConfigError: The environment names no home to keep it in.
+        ConfigError: The environment has no HOME to keep it in.
     """
     if uid == 0:
         return Path("/var/lib/liveness")
@@ -46,28 +46,28 @@ def default_state(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def make_socket_folder(path: Path) -> None:
-    """Makes the folder of the socket at *path*, if nothing but that folder is missing.
+    """Make the folder of the socket at *path*, if its parent exists.
 
-    Open to all for root, whose gateways run as other users and are kept out by the
-    socket's own mode; closed to others for anyone else.
+    The folder of root is open to all: its gateways run as other users, and the mode of
+    the socket restricts access. Any other user's folder is private.
 
     Raises:
-        ConfigError: It cannot be made, or is not the private one it should be.
+        ConfigError: It cannot be made, or must be private and is not.
     """
     folder, uid = path.parent, os.geteuid()
-    # Not by a chmod afterwards: by then another folder may have taken its place.
+    # Not by chmod afterwards: by then another folder may be at this path.
     before = os.umask(0o022)
     try:
         folder.mkdir(mode=0o700 if uid else 0o755)
     except FileExistsError:
         pass
     except OSError as error:
-        told = f"{folder}: the socket's folder cannot be made ({error.strerror})"
-        raise ConfigError(f"{told}; make it, or name another by --socket") from None
+        message = f"{folder}: the socket's folder cannot be made ({error.strerror})"
+        raise ConfigError(f"{message}; make it, or name another by --socket") from None
     finally:
         os.umask(before)
     if uid != 0 and folder == private_folder(os.environ, uid):
-        check_private(folder, uid)  # again: somebody may have made it meanwhile
+        check_private(folder, uid)  # another user may have made it
 
 
 def private_folder(environ: Mapping[str, str], uid: int) -> Path:
@@ -76,10 +76,10 @@ def private_folder(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def check_private(folder: Path, uid: int) -> None:
-    """Refuses a folder that somebody else made, or could put a socket into.
+    """Check that a folder, if it exists, belongs to *uid* and is closed to others.
 
     Raises:
-        ConfigError: It is there and is not a folder of *uid*, closed to others.
+        ConfigError: It exists and is not such a folder.
     """
     try:
         found = folder.lstat()

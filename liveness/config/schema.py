@@ -1,4 +1,4 @@
-"""What a setting is: how its field declares it, and how a value of it is read."""
+"""How a field declares a setting, and how its values are parsed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ def about(
     """The metadata of a field that is a setting.
 
     Args:
-        meaning: What it does, for `--help`, `deploy/liveness.toml` and the manual.
+        meaning: What it does, for `--help`, `deploy/liveness.toml` and the docs.
         bounds: The smallest and largest number allowed.
-        unit: Of a number; otherwise what the value must be.
+        unit: The unit of a number; for other values, what they must be.
         flag: The flag of `liveness serve`, if there is one.
-        check: Raises ValueError, which says what the value must be.
+        check: Raises a ValueError that says what the value must be.
     """
     return {
         "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check
@@ -45,33 +45,31 @@ def setting(
 
 
 def fixed(default: Value, meaning: str, unit: str) -> Value:
-    """A field that only tunes the inside: operators cannot set it, tests can."""
+    """A field that operators cannot set; tests can."""
     return field(default=default, metadata={"fixed": meaning, "unit": unit})
 
 
 class FixedLimit(NamedTuple):
-    """A bound that no operator has to choose, and that was a setting once."""
+    """A limit that was a setting in earlier versions, and can no longer be set."""
 
     value: Any  # a number
-    fixed: str  # what it bounds
+    fixed: str  # its meaning
     unit: str
 
 
 def variable_of(name: str) -> str:
-    """The variable of the environment that sets *name*, dotted."""
+    """The environment variable of a setting; *name* is its dotted name."""
     return "LIVENESS_" + name.replace(".", "_").upper()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting: what its field says, and how a value of it is read."""
+    """One setting: the metadata of its field, and how its values are parsed."""
 
     section: str
     key: str
     kind: Any
-    default: (
-        Any  # dataclasses.MISSING where it depends on the user: liveness.config.paths
-    )
+    default: Any  # dataclasses.MISSING if it depends on the user: liveness.config.paths
     meaning: str
     bounds: tuple[float, float] | None
     unit: str
@@ -80,42 +78,42 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The name in TOML, dotted."""
+        """The dotted name, `section.key`."""
         return f"{self.section}.{self.key}" if self.section else self.key
 
     @property
     def variable(self) -> str:
-        """The name in the environment."""
+        """The environment variable."""
         return variable_of(self.name)
 
     @property
     def allowed(self) -> str:
-        """What a value must be, for a person: bounds and unit, or the choices."""
+        """What a value must be, as text: bounds and unit, or the choices."""
         if self.bounds is None:
             return self.unit or "one of " + ", ".join(get_args(self.kind))
         whole = "a whole number, " if self.kind is int else ""
         return f"{whole}{self.bounds[0]} to {self.bounds[1]} {self.unit}"
 
     def value_in(self, config: object) -> object:
-        """The value that *config* has."""
+        """The value in *config*."""
         holder = getattr(config, self.section) if self.section else config
         return getattr(holder, self.key)
 
     @property
     def is_path(self) -> bool:
-        """Whether it is a path, or may be one."""
+        """Whether its values are paths."""
         return Path in (self.kind, *get_args(self.kind))
 
     @property
     def is_optional(self) -> bool:
-        """Whether it may be None, which is written as an empty text."""
+        """Whether it may be None, which is written as an empty string."""
         return type(None) in get_args(self.kind)
 
     def parse(self, text: str) -> object:
-        """Reads a value as it stands on the command line or in the environment.
+        """Parse a value from the command line or the environment.
 
         Raises:
-            ValueError: It says what the value must be.
+            ValueError: The value is not allowed; the message says what it must be.
         """
         if self.kind is bool:
             return self.read({"true": True, "false": False}.get(text))
@@ -128,10 +126,10 @@ class Setting:
         return self.read(number)
 
     def read(self, given: object) -> object:
-        """Reads a typed value, strictly: `true` is no number, `4.0` no whole one.
+        """Check a typed value, strictly: `true` is no number, `4.0` no whole number.
 
         Raises:
-            ValueError: It says what the value must be.
+            ValueError: The value is not allowed; the message says what it must be.
         """
         if self.is_optional and given in (None, ""):
             return None
@@ -150,7 +148,7 @@ class Setting:
         types = (int, float) if self.kind is float else (int,)
         if isinstance(given, bool) or not isinstance(given, types) or not self.bounds:
             return None
-        # Before the conversion: an integer of TOML may be too large for a float.
+        # Before the conversion: a TOML integer may be too large for a float.
         is_within = self.bounds[0] <= given <= self.bounds[1]
         return self.kind(given) if is_within else None
 
@@ -166,7 +164,7 @@ class Setting:
 
 
 def shown(given: object) -> str:
-    """A value as an error shows it: on one line, however long it was."""
+    """A value for an error message: on one line, cut if it is long."""
     try:
         text = repr(str(given) if isinstance(given, Path) else given)
     except ValueError:  # an integer of over 4,300 digits has no text

@@ -1,9 +1,8 @@
-"""Everything an operator may set, defined once.
+"""All settings, each declared once, as a field of `Config` or of one of its sections.
 
-Each field carries its meaning, unit and bounds, and all else derives from that: the
-checks, the flags' help, the names of the environment variables, and the tests that
-hold `deploy/liveness.toml` and the table in `docs/configuration.md` to it. Where the
-values come from is the business of `liveness.config.sources`.
+A field has the meaning, unit and bounds of its setting. The checks, the help of the flags
+and the names of the environment variables derive from it, and tests compare
+`deploy/liveness.toml` and `docs/configuration.md` with it.
 """
 
 from collections.abc import Iterator
@@ -64,7 +63,7 @@ class SocketSettings:
 
     @property
     def admin_path(self) -> Path:
-        """The socket of the command line, beside the gateways'."""
+        """The socket of the command line, beside that of the gateways."""
         return self.path.with_name(ADMIN_SOCKET)
 
 
@@ -80,7 +79,7 @@ def _right(meaning: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """Which users of this host may do what, once they can connect."""
+    """What each user of this host may do, if the sockets' mode lets it connect."""
 
     gateways: str = _right("who may be a gateway")
     watchers: str = _right("who may be a watcher")
@@ -96,7 +95,7 @@ class AccessSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where metrics, health and timers are read, by whom, and how much they may ask for."""
+    """The address of HTTP, its token, and its limits."""
 
     address: str = setting(
         "127.0.0.1:9874",
@@ -151,31 +150,31 @@ class HttpSettings:
 
     @property
     def streams(self) -> int:
-        """The effective `max_streams`, which leave room for those who only ask."""
+        """The effective `max_streams`: they leave room for other requests."""
         return min(self.max_streams, max(1, self.max_connections // 2))
 
     @property
     def host(self) -> str:
-        """The address's host, an IPv6 one without its brackets."""
+        """The host of the address, without the brackets of IPv6."""
         return split_address(self.address)[0]
 
     @property
     def port(self) -> int:
-        """The address's port; 0 for any free one."""
+        """The port of the address; 0 for any free one."""
         return split_address(self.address)[1]
 
     @property
     def names(self) -> frozenset[str]:
-        """The host names that requests over TCP may use, in small letters."""
+        """The host names that requests over TCP may use, in lower case."""
         return frozenset({"localhost", self.host.lower(), *host_names(self.hosts)})
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether nobody beyond this host can ask at the address."""
+        """Whether only this host can connect to the address."""
         try:
             return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:
-            return False  # a name: where it leads is not ours to know beforehand
+            return False  # a name may resolve to any address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +201,7 @@ class StateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingSettings:
-    """How the sidecar speaks about itself, on stderr."""
+    """The log lines on stderr."""
 
     format: Literal["auto", "text", "json"] = setting(
         "auto", "form of the lines; auto: text on a terminal, JSON otherwise"
@@ -214,7 +213,7 @@ class LoggingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
-    """How much one link, and all of them together, may ask for."""
+    """Limits of one link, and of all links together."""
 
     hello_s: float = fixed(5.0, "time that a new link has for its hello", "seconds")
     gateway_hold_s: float = setting(
@@ -223,7 +222,7 @@ class LimitSettings:
         (1, 3600),
         "seconds",
     )
-    # A timer with all that it may carry takes 4.7 KB.
+    # The largest timer takes 4.7 KB.
     max_frame_bytes: int = setting(MIB, "largest frame", (8 * KIB, 64 * MIB), "bytes")
     max_unfinished_bytes: int = fixed(
         64 * MIB,
@@ -259,8 +258,8 @@ class LimitSettings:
     )
     unread_s: float = fixed(
         30.0,
-        "time after which a link ends that reads nothing of its answers, or whose "
-        "list finds no room; for a gateway limits.gateway_hold_s at least",
+        "time after which a link ends that reads no answers, or whose list finds no "
+        "room; for a gateway at least limits.gateway_hold_s",
         "seconds",
     )
     max_refused: int = fixed(
@@ -285,7 +284,7 @@ class LimitSettings:
     )
     pause_firing: int = fixed(
         10_000,
-        "offlines not yet on disk at which only 50 users a pass are judged; at "
+        "offlines not yet on disk at which only 50 users a pass go offline; at "
         "twice as many none",
         "offlines",
     )
@@ -303,7 +302,7 @@ class LimitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerSettings:
-    """How timers are tried, and how many there may be."""
+    """The attempts of timers, and how many timers there may be."""
 
     run_timeout_s: float = setting(
         RETRY_POLICY.run_ms / 1000,
@@ -331,9 +330,9 @@ class TimerSettings:
     )
     max_pending: int = fixed(
         30_000,
-        "most timer orders not yet on disk, one more for each KiB that they carry; "
+        "most timer commands not yet on disk, one more for each KiB that they carry; "
         "a gateway with more than its share is not read",
-        "orders",
+        "commands",
     )
     max_ended: int = setting(
         10_000_000,
@@ -344,13 +343,13 @@ class TimerSettings:
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """How the attempts of a timer follow each other."""
+        """The time for an answer, and the waits between attempts."""
         return RetryPolicy(round(self.run_timeout_s * 1000), waits_ms(self.retries))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
-    """When too many users come due at once to be judged."""
+    """The storm guard: when it holds users that come due together."""
 
     enabled: bool = setting(
         False,
@@ -380,10 +379,10 @@ class GuardSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything an operator may set. Read once; units are in the names.
+    """The values of all settings; units are in the names.
 
     Raises:
-        ConfigError: A value is not one that its setting allows.
+        ConfigError: A setting does not allow its value.
     """
 
     timeout_s: float = setting(
@@ -449,7 +448,7 @@ def _settings() -> Iterator[Setting]:
 
 
 SETTINGS: Final = tuple(_settings())
-# What was a setting once, by its name.
+# Limits that were settings in earlier versions, by name.
 FIXED_LIMITS: Final = {
     f"{outer.name}.{item.name}": FixedLimit(item.default, **item.metadata)
     for outer in fields(Config)

@@ -1,7 +1,7 @@
-"""Where the settings come from: flag, environment, TOML file, default, in this order.
+"""Reads the settings from flags, environment, TOML file and defaults, in this order.
 
-A name that is no setting is an error, wherever it stands: a typo must not quietly become
-a default. Every error is one line that names the source.
+An unknown name is an error in each of them, so that a typo does not silently select the
+default. Every error is one line that names the source.
 """
 
 import os
@@ -19,29 +19,27 @@ from liveness.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
 FILE_VARIABLE: Final = "LIVENESS_CONFIG"
-# Variables of ours that are no settings, so that all others can be refused.
+# Variables beginning with LIVENESS_ that are no settings; all others are refused.
 RESERVED: Final = frozenset({FILE_VARIABLE, "LIVENESS_PURE_WHEEL"})
-# Every setting with its comment takes a few KiB; the limit keeps a wrong file, such as
-# a log, from being read whole.
+# All settings with comments take a few KiB. A wrong file, such as a log, may be large.
 MAX_FILE_BYTES: Final = 1_048_576
 
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_PLACE: Final = {(setting.section, setting.key): setting for setting in SETTINGS}
 _BY_FLAG: Final = {setting.flag: setting for setting in SETTINGS if setting.flag}
 _BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
-# What was a setting once, by each name that it may still be set by.
+# Names of settings of earlier versions, by each name that a source may still have.
 _FIXED: Final = {
     spelling: name for name in FIXED_LIMITS for spelling in (name, variable_of(name))
 }
 _SECTIONS: Final = frozenset(setting.section for setting in SETTINGS) - {""}
-# Defaults that depend on the user and the machine.
-_FOUND_HERE: Final = {"socket.path": default_socket, "state.dir": default_state}
+# Defaults that depend on the user and the environment.
+_DEFAULT_PATHS: Final = {"socket.path": default_socket, "state.dir": default_state}
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings, beside the name of each where its value came from, and what was
-    ignored, a line each."""
+    """The settings, the source of each by name, and a line for each ignored name."""
 
     config: Config
     sources: dict[str, str]
@@ -57,19 +55,19 @@ def load(
     default_file: Path = DEFAULT_FILE,
     is_reload: bool = False,
 ) -> Loaded:
-    """Reads the settings of this process.
+    """Read the settings of this process.
 
     Args:
-        flags: What stood on the command line, by flag; None: the flag was not given.
-        file: The TOML file of `--config`; None: the environment's, or the default one.
-        environ: In place of the process's environment.
-        uid: The user whose default paths are meant, in place of the process's.
-        default_file: Read if it is there and no other is named.
-        is_reload: Whether a process that runs reads its settings again. Then a pipe and
-            an empty file are refused: the pipe has been read before, and somebody may
-            be about to write the file. Neither means that the defaults are wanted.
+        flags: The values on the command line, by flag; None: the flag was not given.
+        file: The TOML file of `--config`; None: that of the environment, or the default.
+        environ: Replaces the environment of the process.
+        uid: Replaces the user of the process, for the default paths.
+        default_file: Read if it exists and no other file is named.
+        is_reload: Whether a running process reads its settings again. Then a pipe, which
+            can be read only once, and an empty file, which may be about to be written,
+            are errors: neither means that the defaults are wanted.
     Raises:
-        ConfigError: A source has a name or a value that cannot be used.
+        ConfigError: A source has an unknown name or an invalid value.
     """
     environ = os.environ if environ is None else environ
     uid = os.geteuid() if uid is None else uid
@@ -91,26 +89,26 @@ def load(
     for name, setting in _BY_NAME.items():
         if name not in values:
             values[name], sources[name] = _default(setting, environ, uid), "default"
-    return Loaded(_built(values), sources, tuple(ignored))
+    return Loaded(_build(values), sources, tuple(ignored))
 
 
 def socket_path(flag: str | None) -> Path:
-    """Where a client command finds the sidecar: `--socket`, or as `serve` would.
+    """The socket for a client command: `--socket`, or the one that `serve` would use.
 
-    With the flag nothing else is read: a file that this user may not read, or a
-    setting that only the sidecar needs, must not keep a client out.
+    With the flag no other source is read: a client must work even if its user may not
+    read the settings file, or if another setting is invalid.
 
     Raises:
-        ConfigError: As `load`.
+        ConfigError: As for `load`.
     """
     return load().config.socket.path if flag is None else _from_flag("--socket", flag)
 
 
 def state_folder(flag: str | None) -> Path:
-    """Where a command finds the state: `--state`, or as `serve` would.
+    """The state folder for a command: `--state`, or the one that `serve` would use.
 
     Raises:
-        ConfigError: As `load`.
+        ConfigError: As for `load`.
     """
     return load().config.state.dir if flag is None else _from_flag("--state", flag)
 
@@ -122,12 +120,12 @@ def _from_flag(flag: str, text: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What one source has for one setting."""
+    """The value of one setting in one source."""
 
     setting: Setting
     raw: object
     source: str
-    is_text: bool  # without a type yet, as flags and the environment are
+    is_text: bool  # untyped, as in flags and the environment
 
     def value(self) -> object:
         try:
@@ -135,13 +133,13 @@ class _Value:
                 return self.setting.parse(str(self.raw))
             return self.setting.read(self.raw)
         except ValueError as error:
-            told = f"{self.setting.name} is {shown(self.raw)} ({self.source})"
-            raise ConfigError(f"{told}: {error}") from None
+            message = f"{self.setting.name} is {shown(self.raw)} ({self.source})"
+            raise ConfigError(f"{message}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class _Ignored:
-    """A name that was a setting once, and where it stands."""
+    """A name that was a setting in earlier versions, and its source."""
 
     name: str
     source: str
@@ -177,15 +175,15 @@ def _from_file(
     data = _bytes(path, must_exist=must_exist, is_reload=is_reload)
     for key, value in _tables(path, data).items():
         if key not in _SECTIONS:
-            yield _placed(path, "", key, value)
+            yield _value_of(path, "", key, value)
         elif isinstance(value, dict):
-            yield from (_placed(path, key, inner, value[inner]) for inner in value)
+            yield from (_value_of(path, key, inner, value[inner]) for inner in value)
         else:
-            told = f"{path}: {key} is a section"
-            raise ConfigError(f"{told}; write [{key}] on a line above its settings")
+            message = f"{path}: {key} is a section"
+            raise ConfigError(f"{message}; write [{key}] on a line above its settings")
 
 
-def _placed(path: Path, section: str, key: str, value: object) -> _Value | _Ignored:
+def _value_of(path: Path, section: str, key: str, value: object) -> _Value | _Ignored:
     name = f"{section}.{key}" if section else key
     if name in _FIXED:
         return _Ignored(name, str(path))
@@ -206,8 +204,8 @@ def _bytes(path: Path, *, must_exist: bool, is_reload: bool) -> bytes:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not must_exist:
             return b""
-        told = f"{path}: the settings cannot be read ({error.strerror})"
-        raise ConfigError(f"{told}; correct --config or {FILE_VARIABLE}") from None
+        message = f"{path}: the settings cannot be read ({error.strerror})"
+        raise ConfigError(f"{message}; correct --config or {FILE_VARIABLE}") from None
     if is_reload and not data.strip():
         raise ConfigError(
             f"{path}: it is empty, perhaps about to be written; put a comment into it if "
@@ -224,7 +222,7 @@ def _tables(path: Path, data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         wrong = f"not UTF-8 (at line {line})"
-    except ValueError as error:  # tomllib's names the line and column
+    except ValueError as error:  # tomllib names the line and column
         wrong = f"not TOML: {error}"
     except RecursionError:
         wrong = "not settings: nested too deeply"
@@ -232,32 +230,33 @@ def _tables(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _unknown(name: str, where: str, known: list[str]) -> ConfigError:
-    """Says so with the nearest known name, if any: the same key elsewhere, or alike."""
+    """An error with the nearest known name: the same key elsewhere, or a similar name."""
     from difflib import get_close_matches
 
-    name = name[:100]  # a likeness is sought in quadratic time
-    same_key = [one for one in known if one.split(".")[-1] == name.split(".")[-1]]
-    # What all variables begin with is no likeness.
-    alike = {one.removeprefix("LIVENESS_"): one for one in sorted(known)}
-    nearest = get_close_matches(name.removeprefix("LIVENESS_"), alike, 1)
+    name = name[:100]  # difflib takes quadratic time
+    key = name.split(".")[-1]
+    same_key = [other for other in known if other.split(".")[-1] == key]
+    # The prefix that all variables share does not make them similar.
+    by_suffix = {other.removeprefix("LIVENESS_"): other for other in sorted(known)}
+    similar = get_close_matches(name.removeprefix("LIVENESS_"), by_suffix, 1)
     quoted = name if name.isprintable() else shown(name)
-    told = f"{where}: there is no setting {quoted}"
-    for one in same_key or map(alike.__getitem__, nearest):
-        return ConfigError(f"{told}; the nearest is {one}")
+    message = f"{where}: there is no setting {quoted}"
+    for nearest in same_key or map(by_suffix.__getitem__, similar):
+        return ConfigError(f"{message}; the nearest is {nearest}")
     return ConfigError(
-        f"{told}, nor one like it; remove it: without it `liveness check-config` lists "
+        f"{message}, nor one like it; remove it: without it `liveness check-config` lists "
         "those that there are"
     )
 
 
 def _default(setting: Setting, environ: Mapping[str, str], uid: int) -> object:
-    if setting.name not in _FOUND_HERE:
+    if setting.name not in _DEFAULT_PATHS:
         return setting.default
-    found = _FOUND_HERE[setting.name](environ, uid)
+    found = _DEFAULT_PATHS[setting.name](environ, uid)
     return _Value(setting, found, "default", is_text=False).value()
 
 
-def _built(values: Mapping[str, Any]) -> Config:
+def _build(values: Mapping[str, Any]) -> Config:
     sections: dict[str, Any] = {
         section: {
             setting.key: values[setting.name]

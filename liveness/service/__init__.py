@@ -1,4 +1,4 @@
-"""The sidecar's process: its parts, wired, started and stopped; signals; systemd."""
+"""The sidecar process: wiring of its parts, start and stop, signals, reload, systemd."""
 
 # Imports: compiled, config, core, errors, metrics, service.common, service.engine,
 #   service.http, service.links, service.storage.

@@ -40,11 +40,11 @@ from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.systemd import ADMIN_SOCKET, GATEWAY_SOCKET, ServiceManager
 
-# Timer records that are read from the log and applied to the table at a time.
+# Timer records in one batch from the log to the table.
 REPLAY_RECORDS: Final = 1_000
 TIMER_RECORDS: Final = Subscription(None, frozenset({TIMER}))
 
-# Open files beside those of HTTP connections and links. A link has two at most: its
+# Open files besides those of HTTP connections and links. A link has two at most: its
 # socket, and one to read the log.
 OTHER_FILES: Final = 100
 
@@ -159,9 +159,9 @@ def _open_state(config: Config, stack: ExitStack) -> tuple[LogStore, TimerStore]
 
 @contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Load the state without garbage collection, and never examine it afterwards.
+    """Pause the garbage collector while the state loads, and exempt the state from it.
 
-    Nothing of it is garbage; looking for some would double the time that loading takes.
+    Otherwise loading would take twice as long, and there is no garbage to find.
     """
     gc.disable()
     yield
@@ -212,10 +212,14 @@ def _catch_up(table: TimerStore, store: LogStore, wall_ms: int) -> None:
                 [
                     # The wall clock may have been set back since the record was made.
                     Fire(
-                        run.gateway, run.key, run.attempt, run.seq, min(run.at, wall_ms)
+                        record.gateway,
+                        record.key,
+                        record.attempt,
+                        record.seq,
+                        min(record.at, wall_ms),
                     )
-                    for run in page.records
-                    if isinstance(run, TimerRecord)
+                    for record in page.records
+                    if isinstance(record, TimerRecord)
                 ],
                 seq=reached,
             )
@@ -256,10 +260,11 @@ def _tcp_listener(host: str, port: int) -> socket.socket:
         number = error.errno or 0
         why = os.strerror(number) if number > 0 else error.strerror or error
         remedies = {
-            errno.EADDRINUSE: "stop what uses it, or name another with --http",
-            errno.EACCES: "name a port from 1024 on with --http, or allow this user more",
+            errno.EADDRINUSE: "stop what uses it, or choose another with --http",
+            errno.EACCES: "choose a port from 1024 on with --http, or grant "
+            "CAP_NET_BIND_SERVICE",
         }
-        remedy = remedies.get(number, "name one of this host's with --http")
+        remedy = remedies.get(number, "choose an address of this host with --http")
         raise StartError(f"HTTP address {host}:{port}: {why}; {remedy}") from error
 
 
@@ -286,7 +291,7 @@ async def wait_for_stop(
     """Wait for a signal that stops the sidecar, also while a reload is running.
 
     Args:
-        signals: The signals of this process, as they come.
+        signals: The signals that this process receives.
         stop_signals: The numbers of those that stop it.
         reload: Called for each other signal, one call at a time.
     Returns:
@@ -311,7 +316,7 @@ async def wait_for_stop(
 
 
 async def _ignore_signals(signals: AsyncIterator[int]) -> None:
-    """Consume signals during the stop: trio raises those left over, which would end it."""
+    """Consume signals during the stop: trio would raise those left over."""
     async for _ in signals:
         _log.info("stopping already")
 
@@ -327,8 +332,8 @@ def _raise_file_limit(config: Config) -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < files:
         raise StartError(
-            f"{links} links and {connections} connections to each HTTP door need {files} "
-            f"open files, and {most} are allowed; raise the limit (ulimit -Hn, "
+            f"{links} links and {connections} connections to each HTTP listener need "
+            f"{files} open files, and {most} are allowed; raise the limit (ulimit -Hn, "
             "LimitNOFILE=) or lower limits.max_links or http.max_connections"
         )
     if allowed != resource.RLIM_INFINITY and allowed < files:

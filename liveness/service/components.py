@@ -61,13 +61,14 @@ from liveness.service.storage.skipped_runs import SkippedRuns
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 
-# A stop takes five seconds at most: to read what links have sent, to write it to the disk
-# (and then the file of remaining times), to close links, and to end HTTP requests.
+# Time limits of a stop: to read what links have sent, to write it to the disk (and then
+# the clocks file), to close links, and to end HTTP requests.
 STOP_READING_S: Final = 0.5
 STOP_WRITING_S: Final = 1.5
 STOP_LINKS_S: Final = 1.5
 STOP_HTTP_S: Final = 0.5
-# The engine turns ten times a second; after this long without a turn it is unhealthy.
+# The engine turns at least ten times a second; without a turn for this long it is
+# unhealthy.
 TURN_DEAD_S: Final = 5.0
 
 _log = structlog.get_logger("sidecar")
@@ -82,7 +83,7 @@ class SidecarService:
         table: The timers in it.
         clock: The clocks.
         access: What each user and group may do.
-        token: Required of HTTP requests over TCP; None if nothing is required.
+        token: The token that HTTP requests over TCP need; None if they need none.
 
     A reload may change `token` and `engine.registry.access`.
     """
@@ -272,7 +273,7 @@ class SidecarService:
             await self.log_writer.flushed()
         if writing.cancelled_caught:
             is_log = bool(self.log_writer.records_pending)
-            what = "the log" if is_log else "all that was asked of timers"
+            what = "the log" if is_log else "the timer commands"
             _log.error(
                 f"stopped before {what} could be written; gateways send again what no "
                 "pong covered",
@@ -300,7 +301,7 @@ class SidecarService:
     async def _write_clocks(self) -> None:
         """Write the remaining time of all users, for the next start."""
         if self.log_writer.log_failure is not None:
-            return  # its seq would be one that is not in the log
+            return  # the file would name a seq that is not in the log
         with trio.move_on_after(STOP_WRITING_S) as writing:
             await self.log_writer.flushed_for(None)
         if writing.cancelled_caught:
@@ -321,8 +322,8 @@ class SidecarService:
                 await in_thread(write)
         except (OSError, trio.TooSlowError) as error:
             _log.error(
-                "everyone's clock could not be written; at the next start they get a "
-                "fresh timeout",
+                "the clocks file could not be written; at the next start every user "
+                "gets a fresh timeout",
                 error=str(error) or self.log_writer.failure,
             )
 
@@ -386,7 +387,7 @@ class SidecarService:
         )
 
     def http_app(self, door: str, refused: Refused) -> Middleware:
-        """The pages of a door, behind the checks of its requests."""
+        """The application of an HTTP listener, behind its checks."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(self._now))
         ProcessCollector(registry=registry)
@@ -425,7 +426,7 @@ class SidecarService:
         """Why the sidecar is not ready; empty if it is."""
         why = self.why_unhealthy()
         if not self._listens:
-            why.append("the socket is not listened on")
+            why.append("the gateway socket is not listening")
         failures = (self.log_writer.failure, self._timer_loop.failure)
         why += [failure for failure in failures if failure is not None]
         return why + self._file_watch.failures

@@ -2,10 +2,8 @@
 
 Nobody can connect to a socket whose file was removed, and commits to a removed database
 are lost when the process ends. Neither gives an error. So once a second the files at the
-paths are compared with those that are open.
-
-A check is a few `stat` calls on names that the kernel has in memory. It needs no disk, and
-a thread would cost more.
+paths are compared with those that are open. That takes a few `stat` calls, which the
+kernel answers from memory: a thread would cost more.
 
 A lost socket is created again. A lost database cannot be: only this process has its files
 open. The sidecar goes on writing to them, logs what to do, and is not ready until the

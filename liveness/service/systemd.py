@@ -3,7 +3,7 @@
 Other service managers have the same protocols: listening sockets that the manager opened
 (sd_listen_fds(3)), notifications of ready, reloading and stopping (sd_notify(3)), and a
 watchdog that is fed for as long as the engine runs (sd_watchdog_enabled(3)). Without a
-service manager none of them is in the environment, and all of this does nothing.
+service manager, their variables are not in the environment, and nothing is sent.
 """
 
 import os
@@ -27,7 +27,7 @@ ADMIN_SOCKET: Final = "admin"
 PASSED_NAMES: Final = (GATEWAY_SOCKET, ADMIN_SOCKET)
 # How often the status is sent, unless the watchdog needs it more often.
 STATUS_EVERY_S: Final = 10.0
-# A manager that reads nothing is not waited for longer; the next notification follows.
+# A notification that the manager does not read within this time is dropped.
 SEND_S: Final = 1.0
 LOG_S: Final = 60.0
 

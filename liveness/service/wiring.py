@@ -1,6 +1,6 @@
 """Makes the parts of a sidecar from its settings.
 
-The parts below know no settings: each is given plain numbers.
+The parts do not know `Config`: each gets plain numbers.
 """
 
 from typing import Final
@@ -28,8 +28,7 @@ from liveness.service.storage.skipped_runs import SkippedRuns
 from liveness.service.storage.timer_store import TimerStore
 
 # After a restart, a long absence or a lost link, a gateway gets time to send what it has
-# collected: a second to reconnect, and one flush interval. A gateway whose users are judged
-# is expected to flush at least once a second.
+# collected: a second to reconnect, and one flush interval, of a second at most.
 RECONNECT_S: Final = 1.0
 MOST_FLUSH_S: Final = 1.0
 

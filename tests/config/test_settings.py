@@ -94,7 +94,7 @@ def test_what_was_a_setting_once_is_ignored_and_named(tmp_path: Path) -> None:
     assert found.config.timers == Config(**BARE).timers
     assert found.ignored == (
         "environment: LIVENESS_TIMERS_MAX_PENDING is ignored, as it is no setting any "
-        "more: it is always 30000 orders; remove it",
+        "more: it is always 30000 commands; remove it",
         f"{tmp_path / 'l.toml'}: limits.max_replies is ignored, as it is no setting any "
         "more: it is always 1000 replies; remove it",
     )
@@ -376,7 +376,7 @@ def test_the_shortest_hold_is_a_second() -> None:
 
 def test_a_name_is_tied_once() -> None:
     told = refused(environ={"LIVENESS_ACCESS_NAMES": "gw-1=a,gw-1=b"})
-    assert "one name is one user's" in told
+    assert "a name is there twice" in told
 
 
 # --- the file as a file ---------------------------------------------------------------

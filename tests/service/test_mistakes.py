@@ -265,7 +265,7 @@ SETTINGS: Final = [
     Mistake("key that is none", "check-config --config {here}/l.toml", 78, "{here}/l.toml: there is no setting timeout; the nearest is timeout_s", text("l.toml", "timeout = 30\n")),
     Mistake("section as a setting", "check-config --config {here}/l.toml", 78, "{here}/l.toml: socket is a section; write [socket] on a line above its settings", text("l.toml", "socket = '/run/s'\n")),
     Mistake("names that are no ties", "check-config", 78, "access.names is 'gw-1' (environment LIVENESS_ACCESS_NAMES): it must be …", environ={"LIVENESS_ACCESS_NAMES": "gw-1"}),
-    Mistake("name that is tied twice", "check-config", 78, "access.names is 'gw-1=0, gw-1=1' (environment LIVENESS_ACCESS_NAMES): it ties a name twice; one name is one user's", environ={"LIVENESS_ACCESS_NAMES": "gw-1=0, gw-1=1"}),
+    Mistake("name that is tied twice", "check-config", 78, "access.names is 'gw-1=0, gw-1=1' (environment LIVENESS_ACCESS_NAMES): a name is there twice; only one user may have it", environ={"LIVENESS_ACCESS_NAMES": "gw-1=0, gw-1=1"}),
     Mistake("variable like no other", "check-config", 78, "environment: there is no setting LIVENESS_NOSUCH, nor one like it; remove it: without it `liveness check-config` lists those that there are", environ={"LIVENESS_NOSUCH": "1"}),
     Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
     Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}, before=":"),
@@ -287,15 +287,15 @@ SOCKETS: Final = [
     Mistake("user of [access] unknown", SERVE, 1, "access.gateways names the user 'no-such-user', which does not exist on this host; create it, or give its number", environ={"LIVENESS_ACCESS_GATEWAYS": "own,no-such-user"}),
     Mistake("group of [access] unknown", SERVE, 1, "access.watchers names the group 'no-such-group', which does not exist on this host; create it, or give its number", environ={"LIVENESS_ACCESS_WATCHERS": "@no-such-group"}),
     Mistake("user of access.names unknown", SERVE, 1, "access.names names the user 'no-such-user', which does not exist on this host; create it, or give its number", environ={"LIVENESS_ACCESS_NAMES": "gw-1=no-such-user"}),
-    Mistake("port taken", "serve --http 127.0.0.1:$(cat {here}/port) --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:…: Address already in use; stop what uses it, or name another with --http", taken),
-    Mistake("port of root's", "serve --http 127.0.0.1:1 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:1: Permission denied; name a port from 1024 on with --http, or allow this user more", chown_all, person=STRANGER),
-    Mistake("address of another host", "serve --http 192.0.2.7:9874 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 192.0.2.7:9874: Cannot assign requested address; name one of this host's with --http", text("token", WORDS), {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}),
+    Mistake("port taken", "serve --http 127.0.0.1:$(cat {here}/port) --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:…: Address already in use; stop what uses it, or choose another with --http", taken),
+    Mistake("port of root's", "serve --http 127.0.0.1:1 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:1: Permission denied; choose a port from 1024 on with --http, or grant CAP_NET_BIND_SERVICE", chown_all, person=STRANGER),
+    Mistake("address of another host", "serve --http 192.0.2.7:9874 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 192.0.2.7:9874: Cannot assign requested address; choose an address of this host with --http", text("token", WORDS), {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}),
     Mistake("sockets of a service manager", SERVE, 1, "LISTEN_FDS='two' is no number of sockets: unset it, or let the service manager set it", before="LISTEN_PID=$$ LISTEN_FDS=two; export LISTEN_PID LISTEN_FDS"),
     Mistake("names of a service manager's sockets", SERVE, 1, "the service manager's sockets are named 'liveness.socket' (LISTEN_FDS=1), and may be named gateway and admin; set FileDescriptorName= in the socket's unit", before="LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=liveness.socket; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES"),
     Mistake("socket of a service manager that is none", SERVE, 1, "the service manager's socket gateway: descriptor 3 is no socket (…); start it with the sockets that LISTEN_FDS counts", before="LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=gateway; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec 3</dev/null"),
     Mistake("where to notify", SERVE, 1, "NOTIFY_SOCKET='vsock:2:1' is neither a path nor @ and a name: unset it, or let the service manager set it", environ={"NOTIFY_SOCKET": "vsock:2:1"}),
     Mistake("watchdog", SERVE, 1, "WATCHDOG_USEC='soon' is no number of microseconds: unset it, or let the service manager set it", environ={"WATCHDOG_USEC": "soon"}),
-    Mistake("open files", SERVE, 1, "1000 links and 100 connections to each HTTP door need … open files, and 256 are allowed; raise the limit (ulimit -Hn, LimitNOFILE=) or lower limits.max_links or http.max_connections", before="ulimit -n 256"),
+    Mistake("open files", SERVE, 1, "1000 links and 100 connections to each HTTP listener need … open files, and 256 are allowed; raise the limit (ulimit -Hn, LimitNOFILE=) or lower limits.max_links or http.max_connections", before="ulimit -n 256"),
 ]  # fmt: skip
 
 
@@ -313,7 +313,7 @@ def _token(name: str, line: str, given: Given | None) -> Mistake:
 TOKENS: Final = [
     _token("missing", "cannot be read (No such file or directory); correct the path or its mode", None),
     _token("that is a folder", "is not a regular file; name a file with the token", folder("token")),
-    _token("open to others", "is open to others than its owner and group; run chmod o= on it", text("token", WORDS, 0o644)),
+    _token("open to others", "is open to users other than its owner and group; run chmod o= on it", text("token", WORDS, 0o644)),
     _token("too short", "has 9 characters; a token has 16 or more (openssl rand -base64 24)", text("token", "too short")),
     _token("of another kind", "has more than 4096 bytes; put only the token there", text("token", "x" * 5_000)),
     _token("with spaces", "has characters other than printable ASCII; a token has no others", text("token", "correct horse battery")),

@@ -113,7 +113,7 @@ def test_a_stop_keeps_the_clocks_whatever_was_asked_of_timers(start: Start) -> N
         sidecar.signal(signal.SIGTERM)
         assert sidecar.ended(STOP_S) == 0
     sidecar.line(
-        "stopped before all that was asked of timers could be written; gateways send "
+        "stopped before the timer commands could be written; gateways send "
         "again what no pong covered"
     )
     assert sidecar.start().line("restored")["clocks"] == 1

@@ -281,7 +281,7 @@ def test_a_stop_writes_no_clocks_into_the_state_of_another(make: Start) -> None:
     assert sidecar.stop() == 0
     assert theirs.read_bytes() == b"theirs"
     said = sidecar.line(
-        "everyone's clock could not be written; at the next start they get a fresh "
-        "timeout"
+        "the clocks file could not be written; at the next start every user gets a "
+        "fresh timeout"
     )
     assert said["error"] == f"{sidecar.database} is not the log that is open"

@@ -2,7 +2,7 @@
 
 One task of a link notifies the engine when its socket is readable, the other writes what
 is in its outbox. Neither reads: the engine receives, decodes and applies synchronously,
-so that bytes are never read but not yet applied while users are judged.
+so that all bytes that were read are applied before it decides who is offline.
 """
 
 import socket

@@ -38,7 +38,7 @@ from liveness.service.links.link import SocketLink
 from liveness.service.links.registry import LinkRegistry
 from liveness.service.storage.log_writer import LogWriter
 
-# Places of the wheel's table searched in one turn for sessions to reset, for all gateways
+# Entries of the wheel's table searched in one turn for sessions to reset, for all gateways
 # together: some milliseconds.
 RESET_STEPS: Final = 2_000
 # Gateways welcomed in one turn after a reset. Each may have sent a piece of frames in the
@@ -157,7 +157,7 @@ class Dispatcher:
                     None if is_all else hello.name, ticket=self._ticket()
                 )
             case Hello():
-                self._introduce(link, request, at)
+                self._handle_hello(link, request, at)
             case Refusal():
                 self._registry.refuse(link, request)
             case never:
@@ -185,7 +185,7 @@ class Dispatcher:
 
     @staticmethod
     def _too_many_users(link: SocketLink, full: NoRoom) -> Refusal:
-        # Nor does this count: the link goes on for the users that there is room for.
+        # Made without the conversation too: the link goes on for the other users.
         return Refusal(
             Code.TOO_MANY_USERS,
             f"there is no room for {len(full.indices)} of these users, the first at index "
@@ -220,7 +220,7 @@ class Dispatcher:
 
     # --- hello ----------------------------------------------------------------
 
-    def _introduce(self, link: SocketLink, hello: Hello, at: Instant) -> None:
+    def _handle_hello(self, link: SocketLink, hello: Hello, at: Instant) -> None:
         refusal = self._registry.refusal_for(link, hello)
         if refusal is not None:
             self._registry.refuse(link, refusal)
@@ -293,8 +293,7 @@ class Dispatcher:
         Returns:
             The links that were welcomed; they are to be read again.
         """
-        # A gateway that joins in the middle of a search takes part in the next one too, if
-        # it has any session left.
+        # A gateway that joins during a search is in the next one too, if it has sessions left.
         gateways = [
             reset.gateway for reset in self._resets.values() if reset.gateway.users
         ]

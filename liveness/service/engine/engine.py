@@ -3,8 +3,8 @@
 All of it is synchronous, so trio never switches tasks in the middle of a change. A turn
 has four phases: account for the time that passed, read links and apply their requests
 (`link_reader`, `dispatch`), fire what is due, and commit the decisions to the log's
-writer. Reading comes before firing: a user is judged only after its gateway's socket was
-read empty past the user's deadline.
+writer. Reading comes before firing: a silent user goes offline only after its gateway's
+socket was read empty past the user's deadline.
 """
 
 from dataclasses import dataclass, replace
@@ -42,9 +42,10 @@ FIRE_WHILE_THROTTLED: Final = 50
 # Reads are gathered for this long, unless a deadline comes before. Waking up for each of
 # 3,000 one-uid frames a second would cost several times what fifty turns do.
 GATHER_S: Final = 0.020
-# A turn that comes too early finds nothing due. Far below the promised resolution.
+# The shortest sleep: a turn that comes too early finds nothing due. Far below the
+# promised resolution.
 LEAST_SLEEP_S: Final = 0.0005
-# Due users that wait for their gateway are looked at this often.
+# Due users that wait for their gateway are checked this often.
 HELD_SLEEP_S: Final = 0.05
 # How late a turn was is shown for this long: Prometheus scrapes every 15 s as a rule.
 LAG_SHOWN_S: Final = 15.0
@@ -55,8 +56,8 @@ MOST_SLEEP_S: Final = 0.1
 PROMISES_EVERY_S: Final = 0.25
 # How often links are checked for unread replies.
 UNREAD_EVERY_S: Final = 1.0
-# How often the cursors of readers that no record concerned are stored. After a crash such
-# a reader has up to this much more of the log to search.
+# How often the cursors of readers that got no records are stored. After a crash such a
+# reader has up to this much more of the log to search.
 CURSORS_EVERY_S: Final = 10.0
 
 _log = structlog.get_logger("link")
@@ -93,7 +94,7 @@ class Engine:
         self.turn_wanted = Notifier()  # before the next turn is due
         self.timers_wanted = Notifier()  # timers are due, or must be loaded
         self.last_turn_at = clock.mono()
-        # Until the links are accepted that connected before this process listened.
+        # Until the links that connected before this process listened are accepted.
         self.draining_backlog = False
         self._turns_at = self.last_turn_at  # when the next turn is due
         self._lags = WindowedMax(LAG_SHOWN_S)
@@ -142,7 +143,7 @@ class Engine:
 
     @property
     def is_paused(self) -> bool:
-        """Whether attended time stands still, until gateways had time to reconnect."""
+        """Whether attended time is paused, until gateways had time to reconnect."""
         return self._attended.is_paused
 
     @property
@@ -211,8 +212,8 @@ class Engine:
             reading_paused=self._reading_paused,
         )
         if attended.paused_since != paused_since:
-            # Bytes that arrived before the pause: they must be read before anyone is
-            # judged. Only these, since a link that floods is never read empty.
+            # Bytes that arrived before the pause: they must be read before anyone goes
+            # offline. Only these, since a link that floods is never read empty.
             for link in self.registry.links.values():
                 link.must_read_bytes = link.unread()
         self._check_disk()
@@ -262,7 +263,7 @@ class Engine:
         return has_more or (self._dispatcher.has_resets and not self._firing_throttled)
 
     def _fire(self, mono: float, now: float) -> int:
-        """Judge due users and call for due timers; return how many users were judged."""
+        """Fire due users and request due timers; return how many users went offline."""
         self.scheduler.advance(mono)
         if self.scheduler.has_due or self.scheduler.wants_filling:
             self.timers_wanted.notify()
@@ -277,8 +278,8 @@ class Engine:
         if self._reading_paused:
             return
         for link in self.registry.expired_handshakes(now):
-            # Its hello may lie unread, as after a long turn. It is in the first piece;
-            # reading all that a crowd sends behind its hellos could take seconds.
+            # Its hello may still be unread, as after a long turn. Only the first piece is
+            # read: all that many links send behind their hellos could take seconds.
             self._reader.read(
                 link, now, must_read_bytes=min(link.unread(), PIECE_BYTES)
             )
@@ -306,7 +307,7 @@ class Engine:
         self._log_writer.take_over(self.presence.decided)
 
     def written(self) -> None:
-        """Note a commit; have a turn if one was put off until then."""
+        """Note a commit; request a turn if the last one waited for the disk."""
         if (
             self._firing_throttled
             or self._reader.disk_is_behind
@@ -398,7 +399,7 @@ class Engine:
     # --- storms ---------------------------------------------------------------
 
     def release(self, name: str | None) -> list[Storm]:
-        """Judge the users that the guard holds, for an operator.
+        """Let the users that the guard holds go offline, for an operator.
 
         Args:
             name: The gateway; None for all.
@@ -418,11 +419,11 @@ class Engine:
 
     @property
     def is_firing_throttled(self) -> bool:
-        """Whether so much waits for the disk that few users are judged, or none."""
+        """Whether so much waits for the disk that few or no users may be fired."""
         return self._log_writer.pending_ends >= self._limits.pause_firing
 
     def _fire_limit(self) -> int:
-        """How many users may be judged in this turn."""
+        """How many users may be fired in this turn."""
         if not self.is_firing_throttled:
             return FIRE_PER_TURN
         is_half = self._log_writer.pending_ends < 2 * self._limits.pause_firing
@@ -469,7 +470,7 @@ class Engine:
 
 
 async def run_turns(engine: Engine) -> NoReturn:
-    """Turn when a turn is due, or wanted before; then at least `GATHER_S` after the last."""
+    """Run each turn when due; on request sooner, but not within `GATHER_S` of the last."""
     while True:
         began = trio.current_time()
         engine.turn_wanted.clear()

@@ -59,7 +59,7 @@ class LinkReader:
         self._max_pending_commands = max_pending_commands
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._ready: dict[int, SocketLink] = {}
-        # Links that gave something in the last turn: the next one reads them again,
+        # Links that had data in the last turn: the next one reads them again,
         # without waiting for their sockets to become readable.
         self._recently_active: dict[int, SocketLink] = {}
         # Gateways that are not read, as too many of their timer commands wait for the disk.
@@ -105,10 +105,10 @@ class LinkReader:
                 if link is not None:
                     links[link.number] = link
         self._ready, self._recently_active = {}, {}
-        # The link that gave something longest ago comes first, so that one that floods
-        # cannot use up the time of a gateway whose users are due.
+        # The link whose last data is oldest comes first, so that one that floods cannot
+        # use up the time of a gateway whose users are due.
         in_order = sorted(links.values(), key=lambda link: link.read_at)
-        # Other links have a budget of their own, as users wait for their gateways only.
+        # Other links have a budget of their own: no due user waits for them.
         for is_gateway, budget_s in ((True, READING_S), (False, OTHERS_S)):
             until = self._clock.mono() + budget_s
             for link in in_order:

@@ -1,7 +1,7 @@
 """Reads timers that come due from their table, and has the core fire them.
 
 Reading may wait for the disk, so it runs in a thread, one reading at a time. The core
-tells a row that changed meanwhile from that (`core.timer_scheduler`).
+notices a row that changed meanwhile (`core.timer_scheduler`).
 """
 
 import sqlite3
@@ -115,11 +115,11 @@ class TimerLoop:
 
     # --- attempts -------------------------------------------------------------
 
-    def undelivered(self, runs: list[TimerRecord]) -> None:
+    def undelivered(self, records: list[TimerRecord]) -> None:
         """Have timers fire again whose records their gateways will never receive."""
         at = self._engine.instant()
-        for run in runs:
-            self._scheduler.undelivered(run.gateway, run.key, run.seq, at)
+        for record in records:
+            self._scheduler.undelivered(record.gateway, record.key, record.seq, at)
         self._engine.commit()
 
     def _delivered_seq(self, gateway: str) -> int:

@@ -56,7 +56,7 @@ class Warnings:
     def count_missed_promise(self, gateway: GatewayState, now: float) -> None:
         """Count a broken promise to ping; warn if the gateway breaks it repeatedly.
 
-        To be called once each time that the gateway becomes mute.
+        Called once each time that the gateway becomes mute.
         """
         within = gateway.missed(now)
         if within is not None:
@@ -92,5 +92,5 @@ class Warnings:
                 timeout_s=timeout,
                 interval_s=round(interval, 3),
                 todo=f"raise the timeout to {TIMES * interval:g} s or more, or have its "
-                f"users speak every {timeout / TIMES:g} s",
+                f"users send something every {timeout / TIMES:g} s",
             )

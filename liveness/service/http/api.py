@@ -26,7 +26,7 @@ from liveness.text import uid_of
 
 DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 1_000
-# A disk that works has written by then.
+# A working disk writes within this time.
 DISK_S: Final = 5.0
 
 _TEXTS: Final = {

@@ -57,14 +57,14 @@ class StreamEnded(Exception):
 
 
 class StreamWriter:
-    """Sends one stream to its reader, a batch at each pass of the turnstile.
+    """Sends one stream to its reader.
 
     Args:
         send: ASGI's send to the client.
         media: The content type.
         is_stopping: Whether the sidecar stops.
         is_allowed: Whether the reader's token or sign-in is still valid.
-        turnstile: Of the listener.
+        turnstile: Passed before each new batch of data.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class StreamWriter:
                 break
             await self.send(b": quiet\n\n")
         self._check()
-        # One reader at a time: a commit, or a new second, wakes all of them.
+        # One reader at a time: a commit, or a new summary, wakes all of them.
         await self._turnstile.wait()
 
     def _check(self) -> None:
@@ -211,7 +211,7 @@ class Streams:
             )
         if self.open[kind] >= MAX_OF_KIND.get(kind, self._most):
             self._counts.limits_met["http.max_streams"] += 1
-            message = f"{self.open[kind]} others read this now, and no more may"
+            message = f"all {self.open[kind]} streams of this kind are in use"
             raise ApiError(503, f"{message}; ask again later")
         self.open[kind] += 1
         self._writers.add(writer)

@@ -42,9 +42,9 @@ from liveness.text import json_line
 
 # Records read at a time. To encode them takes 2 ms, once for all readers.
 EVENTS_AT_ONCE: Final = 200
-# A write has at most as much, and one event more. A reader takes a few times as much memory.
+# Bytes of one write, before its last event. A reader takes a few times as much memory.
 EVENTS_BYTES: Final = 128 * 2**10
-# After a write, new records are collected for so long. With many readers, a write for each
+# After a write, new records are collected for this long. With many readers, a write for each
 # commit and reader would leave no time for anything else.
 GATHER_S: Final = 0.05
 _ID: Final = re.compile(r"([0-9a-f]{1,64}):([0-9]{1,19})")
@@ -71,7 +71,7 @@ class FeedApi:
         self._clock = clock
         self._counts = counts
         self._max_backlog = max_backlog
-        self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The same route for every listener."""
@@ -89,7 +89,7 @@ class FeedApi:
         return self._streams.events(StreamKind.FEED, produce)
 
     def _start(self, after: int | None, last_id: str | None) -> tuple[int, bool]:
-        """The seq to continue behind, and whether the reader knows another log."""
+        """The seq after which to begin, and whether this log is new to the reader."""
         log_writer = self._log_writer
         newest, oldest = log_writer.durable_seq, log_writer.first - 1
         if last_id is None:
@@ -158,14 +158,14 @@ class FeedApi:
             )
         except (sqlite3.Error, OSError) as error:
             message = "the log cannot be read for a stream, which ends"
-            self._every(_log.warning, message, key=message, error=str(error))
+            self._log_throttled(_log.warning, message, key=message, error=str(error))
             why = f"the log cannot be read ({error}); connect again to continue"
             raise StreamEnded(why) from error
 
     def _too_slow(self, behind: int) -> StreamEnded:
         self._counts.limits_met["http.max_backlog"] += 1
-        message = "a reader of /v1/feed is too slow, and was let go"
-        self._every(_log.warning, message, key=message, behind=behind)
+        message = "a reader of /v1/feed is too slow: its stream ends"
+        self._log_throttled(_log.warning, message, key=message, behind=behind)
         return StreamEnded(
             f"you are {behind} records behind, and have fallen back by more than "
             f"{self._max_backlog} (http.max_backlog): read faster, or ask for less, and "

@@ -6,10 +6,10 @@
     POST /v1/guard/release     {"gateway": …}, or {} for all gateways
 
 A name and its cursor are kept while there are records for it to read, so that a gateway
-that comes back misses nothing. To forget a name deletes its cursor: its next link begins
+that comes back misses nothing. Forgetting a name deletes its cursor: its next link begins
 with new records.
 
-Storms are not on disk, so a release is done when it is answered.
+Storms are not on disk, so a release is answered at once.
 """
 
 from collections.abc import Iterator, Sequence

@@ -48,7 +48,7 @@ from liveness.service.http.pacing import Turnstile
 from liveness.service.links.acceptor import Acceptor
 
 LOG_S: Final = 10.0
-# Connections at a time of clients that may not ask, and get only an error.
+# Connections at a time of clients without access, which get only an error.
 DENIED_CONNECTIONS: Final = 10
 # Connections at a time that only health checks may use, when all others are taken.
 HEALTH_CONNECTIONS: Final = 10
@@ -83,8 +83,8 @@ class HttpLimits:
                 "(http.max_header_bytes)"
             )
         return (
-            "this is no HTTP/1.1 request with one Host, and one length if it has a body; "
-            "ask by a URL"
+            "the request is malformed; send HTTP/1.1 with one Host and, if there is a body, "
+            "one length"
         )
 
 
@@ -218,7 +218,7 @@ class _Connection(TCPServer):
         await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:
-        """Send data, or follow the state of the protocol."""
+        """Send data, or note whether the connection is idle."""
         if isinstance(event, RawData):
             await self._send(event.data)
             return
@@ -263,7 +263,7 @@ class _ConnectionSlots:
         """Give a connection a slot.
 
         Returns:
-            Whether it may ask for every page, and not for health checks only.
+            Whether it may request every page, and not health checks only.
         """
         if self._free <= 0 and not self._idle:
             self._for_health[connection] = None
@@ -316,7 +316,7 @@ class _Listener:
         # An incomplete head of exactly the limit is too large once its rest arrives.
         config.h11_max_incomplete_size = self.limits.head_bytes - 1
         self.context = WorkerContext(None)
-        self._every = LogThrottle(LOG_S, clock=trio.current_time)
+        self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
         self._slots = _ConnectionSlots(self.limits.connections)
         self._denied = trio.Semaphore(min(DENIED_CONNECTIONS, self.limits.connections))
 
@@ -377,7 +377,7 @@ class _Listener:
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             message = "an HTTP connection ended with a fault; the others go on"
-            self._every(
+            self._log_throttled(
                 _log.warning, message, key=type(error).__name__, error=repr(error)
             )
         finally:
@@ -406,9 +406,9 @@ async def serve_http(
         refused: Counts requests and connections that are refused, by reason.
         grace_s: How long open connections may go on after *stopped* has returned.
         only_health: Wraps an application so that it answers health checks only.
-        turnstile: Each received piece of a request waits at it.
-        is_denied: Whether a client may not ask at all; its application says so. Such
-            connections have slots of their own, and take none from others.
+        turnstile: Passed by each received piece of a request.
+        is_denied: Whether a client has no access; its application answers with the
+            reason. Such connections have slots of their own, and take none from others.
     """
     listener = _Listener(
         app_for=app_for,
@@ -430,7 +430,7 @@ async def serve_http(
 def _turn_away(sock: socket.socket) -> None:
     """Answer 503 without reading the request, and without waiting for the client."""
     message = (
-        f"all {DENIED_CONNECTIONS} connections for users that may not ask are in use; "
+        f"all {DENIED_CONNECTIONS} connections for users without access are in use; "
         "ask again later"
     )
     body = json.dumps({"error": message})

@@ -31,8 +31,8 @@ from liveness.text import json_line
 
 # In one summary: more than a person can read in a second.
 MAX_RECORDS: Final = 50
-# How many of the records since the last summary are searched, the newest: twice as many as
-# come in a second at the promised load. Older ones count as left out, matching or not.
+# The newest records since the last summary that are searched: twice as many as a second
+# has at the promised load. Older ones count as left out, matching or not.
 MAX_SEARCHED: Final = 20_000
 
 
@@ -100,7 +100,7 @@ class LiveApi:
             summaries.unfollow(notify)
 
     def _records(self, after: int, skipped: int, subscription: Subscription) -> str:
-        """The matching records above *after*, as JSON; readers of the same share a search."""
+        """The matching records above *after*, as JSON; equal subscriptions share it."""
         key = (self._log_writer.durable_seq, after, subscription)
         found = self._found.get(key)
         if found is None:

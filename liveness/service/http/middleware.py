@@ -5,7 +5,7 @@ is read. It is small, so a page need not bound it or wait for it, and a page tha
 leaves no unread body in front of the next request.
 
 A refusal is counted by listener and reason. Its answer is
-`{"error": "what, where, and what to do"}`. LogThrottle answer gets the security headers.
+`{"error": "what, where, and what to do"}`. Every answer gets the security headers.
 """
 
 import re
@@ -74,7 +74,7 @@ class Middleware:
     """An ASGI application that passes on requests which meet all checks.
 
     Args:
-        pages: The application behind it.
+        pages: The application that answers them.
         checks: Run in this order on each request.
         refused: Called with the reason of each refusal.
         max_body_bytes: The largest body.
@@ -92,7 +92,7 @@ class Middleware:
         self._checks = checks
         self._refused = refused
         self._max_body_bytes = max_body_bytes
-        self._every = LogThrottle(LOG_S, clock=trio.current_time)
+        self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -110,7 +110,7 @@ class Middleware:
         try:
             await self._pages(scope, _replay(body, receive), _with_headers(send))
         except Exception as error:
-            self._every(
+            self._log_throttled(
                 _log.error,
                 "a page failed, and was answered with 500; the others go on",
                 key=type(error).__name__,
@@ -167,7 +167,9 @@ def allow_hosts(names: Collection[str]) -> Check:
         given = request.headers.getlist("host")
         found = _HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
         if found is None or (found[1] and not is_address(found[1])):
-            message = "the request has no Host, or a malformed one; ask by a URL"
+            message = (
+                "the request has no Host, or a malformed one; send the host of its URL"
+            )
             return refusal(HttpRefusal.HOST, 400, message)
         # The root's dot at the end makes no difference.
         name = (found[1] or found[2]).removesuffix(".")
@@ -181,7 +183,7 @@ def allow_hosts(names: Collection[str]) -> Check:
 
 
 def deny_all(why: str) -> Check:
-    """Refuse every request, with *why* as the error: this client may not ask at all."""
+    """Refuse every request, with *why* as the error: this client has no access."""
 
     def check(_: Request) -> Rejection | None:
         return refusal(HttpRefusal.ACCESS, 403, why)
@@ -249,7 +251,7 @@ async def _answer_unread(
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives a page the body that was read, then the client's disconnect."""
+    """A `receive` that returns the body that was read, then the client's disconnect."""
     messages: list[Message] = [
         {"type": "http.request", "body": body, "more_body": False}
     ]

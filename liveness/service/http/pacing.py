@@ -3,8 +3,8 @@
 trio runs every task that can run before it looks at the clock again. Without a limit, a
 hundred requests that arrive together would all be answered before the wheel's hand moves.
 So each pass of the loop works on one request, in the order of their arrival. A page that is
-costly to make is made once for all requests that wait for it, with a pause in between. It
-is never older than its request, which waits for the next one to be made.
+costly to make is made once for all requests that wait for it, with a pause between two. A
+request waits for the next page to be made, so it never gets one older than itself.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-# Between two pages. The metrics of a hundred gateways take 4 ms to make: with this pause, a
-# twelfth of a processor.
+# Between two pages. The metrics of a hundred gateways take 4 ms to make: with this pause,
+# at most a twelfth of a processor.
 PAUSE_S: Final = 0.05
 
 K = TypeVar("K")
@@ -32,7 +32,7 @@ class Turnstile:
 
 
 class _PlannedPage:
-    """A page to be made at a time, for all who wait for it."""
+    """When a page will be made, and the page once it is."""
 
     __slots__ = ("at", "page")
 

@@ -3,8 +3,8 @@
 The other routes are passed in: `liveness/service/components.py` chooses them for each
 listener, and its checks.
 
-The live page is served from the folder `page`, only the files in it, and as they were at
-the start: an upgrade may replace them by those of another version.
+The files of the live page, in the folder `page`, are read once, at the start: an upgrade
+may replace them by those of another version.
 """
 
 from collections.abc import Callable, Sequence
@@ -118,7 +118,7 @@ def _health(name: str, why_not: Why) -> Endpoint:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """The answer where no route has the path, or none the method."""
+    """Answer 404 if no route has the path, 405 if none of them has the method."""
     assert isinstance(error, HTTPException)
     message = f"there is no page {request.scope['path']!r:.80} here; docs/http-api.md "
     message += "lists all pages"

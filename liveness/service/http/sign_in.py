@@ -38,8 +38,8 @@ SIGN_IN: Final = "/sign-in"
 SIGN_OUT: Final = "/sign-out"
 OPEN: Final = frozenset({"/metrics", "/healthz", "/readyz", SIGN_IN, "/page/style.css"})
 COOKIE: Final = "liveness"
-# Enough for any token that is typed or pasted. The largest token, with every character
-# escaped, would take three times as much.
+# Enough for a token that is typed or pasted, though not for the largest with every character
+# escaped.
 MAX_FORM_BYTES: Final = 4096
 LOG_S: Final = 10.0
 _FORM: Final = "application/x-www-form-urlencoded"
@@ -147,7 +147,7 @@ def read_token(path: Path | None) -> Token | None:
         raise _refused(path, "is not a regular file; name a file with the token")
     if mode & 0o007:
         raise _refused(
-            path, "is open to others than its owner and group; run chmod o= on it"
+            path, "is open to users other than its owner and group; run chmod o= on it"
         )
     if len(data) > MAX_BYTES:
         raise _refused(
@@ -203,7 +203,7 @@ class SignIn:
         self._refused = refused
         self._wall_s = wall_s
         self._wrong_tokens = WrongTokenLimit()
-        self._every = LogThrottle(LOG_S, clock=trio.current_time)
+        self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
         self._page = (PAGE / "sign-in.html").read_text()
 
     def check(self, request: Request) -> Rejection | None:
@@ -281,7 +281,7 @@ class SignIn:
 
     def _wrong_token(self, request: Request) -> Rejection:
         client = request.client.host if request.client else None
-        self._every(
+        self._log_throttled(
             _log.warning, "a wrong token was refused", key="token", client=client
         )
         wait_s = self._wrong_tokens.fail(trio.current_time())

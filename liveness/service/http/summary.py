@@ -1,8 +1,8 @@
-"""What an operator sees of the sidecar once a second, whatever the load.
+"""Summaries of the sidecar for operators, one a second whatever the load.
 
-Once a second the counters are looked at, and the last five minutes of them kept: rates,
-quantiles and history are differences of two such samples. A summary is put together from
-plain numbers when somebody wants one, once for all who do.
+Once a second the totals of all counters are sampled, and the samples of the last five
+minutes are kept: rates, quantiles and history are differences of two samples. The summary
+of a second is built when the first reader asks for it, and shared by all.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from liveness.text import json_line, utc_offset_s
 EVERY_S: Final = 1.0
 KEPT_S: Final = 300
 RATES_S: Final = 10
-# What `decided` is to be within, at 99 of 100 (proto/README.md, "promises").
+# The promise for the 99th percentile of `decided` (proto/README.md, "promises").
 PROMISE_S: Final = 0.05
 
 Counted = Mapping[str, int]
@@ -45,14 +45,14 @@ class SummarySample(NamedTuple):
 
 
 class Summaries:
-    """Looks at the sidecar once a second, and tells of it.
+    """Samples the counters once a second, and builds summaries of them.
 
     Args:
-        now: Reads what the metrics show.
-        engine: Has the wheel and the gateways.
-        log_writer: Has the log.
+        now: Reads all metrics.
+        engine: The engine.
+        log_writer: The writer of the log.
         clock: The clocks.
-        why_not_ready: What is wrong, in words; nothing if it is ready.
+        why_not_ready: Why the sidecar is not ready; empty if it is.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class Summaries:
         self._history: str | None = None
 
     async def run(self) -> None:
-        """Look once a second, for ever."""
+        """Sample the counters once a second, forever."""
         at = trio.current_time()
         while True:
             self._samples.append(self._sample(self._now()))
             self._text = self._history = None
             for notify in self._notifiers:
                 notify()
-            # Not one for each that was missed.
+            # Seconds that were missed are not made up for.
             at = max(at + EVERY_S, trio.current_time())
             await trio.sleep_until(at)
 
@@ -92,21 +92,19 @@ class Summaries:
         self._notifiers[notify] = None
 
     def unfollow(self, notify: Callable[[], None]) -> None:
-        """Stop calling it."""
+        """Stop calling *notify*."""
         self._notifiers.pop(notify, None)
 
     @property
     def text(self) -> str:
-        """The summary of this second as JSON, made for the first who wants it."""
+        """The summary of this second as JSON, built at the first use."""
         if self._text is None:
             self._text = json_line(self.summary())
         return self._text
 
-    # --- what is told -----------------------------------------------------------
-
     @property
     def history_text(self) -> str:
-        """The last minutes as JSON, made for the first who wants them in a second."""
+        """The last minutes as JSON, built at the first use in a second."""
         if self._history is None:
             self._history = json_line(self.history())
         return self._history
@@ -131,7 +129,7 @@ class Summaries:
         }
 
     def summary(self) -> dict[str, Any]:
-        """How everything is at this moment."""
+        """The state at this moment."""
         now, engine, log_writer = self._now(), self._engine, self._log_writer
         presence = engine.presence
         wheel = presence.wheel
@@ -203,8 +201,6 @@ class Summaries:
             "mutes": gateway.mutes,
         }
 
-    # --- two samples --------------------------------------------------------------
-
     def _sample(self, now: Now) -> SummarySample:
         lateness = now.counts.lateness
         return SummarySample(
@@ -219,14 +215,12 @@ class Summaries:
         )
 
     def _before(self, sample: SummarySample, seconds: float) -> SummarySample:
-        """The newest sample that is so many seconds old, give or take; else the oldest.
+        """The newest sample that is about so many seconds old; else the oldest.
 
-        After a stop it is older, and what came since is in what is told next.
+        If the process did not run for a while, the sample is older.
         """
         since = sample.mono - seconds + EVERY_S / 2
-        old_enough = (
-            sample for sample in reversed(self._samples) if sample.mono <= since
-        )
+        old_enough = (old for old in reversed(self._samples) if old.mono <= since)
         return next(old_enough, self._samples[0] if self._samples else sample)
 
     def _quantiles(self, sample: SummarySample) -> dict[str, Any]:
@@ -244,7 +238,7 @@ class Summaries:
 def _buckets(
     counts: CumulativeCounts, before: CumulativeCounts = ()
 ) -> list[tuple[float, float]]:
-    """Upper bounds in seconds, and what was counted up to each since *before*."""
+    """Upper bounds in seconds, and the observations up to each since *before*."""
     rises = zip_longest(counts, before, fillvalue=("", 0.0))
     return [(float(bound), count - old) for (bound, count), (_, old) in rises]
 

@@ -58,7 +58,7 @@ T = TypeVar("T")
 class _Change(NamedTuple):
     """A change that an operator can make to a timer."""
 
-    order: Callable[[str, str], None]
+    apply: Callable[[str, str], None]  # to a gateway and a key
     done: str  # for messages: "cancelled"
     states: Collection[str]  # the states that allow it
     results: Collection[str]  # the states that it may lead to
@@ -147,13 +147,13 @@ class TimersApi:
             states = " or ".join(change.states)
             message = f"{subject} is {timer['state']}; only one that is {states} can be"
             raise ApiError(409, f"{message} {change.done}")
-        change.order(gateway, key)
+        change.apply(gateway, key)
         late = f"{subject} will be {change.done} once the disk writes"
         await written(self._log_writer, late, gateway=gateway)
         timer = await self._newest_of(gateway, key)
         if timer["state"] not in change.results:
             message = f"{subject} changed meanwhile, and is {timer['state']} now"
-            raise ApiError(409, f"{message}; look at it, and ask again")
+            raise ApiError(409, f"{message}; check it, and try again")
         return JSONResponse(timer)
 
     async def _cancel_damaged(self, request: Request) -> Response:

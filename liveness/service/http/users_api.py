@@ -6,7 +6,7 @@
 The last line of the list has no `uid`. It has the `seq` at which the list is true, and from
 which the feed continues; a list without it is incomplete. The list is one read of the
 database, written to a temporary file and sent from there, however slowly the client reads.
-SQLite formats a thousand lines a statement, in a thread, without Python's lock.
+SQLite formats a thousand lines a statement, in a thread, without the GIL.
 
 For one user the log is searched backwards, in one thread for each listener: requests at one
 listener wait for each other, not for those at the other, and the engine waits for none. A
@@ -41,7 +41,7 @@ from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import uid_of
 
-PAGE: Final = b"/v1/users/"
+_PATH_PREFIX: Final = b"/v1/users/"
 # In one answer. A record has at most 1 KiB, and a hundred answers may be in memory.
 MAX_RECORDS: Final = 100
 # About how long a search takes if it does not find enough records.
@@ -103,7 +103,7 @@ def _uid_of_path(request: Request) -> Uid:
     It is parsed from the raw bytes: Starlette replaces invalid UTF-8, and so could make it
     the name of another user.
     """
-    name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(PAGE)
+    name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(_PATH_PREFIX)
     try:
         return uid_of(name.decode())
     except UnicodeDecodeError:

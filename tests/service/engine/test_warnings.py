@@ -52,7 +52,8 @@ async def test_a_timeout_too_short_for_its_users_is_logged_once(
         "gateway": "g",
         "timeout_s": 30.0,
         "interval_s": 20.0,
-        "todo": "raise the timeout to 40 s or more, or have its users speak every 15 s",
+        "todo": "raise the timeout to 40 s or more, or have its users send something "
+        "every 15 s",
     }
 
 

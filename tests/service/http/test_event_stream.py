@@ -262,7 +262,7 @@ async def test_a_few_read_all_users_at_a_time_and_leave_no_file(rig: Rig) -> Non
         with trio.fail_after(LONG_S):
             answer = await ask(rig.door(), "GET", "/v1/users")
         assert answer.status == 503
-        assert "4 others" in answer.error
+        assert "all 4 streams of this kind" in answer.error
         # A gateway's own list waits for none of them.
         began = trio.current_time()
         await gateway.send(["list"])

@@ -137,7 +137,7 @@ async def test_a_malformed_host_is_refused_with_what_to_do(
 ) -> None:
     answer = await doors.get("/metrics", host=host)
     assert (answer.status, doors.refused) == (400, [HttpRefusal.HOST])
-    assert "no Host, or a malformed one; ask by a URL" in answer.error
+    assert "no Host, or a malformed one; send the host of its URL" in answer.error
 
 
 @pytest.mark.parametrize(

@@ -484,7 +484,7 @@ async def test_what_is_no_http_is_refused_with_all_behind_it(
     with capture_logs() as lines:
         answer = await door.answer(garbage + b"\r\n0\r\n\r\n" + GET % b"")
     assert status(answer) == (501 if b"gzip" in garbage else 400)
-    assert b"request with one Host, and one length if it has a body; ask by" in answer
+    assert b"send HTTP/1.1 with one Host and, if there is a body, one length" in answer
     assert b"HTTP/1.1 200" not in answer
     assert door.refused == [HttpRefusal.MALFORMED]
     assert len(door.began_at) == (b"zz" in garbage)  # whose head was good

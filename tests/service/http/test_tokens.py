@@ -65,7 +65,7 @@ def test_a_token_is_read_without_the_space_around_it(
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o601])
 def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     told = refused(written(tmp_path, WORDS.encode(), mode))
-    assert "is open to others than its owner and group; run chmod o= on it" in told
+    assert "is open to users other than its owner and group; run chmod o= on it" in told
     assert WORDS not in told
 
 

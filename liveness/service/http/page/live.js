@@ -49,12 +49,12 @@ function setAttributes(element, attributes) {
   }
 }
 
-/** Sets a text only if it differs: setting it would drop the reader's selection. */
+/** Sets a text only if it differs, to keep the reader's selection. */
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Has a screen reader say something once. */
+/** Have a screen reader say something once. */
 function announce(text) {
   byId("announcement").textContent = text;
 }
@@ -97,7 +97,7 @@ function visible(text) {
 
 const uidText = (uid) => (typeof uid === "number" ? `int:${uid}` : uid);
 
-/** An element with a name from the wire; <bdi> keeps its writing direction from the rest. */
+/** An element with a name from the wire; <bdi> isolates its writing direction. */
 function named(text, name = "bdi") {
   const shown = visible(text);
   return make(name, { class: "cut", title: shown }, shown);
@@ -175,7 +175,7 @@ const wheel = {
     }
     if (isNext && !isFirst && !REDUCED.matches && !document.hidden) this.plan(before, summary);
     byId("hand").classList.toggle("stands", summary.stands);
-    setText(byId("hand-caption"), summary.stands ? "the hand stands still" : "");
+    setText(byId("hand-caption"), summary.stands ? "the hand is paused" : "");
     const digits = whole(summary.users);
     setText(byId("users"), digits);
     const size = digits.length < 8 ? 54 : digits.length < 10 ? 44 : 34;
@@ -550,7 +550,7 @@ function indexOf(ms) {
   return best;
 }
 
-/** The points without gaps: nothing is drawn where no summary came. */
+/** The stretches of points without gaps: nothing is drawn where no summary came. */
 function stretches() {
   const found = [];
   past.at.forEach((ms, i) => {
@@ -675,11 +675,11 @@ function showVitals(summary) {
   const held = Object.values(summary.held).reduce((a, b) => a + b, 0);
   const failed = summary.timers.failed ?? 0;
   const late = summary.lateness.promise_s;
-  vital("Due now", whole(summary.due), { title: "Users past their deadline who are not judged yet" });
+  vital("Due now", whole(summary.due), { title: "Users past their deadline who are still online" });
   vital("Held", whole(held), { is: held ? "warn" : "", title: Object.entries(summary.held).map(([why, n]) => `${why} ${whole(n)}`).join(", ") || "No users are held" });
   vital("Early", whole(summary.early), { is: summary.early ? "alert" : "", title: "Declared offline before their deadline. Always 0, unless the sidecar has a fault" });
   vital("Moved a second", rate(summary.rates.moved), { title: "Users who logged in on a newer connection" });
-  vital("Hand lag", summary.stands ? "stands still" : seconds(summary.hand_lag_s), { is: summary.stands || summary.hand_lag_s > late ? "warn" : "", title: "How far the hand is behind the clock" });
+  vital("Hand lag", summary.stands ? "paused" : seconds(summary.hand_lag_s), { is: summary.stands || summary.hand_lag_s > late ? "warn" : "", title: "How far the hand is behind the clock" });
   vital("Unattended", seconds(summary.unattended_s), { title: "Time in which this process did not run. It does not count as silence" });
   vital("Log, to be written", summary.log_failure ? "fails" : whole(summary.log_pending), { is: summary.log_failure ? "alert" : "", title: `Records that wait for the disk. The newest has seq ${whole(summary.seq)}` });
   vital("Watchers", whole(summary.links.watcher ?? 0), { title: "Links that only read records" });
@@ -754,7 +754,7 @@ function showNotices(summary) {
   if (summary.log_failure) current.push(["log", "alert", "The log cannot be written", `${summary.log_failure}. Until it can, no records are sent; see LivenessWritesFail in docs/runbook.md.`]);
   const most = 5; // of storms, the largest first; /v1/guard has all
   for (const { gateway, users, left_s } of summary.storms.slice(0, most)) {
-    current.push([`storm ${gateway}`, "", `Storm guard holds ${plural(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Check that gateway. To judge its users now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
+    current.push([`storm ${gateway}`, "", `Storm guard holds ${plural(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Check that gateway. To let them go offline now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
   }
   const more = summary.storms.length - most + (summary.storms_more ?? 0);
   if (more > 0) current.push(["storms", "", `${plural(more, "more storm")}`, "at other gateways: see /v1/guard, and ", make("code", {}, "liveness status")]);
@@ -835,17 +835,17 @@ function matches(record) {
   return !gateway || [record.gateway, record.from].includes(gateway);
 }
 
-/** Whether every record that matches a filter matches another one, too. */
+/** Whether every record that matches `filter` also matches `other`. */
 function isWithin(filter, other) {
   const { kinds, uid, gateway } = filter;
   const areKindsWithin = !other.kinds.length || (kinds.length > 0 && kinds.every((kind) => other.kinds.includes(kind)));
   return areKindsWithin && [uid, ""].includes(other.uid) && [gateway, ""].includes(other.gateway);
 }
 
-/** Marks the records below as chosen by earlier filters, so not all that match this one. */
+/** Adds a row that says: the records below were selected by an earlier filter. */
 function markFilterChange(list) {
   if (list[0]?.isFilterChange) list.shift(); // no records since the last change
-  list.unshift({ text: `Filter changed at ${clock(latest.at)}: the records below are those that the filter before let through.`, isFilterChange: true });
+  list.unshift({ text: `Filter changed at ${clock(latest.at)}: the records below are those that matched the filter before.`, isFilterChange: true });
 }
 
 function showFeed(summary, gap) {
