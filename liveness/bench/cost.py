@@ -112,8 +112,7 @@ def _costs(
 def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]:
     """Redis in proportion to the sidecar in the same run, and the sidecar's growth.
 
-    A promised ratio is there even if it was not measured, unless Redis was left out on
-    purpose.
+    A promised ratio that was not measured is NaN, unless Redis was left out on purpose.
     """
     values = {(f.system, f.users, f.name): f.value for f in figures}
     promised = {*full_options(options.users).sizes, *options.sizes}
