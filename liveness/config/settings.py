@@ -331,9 +331,9 @@ class TimerSettings:
     )
     max_pending: int = fixed(
         30_000,
-        "most timer orders not yet on disk, one more for each KiB that they carry; "
+        "most timer commands not yet on disk, one more for each KiB that they carry; "
         "a gateway with more than its share is not read",
-        "orders",
+        "commands",
     )
     max_ended: int = setting(
         10_000_000,

@@ -94,7 +94,7 @@ def test_what_was_a_setting_once_is_ignored_and_named(tmp_path: Path) -> None:
     assert found.config.timers == Config(**BARE).timers
     assert found.ignored == (
         "environment: LIVENESS_TIMERS_MAX_PENDING is ignored, as it is no setting any "
-        "more: it is always 30000 orders; remove it",
+        "more: it is always 30000 commands; remove it",
         f"{tmp_path / 'l.toml'}: limits.max_replies is ignored, as it is no setting any "
         "more: it is always 1000 replies; remove it",
     )

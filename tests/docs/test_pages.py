@@ -191,9 +191,9 @@ def test_the_limits_are_those_in_force() -> None:
         "limits.max_names": "{:,} names",
         "limits.pause_firing": "At {:,} offlines",
         "limits.pause_reading": "at {:,} records sockets",
-        "timers.max_pending": "Of {:,} timer orders",
+        "timers.max_pending": "Of {:,} timer commands",
         "http.max_connections": "{:,} connections",
-        "http.request_s": "A request has {:.0f} s to come whole",
+        "http.request_s": "A request has {:.0f} s to arrive",
         "http.max_header_bytes": f"{by_name['http.max_header_bytes'] >> 10} KiB",
         "http.max_body_bytes": f"{by_name['http.max_body_bytes'] >> 10} KiB",
     }.items():
