@@ -167,8 +167,8 @@ def _as_command_errors(state: Path, file: Path) -> Iterator[None]:
         ) from error
     except PermissionError as error:
         raise CommandError(
-            f"{error.filename or file}: {error.strerror}; be the sidecar's user, and "
-            "name a FILE in a folder that it may write to"
+            f"{error.filename or file}: {error.strerror}; run this as the sidecar's "
+            "user, and name a FILE in a folder where it may write"
         ) from error
     except OSError as error:
         raise CommandError(

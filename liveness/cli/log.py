@@ -125,7 +125,7 @@ def moment(text: str, now: datetime) -> int:
         return round(found.timestamp() * 1000)
     except (ValueError, OverflowError):
         raise ValueError(
-            f"{text!r:.80} is no time: write 2026-11-21T14:03, 14:03, or 15min for 15 "
+            f"{text!r:.80} is not a time: write 2026-11-21T14:03, 14:03, or 15min for 15 "
             "minutes ago"
         ) from None
 

@@ -80,7 +80,7 @@ def _mistake(error: BaseException) -> tuple[int, str] | None:
     match error:
         case UnusedCliTokensError():
             unused = " ".join(error.unused_tokens or ())
-            return _usage(error, f"there is no argument here: {unused}")
+            return _usage(error, f"unexpected argument: {unused}")
         case UnknownCommandError():  # cyclopts lists only eight commands behind it
             line, _, _ = str(error).partition(" Available commands:")
             return _usage(error, line.rstrip("."))
