@@ -61,7 +61,7 @@ Scenario = Annotated[
 Users = Annotated[
     int | None, number(int, "N", _with_defaults("users", "users"), 100, 10_000_000)
 ]
-_RATE: Final = "frames a second in steady; 33000 with more users"
+_RATE: Final = "frames a second in steady; 33000 above 100000 users"
 Rate = Annotated[
     int | None, number(int, "N", _with_defaults("rate", _RATE), 1, 100_000)
 ]

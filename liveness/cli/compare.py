@@ -349,7 +349,7 @@ def compare_offlines(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Compare the offlines of another detector with the sidecar's: users and times.
+    """Compare the offlines that another detector reports with the sidecar's.
 
     A FILE is compared with the log in the state directory; lines on stdin with the records
     as they are written, until the lines end or Ctrl-C. The exit code is 0 if both reported
