@@ -30,8 +30,8 @@ SCENARIOS: Final = {
     "restart": "a planned stop, then a crash, with all users online; and under load",
     "timers": "ten million pending timers; others are created, cancelled and fire",
     "client": "CPU cost of the client library in a gateway",
-    "cost": "CPU and memory by the number of users, beside other systems",
-    "lateness": "when silent users are reported, beside other systems",
+    "cost": "CPU and memory by the number of users, compared with other systems",
+    "lateness": "when silent users are reported, compared with other systems",
 }
 # The systems that the sidecar is compared with. docs/performance.md has these texts too.
 COMPARED_SYSTEMS: Final = {

@@ -45,7 +45,7 @@ Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
 
 
 def cost(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """What an event and a user cost, beside other systems."""
+    """What an event and a user cost, compared with other systems."""
     figures: list[Figure] = []
     with temporary_folder(options.folder) as folder, Drain(folder) as drain:
         drain.start()
