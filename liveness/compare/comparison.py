@@ -386,7 +386,7 @@ class Totals:
         }
 
     def later(self) -> dict[str, int]:
-        """How many of these users the other side reported earlier, at the same time, later."""
+        """How often the other side reported these earlier, at the same time, or later."""
         counts = Counter[str]()
         for later_ms, many in self._later_ms.items():
             counts["later" if later_ms > 0 else "earlier" if later_ms else "same"] += (
