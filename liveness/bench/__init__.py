@@ -6,9 +6,9 @@ It does not use the sidecar's own metrics. Figures come from
 - the clocks of this process: lateness is measured from before the last activity is
   written until the record is received. So it is never underestimated, and a record that
   looks early is early by any clock.
-- the record: when the sidecar decided is the record's stamp `at`, compared with the same
-  wall clock read here. When the record was received is reported beside it.
-- the process table: CPU time and memory, those of the bench too.
+- the record: its stamp `at` is when the sidecar decided, by the wall clock that is also
+  read here. The time of its arrival is reported separately.
+- the process table: CPU time and memory, also of the bench itself.
 
 This file lists the scenarios and the options. `suite.py` runs them.
 """
@@ -30,8 +30,8 @@ SCENARIOS: Final = {
     "restart": "a planned stop, then a crash, with all users online; and under load",
     "timers": "ten million pending timers; others are created, cancelled and fire",
     "client": "CPU cost of the client library in a gateway",
-    "cost": "CPU and memory by the number of users, beside other systems",
-    "lateness": "when silent users are reported, beside other systems",
+    "cost": "CPU and memory by the number of users, compared with other systems",
+    "lateness": "when silent users are reported, compared with other systems",
 }
 # The systems that the sidecar is compared with. docs/performance.md has these texts too.
 COMPARED_SYSTEMS: Final = {
@@ -64,7 +64,7 @@ class BenchOptions:
 
 
 def full_options(users: int) -> BenchOptions:
-    """The options for which the floors of that number of users are promised."""
+    """The options for which the floors for *users* are promised."""
     is_large = users > BenchOptions().users
     sizes = tuple(size for size in SIZES if size <= 4 * users)
     return BenchOptions(users=users, rate=33_000 if is_large else 3_000, sizes=sizes)

@@ -134,7 +134,7 @@ async def _chat(
 
 
 def _do_nothing(_uid: str, /, *, conn: int) -> None:
-    """What the call itself costs, without a library."""
+    """Stands in for the library: only the call itself costs."""
 
 
 def _shuffled(users: Sequence[Connection]) -> list[Connection]:

@@ -45,7 +45,7 @@ Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
 
 
 def cost(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """What an event and a user cost, beside other systems."""
+    """What an event and a user cost, compared with other systems."""
     figures: list[Figure] = []
     with temporary_folder(options.folder) as folder, Drain(folder) as drain:
         drain.start()
@@ -112,8 +112,7 @@ def _costs(
 def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]:
     """Redis in proportion to the sidecar in the same run, and the sidecar's growth.
 
-    A promised ratio is there even if it was not measured, unless Redis was left out on
-    purpose.
+    A promised ratio that was not measured is NaN, unless Redis was left out on purpose.
     """
     values = {(f.system, f.users, f.name): f.value for f in figures}
     promised = {*full_options(options.users).sizes, *options.sizes}

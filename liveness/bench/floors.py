@@ -13,10 +13,10 @@ IDLE_READY_S: Final = 1.0
 IDLE_MB: Final = 80.0
 IDLE_CPU_PERCENT: Final = 1.0
 STOP_S: Final = 5.0
-# A replacement delays offlines by the time it takes, and by no more than this, which
-# allows for a machine that has just started a process.
+# A replacement delays offlines by the time that it takes, plus at most this, as the machine
+# has just started a process.
 REPLACED_S: Final = 0.1
-# But a user that is due right then waits until its gateway has reconnected.
+# The same for a user that is due just then: it waits until its gateway has reconnected.
 AWAITED_S: Final = 2.5
 DECIDED_MS: Final = 50.0
 NONE: Final = 0.0
@@ -47,8 +47,8 @@ class Floors:
     silence_s: float | None = None
     silence_mb: float | None = None
     ready_s: float | None = None  # from exec to ready, with all users restored
-    # A user that is not reported this long after its deadline counts as missing: twice
-    # what is promised, or long.
+    # A user that is not reported this long after its deadline counts as missing: twice the
+    # promised time, or ten minutes if none is promised.
     patience_s: float = 600.0
 
 
@@ -75,7 +75,7 @@ PROMISED: Final[dict[int, Floors]] = {
 
 
 def promised(options: BenchOptions) -> Floors:
-    """The floors of a run; those that depend on the load only with the load of `full`."""
+    """The floors of a run; some apply only with the load of `full_options`."""
     found, usual = floors(options.users), full_options(options.users)
     load = (options.rate, options.seconds, options.timeout_s)
     if load == (usual.rate, usual.seconds, usual.timeout_s):

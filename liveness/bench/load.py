@@ -27,9 +27,7 @@ RECEIVE_BYTES: Final = 262_144
 # together.
 GATHER_ABOVE: Final = 5_000
 GATHER_S: Final = 0.002
-ANSWER_S: Final = (
-    300.0  # far longer than any answer takes, that to a million logins too
-)
+ANSWER_S: Final = 300.0  # far longer than any answer takes, even to a million logins
 
 
 class LoadError(LivenessError):
@@ -122,7 +120,7 @@ class WaitableCount:
 
     def __init__(self) -> None:
         self.value = 0
-        self.end = ""  # why it does not go on
+        self.end = ""  # why it will not rise again; "" until then
         self._changed = threading.Condition()
 
     def add(self, number: int) -> None:
@@ -277,7 +275,7 @@ class Pace:
         return map(Moment, self._mono, self._wall_ms)
 
     def run(self, frames: Sequence[bytes]) -> None:
-        """Write *frames*, each at its time; the first follows the last of the last run."""
+        """Write *frames*, each at its time; the first follows the last run's last frame."""
         send, rate, began, done = self._gateway.send, self._rate, self.began.mono, 0
         first, gather_s = self.count, GATHER_S if rate > GATHER_ABOVE else 0.0
         while done < len(frames):

@@ -139,7 +139,7 @@ class Program(ABC):
         return self._status_mb("VmHWM")
 
     def reset_peak(self) -> None:
-        """Let the peak be what is resident now (5 in clear_refs, see proc(5))."""
+        """Reset the peak to what is resident now (5 in clear_refs, see proc(5))."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def _status_mb(self, name: str) -> float:

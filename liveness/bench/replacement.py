@@ -1,8 +1,8 @@
 """Replaces the sidecar under load, with its socket kept open: how much later are offlines?
 
 The gateways use the client library. Most users stay and send in turns. Others arrive all
-the time: every second one logs out after it was reported online; the others send nothing
-after their login. The next process must report all of them.
+the time: half of them log out after they were reported online, half send nothing after
+their login. The next process must report all of them.
 """
 
 import logging
@@ -76,7 +76,7 @@ class ProcessGap(NamedTuple):
 
     @property
     def took_s(self) -> float:
-        """In between."""
+        """Seconds between these two."""
         return self.ready - self.ended
 
 
@@ -235,11 +235,11 @@ def _lateness(
         if due < planned.ended:
             before.append(late_s)
         elif due < planned.ready + timeout_s:
-            # After a planned stop a clock continues where it was.
+            # After a planned stop a user's timeout continues where it was.
             is_soon = due < planned.ended + AWAITED_S
             (at_once if is_soon else later).append(late_s - planned.took_s)
         elif crash.ended <= due < crash.ready + timeout_s:
-            # After a crash it starts again, with a whole timeout.
+            # After a crash it starts again.
             crashed.append(late_s - crash.took_s - timeout_s)
     usual_s = quantile(before, 0.5)
     later_s, crashed_s = (
@@ -261,7 +261,7 @@ def _errors(load: ReplacementLoad, timeout_s: float) -> Iterator[Figure]:
     visitors = load.visitors.values()
     left = [visitor for visitor in visitors if visitor.logs_out]
     silent = [visitor for visitor in visitors if not visitor.logs_out]
-    # More than one end, or not by the logout.
+    # False: more than one offline, or one for another reason than the logout.
     false = sum([reason for reason, _, _ in v.ends] not in ([], [LOGOUT]) for v in left)
     false += sum(len(visitor.ends) > 1 for visitor in silent)
     for name, value in (

@@ -22,7 +22,7 @@ from liveness.console.progress import Stage, time_share
 IDLE_SETTLE_S: Final = 1.0  # until the work after a start is over
 IDLE_S: Final = 5.0
 # After a restart the sidecar ends no session until the gateways had time to reconnect. So
-# the offline of a clock that was not renewed may come this long after its deadline.
+# if a user's timeout was not renewed, its offline may come this long after its deadline.
 RENEWED_S: Final = 2.0
 LIST_PIECE_BYTES: Final = 65_536
 # The floors of the virtual day are promised for at most this number of users.
@@ -154,8 +154,8 @@ def day(options: BenchOptions, stage: Stage) -> list[Figure]:
 def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
     """A planned stop and start, then a crash, with all users online and sending.
 
-    Then it waits for false offlines until each clock has run out that the restarts should
-    have renewed. At last, both restarts again under load, with the socket kept open.
+    Then it watches for false offlines until all timeouts have passed that the restarts
+    should have renewed. Finally both restarts again, under load, with the socket kept open.
     """
     users, watch_s = LoadUsers(options.users), options.timeout_s + RENEWED_S
     ready_s = promised(options).ready_s

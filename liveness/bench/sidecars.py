@@ -12,8 +12,8 @@ from liveness.bench.systems import LOGINS_AT_ONCE, LONG_S, Stream, System
 
 
 @dataclass(eq=False)
-class MeasuredSidecar(System):
-    """A server, and a gateway with its users."""
+class GatewaySystem(System):
+    """One of these servers, and a gateway with its users."""
 
     gateway: LoadGateway
     users: LoadUsers
@@ -75,10 +75,10 @@ def sidecar(folder: Path, *, env: Mapping[str, str] = AS_INSTALLED) -> SidecarPr
 @contextmanager
 def measured(
     start: Callable[[Path], SidecarProcess | AsyncioTimers], folder: Path, count: int
-) -> Iterator[MeasuredSidecar]:
+) -> Iterator[GatewaySystem]:
     """A running server, and a gateway with *count* users."""
     users = LoadUsers(count)
     with start(folder) as server:
         server.start()
         with LoadGateway(server.socket) as gateway:
-            yield MeasuredSidecar(server, gateway, users)
+            yield GatewaySystem(server, gateway, users)

@@ -23,7 +23,7 @@ def impossible_rate(options: BenchOptions) -> str:
     least = round(falling / (options.timeout_s / 2)) + 1
     if options.rate < least:
         return (
-            f"{options.rate} frames a second are too few for {falling} users who speak "
+            f"{options.rate} frames a second are too few for {falling} users who send "
             f"every {options.timeout_s / 2:g} s; use --rate {least} or more"
         )
     return ""

@@ -25,7 +25,7 @@ LEAST_S: Final = 2.0
 
 
 class Stragglers:
-    """Users of the gateway `stragglers`; 50 a second come due, for some *seconds*.
+    """Users of the gateway `stragglers`; 50 a second come due, for *seconds*.
 
     The first of them is due after *first_s*, at least 3.
     """

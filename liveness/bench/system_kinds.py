@@ -24,9 +24,8 @@ USER_BYTES: Final = 1_000
 class SystemKind(NamedTuple):
     """How a system is started, and what it needs."""
 
-    open: Callable[
-        [Path, int], AbstractContextManager[System]
-    ]  # in a folder, for users
+    # Takes a folder for its files, and the number of users.
+    open: Callable[[Path, int], AbstractContextManager[System]]
     program: tuple[str, str] | None = None  # and the Debian package that has it
     most: int | None = None  # users; more would take too long
 

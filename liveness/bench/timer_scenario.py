@@ -1,9 +1,9 @@
-"""The scenario `timers`: millions pending, thousands a second created and cancelled, firing.
+"""The scenario `timers`: millions are pending, others are created, cancelled and fire.
 
-The pending timers are written into the table's file beforehand, as the sidecar would write
-them: to create ten million by requests takes a quarter of an hour, and is not measured.
-Their keys are random. Keys of new timers grow with time. Random ones, which go to random
-places of the table's index, are measured beside them.
+The pending timers, with random keys, are written into the table's file beforehand, as
+the sidecar would write them: creating ten million by requests takes a quarter of an hour,
+and is not measured. Keys of new timers grow with time. Random ones, which go to random
+places of the table's index, are measured separately.
 """
 
 import random
@@ -254,7 +254,7 @@ def _sending(
 
 @contextmanager
 def _pinging(gateway: LoadGateway) -> Iterator[Sequence[float]]:
-    """Pings during the block; gives how long each took until all was on disk."""
+    """Pings during the block; yields how long each waited until all was on disk."""
     waits_s: list[float] = []
 
     def ping(is_over: Callable[[], bool]) -> None:

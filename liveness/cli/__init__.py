@@ -1,4 +1,4 @@
-"""The command line: a file for each command, with its declaration and its action."""
+"""The command line: one file for each command."""
 
 # Imports: bench, compare, compiled, config, console, core, demo, errors, explanation,
 #   metrics, service, service.common, service.storage, text.

@@ -1,10 +1,10 @@
 """`liveness backup`: the whole state in one file, while the sidecar runs or is down.
 
-The file is a tar archive: restoring it takes nothing but tar. Beside each database it has
-an empty WAL, which replaces the WAL of an older state in the folder where it is unpacked:
-SQLite would apply that one to the restored database.
+The file is a tar archive: restoring it takes nothing but tar. For each database it also
+holds an empty WAL. Unpacked over an older state, that replaces the older WAL, which
+SQLite would apply to the restored database.
 
-The clocks that a planned stop saves are left out. Nobody listened to users between the
+The clocks that a planned stop saves are left out. No sidecar read events between the
 backup and the start of the restored state, so all users get a fresh timeout.
 """
 
@@ -43,11 +43,11 @@ from liveness.service.storage.snapshots import (
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# The disk has to hold the copies and the archive, each as large as the state, and what
-# the sidecar may write in the meantime.
+# The disk must hold the copies and the archive, each as large as the state, and what the
+# sidecar writes meanwhile.
 ROOM: Final = 2
 SPARE_BYTES: Final = 64 * 2**20
-# Exit code after a signal, plus the signal's number, as a shell reports it.
+# The exit code after a signal is this plus the signal's number, as shells report it.
 ENDED: Final = 128
 
 _DAMAGE: Final = frozenset(
@@ -84,26 +84,26 @@ def backup(
         _check_room(files, file)
         with _SignalCleanup() as signals, _folder_beside(file, signals) as folder:
             archive = folder / "archive"
-            missing = _write(files, folder, archive, stage)
-            if missing and not damaged:
+            damage = _write(files, folder, archive, stage)
+            if damage and not damaged:
                 raise StateError(
-                    f"{state} is damaged ({', '.join(missing)}); no backup was made: "
-                    "keep the one before, and make one with --damaged to a new FILE"
+                    f"{state} is damaged ({', '.join(damage)}); no backup was made: "
+                    "keep the previous one, and make one with --damaged to a new FILE"
                 )
             size = archive.stat().st_size
             signals.are_ignored = True
-            _publish(archive, file, force=force and not missing)
+            _publish(archive, file, force=force and not damage)
     out.write(
         f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
         f"{counted.records:,}, {counted.users:,} users online, {counted.timers:,} live "
         "timers\n"
     )
-    if not missing:
+    if not damage:
         return 0
     out.flush()
     report_line(
-        f"{file} is not whole ({', '.join(missing)}): the state is damaged on disk; keep "
-        "the backup before it as well"
+        f"{file} is not whole ({', '.join(damage)}): the state is damaged on disk; keep "
+        "the previous backup as well"
     )
     return DAMAGED
 
@@ -151,15 +151,15 @@ def _check_room(state: StateCopy, file: Path) -> None:
 
 @contextmanager
 def _as_command_errors(state: Path, file: Path) -> Iterator[None]:
-    """Turns errors of SQLite and the files into those that `backup` promises."""
+    """Turns errors of SQLite and the file system into those that `backup` documents."""
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in _DAMAGE:
             raise StateError(
-                f"{state} cannot be read ({error}); no backup was made: keep the one "
-                "before, and restore it if the sidecar cannot start"
+                f"{state} cannot be read ({error}); no backup was made: keep the "
+                "previous one, and restore it if the sidecar cannot start"
             ) from error
         raise CommandError(
             f"{state} could not be copied to {file}: {error}; no file is left behind: "
@@ -167,8 +167,8 @@ def _as_command_errors(state: Path, file: Path) -> Iterator[None]:
         ) from error
     except PermissionError as error:
         raise CommandError(
-            f"{error.filename or file}: {error.strerror}; be the sidecar's user, and "
-            "name a FILE in a folder that it may write to"
+            f"{error.filename or file}: {error.strerror}; run this as the sidecar's "
+            "user, and name a FILE in a folder where it may write"
         ) from error
     except OSError as error:
         raise CommandError(
@@ -209,7 +209,7 @@ class _SignalCleanup:
 @contextmanager
 def _folder_beside(file: Path, signals: _SignalCleanup) -> Iterator[Path]:
     """A private folder on the disk of *file*, removed at the end."""
-    # Named first: if a signal comes while it is being made, it is removed too.
+    # Named before the `try`: the folder is removed even if a signal interrupts mkdir.
     folder = file.parent / f".{file.name}.{secrets.token_hex(8)}"
     try:
         try:
@@ -233,17 +233,17 @@ def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> list[
     stage("backing up", lambda: min(1.0, done / whole))
     made_ms = Clock().wall_ms()
     # Both databases before the archive: until both are copied, the sidecar's WALs grow.
-    missing = list[str]()
+    damage = list[str]()
     for path in state.paths:
         target = folder / path.name
         if damaged := state.copy(path, target, made_ms=made_ms, wrote=wrote):
-            missing.append(damaged)
+            damage.append(damaged)
     with _PacedFile(archive, wrote) as paced:
         archive.chmod(0o600)
         with tarfile.open(mode="w|", fileobj=paced, bufsize=STEP_BYTES) as tar:
             for path in state.paths:
                 _add(tar, folder / path.name, path)
-    return missing
+    return damage
 
 
 class _PacedFile(io.BufferedWriter):

@@ -61,23 +61,25 @@ Scenario = Annotated[
 Users = Annotated[
     int | None, number(int, "N", _with_defaults("users", "users"), 100, 10_000_000)
 ]
-_RATE: Final = "frames a second in steady; 33000 with more users"
+_RATE: Final = "frames a second in steady; 33000 above 100000 users"
 Rate = Annotated[
     int | None, number(int, "N", _with_defaults("rate", _RATE), 1, 100_000)
 ]
-_SECONDS: Final = "how long everyone speaks in steady, and then users fall silent"
+_SECONDS: Final = (
+    "how long all users send in steady, and then how long users fall silent"
+)
 Seconds = Annotated[
     float | None, number(float, "S", _with_defaults("seconds", _SECONDS), 1, 86_400)
 ]
-_TIMEOUT: Final = "silence timeout of those who fall silent"
+_TIMEOUT: Final = "silence timeout of the users that fall silent"
 Timeout = Annotated[
     float | None, number(float, "S", _with_defaults("timeout_s", _TIMEOUT), 1, 86_400)
 ]
 Sizes = Annotated[
     tuple[int, ...] | None,
     Parameter(
-        help="users beside other systems, one number after "
-        "the other (default: powers of ten and 4000000, up to four times --users)",
+        help="numbers of users in the comparison with other systems "
+        "(default: powers of ten and 4000000, up to four times --users)",
         metavar="N,N",
         converter=_sizes_of,
         n_tokens=1,
@@ -109,7 +111,7 @@ Folder = Annotated[
 ReportFile = Annotated[
     str | None,
     Parameter(
-        help="also write a report there; with - it goes to stdout, and the table to "
+        help="also write a report to FILE; - is stdout, and the table then goes to "
         "stderr",
         metavar="FILE",
         converter=_writable_at,
@@ -135,7 +137,7 @@ def bench(
 ) -> int:
     """Measure the promised figures on this machine, from a gateway's side.
 
-    Runs all scenarios unless some are named. Those that compare other systems need these
+    Runs all scenarios unless some are named. Those that compare other systems need them
     installed. The exit code is 0 if every floor was met, 1 if one was missed.
     """
     flags: dict[str, Any] = {"users": users, "rate": rate, "seconds": seconds}

@@ -53,7 +53,7 @@ command: Final = declared("check-state", "check-state --state /var/lib/liveness"
 
 @command.default
 def check_folder(*, state: State = None, json: Json = False) -> int:
-    """Read the whole state and say which parts are damaged; a sidecar may run.
+    """Read the whole state and say which parts are damaged; the sidecar may run.
 
     The exit code is 0 if everything is whole, 3 if not.
     """

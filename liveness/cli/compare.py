@@ -51,10 +51,10 @@ MOST_BYTES: Final = 4 * 2**30
 # How long a lookup in the log may take, roughly, and of how many records.
 LOOKUP_S: Final = 0.2
 LOOKUP_RECORDS: Final = 1_000
-# For how long users are looked up at the end, when somebody waits for the totals.
+# How long users are looked up at the end, before the totals are printed.
 FINAL_LOOKUPS_S: Final = 5.0
 # The span of a detector that has written nothing.
-NOBODY: Final = Span(0, 0)
+EMPTY_SPAN: Final = Span(0, 0)
 
 
 def wall_ms() -> int:
@@ -76,7 +76,7 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
     """
     reader, within_ms = LineReader(), options.within_ms
     lines = sorted(_lines_of(path, reader), key=lambda uid_and_line: uid_and_line[1].at)
-    there = Span(lines[0][1].at, lines[-1][1].at) if lines else NOBODY
+    there = Span(lines[0][1].at, lines[-1][1].at) if lines else EMPTY_SPAN
     with open_log(folder, clock=perf_counter) as log:
         here = _span(log, folder)
         if not lines:
@@ -345,15 +345,15 @@ def compare_offlines(
         ),
     ] = 60.0,
     all: Annotated[
-        bool, Parameter(help="also show the users that both called offline")
+        bool, Parameter(help="also show the users that both reported")
     ] = False,
     json: Json = False,
 ) -> int:
-    """Compare which users another detector calls offline, and when, with the sidecar.
+    """Compare the offlines that another detector reports with the sidecar's.
 
     A FILE is compared with the log in the state directory; lines on stdin with the records
-    as they are written, until the lines end or Ctrl-C. The exit code is 0 if both called
-    users offline, and neither any alone; 3 if not, or if a line was left out.
+    as they are written, until the lines end or Ctrl-C. The exit code is 0 if both reported
+    offlines, and neither reported one alone; 3 if not, or if a line was left out.
     """
     options = ComparisonOptions(within, all, json)
     if file != "-":

@@ -36,7 +36,7 @@ def demo(
 ) -> int:
     """Run a chat gateway, simulated users and a sidecar, and check every decision.
 
-    On a terminal it is a live picture with keys.
+    On a terminal it shows a live picture and takes keys.
     """
     code: int = trio.run(
         partial(run, seconds=seconds, users=users, timeout=timeout, script=script)

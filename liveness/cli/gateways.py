@@ -1,4 +1,4 @@
-"""`liveness gateways`: lists the names that are known, and forgets one for good."""
+"""`liveness gateways`: lists the names of gateways and watchers, and forgets one."""
 
 import sys
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ def text_line(name: dict[str, Any]) -> str:
         parts.append(f"seq {name['seq']}")
         if not name["linked"]:
             ago = name["used"] / 1000 - datetime.now(UTC).timestamp()
-            parts.append(f"last here {relative(ago)}")
+            parts.append(f"last linked {relative(ago)}")
     return "  ".join(parts)
 
 
@@ -73,7 +73,7 @@ def forget_command(
     socket: Socket = None,
     role: Role = GATEWAY,
 ) -> None:
-    """Give up a name that will not come back, and its place in the log."""
+    """Forget a name that will not come back, and its place in the log."""
     body = {"role": role, "name": name}
     page = "/v1/gateways/forget"
     forgotten = request_json(socket_path(socket), page, body, timeout_s=TIMEOUT_S)

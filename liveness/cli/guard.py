@@ -1,4 +1,4 @@
-"""`liveness guard`: ends the storms that the storm guard has begun."""
+"""`liveness guard`: releases the users that the storm guard holds."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -49,7 +49,7 @@ def release_command(
     *,
     socket: Socket = None,
 ) -> None:
-    """Judge now the users that are held because too many came due at once."""
+    """Release now the users that are held because too many came due at once."""
     path = socket_path(socket)
     body = {} if name is None else {"gateway": name}
     released, more = _storms_in(path, request_json(path, "/v1/guard/release", body))
@@ -57,6 +57,6 @@ def release_command(
         users = "1 user" if storm["users"] == 1 else f"{storm['users']:,} users"
         print(f"released {users} of {escaped(storm['gateway'])}")
     if more:
-        print(f"released those of {more:,} more gateways")
+        print(f"released the users of {more:,} more gateways")
     if not released:
         print("no users are held by a storm")

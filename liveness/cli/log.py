@@ -1,4 +1,4 @@
-"""`liveness log`: the records of everybody, read from the state directory.
+"""`liveness log`: the records of all users, read from the state directory.
 
 Each record is written as it is found, so a log of any size takes no more memory than a
 small one.
@@ -40,7 +40,7 @@ COLUMNS: Final = (
     "silence", "restored", "from", "from_session", "from_conn", "key", "due", "attempt",
     "payload", "ext",
 )  # fmt: skip
-# A spreadsheet takes text that begins so for a formula, also in the full-width forms.
+# A spreadsheet reads text that begins so as a formula, also in the full-width forms.
 _FORMULA: Final = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _FIRST: Final = (*_FORMULA, "'")
 
@@ -85,10 +85,10 @@ def damaged_records(reader: LogReader) -> str:
 
 
 def _cells(record: Logged) -> dict[str, object]:
-    """A record for a spreadsheet, which must not take text for a formula.
+    """A record for a spreadsheet, which must not read text as a formula.
 
-    An apostrophe goes before text that begins like a formula, and before text that begins
-    with an apostrophe, so that one can be told from the other. Control characters are
+    Text that begins like a formula gets an apostrophe in front. So does text that begins
+    with an apostrophe, so that the original can be restored. Control characters are
     escaped. The writer puts all text in quotes: a semicolon in it would otherwise begin a
     cell where the spreadsheet separates cells by semicolons.
     """
@@ -107,7 +107,7 @@ def moment(text: str, now: datetime) -> int:
 
     Args:
         text: `2026-11-21T14:03`, also with seconds, with a zone, or without a time;
-            `14:03`, the last time it was that late; `15min` ago, or s, m, h, d.
+            `14:03`, today or else yesterday; `15min` ago, or s, m, h, d.
         now: The current time in the host's zone, which applies where *text* names none.
     Raises:
         ValueError: It is none of these.
@@ -125,7 +125,7 @@ def moment(text: str, now: datetime) -> int:
         return round(found.timestamp() * 1000)
     except (ValueError, OverflowError):
         raise ValueError(
-            f"{text!r:.80} is no time: write 2026-11-21T14:03, 14:03, or 15min for 15 "
+            f"{text!r:.80} is not a time: write 2026-11-21T14:03, 14:03, or 15min for 15 "
             "minutes ago"
         ) from None
 

@@ -1,6 +1,6 @@
 """The command line: arguments in, exit code out.
 
-A mistake of the user is one line on stderr that says what, where and what to do. A
+A user error is one line on stderr that says what is wrong, where, and what to do. A
 traceback means a bug in liveness.
 """
 
@@ -26,8 +26,8 @@ USAGE: Final = 2
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 NO_READER: Final = 141  # as a shell reports SIGPIPE
 
-# Each has a module of its name, with its declaration and its action. The module is
-# imported when it is needed, so that `version` does not load an HTTP server.
+# Each is defined in the module of its name, which is imported only when needed, so that
+# `version` does not load an HTTP server.
 COMMANDS: Final = (
     "serve", "watch", "status", "explain", "history", "log", "compare", "timers",
     "gateways", "guard", "backup", "demo", "bench", "check-config", "check-state",
@@ -76,11 +76,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _mistake(error: BaseException) -> tuple[int, str] | None:
-    """Exit code and line for a mistake of the user; None for a bug of ours."""
+    """Exit code and line for a user error; None for a bug of ours."""
     match error:
         case UnusedCliTokensError():
             unused = " ".join(error.unused_tokens or ())
-            return _usage(error, f"there is no argument here: {unused}")
+            return _usage(error, f"unexpected argument: {unused}")
         case UnknownCommandError():  # cyclopts lists only eight commands behind it
             line, _, _ = str(error).partition(" Available commands:")
             return _usage(error, line.rstrip("."))

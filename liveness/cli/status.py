@@ -1,4 +1,4 @@
-"""`liveness status`: how the sidecar is, on one screen."""
+"""`liveness status`: the state of the sidecar, on one screen."""
 
 import json
 import sys
@@ -19,10 +19,10 @@ from liveness.console.terminal import report_line
 
 
 def status(socket_path: Path, *, as_json: bool, out: TextIO) -> bool:
-    """Writes how the sidecar at *socket_path* is; whether it is ready.
+    """Writes the state of the sidecar at *socket_path*; returns whether it is ready.
 
     Raises:
-        CommandError: It could not be asked.
+        CommandError: It did not answer.
     """
     found = look(socket_path)
     out.write(f"{json.dumps(asdict(found), indent=2)}\n" if as_json else as_text(found))
@@ -53,13 +53,13 @@ def show_status(
     json: Json = False,
     quiet: Annotated[
         bool,
-        Parameter(help="print nothing: the exit code tells", group=EXCLUSIVE),
+        Parameter(help="print nothing; only set the exit code", group=EXCLUSIVE),
     ] = False,
     watch: Annotated[
         list[float] | None,
         Parameter(
-            help="show it again every so many seconds (2 if none are given), with what "
-            "happens per second, until Ctrl-C",
+            help="refresh every SECONDS (2 if left out) until Ctrl-C, with events and "
+            "offlines per second",
             metavar="[SECONDS]",
             consume_multiple=(0, 1),
             allow_repeating=False,
@@ -68,7 +68,7 @@ def show_status(
         ),
     ] = None,
 ) -> int:
-    """Show how the sidecar is; the exit code is 0 if it is ready, else 1."""
+    """Show the state of the sidecar; the exit code is 0 if it is ready, else 1."""
     path = socket_path(socket)
     if watch is not None:
         import trio

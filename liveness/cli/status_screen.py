@@ -1,4 +1,4 @@
-"""How the sidecar is, on one screen: request_json, and laid out in rows."""
+"""The state of the sidecar: read from `/v1/wheel`, and laid out as rows of text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from liveness.metrics import OTHER
 from liveness.text import duration, escaped
 
 MOST_LISTED: Final = 8  # of at most 65 gateways; --json has them all
-# Timers that something may still become of, and those that an operator has to look at.
+# Timers that have not ended, and those that an operator has to look at.
 TIMERS_SHOWN: Final = (PENDING, FIRED, FAILED)
 
 
@@ -47,10 +47,10 @@ class Status:
 
 
 def look(socket_path: Path) -> Status:
-    """Asks the sidecar at *socket_path* how it is.
+    """Asks the sidecar at *socket_path* for its state.
 
     Raises:
-        CommandError: It could not be request_json.
+        CommandError: It did not answer, or with something else.
     """
     found = request_json(socket_path, "/v1/wheel")
     try:
@@ -107,11 +107,11 @@ def as_text(found: Status) -> str:
 
 
 def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What is on that screen: name and text, safe for a terminal.
+    """The rows of that screen: name and text, safe for a terminal.
 
     Args:
-        found: How it is.
-        rates: Rows of how fast it changes, if that is known.
+        found: The state.
+        rates: Rows with rates, if these are known.
     """
     timers = {state: found.timers.get(state, 0) for state in TIMERS_SHOWN}
     log = f"seq {found.log_seq:,.0f}, {found.log_pending:,.0f} pending"
@@ -143,7 +143,7 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def _storm_rows(found: Status) -> dict[str, str]:
-    """Whom the guard holds, for how long yet, and what ends that."""
+    """The users that the guard holds, the time left, and the command that ends it."""
     if not found.storms:
         return {}
     shown = [
@@ -157,10 +157,10 @@ def _storm_rows(found: Status) -> dict[str, str]:
 
 
 def _cadence_rows(found: Status) -> dict[str, str]:
-    """Which timeouts are too short for how often users speak."""
+    """Gateways whose timeout is too short for how often their users send."""
     timeouts, intervals = found.timeout_s_by_gateway, found.interval_s_by_gateway
     short = [
-        f"{name} speaks every {intervals[name]:.1f} s, timeout {timeout:g} s"
+        f"{name} users send every {intervals[name]:.1f} s, timeout {timeout:g} s"
         for name, timeout in timeouts.items()
         if is_short(timeout, intervals.get(name, 0.0))
     ]
@@ -169,12 +169,12 @@ def _cadence_rows(found: Status) -> dict[str, str]:
     shown = short[:MOST_LISTED]
     if len(short) > len(shown):
         shown.append(f"and {len(short) - len(shown)} more")
-    advice = f"a timeout of {TIMES} intervals or more outlasts a lost keepalive"
+    advice = f"a timeout of {TIMES} intervals or more survives a lost keepalive"
     return {"cadence": "; ".join(shown), "to mend": advice}
 
 
 def _mute_rows(found: Status) -> dict[str, str]:
-    """Which gateways broke their promise to ping, since the sidecar began."""
+    """How often gateways broke their promise to ping since the sidecar started."""
     mutes = {name: times for name, times in found.mutes_by_gateway.items() if times}
     return {"times mute": _listed(mutes)} if mutes else {}
 

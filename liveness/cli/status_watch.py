@@ -1,10 +1,9 @@
-"""`liveness status --watch`: how the sidecar is, again and again, with what changes.
+"""`liveness status --watch`: the state of the sidecar, refreshed, with rates.
 
-On a terminal it is one picture in place: drawn from the top left corner, each time in
-one write and no larger than the terminal, so that there is nothing to be given back
-however this ends. Elsewhere it is one line each time. Rates are differences of counters
-between two looks; a sidecar that was restarted in between counts from 0, so it has
-none until the next look.
+On a terminal each sample is drawn over the last one, from the top left corner, in one
+write and no larger than the terminal. So nothing has to be restored, however this ends.
+Elsewhere each sample is one line. Rates are differences of counters between two samples.
+After a restart of the sidecar, which resets them, there are none until the next sample.
 """
 
 import json
@@ -26,19 +25,18 @@ from liveness.console.admin_client import CommandError
 from liveness.console.terminal import can_move_cursor, terminal_size
 from liveness.text import escaped, local_time, printable
 
-# From the top left corner, with nothing left of what was there.
+# Moves the cursor to the top left corner, and clears the screen.
 REDRAWN: Final = "\x1b[H\x1b[J"
-# The names of rows in so many columns, so that what is beside them stays where it is.
-NAMES: Final = 12
-# What is drawn apart, by the row: when it is so, and how.
+# Least width of the names of rows, so that the texts beside them stay where they are.
+NAME_WIDTH: Final = 12
 _GOOD: Final = "green"
 _BAD: Final = "bold red"
-_LOOK_AT_IT: Final = "yellow"
-_AS_WARNINGS: Final = ("storm", "to release", "cadence", "to mend")
+_WARNING: Final = "yellow"
+_WARNING_ROWS: Final = ("storm", "to release", "cadence", "to mend")
 
 
 class StatusSample(NamedTuple):
-    """One look at the sidecar, or why there was none."""
+    """The state of the sidecar at one moment, or why it is unknown."""
 
     at_ms: int
     mono: float
@@ -47,7 +45,7 @@ class StatusSample(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What happened between two looks, per second."""
+    """What happened between two samples, per second."""
 
     over_s: float
     events: dict[str, float]
@@ -62,23 +60,23 @@ async def watch_status(
     out: TextIO,
     report_line: Callable[[str], None],
 ) -> None:
-    """Shows how the sidecar at *socket_path* is every so often, until interrupted.
+    """Shows the state of the sidecar at *socket_path* repeatedly, until interrupted.
 
     Args:
         socket_path: The sidecar's socket.
-        every_s: Seconds from one look to the next.
-        as_json: Whether each look is one line of JSON.
-        out: A terminal that can move its cursor is drawn on.
-        report_line: Called, where there is no picture, with one line when the sidecar goes,
-            and one when it is back.
+        every_s: Seconds from one sample to the next.
+        as_json: Whether each sample is one line of JSON.
+        out: Gets a picture if it is a terminal that can move its cursor, else lines.
+        report_line: Called, if there is no picture, with one line when the sidecar stops
+            answering, and one when it is back.
     Raises:
-        CommandError: There is no sidecar from the start.
+        CommandError: The first sample failed.
     """
     is_picture = not as_json and can_move_cursor(out)
     before: StatusSample | None = None
-    following = trio.current_time()
+    next_at = trio.current_time()
     while True:
-        now = _look(socket_path)
+        now = _sample(socket_path)
         if before is None and now.found is None:
             raise CommandError(now.why)
         rates = None if before is None else rates_between(before, now)
@@ -93,12 +91,12 @@ async def watch_status(
             out.write(_json_line(now, rates) if as_json else text_line(now, rates))
         out.flush()
         before = now
-        # What was missed is not made up for.
-        following = max(following + every_s, trio.current_time())
-        await trio.sleep_until(following)
+        # Missed samples are skipped.
+        next_at = max(next_at + every_s, trio.current_time())
+        await trio.sleep_until(next_at)
 
 
-def _look(socket_path: Path) -> StatusSample:
+def _sample(socket_path: Path) -> StatusSample:
     mono = trio.current_time()
     at_ms = time.time_ns() // 1_000_000
     try:
@@ -108,7 +106,7 @@ def _look(socket_path: Path) -> StatusSample:
 
 
 def rates_between(before: StatusSample, now: StatusSample) -> Rates | None:
-    """How fast the counters rose; None if that cannot be told."""
+    """How fast the counters rose; None if that is unknown."""
     was, found, over_s = before.found, now.found, now.mono - before.mono
     if was is None or found is None or over_s <= 0:
         return None
@@ -126,39 +124,39 @@ def rates_between(before: StatusSample, now: StatusSample) -> Rates | None:
 
 
 def text_line(now: StatusSample, rates: Rates | None) -> str:
-    """One look as a line for a person."""
+    """A sample as one line for a person."""
     found = now.found
     assert found is not None
-    told = [
+    parts = [
         local_time(now.at_ms),
         "ready" if found.ready else f"NOT READY: {escaped('; '.join(found.why))}",
         f"{found.users_online:,.0f} online",
     ]
     if rates is not None:
-        told.append(f"{_speed(sum(rates.events.values()))} events/s")
-        told.append(f"{_speed(sum(rates.offlines.values()))} offlines/s")
-    told.append(f"{sum(found.users_held.values()):,.0f} held")
+        parts.append(f"{_speed(sum(rates.events.values()))} events/s")
+        parts.append(f"{_speed(sum(rates.offlines.values()))} offlines/s")
+    parts.append(f"{sum(found.users_held.values()):,.0f} held")
     if found.early:
-        told.append(f"{found.early:,.0f} EARLY")
-    return "  ".join(told) + "\n"
+        parts.append(f"{found.early:,.0f} EARLY")
+    return "  ".join(parts) + "\n"
 
 
 def _json_line(now: StatusSample, rates: Rates | None) -> str:
     assert now.found is not None
-    told: dict[str, object] = {"at": now.at_ms, **asdict(now.found)}
-    told["rates"] = None if rates is None else rates._asdict()
-    return json.dumps(told, separators=(",", ":")) + "\n"
+    shown: dict[str, object] = {"at": now.at_ms, **asdict(now.found)}
+    shown["rates"] = None if rates is None else rates._asdict()
+    return json.dumps(shown, separators=(",", ":")) + "\n"
 
 
 def _picture(now: StatusSample, rates: Rates | None, size: os.terminal_size) -> str:
-    """All rows, as much as there is room for."""
+    """As many rows as there is room for."""
     if now.found is None:
         rows = {"ready": f"no: {now.why}"}
     else:
         rows = rows_of(now.found, _rate_rows(rates))
     rows = {"at": local_time(now.at_ms), **rows}
     table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True, min_width=NAMES)
+    table.add_column(no_wrap=True, min_width=NAME_WIDTH)
     table.add_column(overflow="fold")
     for name, text in rows.items():
         table.add_row(Text(name, "dim"), Text(text, _style(name, text)))
@@ -175,8 +173,8 @@ def _style(name: str, text: str) -> str:
             return _GOOD if text == "yes" else _BAD
         case "early" if not text.startswith("0 "):
             return _BAD
-        case name if name in _AS_WARNINGS:
-            return _LOOK_AT_IT
+        case name if name in _WARNING_ROWS:
+            return _WARNING
         case _:
             return ""
 

@@ -1,4 +1,4 @@
-"""`liveness timers`: lists timers, shows one, cancels it, or has it tried again.
+"""`liveness timers`: lists, shows, cancels and retries timers.
 
 A key names a timer within its gateway. Where several gateways have a timer of that key,
 the command names them and asks for `--gateway`; it never picks one itself.
@@ -155,7 +155,7 @@ def _change(
 command: Final = declared(
     "timers",
     "timers list --state failed",
-    help="List timers, show one, cancel it, or have it tried again.",
+    help="List timers; show, cancel or retry one.",
 )
 
 Key = Annotated[
@@ -166,7 +166,7 @@ Key = Annotated[
 ]
 Damaged = Annotated[
     bool,
-    Parameter(help="KEY is the number that `list` shows of a timer damaged on disk"),
+    Parameter(help="KEY is the number that `list` shows for a timer damaged on disk"),
 ]
 
 
@@ -251,5 +251,5 @@ def cancel_command(
 def retry_command(
     key: Key, /, *, socket: Socket = None, gateway: GatewayName = None
 ) -> None:
-    """Try a failed or pending timer now, from its first attempt on."""
+    """Retry a failed or pending timer now, from its first attempt on."""
     _change("retry", key, gateway, socket)

@@ -1,4 +1,4 @@
-"""`liveness watch`: shows the records as they are written, over restarts of the sidecar."""
+"""`liveness watch`: shows the records as they are written, across restarts of the sidecar."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -93,7 +93,7 @@ def watch_records(
         ),
     ] = AUTO,
 ) -> None:
-    """Show each record as it is written, over restarts of the sidecar, without a gap."""
+    """Show each record as it is written, across restarts of the sidecar, without a gap."""
     trio.run(
         partial(
             watch,

@@ -3,11 +3,11 @@
 Pure: the caller passes in offlines of both sides as they come, and the current time.
 `Comparison` returns each offline once it is settled; `Totals` adds the results up.
 
-Of one user's offlines the closest two of both sides are paired first, then the closest two
-of the rest, and so on, as far as they are within the tolerance. So the result does not
-depend on the order of arrival, or on which side was first. No offline lies between the
-closest two, as it would be closer to one of them: it is enough to look at neighbours in
-time, and k offlines of a user take O(k log k).
+For each user, the closest two offlines of different sides are paired first, then the
+closest two of the rest, and so on, as long as they are within the tolerance. So the result
+does not depend on the order of arrival, or on which side was first. An offline between the
+closest two would be closer to one of them, so only neighbours in time are compared, and k
+offlines of a user take O(k log k).
 
 An offline is settled when no closer one can come any more: after the tolerance, and as
 much again for lines that are written late. An offline on one side alone counts only if the
@@ -34,8 +34,8 @@ from liveness.core.records import (
 # Takes 0.8 GB: a million users who go offline at once on both sides. Beyond it the oldest
 # are settled early, and counted.
 MOST_PENDING: Final = 2_000_000
-# A user may go offline again and again within the tolerance, so that nothing is ever
-# settled. Offlines older than this many tolerances are settled all the same.
+# A user who goes offline again and again within the tolerance would never be settled.
+# So offlines older than this many tolerances are settled all the same.
 LONGEST_RUN: Final = 10
 
 BOTH: Final = "both"
@@ -163,7 +163,7 @@ class Comparison:
 
     def _add(self, uid: Uid, offline: Offline) -> None:
         unmatched = self._unmatched.get(uid)
-        # One that is a little earlier than the check can wait for it.
+        # An offline up to a tolerance earlier than the user's check can wait for that.
         if unmatched is None or offline.at < unmatched.check_at - self._within_ms:
             unmatched = self._check_at(offline.at, uid)
         unmatched.offlines.append(offline)
@@ -258,12 +258,14 @@ def paired(
             yield _sides(offline, run[partner[place]] if place in partner else None)
 
 
-def _sides(one: Offline, other: Offline | None) -> tuple[Record | None, Line | None]:
-    if isinstance(one, Line):
-        assert not isinstance(other, Line)
-        return other, one
-    assert other is None or isinstance(other, Line)
-    return one, other
+def _sides(
+    offline: Offline, partner: Offline | None
+) -> tuple[Record | None, Line | None]:
+    if isinstance(offline, Line):
+        assert not isinstance(partner, Line)
+        return partner, offline
+    assert partner is None or isinstance(partner, Line)
+    return offline, partner
 
 
 def _order(offline: Offline) -> tuple[int, bool, int]:
@@ -384,7 +386,7 @@ class Totals:
         }
 
     def later(self) -> dict[str, int]:
-        """How many of those were reported earlier there, at the same moment, and later."""
+        """How often the other side reported these earlier, at the same time, or later."""
         counts = Counter[str]()
         for later_ms, many in self._later_ms.items():
             counts["later" if later_ms > 0 else "earlier" if later_ms else "same"] += (

@@ -20,7 +20,7 @@ MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 
 
 class CommandError(LivenessError):
-    """A command cannot go on. The person can mend it; the sidecar is unchanged."""
+    """A command cannot go on. The user can remove the cause; the sidecar is unchanged."""
 
 
 class NoSidecar(CommandError):
@@ -89,7 +89,7 @@ def send_request(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """Sends a GET for *page*, or a POST if there is a body; status and text of the answer.
+    """Sends a GET for *page*, or a POST of *body*; returns the answer's status and text.
 
     Raises:
         CommandError: There is no answer, no room for another connection, or no right.
@@ -124,7 +124,7 @@ def request_json(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Sends a request as `send_request` does; the JSON object that answers it.
+    """Sends a request as `send_request` does; returns the JSON object in the answer.
 
     Raises:
         CommandError: There is no answer, or it is a refusal.

@@ -1,4 +1,4 @@
-"""The records of a running sidecar, in order, over restarts of the sidecar.
+"""The records of a running sidecar, in order, across restarts of the sidecar.
 
 A watcher that does not acknowledge has no cursor in the sidecar, so the feed keeps its own:
 the log's id and the last `seq`. After a disconnect it asks for the records above that one,
@@ -31,9 +31,9 @@ RECEIVE_BYTES: Final = 65_536
 MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024 + RECEIVE_BYTES
 # A running sidecar answers in milliseconds, one that is starting within a second.
 WELCOME_S: Final = 5.0
-# The fatal errors after which a new connection may work. For the others on which
-# `proto/README.md` says to reconnect, the cause would be our hello, the only frame that we
-# send: a second one would be refused like the first.
+# The fatal errors after which a new connection may work. All others, also those on which
+# `proto/README.md` says to reconnect, would be caused by our hello, the only frame that we
+# send: it would be refused again.
 RECONNECT_ON: Final = frozenset({Code.OVERLOADED, Code.INTERNAL, Code.TOO_SLOW})
 
 
@@ -47,7 +47,7 @@ def jittered() -> float:
 
 
 class RecordFeed:
-    """The records of a sidecar, in order and without end, over as many links as it takes.
+    """The records of a sidecar, in order and without end, across links.
 
     Args:
         path: The sidecar's socket.

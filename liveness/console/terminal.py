@@ -59,7 +59,7 @@ class OutputError(LivenessError):
 class Output:
     """stdout whose writes raise `OutputError`, with the cause, in place of `OSError`.
 
-    So a failed write to stdout is not taken for one to a socket or a file.
+    So a failed write to stdout is not mistaken for one to a socket or a file.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -29,7 +29,7 @@ _PRINTING: Final = trio.CapacityLimiter(1)
 async def say(*lines: str) -> None:
     """Prints lines in a thread, so that a slow terminal does not delay the users.
 
-    With Ctrl-S a reader can stop the terminal; users must not fall silent by that.
+    A reader can stop the terminal with Ctrl-S; that must not make users fall silent.
     """
     text = "".join(f"{line}\n" for line in lines)  # one write, even if unbuffered
     show = partial(print, text, end="", flush=True)

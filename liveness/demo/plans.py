@@ -13,7 +13,7 @@ from math import inf
 from typing import Final
 
 MOST_JOINS_PER_S: Final = 250
-# A logout comes at least this long before the end, and a silence this plus its timeout. A
+# The last logout comes this long before the end, and the last silence a timeout earlier: a
 # missed one is noticed after a second, and half a second is spare.
 LAST_S: Final = 1.5
 # A line goes to every user in the room, so in a large room only a few may chat.

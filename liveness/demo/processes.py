@@ -47,9 +47,8 @@ class Child:
     name: str
     command: Sequence[str]  # arguments for this Python
     log: Path  # for its output
-    ready: re.Pattern[
-        str
-    ]  # matches its output once it is ready; group 1 is its address
+    # Matches its output once it is ready; group 1 is its address.
+    ready: re.Pattern[str]
 
     def __post_init__(self) -> None:
         self.state = "starting"

@@ -6,7 +6,7 @@ in between, together. Of a guest, who joined from outside, it knows only the rec
 
 It has no clock: every moment is an argument, in seconds of one monotonic clock. During a
 disruption (a process is killed, stopped or restarted on purpose) and after a standstill of
-this process, nobody can say to the second when a silence is due. Then lateness is not
+this process, the exact time at which a silence is due is unknown. Then lateness is not
 measured, and a silent user counts as missed only after another whole timeout. Early and
 false reports count at all times.
 """
@@ -166,7 +166,7 @@ class Referee:
     # --- disruptions ----------------------------------------------------------------
 
     def gateway_killed(self, at: float) -> None:
-        """The gateway was killed; infinity as long as it is not up again."""
+        """The gateway was killed at *at*; infinity until it is up again."""
         self._gateway_killed_at = at
         self.reminders.gateway_killed()
 

@@ -64,17 +64,17 @@ def _step(text: str, seconds: float) -> Step:
         case [at, name, number]:
             pass
         case _:
-            raise _error(text, "is no step; write SECONDS ACTION, as in 5 silence")
+            raise _error(text, "is not a step; write SECONDS ACTION, as in 5 silence")
     action = ACTIONS.get(name)
     if action is None:
         *some, last = ACTIONS
-        raise _error(text, f"has no action; use {', '.join(some)} or {last}")
+        raise _error(text, f"has an unknown action; use {', '.join(some)} or {last}")
     at_s = _float(at)
     if at_s is None or not at_s >= 0:  # written so that NaN is refused
-        raise _error(text, "begins with no number of seconds")
+        raise _error(text, "does not begin with a number of seconds")
     if at_s >= seconds:
-        message = f"comes when the demo is over, after {seconds:g} s"
-        raise _error(text, f"{message}; let it be earlier, or use a longer --seconds")
+        message = f"is after the end of the demo ({seconds:g} s)"
+        raise _error(text, f"{message}; make it earlier, or use a longer --seconds")
     return Step(at_s, name, _number(text, name, action, number))
 
 

@@ -15,7 +15,7 @@ from rich.live import Live
 
 from liveness.console.terminal import OutputError, terminal_size
 
-# A terminal that accepts no output, not even after Ctrl-Q, is left as it is after this.
+# How long to wait at the end for a terminal that accepts no output, not even after Ctrl-Q.
 LAST_S: Final = 1.0
 MOST_KEYS: Final = 64
 
@@ -33,7 +33,7 @@ class Terminal:
         self._keys = keys.fileno() if self.has_keys else -1
         self._original: list[Any] | None = None
         self._drawn = StringIO()
-        # As for a terminal, with colours by the environment: the output goes to one.
+        # As for a terminal, to which a thread copies it; colours depend on the environment.
         self._console = Console(file=self._drawn, force_terminal=True)
         self._live = Live(
             console=self._console,

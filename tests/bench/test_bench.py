@@ -39,7 +39,7 @@ OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]
     [
         (
             "steady --quick --rate 10",
-            "liveness: 10 frames a second are too few for 100 users who speak every "
+            "liveness: 10 frames a second are too few for 100 users who send every "
             "1.5 s; use --rate 68 or more\n",
         ),
         ("cost --without memcached", "memcached"),

@@ -41,7 +41,7 @@ def test_all_are_released_unless_one_is_named(admin: Admin, run: Any) -> None:
     assert shown.splitlines() == [
         "released 12,000 users of gw-1",
         "released 1 user of a\\x1b",
-        "released those of 1,234 more gateways",
+        "released the users of 1,234 more gateways",
     ]
     assert run("none")[0] == 0
     assert admin.asked == [(PAGE, b"{}"), (PAGE, b'{"gateway": "none"}')]

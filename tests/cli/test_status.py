@@ -107,8 +107,8 @@ def test_one_screen_says_how_the_sidecar_is(admin: Admin, path: Path) -> None:
         "users online": "1,500",
         "by gateway": "chat-1 1,100, chat-2 400",
         "held": "mute 3, unread 0",
-        "cadence": "chat-2 speaks every 20.5 s, timeout 30 s",
-        "to mend": "a timeout of 2 intervals or more outlasts a lost keepalive",
+        "cadence": "chat-2 users send every 20.5 s, timeout 30 s",
+        "to mend": "a timeout of 2 intervals or more survives a lost keepalive",
         "links": "gateway 2, watcher 1",
         "events": "keepalive 50,000, login 1,600, logout 60, message 10",
         "offline": "silence 40",
@@ -175,12 +175,12 @@ ROWS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     ),
     "timeouts that are too short, and no others": (
         gateways({"fine": 15, "a\x1b": 15.5, "b": 20}),
-        r"cadence       a\x1b speaks every 15.5 s, timeout 30 s; "
-        "b speaks every 20.0 s, timeout 30 s\n",
+        r"cadence       a\x1b users send every 15.5 s, timeout 30 s; "
+        "b users send every 20.0 s, timeout 30 s\n",
     ),
     "some of many short timeouts": (
         gateways({f"g{n}": 20 for n in range(10)}),
-        "g7 speaks every 20.0 s, timeout 30 s; and 2 more\n",
+        "g7 users send every 20.0 s, timeout 30 s; and 2 more\n",
     ),
     "timers to look at": (
         {"timers": {"pending": 7_000, "fired": 0, "failed": 2, "done": 9}},

@@ -29,7 +29,7 @@ from liveness.demo.wheel_metrics import WheelMetrics, parsed_metrics
         ("--seconds 12.9", "12.9 s are too short to show 200 users and a timeout of"),
         ("--seconds 5 --timeout 2.1", "use --seconds 5.1 or more"),
         ("--users 501 --timeout 1", "use --users 500 or less, or a longer --timeout"),
-        ("--script lunch", "--script: 'lunch' is no step; write SECONDS ACTION"),
+        ("--script lunch", "--script: 'lunch' is not a step; write SECONDS ACTION"),
     ],
 )
 def test_options_that_cannot_be_shown_are_refused_in_one_line(
@@ -69,17 +69,20 @@ def test_a_script_is_followed_in_order_of_time() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("5 dance", "'5 dance' has no action; use silence, gateway, stop, restart or"),
-        ("5", "'5' is no step; write SECONDS ACTION, as in 5 silence"),
-        ("5 stop 2 now", "'5 stop 2 now' is no step"),
-        ("5 silence,,6 stop", "'' is no step"),
-        ("soon silence", "'soon silence' begins with no number of seconds"),
-        ("-1 silence", "begins with no number"),
-        ("nan silence", "begins with no number"),
-        ("inf silence", "comes when the demo is over"),
+        (
+            "5 dance",
+            "'5 dance' has an unknown action; use silence, gateway, stop, restart or",
+        ),
+        ("5", "'5' is not a step; write SECONDS ACTION, as in 5 silence"),
+        ("5 stop 2 now", "'5 stop 2 now' is not a step"),
+        ("5 silence,,6 stop", "'' is not a step"),
+        ("soon silence", "'soon silence' does not begin with a number of seconds"),
+        ("-1 silence", "does not begin with a number"),
+        ("nan silence", "does not begin with a number"),
+        ("inf silence", "is after the end of the demo"),
         (
             "40 silence",
-            "comes when the demo is over, after 40 s; let it be earlier, or",
+            "is after the end of the demo (40 s); make it earlier, or",
         ),
         ("5 gateway 2", "has one word too many; gateway takes no number"),
         ("5 silence 0", "silence takes 1 to 10000"),

@@ -193,7 +193,7 @@ def test_the_limits_are_those_in_force() -> None:
         "limits.pause_reading": "at {:,} records sockets",
         "timers.max_pending": "Of {:,} timer commands",
         "http.max_connections": "{:,} connections",
-        "http.request_s": "A request has {:.0f} s to come whole",
+        "http.request_s": "A request has {:.0f} s to arrive",
         "http.max_header_bytes": f"{by_name['http.max_header_bytes'] >> 10} KiB",
         "http.max_body_bytes": f"{by_name['http.max_body_bytes'] >> 10} KiB",
     }.items():
@@ -557,7 +557,7 @@ def test_the_settings_that_a_page_shows_are_accepted(page: str, tmp_path: Path) 
         ("LIVENESS_SLOTS=0 liveness serve", "LIVENESS_SLOTS"),
         ("kubectl exec a -c b -- liveness serve --timeout 0", "--timeout"),
         ("unheard-of liveness status", "hidden"),
-        ("liveness demo --script lunch", "no step"),
+        ("liveness demo --script lunch", "not a step"),
         ("date | liveness compare", "requires an argument"),
         ("make supper", "no such target"),
         ('(cd here; make bench ARGS="--users 1")', "Invalid value"),

@@ -76,7 +76,7 @@ def test_gateways_are_listed_and_forgotten(
     lines = listed()
     assert lines[here].startswith(f"linked  {here}  0 users  pid ")
     assert lines[gone].startswith(f"away    {gone}  0 users  seq ")
-    assert "  last here " in lines[gone]
+    assert "  last linked " in lines[gone]
     sidecar.watcher("eye", ack=True)
     watchers = run("gateways", "list", "--role", "watcher", "--json")[1]
     assert json.loads(watchers)["name"] == "eye"

@@ -259,7 +259,7 @@ def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
         if not part.is_whole and not part.missing:
             raise StateError(
                 f"{path} is damaged ({part.part}: {part.told}); no backup was made: "
-                "keep the one before, and restore it if the sidecar cannot start"
+                "keep the previous one, and restore it if the sidecar cannot start"
             )
     return missing
 

@@ -292,7 +292,7 @@ def test_a_backup_may_have_any_name_outside_a_state(
 def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> None:
     """The damage is within a page that is copied without being parsed."""
     disk.overwrite_root(folder / log_file.DATABASE, "cursors", 64)
-    why = r"is damaged .* no backup was made: keep the one before"
+    why = r"is damaged .* no backup was made: keep the previous one"
     with pytest.raises(StateError, match=why):
         back_up(folder, tmp_path / "b.tar")
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
