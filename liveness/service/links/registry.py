@@ -301,8 +301,8 @@ class LinkRegistry:
         excess = LimitMet(
             "limits.max_unread_bytes",
             f"all links together leave more than {self._unread.most_bytes} bytes of "
-            "answers unread (limits.max_unread_bytes), and this one has most; read while "
-            "you write",
+            "answers unread (limits.max_unread_bytes), and this link leaves most; read "
+            "while you write",
         )
         while self._unread.memory > most_bytes and self._overload_worst(burden, excess):
             pass
