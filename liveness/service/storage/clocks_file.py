@@ -183,7 +183,7 @@ def _unpack_for(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:
     """The time of writing, and the columns; ValueError if of another log or seq."""
     its_log, its_seq, stopped_ms, body = _unpack(packed)
     if (its_log, its_seq) != (log, seq):
-        raise ValueError("it belongs to another end of the log")
+        raise ValueError("it belongs to another log or seq")
     return stopped_ms, body
 
 

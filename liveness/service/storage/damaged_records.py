@@ -43,9 +43,9 @@ class DamagedRecords:
             is_known = self._ranges[-1] in known
         if not is_known:
             _log.error(
-                "records are damaged on disk; a reader that had not read them gets a gap "
-                "and all other records: run `liveness check-state`, look at the disk, and "
-                "restore a backup only if these records are worth it",
+                "records are damaged on disk; readers get a gap in their place: run "
+                "`liveness check-state`, look at the disk, and restore a backup only if "
+                "these records are worth it",
                 path=str(self._path),
                 first=first,
                 last=last,

@@ -164,7 +164,7 @@ def created_private(path: Path) -> Iterator[None]:
     place of one that was moved away would look like damage.
 
     Raises:
-        StartError: The file, or one of SQLite's beside it, is a link or another user's.
+        StartError: This or another of SQLite's files is not regular, or another user's.
         sqlite3.DatabaseError: The file is missing or empty, and its WAL is not.
     """
     for companion in companions(path):
@@ -181,7 +181,7 @@ def created_private(path: Path) -> Iterator[None]:
 
 
 def check_regular_files(path: Path) -> None:
-    """Raise StateError if a database, or a file of SQLite's beside it, is no regular file.
+    """Raise StateError if a database, or one of SQLite's files for it, is not regular.
 
     SQLite would follow a symlink, and look for the WAL beside its target; it would block
     on a pipe.

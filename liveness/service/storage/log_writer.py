@@ -96,7 +96,8 @@ class LogWriter:
         # `trim` sets these two.
         self._note_use_after_ms = math.inf
         self._most_bytes = END
-        self._flushed_seq = 0  # the timers' table has all attempts up to this seq
+        # The timers' table has all attempts up to this seq, but for a `Fire` that waits.
+        self._flushed_seq = 0
         self._flush_progress = trio.Event()
         self._writer = Writer("the log", store.path, clock=clock)
 

@@ -39,15 +39,16 @@ def make_own_folder(folder: Path) -> None:
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StartError(
-            f"state directory {folder}: others than its owner may write to it; look at "
-            "what is in it, then chmod go-w it, or name a folder within it with --state"
+            f"state directory {folder}: users other than its owner may write to it; "
+            "check its content, then chmod go-w it, or name a folder within it with "
+            "--state"
         )
     for parent in {*folder.absolute().parents, *folder.resolve().parents}:
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not parent.is_mount():
             raise StartError(
-                f"state directory {folder}: anybody may put another in its place, as "
-                f"{parent} is open to all; chmod o-w that, or name another with --state"
+                f"state directory {folder}: every user can replace it, as all may write "
+                f"to {parent}; chmod o-w that, or name another with --state"
             )
 
 
@@ -126,7 +127,7 @@ def _check(path: Path, found: os.stat_result) -> None:
 def _wrong_type(found: os.stat_result) -> str | None:
     if stat.S_ISLNK(found.st_mode):
         return "is a link"
-    return None if stat.S_ISREG(found.st_mode) else "is no regular file"
+    return None if stat.S_ISREG(found.st_mode) else "is not a regular file"
 
 
 def _is_ours(found: os.stat_result) -> bool:

@@ -119,12 +119,12 @@ def file_state(path: Path) -> FileState:
         ) from None
     except PermissionError:
         raise StateError(
-            f"not allowed to read {path}: be the user that the sidecar runs as"
+            f"not allowed to read {path}: run this as the user of the sidecar"
         ) from None
     except OSError as error:
         raise StateError(
-            f"{path} cannot be read: {error.strerror}; mend that, or name the sidecar's "
-            "state directory with --state"
+            f"{path} cannot be read: {error.strerror}; correct that, or name the "
+            "sidecar's state directory with --state"
         ) from None
 
 
@@ -138,8 +138,8 @@ def read_error(path: Path, error: sqlite3.Error) -> StateError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
         todo = (
-            "beside a sidecar that runs or was killed, only a user that may write to "
-            f"{path.parent} can always read it: be the user that the sidecar runs as"
+            "while a sidecar runs, or after it was killed, only a user that may write to "
+            f"{path.parent} can always read it: run this as the user of the sidecar"
         )
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         todo = "ask again"

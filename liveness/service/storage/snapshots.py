@@ -170,7 +170,7 @@ def opened(folder: Path) -> Iterator[StateCopy]:
     """Open a state directory as of one moment, whether a sidecar uses it or not.
 
     Raises:
-        StateError: A file is of a newer version, of another program, or no regular file.
+        StateError: A file is of a newer version, of another program, or not regular.
         BackupError: There is no state, or the timers' table is written without a pause.
         OSError: This user may not read or write there.
         sqlite3.Error: A file cannot be read.
@@ -182,9 +182,8 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         raise BackupError(
             f"{paths[0]}: there is no state to back up; name its folder with --state"
         )
-    if not os.access(
-        folder, os.W_OK, effective_ids=True
-    ):  # SQLite makes files beside it
+    # SQLite makes files there.
+    if not os.access(folder, os.W_OK, effective_ids=True):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     for path in paths:
         check_not_lost(path)
@@ -196,9 +195,8 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         databases = {path: stack.enter_context(only_reading(path)) for path in paths}
         timers = stack.enter_context(only_reading(paths[-1]))
         for _ in range(TRIES):
-            before = pragma(
-                timers, "data_version"
-            )  # changes with each commit of others
+            # It changes with each commit of another connection.
+            before = pragma(timers, "data_version")
             for db in reversed(databases.values()):
                 db.execute("begin")
                 db.execute("select count(*) from sqlite_schema").fetchone()
@@ -218,8 +216,8 @@ def opened(folder: Path) -> Iterator[StateCopy]:
 def is_state_file(file: Path, folder: Path) -> bool:
     """Whether a path is that of a sidecar's state, even if there is no file yet.
 
-    It is if a file in the state folder *folder* is the same, or if it has the name of a
-    state's file and lies beside others.
+    True for a file in the state folder *folder*, by any path, and for a path with the
+    name of a state's file in a folder that has others.
     """
     real = Path(os.path.realpath(file))
     for path in (file, real):

@@ -42,7 +42,7 @@ def locked_folder(folder: Path) -> Iterator[Identity]:
             ) from error
         except OSError as error:
             is_file = isinstance(error, FileExistsError | NotADirectoryError)
-            reason = "it is no folder" if is_file else error.strerror
+            reason = "it is not a folder" if is_file else error.strerror
             raise StartError(
                 f"state directory {folder}: {reason}; make it a folder that this user "
                 "may write to, or name another with --state"
