@@ -242,8 +242,8 @@ def test_a_user_who_may_only_read_reads_any_sidecars_log_and_leaves_nothing(
         done = history_as_somebody(sidecar.state)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
-            f"liveness: not allowed to read {sidecar.database}: be the user that the "
-            "sidecar runs as\n"
+            f"liveness: not allowed to read {sidecar.database}: run this as the user of "
+            "the sidecar\n"
         )
         Path(folder).chmod(0o755)
 

@@ -1,8 +1,8 @@
-"""Accepts connections, also while the process has no room for more.
+"""Accepts connections, and keeps trying while the process has no room for more.
 
 Without a file descriptor or memory for another connection, new ones wait in the backlog,
-and open ones go on. Nothing reports when there is room again, so accepting is tried ten
-times a second; the log has it once a minute.
+and open ones go on. The kernel does not report when there is room again, so accepting is
+tried ten times a second, and logged once a minute.
 """
 
 import errno
@@ -17,8 +17,8 @@ import trio
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 
 PAUSE_S: Final = 0.1
-# Errors of a connection that died before accept(2) returned it, and of one that a
-# firewall refuses: skip it.
+# Errors of a connection that died before accept(2) returned it, or that a firewall
+# refused: skip it.
 RETRYABLE_ACCEPT_ERRNOS: Final = frozenset(
     {
         errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
@@ -37,7 +37,7 @@ class Acceptor:
     """Accepts the connections of one listening socket.
 
     Args:
-        listener: It is made non-blocking, and stays open.
+        listener: Is made non-blocking; the caller closes it.
         name: The socket's name in the log and in the metrics.
         put_off: Counts, by that name, how often there was no room.
     """
@@ -63,7 +63,7 @@ class Acceptor:
             try:
                 await trio.lowlevel.wait_readable(self._listener)
             except trio.ClosedResourceError:
-                continue  # the socket was made anew under the same descriptor
+                continue  # another socket replaced it under the same descriptor
             # At a stop, leave the connection in the backlog for the next process.
             await trio.lowlevel.checkpoint_if_cancelled()
             try:

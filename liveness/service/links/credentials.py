@@ -1,7 +1,7 @@
-"""Users and groups: those of a Unix socket's peer, and those named in the settings.
+"""Looks up users and groups: those of a Unix socket's peer, and those in the settings.
 
-The kernel notes user, group and process when a socket connects (unix(7), SO_PEERCRED),
-and since Linux 4.13 the supplementary groups as well (SO_PEERGROUPS).
+When a socket connects, the kernel stores the process, user and group (unix(7),
+SO_PEERCRED), and since Linux 4.13 also the supplementary groups (SO_PEERGROUPS).
 """
 
 import ctypes
@@ -23,9 +23,9 @@ _SO_PEERGROUPS: Final = 59
 _CREDENTIALS: Final = struct.Struct("3i")
 # Python's getsockopt() takes 256 groups at most; Linux allows 65,536.
 _getsockopt: Final = ctypes.CDLL(None, use_errno=True).getsockopt
-# Enough for most peers. For more groups, the kernel says how many bytes they take.
+# Enough for most peers. If there are more groups, the kernel returns the size they need.
 _GROUPS_BYTES: Final = 256
-# The highest id of a user or group: to chown(2), the number after it means no change.
+# The highest id of a user or group; chown(2) takes the next number for "no change".
 MOST_ID: Final = 2**32 - 2
 
 
@@ -97,7 +97,7 @@ def gid_of(name: str, setting: str) -> int:
     """The id of a group, given by name or by number.
 
     Raises:
-        StartError: There is no such group on this host; *setting* is named in the error.
+        StartError: There is no such group on this host; the error names *setting*.
     """
     if name.isdecimal():
         return _parse_id(name, setting, "group")

@@ -1,4 +1,4 @@
-"""Answers a hello: where reading of the log begins, and what `welcome` says."""
+"""Answers a hello: where the link begins to read the log, and the terms in `welcome`."""
 
 from liveness import __version__
 from liveness.core.conversation import ConversationLimits
@@ -16,7 +16,7 @@ class Handshake:
     Args:
         log_writer: The log.
         feed: The end of the log, in memory.
-        passed_over: Takes the part of the log that a gateway skips.
+        skipped_runs: Given the part of the log that a gateway skips.
         timeout: The default silence timeout, in seconds.
         flush: How long a gateway may collect keepalives, in seconds.
         window: Records that may be unacknowledged on a link.
@@ -28,7 +28,7 @@ class Handshake:
         self,
         log_writer: LogWriter,
         feed: LogTail,
-        passed_over: SkippedRuns,
+        skipped_runs: SkippedRuns,
         *,
         timeout: float,
         flush: float,
@@ -39,19 +39,19 @@ class Handshake:
         self.limits = limits
         self._log_writer = log_writer
         self._feed = feed
-        self._passed_over = passed_over
+        self._skipped_runs = skipped_runs
         self._timeout = timeout
         self._flush = flush
         self._window = window
         self._run_timeout = run_timeout
 
     def welcome(self, link: SocketLink, hello: Hello, *, newest: int) -> None:
-        """Queue `welcome`, to be sent once the name's position is stored.
+        """Queue `welcome`, to be sent once the name's position is durable.
 
         Args:
             link: The link that said hello.
-            hello: What it said.
-            newest: The newest record given to the log's writer.
+            hello: The content of the hello.
+            newest: The newest record, which may not be durable yet.
         """
         log_writer = self._log_writer
         position = self._start_position(hello, newest)
@@ -64,7 +64,7 @@ class Handshake:
                 after = None
                 if stored is not None:
                     after = max(seq, log_writer.written_to.get(hello.name, 0))
-                self._passed_over.add(hello.name, after=after, until=position)
+                self._skipped_runs.add(hello.name, after=after, until=position)
             if hello.fresh:
                 seq = position
             log_writer.introduce(
@@ -85,17 +85,17 @@ class Handshake:
             ),
             position=position,
         )
-        # `next` is a seq, and a seq is shown only once all records before it are durable.
+        # `next` is a seq: before it is sent, all records below it must be durable.
         link.outbox.welcome(
             ["welcome", terms], hello=hello, cursor=cursor, ticket=log_writer.flush()
         )
 
     def _start_position(self, hello: Hello, newest: int) -> int:
-        """The position that a hello asks for; the newest, if it asks for none."""
+        """The position that a hello asks for; by default the newest."""
         if hello.after is None:
             return newest
         store = self._log_writer.store
-        # A log that ends before `after` has lost records since: it counts as another log.
+        # If this log ends before `after`, it lost records: treat it as another log.
         if hello.after == 0 or (hello.log == store.log and hello.after <= newest):
             return hello.after
         if hello.log in store.parted:

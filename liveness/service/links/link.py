@@ -16,15 +16,15 @@ from liveness.errors import Code
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.outbox import Outbox
 
-# How much is read at once: what takes about `PIECE_S` to process, from some hundred
-# logins to some two thousand keepalives.
+# How much is read at once: what `PIECE_S` is enough to process, from some hundred logins
+# to some two thousand keepalives.
 PIECE_BYTES: Final = 4_096
 MOST_PIECE_BYTES: Final = 65_536
 PIECE_S: Final = 0.002
 
 
 class SocketLink:
-    """One connected socket, with all that belongs to it.
+    """One connected socket, its conversation and its outbox.
 
     Args:
         sock: Non-blocking; the link owns it.
@@ -54,7 +54,7 @@ class SocketLink:
         self.gateway: GatewayState | None = None
         self.is_open = True  # bytes are read from it
         self.piece_bytes = PIECE_BYTES
-        # Bytes that arrived while the sidecar was absent, and were not read yet.
+        # Unread bytes that arrived before a pause, or before the start.
         self.must_read_bytes = 0
         self.read_at = 0.0  # when bytes were last read from it, in monotonic seconds
         self.why_closed = "closed by the other side"
@@ -62,11 +62,11 @@ class SocketLink:
 
     @property
     def hello(self) -> Hello | None:
-        """Its hello, if it has said one."""
+        """Its hello; None before it has sent one."""
         return self.conversation.hello
 
     def receive(self, most: int) -> bytes | None:
-        """Read at most *most* bytes; None if there are none, b"" at the end."""
+        """Read at most *most* bytes; None if there are none now, b"" at the end."""
         try:
             return self.sock.recv(most)
         except BlockingIOError:
@@ -75,20 +75,20 @@ class SocketLink:
             return b""
 
     def unread(self) -> int:
-        """How many bytes have arrived and were not read yet."""
+        """How many bytes have arrived and are unread."""
         count = array("i", [0])
         ioctl(self.sock, FIONREAD, count)
         return count[0]
 
     def measure(self, took_s: float) -> None:
-        """Choose how much to read at once, by how long the last piece took."""
+        """Adapt how much to read at once to how long the last piece took."""
         if took_s > PIECE_S:
             self.piece_bytes = max(PIECE_BYTES, self.piece_bytes // 2)
         else:
             self.piece_bytes = min(MOST_PIECE_BYTES, self.piece_bytes * 2)
 
     def send_fault(self) -> None:
-        """Send a refusal past the outbox, which may be at fault, if there is room."""
+        """Send a refusal without the outbox, which may have failed, if there is room."""
         message = "a fault of the sidecar, see its log; connect anew"
         refusal = Refusal(Code.INTERNAL, message, self.conversation.n, fatal=True)
         with suppress(OSError):

@@ -1,10 +1,10 @@
-"""What is sent on one link, and when.
+"""Sends replies and records on one link.
 
-Replies go in the order of the frames that they answer, each once the disk has everything
-that it covers. A list that cannot be made yet, for want of a turn, of room on the disk or
-of a file descriptor, waits without delaying other replies. Records are read from the log
-by the link's cursor, as many as the window has room for: there is no queue of them that
-could grow or be lost.
+Replies are sent in the order of the frames that they answer, each once all that it
+describes is durable. A list that must wait for its turn, for room on the disk or for a
+file descriptor does not delay other replies. Records are read from the log by the link's
+cursor, as many as the window has room for: there is no queue of them that could grow or
+be lost.
 """
 
 import socket
@@ -29,12 +29,12 @@ from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 
 NOTICES_PER_FRAME: Final = 1_000
-# And about this many bytes: a frame is in memory until it is read, and a timer may have
-# 4 KB.
+# A frame ends at about this many bytes: it is in memory until it is read, and a timer may
+# have 4 KB.
 NOTICES_BYTES: Final = 2**17
-# Replies are joined up to this size; they are in memory twice while they are joined.
+# Replies are joined up to this size, as they are then in memory twice.
 JOINED_BYTES: Final = 65_536
-# How long to wait after the disk could not be read.
+# The pause after a failure to read the disk.
 RETRY_S: Final = 1.0
 # How long a link that ends may take to read its last frames.
 LINGER_S: Final = 1.0
@@ -50,12 +50,12 @@ class OutboxLimits:
     max_replies: int
     max_reply_bytes: int
     unread_s: float
-    gateway_unread_s: float  # at least gateway_hold_s: its users are held that long
+    gateway_unread_s: float  # at least gateway_hold_s, for which its users are held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What all outboxes share; made once."""
+    """What all outboxes share."""
 
     log_writer: LogWriter
     feed: LogTail
@@ -63,7 +63,7 @@ class Delivery:
     counts: Counts
     limits: OutboxLimits
     unread: Unread
-    # Shared, as a fault of the disk concerns all links.
+    # One for all, as a failing disk concerns all links.
     every: LogThrottle = field(
         default_factory=lambda: LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
     )
@@ -84,11 +84,11 @@ class _Reply:
 class _ListReply:
     ticket: int
     gateway: str | None
-    needed_bytes: int = 0  # bytes that it takes on disk, as far as that is known
+    needed_bytes: int = 0  # on disk, as far as is known
 
 
 class LimitMet(NamedTuple):
-    """The limit that the unread replies of a link have met."""
+    """A limit that a link exceeds."""
 
     limit: str
     why: str
@@ -104,14 +104,14 @@ class Outbox:
         self._hello: Hello | None = None
         self._cursor: Cursor | None = None
         self._replies: deque[_Reply | _ListReply] = deque()
-        self._lists: deque[_ListReply] = deque()  # those whose turn has come
+        self._lists: deque[_ListReply] = deque()  # to be made and sent next
         self._reply_bytes = 0
-        self._sending = 0  # replies in the write under way; they count until it is done
+        self._sending = 0  # replies that are being written; they count as waiting
         self._spooled = 0  # bytes on disk of the list that is being sent
         self._stalled_s = 0.0  # how long replies have waited for the socket
         self._list_limit: LimitMet | None = None  # why the next list waits
         self._list_waited_s = 0.0
-        # Both are retried then, after the disk could not be read.
+        # When to try again, after a failure to read the disk.
         self._list_retry_at = self._notices_retry_at = 0.0
         self._welcome_ticket = 0  # no record is sent before `welcome`
         self._unacked: deque[int] = deque()
@@ -125,7 +125,7 @@ class Outbox:
 
     @property
     def unacked(self) -> int:
-        """Records sent and not acknowledged."""
+        """How many records were sent and not acknowledged."""
         return len(self._unacked)
 
     @property
@@ -139,12 +139,12 @@ class Outbox:
 
     @property
     def is_unread(self) -> bool:
-        """Whether the other side leaves more replies unread than it may."""
+        """Whether the peer reads nothing now, and too many replies are unread."""
         return self._is_blocked and self._has_most
 
     @property
     def is_full(self) -> bool:
-        """Whether as many replies wait as may, for the disk or for the reader."""
+        """Whether too many replies wait, for the disk or for the peer."""
         unread = self._delivery.unread
         return self._has_most or (
             self._reply_bytes > 0 and unread.memory > unread.most_bytes
@@ -160,12 +160,12 @@ class Outbox:
 
     @property
     def _waiting(self) -> int:
-        """How many replies wait or are being written."""
+        """How many replies are queued or being written."""
         return len(self._replies) + len(self._lists) + self._sending
 
     @property
     def excess(self) -> LimitMet:
-        """The limit that a link has met which `is_unread`."""
+        """The limit that is exceeded if `is_unread`."""
         limits = self._delivery.limits
         is_many = self._waiting > limits.max_replies
         return LimitMet(
@@ -176,14 +176,14 @@ class Outbox:
         )
 
     def add_waiting(self, elapsed: float) -> LimitMet | None:
-        """Count time in which replies waited; return the limit that this meets, if any.
+        """Count time for which replies waited; return the limit that it exceeds, if any.
 
-        Only replies count. Records that are not read wait in the log.
+        Only replies count: unread records wait in the log.
         """
         limits, hello = self._delivery.limits, self._hello
         is_gateway = hello is not None and hello.role == GATEWAY
         most_s = limits.gateway_unread_s if is_gateway else limits.unread_s
-        # While the log cannot be written everything waits, and no link ends for that.
+        # While the log cannot be written, everything waits, and no link ends for that.
         if self._list_limit is not None and self._delivery.log_writer.failure is None:
             self._list_waited_s += elapsed
             if self._list_waited_s > most_s:
@@ -202,19 +202,19 @@ class Outbox:
 
     @property
     def burden(self) -> float:
-        """Unread bytes in memory, weighted by how long they wait; 0 if it reads."""
+        """Unread bytes in memory, weighted by how long they wait; 0 if the peer reads."""
         if not self._is_blocked:
             return 0.0
         return self._reply_bytes * (1 + self._stalled_s)
 
     @property
     def stalled_burden(self) -> float:
-        """The same; 0 if the socket has taken something since the last second."""
+        """`burden`; 0 if the socket has taken bytes since the last `add_waiting`."""
         return self.burden if self._stalled_s else 0.0
 
     @property
     def stalled_spool(self) -> float:
-        """The same of bytes on disk."""
+        """As `stalled_burden`, for bytes on disk."""
         return self._spooled * self._stalled_s
 
     # --- queueing -------------------------------------------------------------
@@ -222,12 +222,12 @@ class Outbox:
     def reply(
         self, frame: object, *, ticket: int = 0, is_log_only: bool = False
     ) -> None:
-        """Queue a frame, to be sent once the disk has everything up to *ticket*.
+        """Queue a frame, to be sent once everything up to *ticket* is durable.
 
         Args:
             frame: The frame.
             ticket: `LogWriter.ticket` at the time that the frame describes.
-            is_log_only: It says nothing of timers, so it does not wait for their table.
+            is_log_only: The frame does not depend on timers: do not wait for their table.
         """
         if self._is_broken:
             return
@@ -237,7 +237,7 @@ class Outbox:
         self.wake.notify()
 
     def reply_list(self, gateway: str | None, *, ticket: int) -> None:
-        """Queue the answer to `list`: the sessions of *gateway*, or everyone's."""
+        """Queue the answer to `list`: the sessions of *gateway*; None: all sessions."""
         if self._is_broken:
             return
         self._replies.append(_ListReply(ticket, gateway))
@@ -252,7 +252,7 @@ class Outbox:
         self._delivery.feed.follow(cursor, self.wake.notify)
 
     def acknowledge(self, seq: int) -> None:
-        """Note that everything up to *seq* is processed; move the stored cursor."""
+        """Count records up to *seq* as acknowledged, and move the stored cursor."""
         while self._unacked and self._unacked[0] <= seq:
             self._unacked.popleft()
             self._delivery.counts.notices_acked += 1
@@ -261,12 +261,12 @@ class Outbox:
             self.wake.notify()  # the window has room again
 
     def follow(self) -> None:
-        """If no record is unacknowledged, move the stored cursor along with the log."""
+        """If all records are acknowledged, move the stored cursor to the position."""
         if self._cursor is not None and not self._unacked:
             self._store_cursor(self._cursor.position)
 
     def drop_replies(self) -> None:
-        """Drop the replies; a frame that is being written is completed."""
+        """Drop the queued replies; complete the frame that is being written."""
         self._replies.clear()
         self._lists.clear()
         self._count_bytes(-self._reply_bytes)
@@ -275,19 +275,19 @@ class Outbox:
     def end(self, frame: object | None = None) -> None:
         """Have `run` write what is queued, then *frame*, and return."""
         if self.is_unread or self._delivery.log_writer.failure is not None:
-            # A link that does not read, or waits for a disk that fails, is only sent why
-            # it ends. The client repeats what no pong has confirmed.
+            # If the peer does not read, or the disk fails, send only why the link ends.
+            # The client repeats what no pong has confirmed.
             self.drop_replies()
         if frame is not None:
             self._last_frame = encode(frame)
         self._is_ending = True
-        # It ends a write that is stuck already: a link that does not read would keep its
-        # socket and its place among the links for ever.
+        # This ends even a write that is stuck: otherwise a peer that does not read would
+        # keep its link for ever.
         self._linger.deadline = trio.current_time() + LINGER_S
         self.wake.notify()
 
     def close(self) -> None:
-        """Stop following the log, and drop what was not sent."""
+        """Stop following the log, and drop the queued replies."""
         self.drop_replies()
         if self._cursor is not None:
             self._delivery.feed.unfollow(self._cursor)
@@ -321,8 +321,8 @@ class Outbox:
                         await self._wait()
                 await self._send(self._last_frame)
         except _BrokenLink:
-            # Unsent records are in the log. What the other side wrote is still read: the
-            # end of its stream then ends the link.
+            # Unsent records are in the log. What the peer sent is still read: the link
+            # ends with the end of that stream.
             while not self._is_ending:
                 await self.wake.wait()
 
@@ -341,13 +341,13 @@ class Outbox:
         durable = log_writer.log_ticket
         hello = self._hello
         if not is_log_only and hello is not None and hello.role == GATEWAY:
-            # A gateway waits for commands about its own timers; a watcher sends none.
+            # A gateway waits only for its own timer commands; a watcher has none.
             oldest = log_writer.timers.oldest_of(hello.name)
             durable = durable if oldest is None else min(durable, oldest - 1)
         return reply.ticket <= durable
 
     def _next_frames(self) -> list[bytes]:
-        """Take the first frames that may be sent now, up to the next list."""
+        """Take the frames that may be sent now, up to the next list."""
         frames, size = list[bytes](), 0
         while self._replies and size < JOINED_BYTES:
             reply = self._replies[0]
@@ -359,11 +359,11 @@ class Outbox:
         return frames
 
     async def _write_replies(self) -> bool:
-        """Write replies that may be sent now; return whether there were any."""
+        """Write replies that may be sent now, or take up a list; return whether any."""
         if frames := self._next_frames():
             data = b"".join(frames)
             self._sending = len(frames)
-            frames.clear()  # or they would be in memory twice
+            frames.clear()  # so that they are in memory only once
             await self._send(data)
             self._sending = 0
             self._count_bytes(-min(len(data), self._reply_bytes))
@@ -378,8 +378,8 @@ class Outbox:
     async def _write_list(self) -> bool:
         """Write the next list, if it can be made now; return whether it was.
 
-        From its snapshot to its end no record is written: a client that replaces its
-        sessions by the list would lose a record that came in between.
+        No record is written between its snapshot and its end: a client that replaces its
+        sessions by the list would lose that record.
         """
         delivery = self._delivery
         if (
@@ -398,7 +398,7 @@ class Outbox:
             message = "a list is put off"
             delivery.every(_log.warning, message, key=message, error=str(error))
             self._list_retry_at = trio.current_time() + RETRY_S
-            limit, what_to_do = "limits.max_spool_bytes", ""  # the error has it
+            limit, what_to_do = "limits.max_spool_bytes", ""  # the error says it
             if isinstance(error, SpoolFull):
                 reply.needed_bytes = error.needed_bytes
             elif isinstance(error, TooLarge):
@@ -450,7 +450,7 @@ class Outbox:
                 self._unacked.extend(entry.record.seq for entry in entries)
             frame = encode_notices([entry.encoded for entry in entries])
             count, deadlines = len(entries), _deadlines(entries, hello)
-            # The entries take several times the memory of the frame, which may wait.
+            # They take several times the memory of the frame, which may wait for long.
             del entries
             self._position_before = position
             await self._send(frame)
@@ -477,8 +477,7 @@ class Outbox:
                 # Linux returns here once three quarters of the buffer are read.
                 self._is_blocked, self._stalled_s = False, 0.0
             except OSError as error:
-                # Replies would only pile up until the link is no longer read; and if
-                # they counted as waiting, the end of its stream would not be read.
+                # Too many waiting replies would keep the stream's end from being read.
                 self._is_broken = True
                 self._sending = self._spooled = 0
                 self.drop_replies()
@@ -486,11 +485,11 @@ class Outbox:
 
 
 def _deadlines(entries: list[TailEntry], hello: Hello) -> list[float]:
-    """The deadlines of a gateway's own records, whose lateness is counted."""
+    """The deadlines of records that were sent to their own gateway."""
     return [
         entry.due
         for entry in entries
-        # A gap has no deadline, and a watcher of a gateway is not that gateway.
+        # A gap has no deadline, and a watcher may read a gateway's records too.
         if entry.due
         and hello.role == GATEWAY
         and isinstance(entry.record, Record)

@@ -1,4 +1,4 @@
-"""Frames that links have begun to send: bounded in all, and the oldest end first.
+"""Limits the incomplete frames of all links; the link with the oldest one ends first.
 
 An honest link completes its frame within milliseconds, so the oldest frame is soon that
 of a link that sends it byte by byte.
@@ -11,17 +11,17 @@ class PartialFrames:
     """The bytes of incomplete frames that all links together have sent.
 
     Args:
-        most_bytes: How many there may be; at least those of one frame.
+        most_bytes: Their limit; at least the size of one frame.
     """
 
     def __init__(self, *, most_bytes: int) -> None:
         self.bytes = 0
         self.most_bytes = most_bytes
-        # By link, oldest first: how many frames it had sent before, and the bytes.
+        # By link, oldest first: the complete frames before it, and its bytes.
         self._frames: dict[SocketLink, tuple[int, int]] = {}
 
     def update(self, link: SocketLink) -> None:
-        """Count what a link has sent of a frame by now."""
+        """Count what a link has sent of an incomplete frame."""
         frames, size = link.conversation.n, link.conversation.unfinished_bytes
         frames_before, counted = self._frames.get(link, (frames, 0))
         self.bytes += size - counted
@@ -31,5 +31,5 @@ class PartialFrames:
             self._frames[link] = frames, size
 
     def excess(self) -> SocketLink | None:
-        """The link with the oldest frame, if there are too many bytes."""
+        """The link with the oldest incomplete frame, if there are too many bytes."""
         return next(iter(self._frames)) if self.bytes > self.most_bytes else None

@@ -1,4 +1,4 @@
-"""All links and their names: which are accepted, and when one ends."""
+"""All links and their names: refuses links and hellos, and ends links."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from liveness.service.links.partial_frames import PartialFrames
 from liveness.service.links.unread_replies import Unread
 from liveness.service.storage.log_writer import LogWriter
 
-# If too many links have said no hello, the newest stay: this share of the limit.
+# If too many links have not said hello, the newest stay: this share of the limit.
 STAYING_SHARE: Final = 0.75
 
 REFUSALS_LOG_S: Final = 10.0
@@ -58,9 +58,8 @@ class LinkRegistry:
         self.links: dict[int, SocketLink] = {}  # by number
         self.named: dict[tuple[str, str], SocketLink] = {}  # by role and name
         self.all_closed = trio.Event()  # set after `close_all`
-        self.handshakes_expired = (
-            Notifier()
-        )  # notified when pending handshakes were checked
+        # Notified when pending handshakes were checked.
+        self.handshakes_expired = Notifier()
         self.accepting = trio.CancelScope()  # cancelled by `close_all`
         self.unfinished = PartialFrames(most_bytes=limits.max_unfinished_bytes)
         self.access = access  # checked when a link opens, and when it says hello
@@ -82,11 +81,11 @@ class LinkRegistry:
         return len(self._pending_handshakes) > self._limits.max_handshakes
 
     def linked(self, role: str) -> int:
-        """How many links of this role have said hello."""
+        """How many links with this role have said hello."""
         return sum(key[0] == role for key in self.named)
 
     def unacked(self, gateway: str) -> int:
-        """Records that a gateway was sent and has not acknowledged."""
+        """How many records a gateway was sent and has not acknowledged."""
         link = self.named.get((GATEWAY, gateway))
         return 0 if link is None else link.outbox.unacked
 
@@ -94,8 +93,8 @@ class LinkRegistry:
         """Register a link that was accepted; refuse it if there is no room."""
         is_full = len(self.links) >= self._limits.max_links
         self.links[link.number] = link
-        # Read it after all links that have waited longer: an endless stream of new links
-        # would otherwise take up the time of the others.
+        # Read it after the links that have waited longer: otherwise an endless stream of
+        # new links would keep others from being read.
         link.read_at = self._clock.mono()
         if (why := self.access.why_no_link(link.peer)) is not None:
             self.refuse(link, link.conversation.close(Code.NOT_ALLOWED, why))
@@ -109,7 +108,7 @@ class LinkRegistry:
             self._pending_handshakes[link.number] = link
 
     def refusal_for(self, link: SocketLink, hello: Hello) -> Refusal | None:
-        """Why a hello is refused: the reason that must be mended first."""
+        """Why a hello is refused, by the first reason found; None if it is accepted."""
         if (why := self.access.why_not(link.peer, hello)) is not None:
             return link.conversation.close(Code.NOT_ALLOWED, why)
         key, limits = (hello.role, hello.name), self._limits
@@ -152,8 +151,8 @@ class LinkRegistry:
     def expired_handshakes(self, now: float) -> list[SocketLink]:
         """Links to end because they have not said hello, at *now* in attended seconds.
 
-        They had their time; or there are too many, and they are the oldest. A client that
-        works says hello at once, so a crowd of others cannot keep it out.
+        Either their time is up, or there are too many and they are the oldest. A working
+        client says hello at once, so a crowd of others cannot keep it out.
         """
         if not self._pending_handshakes:
             return []
@@ -168,7 +167,7 @@ class LinkRegistry:
         ]
 
     def expire_handshake(self, link: SocketLink, now: float) -> None:
-        """End one of the `slow` links, unless it has said hello since."""
+        """End one of the `expired_handshakes`, unless it has said hello since."""
         if not link.is_open or link.hello is not None:
             return
         if self._is_late(link, now):
@@ -219,7 +218,7 @@ class LinkRegistry:
             link.outbox.reply(refusal.as_frame())
 
     def end(self, link: SocketLink, frame: object | None = None, *, why: str) -> None:
-        """Read no more of a link; it closes once its outbox is written."""
+        """Read no more from a link; it closes once its outbox is written."""
         link.end(frame, why=why)
         self._unregister(link)
 
@@ -266,11 +265,11 @@ class LinkRegistry:
     def end_unread(self, now: float) -> None:
         """End links that have read nothing for too long, or while others need the room.
 
-        It is called once a second: a link whose socket takes nothing between two calls
-        does not read.
+        Call this once a second: a link whose socket takes nothing between two calls does
+        not read.
 
         Args:
-            now: Attended seconds, since nothing is sent at other times.
+            now: Attended seconds, as nothing is sent at other times.
         """
         elapsed, self._unread_checked_at = now - self._unread_checked_at, now
         for link in self._open_links():
@@ -293,7 +292,7 @@ class LinkRegistry:
             )
 
     def shed_unread(self) -> None:
-        """End the links that leave most unread, if that is twice the bound in all."""
+        """If all links leave twice the bound unread, end those that leave most."""
         most_bytes = 2 * self._unread.most_bytes
         if self._unread.memory > most_bytes:
             self._shed(most_bytes, lambda outbox: outbox.burden)
@@ -302,8 +301,8 @@ class LinkRegistry:
         excess = LimitMet(
             "limits.max_unread_bytes",
             f"all links together leave more than {self._unread.most_bytes} bytes of "
-            "answers unread (limits.max_unread_bytes), and this one has most; read while "
-            "you write",
+            "answers unread (limits.max_unread_bytes), and this link leaves most; read "
+            "while you write",
         )
         while self._unread.memory > most_bytes and self._overload_worst(burden, excess):
             pass

@@ -1,8 +1,8 @@
 """Listening Unix sockets: made with strict permissions, checked, and removed at a stop.
 
-A socket file that we made is removed when we stop, if it is still ours. A socket that the
-service manager passed to us is the manager's. While we run, each socket knows whether its
-path still leads to it, and can be bound there again.
+At a stop, a socket file that the sidecar made is removed, unless it was replaced; one
+that systemd made stays. While the sidecar runs, `is_reachable` says whether a path still
+leads to its socket, and `make_anew` binds the socket there again.
 """
 
 import errno
@@ -30,7 +30,7 @@ class UnixListener(socket.socket):
 
     Args:
         path: Where clients look for it.
-        fileno: The descriptor of a socket that the service manager made.
+        fileno: The descriptor of a socket that systemd made.
     """
 
     def __init__(self, path: Path, *, fileno: int | None = None) -> None:
@@ -54,11 +54,11 @@ class UnixListener(socket.socket):
         self._file = _bind(self, self.path, mode, group)
 
     def found(self) -> None:
-        """Take the file that is at its path now as its own."""
+        """Take the file at its path as its own."""
         self._file = identity(self.path)
 
     def is_reachable(self) -> bool:
-        """Whether its path leads to it."""
+        """Whether its path still leads to it."""
         return self._file is not None and identity(self.path) == self._file
 
     def make_anew(self) -> None:
@@ -67,8 +67,8 @@ class UnixListener(socket.socket):
         The object and its descriptor stay the same, so an `accept` that waits goes on.
 
         Raises:
-            StartError: Another process serves there, the file cannot be made, or the
-                socket is the service manager's.
+            StartError: Another process serves there, the file cannot be made, or systemd
+                made the socket.
         """
         if self._is_inherited:
             raise StartError(
@@ -83,7 +83,7 @@ class UnixListener(socket.socket):
             self._file = successor._file
 
     def remove(self) -> None:
-        """Remove its file, unless another process has replaced it."""
+        """Remove its file, unless it was replaced."""
         if self.is_reachable():
             self.path.unlink(missing_ok=True)
 
@@ -113,8 +113,8 @@ def _bind(sock: socket.socket, path: Path, mode: int, group: int | None) -> Iden
     """Bind and listen; return the identity of the new file."""
     try:
         _clear_stale(path)
-        # The file is made without access for others: there is no moment in which anybody
-        # else may connect. The group is given access afterwards.
+        # The file is made without access for other users, so none can connect too early.
+        # Then `_open_up` gives the group access.
         previous = os.umask(0o177)
         try:
             sock.bind(str(path))
@@ -132,11 +132,11 @@ def _bind(sock: socket.socket, path: Path, mode: int, group: int | None) -> Iden
 
 
 def _open_up(path: Path, mode: int, group: int | None) -> Identity:
-    """Give group and mode to the socket file just made; return its identity.
+    """Set group and mode of the socket file just made; return its identity.
 
-    This goes by a descriptor of the file. In a folder where others may write, another
-    file or a link to one of root's may lie at the path by now, and must not be given
-    away. The socket's own descriptor does not refer to the file.
+    This uses a descriptor of the file: in a folder where others may write, the path may
+    lead to another file by now, even to one of root's, whose access must not change. The
+    socket's own descriptor does not refer to the file.
     """
     file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -180,7 +180,7 @@ def _clear_stale(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         result = probe.connect_ex(str(path))
-    # A full backlog (EAGAIN), or a socket closed to us (EACCES), is that of a process.
+    # Other errors, as EAGAIN (full backlog) and EACCES, mean that a process listens.
     if result not in (errno.ECONNREFUSED, errno.ENOENT):
         raise StartError(
             f"socket {path}: another process serves there; stop it or name another "

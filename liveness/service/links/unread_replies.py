@@ -1,9 +1,8 @@
-"""Replies that peers have not read yet, in memory and in spool files: bounded in all.
+"""Limits the replies that peers have not read, in memory and in spool files.
 
-The answer to `list`, and everyone online over HTTP, may be far larger than memory should
-hold for a slow reader, and must be true at one `seq`. So it is written to a file within
-one snapshot of the database, and sent from there. The file has no name, so it goes with
-the process or the link.
+A list of everyone online may be too large to be in memory while a slow peer reads it, and
+must be true at one `seq`. So it is written to a file from one snapshot of the database,
+and sent from there. The file has no name, so it vanishes with the process or the link.
 
 The log is on the same disk, and comes first: spools take no more than a setting allows,
 and no more than they leave free.
@@ -23,14 +22,14 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.storage.private_folders import bytes_left
 
-# Spools that are filled at the same time.
+# The most spools that are filled at the same time.
 AT_ONCE: Final = 2
 
 Fill = Callable[[Callable[[bytes], None]], None]
 
 
 class SpoolFull(Exception):
-    """There is no room now for a spool that needs at least *needed_bytes*."""
+    """There is no room at present for a spool of at least *needed_bytes*."""
 
     def __init__(self, why: str, needed_bytes: int) -> None:
         super().__init__(why)
@@ -38,7 +37,7 @@ class SpoolFull(Exception):
 
 
 class TooLarge(Exception):
-    """One spool alone is larger than all together may be."""
+    """A spool is larger than all spools together may be."""
 
 
 class Spool:
@@ -51,7 +50,7 @@ class Spool:
         self._stack = ExitStack()
 
     def fill(self, fill: Fill, needed_bytes: int) -> None:
-        """Have *fill* write it, in a thread, if there is room for *needed_bytes*."""
+        """Let *fill* write it, if there is room for *needed_bytes*. Call in a thread."""
         self._spools.check(self, needed_bytes)
         with ExitStack() as stack:
             file = stack.enter_context(
@@ -70,7 +69,7 @@ class Spool:
             left = left[file.write(left) :]
 
     async def read(self) -> bytes:
-        """The next piece; b"" at the end."""
+        """Read the next piece; b"" at the end."""
         if not self._pieces:
             return b""
         return await in_thread(partial(self._file.read, self._pieces.popleft()))
@@ -98,7 +97,7 @@ class Spools:
     def __init__(self, folder: Path, *, most_bytes: int) -> None:
         self.folder = folder
         self.most_bytes = most_bytes
-        self.is_short = False  # one found no room since this was reset
+        self.is_short = False  # a spool found no room since this was reset
         self._open: set[Spool] = set()
         self._filling = 0
         self._waiting: dict[Notifier, None] = {}
@@ -106,11 +105,11 @@ class Spools:
     @property
     def bytes(self) -> int:
         """Bytes on disk."""
-        # Threads ask as well: tuple() copies the set without a switch of threads.
+        # Threads call this too: tuple() copies the set without a switch of threads.
         return sum(spool.size for spool in tuple(self._open))
 
     def may_fill(self, wake: Notifier) -> bool:
-        """Whether another may be filled now; if not, *wake* is notified when to retry."""
+        """Whether another may be filled now; if not, *wake* is notified to try again."""
         if self._filling < AT_ONCE:
             return True
         self._waiting[wake] = None
@@ -122,13 +121,13 @@ class Spools:
         """Fill a spool in a thread; the caller closes it.
 
         Args:
-            fill: Writes the reply, by the function that it is given.
+            fill: Writes the reply, with the function that it is given.
             limiter: Limits the threads.
-            needed_bytes: Bytes that the reply needs, as far as that is known.
+            needed_bytes: Bytes that the reply needs, as far as is known.
         Raises:
             SpoolFull: There is no room at present.
             TooLarge: There will never be room.
-            OSError, sqlite3.Error: The disk failed, or *fill* did.
+            OSError, sqlite3.Error: The disk, or *fill*, failed.
         """
         spool = Spool(self)
         self._open.add(spool)
@@ -149,8 +148,8 @@ class Spools:
         """Check that *more* bytes may be written to a spool; called in its thread.
 
         Raises:
-            SpoolFull: Not at present.
-            TooLarge: Never.
+            SpoolFull: There is no room at present.
+            TooLarge: There will never be room.
         """
         if spool.size + more > self.most_bytes:
             raise TooLarge(
@@ -174,7 +173,7 @@ class Spools:
             )
 
     def closed(self, spool: Spool) -> None:
-        """Count a spool no longer."""
+        """Forget a spool."""
         self._open.discard(spool)
         self._notify()
 
@@ -190,8 +189,8 @@ class Unread:
     Args:
         spools: Replies on disk.
         most_bytes: Bound on the bytes in memory. Above it, links with unread replies are
-            not read, and those that read nothing end; above twice as much, the link with
-            the most ends at once.
+            not read, and those that read nothing end; above twice the bound, the links
+            with the most end at once.
     """
 
     def __init__(self, spools: Spools, *, most_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The state directory: log, timers and clocks; writing, reading, copying, checking."""
+"""The state directory: writes, reads, copies and checks the log, timers and clocks."""
 
 # Imports: core, errors, metrics, service.common, text.
 # Never: starlette, hypercorn, cyclopts.

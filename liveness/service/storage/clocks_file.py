@@ -2,8 +2,8 @@
 
 After a crash only the users that were online are known, and each gets a fresh timeout. A
 planned stop also writes how much of its timeout each user has left, how long it has been
-silent, and its last event. The file names the end of the log that it belongs to. The next
-start deletes it, whether it could use it or not.
+silent, and its last event. The file names the log and the newest seq that it belongs to.
+The next start deletes it, even if it cannot use it.
 """
 
 # array.array cannot be subscripted at run time before Python 3.12.
@@ -33,12 +33,12 @@ _log = structlog.get_logger("start")
 class Clocks:
     """Each user's clock at a stop, in the order of their sessions.
 
-    Stored in columns, as there may be a million: session, timeout in seconds, seconds
-    left of it, seconds of silence, index of the last event.
+    Stored in columns, as there may be a million users: session, timeout in seconds,
+    seconds left of it, seconds of silence, index of the last event.
     """
 
     def __init__(self, packs: Sequence[bytes] = (), *, away: float = 0.0) -> None:
-        """Unpack the columns; *away*, the seconds since the stop, adds to each silence.
+        """Unpack the columns; add *away*, the seconds since the stop, to each silence.
 
         Raises:
             ValueError: The columns are of different lengths.
@@ -90,7 +90,7 @@ def write(
     head = encode([_VERSION, log, seq, wall_ms])
     path = folder / NEW
     try:
-        # It may be left by an interrupted write, or be a link that another user planted.
+        # An interrupted write may have left it, or another user planted a symlink.
         path.unlink(missing_ok=True)
         created = _open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(created, "wb") as out:
@@ -108,7 +108,7 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
     """Read the file and delete it.
 
     Returns:
-        The clocks; empty if there is no file, or none for this end of this log.
+        The clocks; empty if there is no file, or it cannot be used for this log and seq.
     Raises:
         StateError: The file cannot be read.
     """
@@ -117,8 +117,7 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
     if packed is None:
         return Clocks()
     path.unlink()
-    # Without a sync the file may be back after a power failure, and be used again with
-    # clocks that are out of date.
+    # Without a sync, a power failure could bring the file back, with outdated clocks.
     _sync(folder)
     try:
         stopped_ms, body = _unpack_for(packed, log, seq)
@@ -134,10 +133,10 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
 
 
 def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
-    """When the sidecar that wrote this end of this log was stopped. The file stays.
+    """When the sidecar was stopped, by the file; leaves the file in place.
 
     Returns:
-        Unix milliseconds; None if the sidecar runs or crashed, or the file is damaged.
+        Unix milliseconds; None if the sidecar runs or crashed, or the file is no use.
     Raises:
         StateError: The file cannot be read.
     """
@@ -151,7 +150,7 @@ def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
 
 
 def is_whole(folder: Path) -> bool | None:
-    """Whether the file is as it was written; None if there is none."""
+    """Whether the file is undamaged; None if there is none."""
     packed = _read(folder / NAME)
     if packed is None:
         return None
@@ -176,15 +175,15 @@ def _read(path: Path) -> bytes | None:
 
 
 def _open_no_link(path: Path, flags: int) -> int:
-    """Open a file, or make it private. Do not follow a link, or wait at a pipe."""
+    """Open or create (mode 600) a file; do not follow a symlink, or block on a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def _unpack_for(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:
-    """When the file was written, and its columns; ValueError if of another log or seq."""
+    """The time of writing, and the columns; ValueError if of another log or seq."""
     its_log, its_seq, stopped_ms, body = _unpack(packed)
     if (its_log, its_seq) != (log, seq):
-        raise ValueError("it belongs to another end of the log")
+        raise ValueError("it belongs to another log or seq")
     return stopped_ms, body
 
 
@@ -204,7 +203,7 @@ def _unpack(packed: bytes) -> tuple[str, int, int, bytes]:
 
 
 def _sync(folder: Path) -> None:
-    """Sync the names in a folder, after a rename or a deletion."""
+    """Sync a folder's entries, after a rename or a deletion."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

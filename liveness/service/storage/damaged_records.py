@@ -1,4 +1,4 @@
-"""Which records were found to be damaged. Each is reported once."""
+"""Which records were found to be damaged; each range is logged once."""
 
 import threading
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ import structlog
 
 _log = structlog.get_logger("start")
 
-# The first and last seq of neighbouring records.
+# The first and last seq of consecutive records.
 SeqRange = tuple[int, int]
 
 
 def merged(ranges: Iterable[SeqRange], added: SeqRange) -> list[SeqRange]:
-    """Add a range, joined with those that it overlaps or touches; it comes last."""
+    """Join a range with those that it overlaps or touches; the result has it last."""
     separate = list[SeqRange]()
     first, last = added
     for known in ranges:
@@ -36,23 +36,23 @@ class DamagedRecords:
         return sum(last - first + 1 for first, last in self._ranges)
 
     def add(self, first: int, last: int) -> None:
-        """Add records, and log an error unless all of them are known."""
+        """Add records; log an error if any of them is new."""
         with self._lock:
             known = self._ranges
             self._ranges = merged(known, (first, last))
             is_known = self._ranges[-1] in known
         if not is_known:
             _log.error(
-                "records are damaged on disk; a reader that had not read them gets a gap "
-                "and all other records: run `liveness check-state`, look at the disk, and "
-                "restore a backup only if these records are worth it",
+                "records are damaged on disk; readers get a gap in their place: run "
+                "`liveness check-state`, look at the disk, and restore a backup only if "
+                "these records are worth it",
                 path=str(self._path),
                 first=first,
                 last=last,
             )
 
     def forget_below(self, oldest: int) -> None:
-        """Forget the records that the log no longer has."""
+        """Forget the records below *oldest*, which the log no longer has."""
         with self._lock:
             self._ranges = [
                 (max(first, oldest), last)

@@ -1,11 +1,11 @@
 """SQLite as used here: private files, a WAL, every commit synced, damage detected.
 
-Every function here blocks: call it in a thread. A connection that writes has one user at a
-time; each reader opens its own.
+Every function here blocks: call it in a thread. One thread at a time uses a writing
+connection; each reader opens its own.
 
 SQLite reads a WAL up to the first frame with a wrong checksum and takes that for the end,
 since a crash leaves a torn transaction there. A frame that was damaged later looks the
-same: SQLite would silently drop all commits behind it, and soon overwrite them.
+same: SQLite would silently drop all commits after it, and soon overwrite them.
 `hides_commits` tells the two apart. The checksum of a frame continues that of the frame
 before it, and a transaction begins only after the one before it was synced. So if a frame
 continues from a commit, that commit was on disk, with all frames before it.
@@ -53,17 +53,17 @@ _HEADER: Final = struct.Struct(">16x8s8s")
 # A frame's header: page number; pages after the commit, 0 if it is none; salts; checksum.
 _FRAME: Final = struct.Struct(">4xI8s8s")
 _SUMS: Final = struct.Struct(">2I")
-_SUMMED_BYTES: Final = 8  # of a frame's header
-# Of the index (the `-shm` file): whether it was made, and how many frames it has.
+_SUMMED_BYTES: Final = 8  # of a frame's header, the part that the checksum covers
+# In the index (the `-shm` file): whether it is initialised, and its number of frames.
 _INDEX: Final = struct.Struct("=12x?3xI")
 Sums = tuple[int, int]
 
 
 def frames_read(index: bytes) -> int | None:
-    """How many frames of a WAL SQLite reads, by the content of its index (`-shm`).
+    """How many frames of a WAL SQLite reads, given the content of its index (`-shm`).
 
-    None: the index is not made yet, or was cut short. SQLite reads without one if it may
-    not write to it.
+    None: the index is not initialised yet, or is too short. SQLite then reads the WAL
+    without it, if it may not write to it.
     """
     if len(index) < _INDEX.size:
         return None
@@ -72,15 +72,15 @@ def frames_read(index: bytes) -> int | None:
 
 
 def hides_commits(path: Path, *, read: int, page_bytes: int) -> bool:
-    """Whether a WAL has commits behind the *read* frames that SQLite reads."""
+    """Whether a WAL has commits after the *read* frames that SQLite reads."""
     with path.open("rb", buffering=0) as wal:
         header = wal.read(_HEADER.size)
         if len(header) < _HEADER.size:
             return False
         salts, sums = _HEADER.unpack(header)
         if _sums(header[: -_SUMS.size], (0, 0)) != _SUMS.unpack(sums):
-            # Salts tell the frames of the WAL's last use from older ones. The header is
-            # damaged, so take those of the first frame.
+            # The header is damaged, so take the salts of the first frame. Frames that
+            # remain from an earlier use of the WAL have other salts.
             salts = wal.read(_FRAME.size)[8:16]
         commit: Sums | None = None
         frame_bytes = _FRAME.size + page_bytes
@@ -103,9 +103,9 @@ def hides_commits(path: Path, *, read: int, page_bytes: int) -> bool:
 
 
 def _sums(data: bytes, before: Sums) -> Sums:
-    """The checksum of whole words, continued from another.
+    """The checksum of whole words, continued from *before*.
 
-    It uses this machine's byte order: in a WAL of the other order no commits are found.
+    It uses this machine's byte order: no commits are found in a WAL of the other one.
     """
     words = array("I", data[: len(data) // 8 * 8])
     first, second = before
@@ -117,12 +117,12 @@ def _sums(data: bytes, before: Sums) -> Sums:
 
 @contextmanager
 def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
-    """At the start: turn errors of a database into ones that say what to do.
+    """At the start: turn a database's errors into ones that say what to do.
 
-    *remedy* is what the user gets by moving the file away, as "start without timers".
+    *remedy* says what moving the file away achieves, as "start without timers".
 
     Raises:
-        StateError: The file is damaged. It was left as it is.
+        StateError: The file is damaged; it is left unchanged.
         StartError: The file is whole, but cannot be used now.
     """
     try:
@@ -132,7 +132,7 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in DISK_TROUBLE:
             raise StartError(
-                f"{path}: {error}; make room or mend the disk, nothing of it is lost"
+                f"{path}: {error}; make room or mend the disk, nothing is lost"
             ) from error
         raise StateError(
             f"{path} cannot be read ({error}); it was left as it is: restore a backup, "
@@ -146,25 +146,25 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether an error says that the disk is full, for a file or the index of its WAL."""
+    """Whether SQLite found the disk full, for one of its files or for a WAL's index."""
     code = getattr(error, "sqlite_errorcode", 0)
     return code == sqlite3.SQLITE_IOERR_SHMSIZE or code & 0xFF == sqlite3.SQLITE_FULL
 
 
 @contextmanager
 def created_private(path: Path) -> Iterator[None]:
-    """Make a private database file, if it is missing. Open the database within.
+    """Make a private database file, if it is missing. Open the database in the block.
 
-    SQLite makes its other files with the mode of this one. Do not enter this while the
-    process has the database open: closing any descriptor of a file drops all locks of the
-    process on it. Another process that then opened the database took itself for its last
-    user, and when it closed deleted the WAL that commits were being written to.
+    SQLite gives its other files the mode of this one. Do not enter this while the process
+    has the database open: closing any descriptor of a file drops all locks of the process
+    on it. Another process could then open the database, take itself for the only user,
+    and on closing delete the WAL that commits are being written to.
 
-    If the body fails before it writes, the new file is removed: an empty file in the
+    If the block fails before it writes, the new file is removed: an empty file in the
     place of one that was moved away would look like damage.
 
     Raises:
-        StartError: The file, or one of SQLite's beside it, is a link or another user's.
+        StartError: This or another of SQLite's files is not regular, or another user's.
         sqlite3.DatabaseError: The file is missing or empty, and its WAL is not.
     """
     for companion in companions(path):
@@ -181,10 +181,10 @@ def created_private(path: Path) -> Iterator[None]:
 
 
 def check_regular_files(path: Path) -> None:
-    """Raise StateError if a database, or a file of SQLite's beside it, is no regular file.
+    """Raise StateError if a database, or one of SQLite's files for it, is not regular.
 
-    SQLite would follow a link, and look for the WAL beside its target; it would wait at a
-    pipe.
+    SQLite would follow a symlink, and look for the WAL beside its target; it would block
+    on a pipe.
     """
     for file in (path, *companions(path)):
         check_regular(file)
@@ -217,7 +217,7 @@ def size_of(path: Path) -> int | None:
 
 
 def open_files(path: Path) -> dict[Path, Identity]:
-    """The files that SQLite has open for a database, and their identities."""
+    """The existing files of a database, and their identities."""
     return identities([path, *companions(path)])
 
 
@@ -238,13 +238,13 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def schema_of(path: Path) -> int | None:
-    """The schema that a database names in its meta; None if the database is empty.
+    """The schema version in a database's `meta`; None if the database is empty.
 
-    The file is opened read-only, so that SQLite does not write the WAL back when it is
-    closed: a file of another program, or a damaged one, stays as it is, with its WAL.
+    The file is opened read-only, so that closing it does not checkpoint the WAL: a file
+    of another program, or a damaged one, stays as it is, with its WAL.
 
     Raises:
-        StateError: Its meta names no schema.
+        StateError: Its `meta` has no valid version.
         sqlite3.Error: It cannot be read.
     """
     wal, index, journal = companions(path)
@@ -253,7 +253,7 @@ def schema_of(path: Path) -> int | None:
         (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
         page_bytes = pragma(db, "page_size")
         found = meta(db, "schema") if tables else None
-        # Last: it closes the index, and that drops this process's locks on it.
+        # Last, as it closes the index: that drops this process's locks on the index.
         if size_of(wal):
             _check_wal(wal, index, page_bytes)
     if not tables:
@@ -297,10 +297,10 @@ def _check_wal(wal: Path, index: Path, page_bytes: int) -> None:
 def check_structure(
     db: sqlite3.Connection, tables: Sequence[str] = ("",), *, most: int = 1
 ) -> None:
-    """Have SQLite read and check the trees and rows of some tables, or of the whole file.
+    """Have SQLite check the trees and rows of *tables*, by default of the whole file.
 
     Raises:
-        sqlite3.DatabaseError: Something is damaged. It names at most *most* faults.
+        sqlite3.DatabaseError: There is damage; the message names at most *most* faults.
     """
     for table in tables:
         check = f"pragma quick_check({table or most})"
@@ -316,10 +316,10 @@ def check_structure(
 
 
 def read_through(path: Path) -> None:
-    """Read a file in its order, so that the kernel has it in memory.
+    """Read a file from begin to end, so that the kernel has it in memory.
 
     SQLite would read it in the order of its trees, which takes ten times as long from a
-    disk. Do not call it while this process has the database open: it drops its locks.
+    disk. Do not call this while the process has the database open: it drops its locks.
     """
     with path.open("rb", buffering=0) as file:
         while file.read(READ_BYTES):
@@ -334,12 +334,12 @@ def write_ahead(db: sqlite3.Connection) -> None:
 
 
 def write_back(db: sqlite3.Connection) -> None:
-    """Write the WAL back to the file, and cut the WAL if nobody reads from it."""
+    """Checkpoint the WAL into the file; truncate it if no connection reads from it."""
     db.execute("pragma wal_checkpoint(truncate)").fetchone()
 
 
 def meta(db: sqlite3.Connection, key: str) -> object:
-    """A value of the table `meta`; None if it has none of that key."""
+    """A value of the table `meta`; None if it lacks the key."""
     row = db.execute("select value from meta where key = ?", [key]).fetchone()
     return row[0] if row else None
 
@@ -353,7 +353,7 @@ def opened(path: Path, how: str) -> sqlite3.Connection:
     """Open an existing database; *how* is a parameter of SQLite's URI, as `mode=ro`.
 
     Raises:
-        sqlite3.Error: It cannot be opened; or it is empty, and its WAL is not.
+        sqlite3.Error: It cannot be opened, or it is empty and its WAL is not.
     """
     if size_of(path) is not None:  # SQLite itself refuses a missing one
         check_not_lost(path)
@@ -363,7 +363,7 @@ def opened(path: Path, how: str) -> sqlite3.Connection:
 
 @contextmanager
 def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database read-only; it may be another process's, and stays as it is."""
+    """Open a database read-only, and do not change it; it may be another process's."""
     with closing(opened(path, "mode=ro")) as db:
         db.execute("pragma busy_timeout = 1000")
         yield db
@@ -371,7 +371,7 @@ def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open one of our own databases, for a reader."""
+    """Open one of the sidecar's own databases for reading."""
     with closing(connect(path)) as db:
         db.execute("pragma query_only = on")
         yield db
@@ -379,7 +379,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit when left; on an error roll back."""
+    """Run the block in a transaction: commit at its end, roll back on an error."""
     db.execute("begin immediate")
     try:
         yield

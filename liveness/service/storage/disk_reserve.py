@@ -1,8 +1,7 @@
-"""Disk space held in reserve, so that a full disk can be made emptier.
+"""Disk space held in reserve, so that rows can be deleted on a full disk.
 
 SQLite needs space to delete: the pages that a deletion changes go to the WAL, and before
-the WAL can be used again it is written to the database, which may have to grow for it. On
-a disk without a free byte nothing could be deleted.
+the WAL can be used again, it is written to the database, which may have to grow for it.
 """
 
 import os
@@ -20,8 +19,8 @@ from liveness.service.storage.private_folders import bytes_left, open_own
 T = TypeVar("T")
 
 NAME: Final = "reserve"
-# A database may grow by this when its WAL is written back: 4 MB, at which SQLite does
-# that, and a transaction. The rest is for the deletion itself.
+# When its WAL is written back, a database may grow by the 4 MB at which SQLite starts to
+# do so, plus one transaction. The rest is for the deletion itself.
 RESERVE_BYTES: Final = 16 * 2**20
 # Commits need this for a WAL, even if a database has free pages.
 WAL_ROOM_BYTES: Final = 4 * 2**20
@@ -40,11 +39,11 @@ class Reserve:
         self._lock = threading.RLock()  # each database is written by its own thread
 
     def make(self, *, log_bytes: int = 0) -> None:
-        """Reserve space: at most half of what is free, so that commits have as much.
+        """Reserve space, at most half of what is free: the other half is for commits.
 
         Args:
-            log_bytes: The log may still grow by this many bytes, which are left for it.
-                If the disk has fewer they are ignored: the log will fill it anyway.
+            log_bytes: Bytes to leave free for the growth of the log. They are ignored if
+                the disk has fewer: the log will fill it anyway.
         """
         with self._lock, suppress(OSError, StartError):
             left = bytes_left(self.path.parent) + self._bytes
@@ -59,10 +58,10 @@ class Reserve:
             self.path.unlink()
 
     def restore(self, room: int = 0) -> None:
-        """Reserve again as much as was released, if the disk still has it.
+        """Reserve as much as was released, if the disk still has it.
 
         Args:
-            room: Bytes to leave free; half of the free space, if there is less than twice.
+            room: Bytes to leave free, but at most half of the free space.
         """
         with suppress(OSError, StartError):
             left = bytes_left(self.path.parent) + self._bytes
@@ -71,14 +70,14 @@ class Reserve:
     def lend(
         self, db: sqlite3.Connection, call: Callable[[], T], *, room: int = 0
     ) -> T:
-        """Make a call that frees space. On a full disk, let it use the reserve.
+        """Call a function that frees space. On a full disk, let it use the reserve.
 
         Args:
-            db: The database. If the disk is full its WAL is written back, and begins anew.
-            call: Is repeated once, if there was no space for it.
+            db: The database. On a full disk its WAL is written back first.
+            call: The function; called again, if there was no space for it.
             room: Bytes to leave free afterwards, for commits that fill freed pages.
         Raises:
-            sqlite3.Error: It failed with the reserve too.
+            sqlite3.Error: It failed, even with the reserve.
         """
         try:
             return call()

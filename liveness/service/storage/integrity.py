@@ -1,4 +1,4 @@
-"""Checks whether a state directory is whole. Reads all of it, and changes nothing.
+"""Checks a state directory for damage. Reads all of it, and changes nothing.
 
 The log is read in chunks, each in its own transaction: a long one would keep the WAL of a
 running sidecar growing. SQLite's own check of a file cannot be divided.
@@ -39,29 +39,29 @@ from liveness.service.storage.state_lock import is_in_use
 
 # Records checked in one transaction.
 CHUNK_RECORDS: Final = 50_000
-# Faults of SQLite's check, and places of the log, that a message names.
+# The most faults of SQLite's check, or ranges of the log, that a message names.
 MOST_NAMED: Final = 5
 
 
 class PartResult(NamedTuple):
-    """The result for one part of the state. `told` describes it for a user."""
+    """The result for one part of the state. `told` is the text shown for it."""
 
     file: str
     part: str
     is_whole: bool
     told: str
-    missing: str = ""  # the damaged part, if all else is whole and can be used
+    missing: str = ""  # what is damaged, if the rest of the part can be used
 
 
 class Damaged(Exception):
-    """A part is damaged. The message describes it for a user."""
+    """A part is damaged; the message says how."""
 
     def __init__(self, message: str, missing: str = "") -> None:
         super().__init__(message)
         self.missing = missing
 
 
-# Calls a function with a connection, a new one or one that is open, and returns its result.
+# Calls a function with a connection, and returns its result.
 Read = Callable[[Callable[[sqlite3.Connection], Any]], Any]
 
 
@@ -69,8 +69,8 @@ def check(folder: Path) -> Iterator[PartResult]:
     """Check each part of a state directory.
 
     Raises:
-        StateError: It has no log, is of another version, or may not be read.
-        sqlite3.Error: It cannot be read now.
+        StateError: There is no log, it is of another version, or it may not be read.
+        sqlite3.Error: A file cannot be read now.
     """
     check_regular_files(folder / timer_store.DATABASE)
     path = folder / DATABASE
@@ -104,10 +104,10 @@ def check(folder: Path) -> Iterator[PartResult]:
 
 
 def parts(name: str, read: Read) -> Iterator[PartResult]:
-    """Check each part of the database of that name, its structure first.
+    """Check each part of the database called *name*, its structure first.
 
-    The structure of the table `log` is checked with the log itself: a start does not fail
-    at damage there.
+    The structure of the table `log` is checked with the records: unlike other damage to
+    the structure, it does not keep the sidecar from starting.
     """
     if name == DATABASE:
         beside = structure(name, read, TABLES_BESIDE_LOG)
@@ -127,7 +127,7 @@ def structure(name: str, read: Read, tables: Sequence[str] = ("",)) -> PartResul
 
 
 def places(ranges: Sequence[SeqRange]) -> str:
-    """Describe ranges of records; name the first few."""
+    """Describe ranges of records, by the first few of them."""
     shown = [
         f"{first:,}" if first == last else f"{first:,} to {last:,}"
         for first, last in ranges[:MOST_NAMED]
@@ -150,7 +150,7 @@ def _damaged_ranges(read: Read) -> tuple[list[SeqRange], int]:
 
 
 def _wal(path: Path) -> Iterator[PartResult]:
-    """Report commits that SQLite would skip; nothing if there are none."""
+    """Report damage in a WAL that hides commits, if there is any."""
     try:
         check_wal(path)
     except sqlite3.DatabaseError as error:
@@ -195,7 +195,7 @@ def _checked(file: str, part: str, examine: Callable[[], str]) -> PartResult:
 
 
 def _log(read: Read, *, with_structure: bool) -> str:
-    """Check the pages of the log, and if asked the structure of the whole file."""
+    """Check the pages of the log; *with_structure*, also the whole file's structure."""
     read(log_pages.next_seq)  # raises if it is unknown: the sidecar could not start
     ranges, records = _damaged_ranges(read)
     faults, missing = list[str](), ""
@@ -238,7 +238,7 @@ def _timers(db: sqlite3.Connection) -> str:
     query = "select count(*) from timers not indexed"  # an index may have stray entries
     (count,) = db.execute(query).fetchone()
     db.execute("rollback")
-    # An unsound timer was counted in some state, but it is not known in which.
+    # A damaged timer was counted in some state, but it is not known in which.
     if min(surplus.values()) < 0 or sum(counted.values()) != count:
         actual = {state: number - surplus[state] for state, number in counted.items()}
         raise Damaged(f"it has {_some(actual)}, but counts {_some(counted)}")

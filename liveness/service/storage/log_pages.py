@@ -1,13 +1,13 @@
-"""The pages of the log: how they are written, and how they are read around damage.
+"""The pages of the log: how they are written, and how they are read despite damage.
 
 SQLite notices damage to the structure of its file, but not to the content of a row. So
-each page has a checksum, and only whole pages, which match theirs, are read. The numbers
-of records have no gaps: a record that is in no whole page is damaged, whatever the cause,
-and every other record can be read.
+each page has a checksum, and only whole pages, which match theirs, are read. Seqs have no
+gaps: a record that is in no whole page is damaged, whatever the cause, and every other
+record can be read.
 
 A damaged file is read in smaller steps. If several pages cannot be read together, each is
-read by itself. If SQLite cannot find the next page, since its own tree is damaged there,
-reading goes on at the nearest seq beyond from which it can.
+read by itself. If SQLite cannot find the next page, since its tree is damaged there,
+reading continues at the next seq from which SQLite finds a page.
 
 Many small pages are read by one statement, as one value. SQLite takes the interpreter
 lock for each row, and beside a busy main thread that costs more than reading a page.
@@ -27,15 +27,15 @@ from liveness.service.storage.damaged_records import SeqRange
 # The most records of a page. They are encoded in one step, which holds the interpreter
 # lock, and a reader of one record decodes all of them.
 PAGE_RECORDS: Final = 1_000
-# The most bytes of a page, unless it is one record: a reader of few records has to read
-# and hold all of it.
+# The most bytes of a page of several records: a reader of one of them has to read and
+# hold all of it.
 PAGE_BYTES: Final = 2**17
-# Pages listed by one statement, and bytes of them read by one statement, or one page.
+# What one statement lists, in pages, and reads, in bytes (but at least one page).
 LISTED_PAGES: Final = 256
 READ_BYTES: Final = 2**18
 
 END: Final = 2**63 - 1
-# A key of `meta`: pages up to this seq are trimmed, but SQLite could not delete them.
+# A key of `meta`: pages up to this seq count as deleted, as SQLite could not delete them.
 TRIMMED: Final = "trimmed"
 
 _KIND: Final = Record._fields.index("kind")
@@ -67,7 +67,7 @@ from (
 
 
 class LogPage(NamedTuple):
-    """A whole page."""
+    """A page of the log."""
 
     last: int
     first: int
@@ -76,7 +76,7 @@ class LogPage(NamedTuple):
 
 
 class _ListedPage(NamedTuple):
-    """A page that was not read yet, as the file describes it."""
+    """The bounds and the size of a page whose records were not read yet."""
 
     last: int
     first: int
@@ -86,7 +86,7 @@ class _ListedPage(NamedTuple):
 def rows_of(records: Sequence[Logged]) -> Iterator[tuple[int, int, int, bytes, int]]:
     """Encode records as rows of the log: last, first, newest stamp, records, checksum.
 
-    It is one row, unless the payloads of timers make it larger than a page.
+    One row, unless payloads of timers make it larger than `PAGE_BYTES`.
     """
     encoded = encode(records)
     if len(encoded) > PAGE_BYTES and len(records) > 1:
@@ -107,7 +107,7 @@ def records_in(page: LogPage) -> list[Logged]:
 def newest_by_name(page: LogPage) -> dict[str, int]:
     """For each gateway that a page concerns, the seq of its newest record there.
 
-    It makes no record objects: they would take most of the time of a trim.
+    This makes no record objects, which would take most of the time of a trim.
     """
     newest = dict[str, int]()
     for fields in decode(page.records):
@@ -121,18 +121,18 @@ def newest_by_name(page: LogPage) -> dict[str, int]:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether SQLite found the file damaged. If not, it only cannot be read now."""
+    """Whether an error means damage, and not a file that cannot be read now."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return code & 0xFF == sqlite3.SQLITE_CORRUPT
 
 
 def is_whole(page: LogPage, crc: int | None) -> bool:
-    """Whether a page is as it was written, by its checksum."""
+    """Whether a page is undamaged, by its checksum."""
     if not _is_plausible(page.last, page.first):
         return False
     if crc is not None:
         return page.newest is not None and crc == _checksum(*page)
-    # Written by a version without checksums: it is whole if its seqs are right.
+    # A page of a version without checksums: check that its seqs are right.
     try:
         seqs = [record.seq for record in records_in(page)]
     except (ValueError, TypeError):
@@ -144,7 +144,7 @@ def pages(db: sqlite3.Connection, *, after: int, until: int) -> Iterator[LogPage
     """The whole pages with seqs above *after* and up to *until*, in order.
 
     Raises:
-        sqlite3.Error: The file cannot be read now. Damage is skipped, and does not raise.
+        sqlite3.Error: The file cannot be read now. Damaged pages are skipped.
     """
     reached = 0
     for listed in _list(db, after, until):
@@ -183,7 +183,7 @@ def newest(db: sqlite3.Connection) -> int:
 
 
 def trimmed(db: sqlite3.Connection) -> int:
-    """The last seq of the trimmed pages that could not be deleted; 0: there are none."""
+    """The last seq of the trimmed pages that SQLite could not delete; 0 if none."""
     query = "select cast(value as integer) from meta where key = ?"
     row = db.execute(query, [TRIMMED]).fetchone()
     return row[0] if row and row[0] else 0
@@ -193,7 +193,7 @@ def next_seq(db: sqlite3.Connection) -> int:
     """The seq of the next record.
 
     Raises:
-        sqlite3.DatabaseError: The end of the log is damaged such that it is unknown.
+        sqlite3.DatabaseError: It is unknown, as the end of the log is damaged.
     """
     query = "select last, first from log order by last desc limit 1"
     row = db.execute(query).fetchone()
@@ -206,7 +206,7 @@ def next_seq(db: sqlite3.Connection) -> int:
         raise sqlite3.DatabaseError(
             f"the newest page of the log says that it has the records {first} to {last}"
         )
-    # Records of a damaged page may be unknown, and no seq is ever given twice.
+    # The damaged page may have had any of these seqs, and no seq is used twice.
     return int(first) + PAGE_RECORDS
 
 
@@ -225,7 +225,7 @@ def _is_plausible(last: object, first: object) -> bool:
 def _list(
     db: sqlite3.Connection, after: int, until: int, *, at_once: int = LISTED_PAGES
 ) -> Iterator[list[_ListedPage]]:
-    """List pages without reading them, as far as that is possible."""
+    """List pages without reading their records; skip those that cannot be listed."""
     while after < until:
         try:
             (found,) = db.execute(_LIST, [after, at_once]).fetchone()
@@ -249,7 +249,7 @@ def _list(
 
 
 def _next_listable(db: sqlite3.Connection, after: int, until: int) -> int:
-    """The nearest seq from which pages can be listed; *until* if there is none before."""
+    """The next seq from which pages can be listed; at most *until*."""
     step = 1
     while after + step < until and not _is_listable(db, after + step):
         step *= 2
@@ -287,7 +287,7 @@ def _groups(rows: Sequence[_ListedPage]) -> Iterator[list[_ListedPage]]:
 
 
 def _read_whole(db: sqlite3.Connection, group: Sequence[_ListedPage]) -> list[LogPage]:
-    """Read a group of pages; those that are damaged are left out."""
+    """Read the whole pages of a group."""
     try:
         found, data = db.execute(_READ, [group[0].last, group[-1].last]).fetchone()
     except sqlite3.DatabaseError as error:

@@ -1,21 +1,21 @@
 """Searches the log: by user, kind, gateway and time.
 
-    newest_of   the newest records of a user, up to a limit of records or of time. The
-                result says how far back the log was searched
+    newest_of   the newest records of a user, up to a number of records or a time limit;
+                the result says how far back the log was searched
     records     all records that match a filter, oldest first
 
-There is no index by user: for each login it would change a random page of a tree. Instead
-the encoded pages are searched for the bytes that a matching record contains, by SQLite's
-`instr`, which runs in C without the interpreter lock. Only pages that contain them are
-decoded. A page whose newest stamp is too old is not searched at all.
+There is no index by user: each login would change a random page of its tree. Instead,
+SQLite's `instr`, which runs in C without the interpreter lock, searches the encoded pages
+for the bytes of a matching record. Only pages that contain them are decoded. A page whose
+newest stamp is too old is not searched at all.
 
 A search runs in chunks. Each is a transaction of some hundredths of a second, however slow
 the caller is: a long transaction would keep the WAL growing. Between two chunks the log
 may grow and be trimmed; no record is missed or found twice.
 
-If a chunk is damaged, in a page or in the file's tree, smaller ones are tried. In the end
-the damaged place is read page by page (`log_pages`): records that a link would not get
-either are left out, and listed in `LogReader.damaged`.
+If a chunk is damaged, in a page or in the file's tree, smaller ones are tried, at last
+single pages (`log_pages`). Damaged records are left out, and listed in
+`LogReader.damaged`.
 
 The sidecar searches its own file. Commands search the file of a sidecar that runs, was
 stopped or was killed, and change nothing (`read_only_access`).
@@ -60,15 +60,15 @@ from liveness.service.storage.read_only_access import (
 )
 from liveness.service.storage.state_lock import is_in_use
 
-# The time that a chunk should take. The number of pages of the next chunk follows from it:
-# a page may have one record or a thousand.
+# The time that a chunk should take. The number of its pages is adapted to that, as a page
+# may have one record or a thousand.
 CHUNK_S: Final = 0.05
 FIRST_PAGES: Final = 64
 MOST_PAGES: Final = 16_384
-# Matching pages of a chunk are in memory up to this many bytes, and one page more.
+# A chunk ends with the page with which its matching pages exceed this.
 CHUNK_BYTES: Final = 8 * 2**20
-# The wall clock may have been set back while the log was written, so older stamps may
-# come later: a search ends only at stamps that are this much later than asked for.
+# The wall clock may have been set back while the log was written, so later records may
+# have older stamps: a search goes on to stamps this much later than its end.
 SET_BACK_MS: Final = 3_600_000
 
 T = TypeVar("T")
@@ -77,8 +77,8 @@ T = TypeVar("T")
 class SearchResult(NamedTuple):
     """Records of a user, newest first, and how far back the log was searched.
 
-    `back_to` is None if all of the log was searched. It then begins at `oldest`, which is
-    None if it is empty.
+    `back_to` is None if all of the log was searched. `oldest` is then its first record;
+    None if the log is empty.
     """
 
     records: list[Record]
@@ -113,8 +113,8 @@ class RecordFilter(NamedTuple):
         groups: list[list[bytes]] = []
         if self.uid is not None:
             uid = encode(self.uid)
-            # First the uid by itself: a long one is in few pages. The bytes of a short one
-            # are in all pages, but rarely behind a kind.
+            # First the uid alone, as few pages contain a long one. Most pages contain the
+            # bytes of a short one, but few of them after a kind.
             groups.append([uid])
             groups.append(
                 [encode(kind) + uid for kind in SESSION_KINDS if kind in self.kinds]
@@ -167,7 +167,7 @@ class LogReader:
         return SearchResult(found, None, self.oldest())
 
     def records(self, query: RecordFilter) -> Iterator[Logged]:
-        """Every matching record, oldest first."""
+        """All matching records, oldest first."""
         end_ms = END if query.until is None else query.until + SET_BACK_MS
         for chunk in self._chunks(query, is_back=False):
             for page in chunk.pages:
@@ -189,9 +189,9 @@ class LogReader:
     def newest_with_opening(
         self, uid: Uid, session: int | None, *, limit: int, within_s: float = inf
     ) -> tuple[SearchResult, Record | None]:
-        """The result of `newest_of`, and the first record of a session.
+        """The result of `newest_of`, and the first record of *session*.
 
-        Without *session*, it is the session of the newest record.
+        If *session* is None, that of the newest record is taken.
         """
         result = self.newest_of(uid, limit=limit, within_s=within_s)
         if session is None and result.records:
@@ -217,7 +217,7 @@ class LogReader:
         return LogPosition(first.seq, first.at)
 
     def newest(self) -> LogPosition | None:
-        """The newest seq, and its page's stamp; None if the log has no whole page."""
+        """The newest seq, and the newest whole page's stamp; None without such a page."""
         (last,) = self._read(
             lambda db: db.execute("select max(last) from log").fetchone()
         )
@@ -225,14 +225,14 @@ class LogReader:
         return None if page is None else LogPosition(last, page.newest)
 
     def _outermost(self, *, is_back: bool) -> LogPage | None:
-        """The newest whole page, or the oldest."""
+        """The oldest whole page; with *is_back*, the newest."""
         chunks = self._chunks(RecordFilter(), is_back=is_back, size=1)
         return next((page for chunk in chunks for page in chunk.pages), None)
 
     def _chunks(
         self, query: RecordFilter, *, is_back: bool, size: int | None = None
     ) -> Iterator["_SearchChunk"]:
-        """Search the whole log, from its beginning, or back from its end."""
+        """Search the whole log, from its beginning or, with *is_back*, from its end."""
         size, place = size or FIRST_PAGES, END if is_back else 0
         while True:
             began = self._clock()
@@ -259,8 +259,8 @@ class _SearchChunk(NamedTuple):
     """The pages that one transaction found, and how far it searched."""
 
     pages: list[LogPage]
-    place: int  # the next chunk begins above this seq; going back, it ends with it
-    edge: LogPosition | None  # the last page searched, by its outer seq and stamp
+    place: int  # the next chunk begins above this seq; going back, it ends at this seq
+    edge: LogPosition | None  # where the search got to: a seq, and its page's stamp
     is_last: bool = False
     size: int = 1  # how many pages were searched
     damaged: Sequence[SeqRange] = ()
@@ -274,7 +274,7 @@ def _search(
     size: int,
     is_back: bool,
 ) -> _SearchChunk:
-    """Search the next *size* pages from a place on, or fewer if there is damage."""
+    """Search the next *size* pages from *place* on, or fewer if there is damage."""
     db.execute("begin")
     begin = log_pages.oldest(db) - 1
     end = log_pages.newest(db)
@@ -342,7 +342,7 @@ def _search_whole(
 def _read_past_damage(
     db: sqlite3.Connection, after: int, until: int, *, is_back: bool
 ) -> _SearchChunk:
-    """Read the whole pages at the beginning of a range of seqs, or at its end."""
+    """Read the whole pages at the beginning of a range (*is_back*: at its end)."""
     if is_back:
         after = max(after, until - PAGE_RECORDS)
     else:

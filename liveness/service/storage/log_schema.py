@@ -1,11 +1,11 @@
-"""The tables of `liveness.db`, and the rules that every sound row meets.
+"""The tables of `liveness.db`, and the rules that every valid row meets.
 
     log       every record, in order: one row is one page of records of one commit
     online    the open sessions; changed in the same transaction as the log
     cursors   how far each gateway and watcher has acknowledged; the gateways' timeouts
-    trimmed   for each name the newest record that concerned it and was trimmed
+    trimmed   for each name, the newest of the trimmed records that concerned it
     meta      the log's id; the schema's version; the ids of the logs that this one was
-              copied from, with the seq up to which they are the same
+              copied from, each with the last seq that both share
 
 `uid` columns are ANY in STRICT tables: with any other type `7` and `"7"` would be one
 user. Sessions are keyed by their number, not by their user: every insert then goes to the
@@ -41,7 +41,7 @@ insert into meta values ('schema', {SCHEMA});
 
 
 def _text(column: str, longest: int) -> str:
-    """The rule of `uids.is_text`, in SQL. Invalid UTF-8 is found by reading the row."""
+    """The rule of `uids.is_text`, in SQL. Only reading a row finds invalid UTF-8."""
     return (
         f"typeof({column}) = 'text' "
         f"and length(cast({column} as blob)) between 1 and {longest} "
@@ -58,7 +58,7 @@ def _timeout(column: str) -> str:
     return f"({column} is null or {column} > 0 and {column} <= {MAX_TIMEOUT_S})"
 
 
-# One query a table; a million rows take a second.
+# By table; the query that checks a rule takes a second for a million rows.
 _SOUND: Final = {
     "online": (
         "session between 1 and :next - 1 "
@@ -78,7 +78,7 @@ TABLES_BESIDE_LOG: Final = ("meta", *_SOUND)
 
 
 def unsound_rows(db: sqlite3.Connection, next_seq: int) -> dict[str, int]:
-    """Count the rows that break a rule, by table. No row may refer to *next_seq* yet."""
+    """Count the invalid rows, by table. No valid row refers to *next_seq* or above."""
     query = "select count(*) from {} where ({}) is not true"
     return {
         table: db.execute(query.format(table, rule), {"next": next_seq}).fetchone()[0]

@@ -1,15 +1,14 @@
 """The log's database, `liveness.db`: written, trimmed, and read for links.
 
-A copy of it, as a backup has, must not go on with the same log: copy and original would
-give the same numbers to different records. So a copy begins a log of its own when it is
-first opened.
+A copy, as in a backup, must not continue the same log: copy and original would give the
+same seqs to different records. So a copy takes a new log id when it is first opened.
 
 Rows are written by few statements with many rows each, through `json_each`. `executemany`
 takes and releases the interpreter lock for each row; beside a busy main thread that is
 the difference between 9,000 rows a second and 100,000. Only the pages of the log are
 written by `executemany`: a commit has few of them.
 
-Timers have a file of their own (`timer_store`), which follows the log: there may be ten
+Timers have their own file (`timer_store`), which follows the log: there may be ten
 million, and no commit of the log should wait for them.
 """
 
@@ -67,17 +66,17 @@ from liveness.service.storage.state_lock import LOCK, locked_folder
 from liveness.text import utc_time
 
 DATABASE: Final = "liveness.db"
-# A key of `meta`: when the copy was made, in Unix milliseconds. Deleted at first opening.
+# A key of `meta` in a copy: when it was made, in Unix ms. The first start deletes it.
 COPIED: Final = "copied"
 
-# One read looks at no more records than this, so that a reader that few records concern
-# does not keep the file open for long.
+# One read examines at most this many records, so that a reader that few records concern
+# does not keep a transaction open for long.
 SCAN_RECORDS: Final = 50_000
-# One trimming transaction deletes no more records than these and a page: about 10 ms.
+# A trimming transaction deletes at most this many records and one page: about 10 ms.
 TRIM_RECORDS: Final = 2_000
-# Logs that this one was copied from, one from the other; only the newest are remembered.
+# The most logs that are remembered in a chain of copies: the newest.
 MOST_PARTED: Final = 100
-# Pages of the file that are given back to the disk in one step.
+# Pages of the file that are returned to the file system in one step.
 TRIM_PAGES: Final = 2_000
 
 _log = structlog.get_logger("start")
@@ -100,8 +99,8 @@ _PUT_CURSORS: Final = _put("cursors", 6)
 _FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
 _PUT_META: Final = "insert or replace into meta values (?, ?)"
 
-# A new name either had read everything that was trimmed before, or counts all of it as
-# lost: which of those records concerned it is not known.
+# For a new name it is not known which trimmed records concerned it: unless it had read
+# all of them, all count as lost.
 _TRIMMED_NAMES: Final = """
 insert or ignore into trimmed select distinct name, ? from cursors
 """
@@ -115,7 +114,7 @@ _FORGET_TRIMMED: Final = (
 
 
 class CursorRow(NamedTuple):
-    """A name's place in the log, as stored."""
+    """A name's row in `cursors`."""
 
     seq: int
     used_ms: int
@@ -130,21 +129,21 @@ class LogRows(NamedTuple):
     records: list[Logged]
     reached: int  # the log was searched up to this seq
     first: int  # the oldest seq kept; after damage, the next seq that is not damaged
-    # The newest seq that was trimmed and concerned this reader. Where that is not known,
-    # the newest that was trimmed; after damage, the newest that is damaged.
+    # The newest trimmed record that concerned this reader; the newest of all that were
+    # trimmed, if that is unknown; after damage, the newest damaged one.
     lost: int
 
 
 @dataclass(slots=True)
 class Batch:
-    """The content of one transaction: queued `Changes`, put together."""
+    """The content of one transaction: queued `Changes`, merged."""
 
     records: list[Logged] = field(default_factory=list)
     due: list[float] = field(default_factory=list)
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
     cursors: Mapping[tuple[str, str], CursorRow | None] = field(default_factory=dict)
     runs: list[Fire] = field(default_factory=list)  # for the timers' table, afterwards
-    changes: int = 0  # how many of them
+    changes: int = 0  # how many `Changes`
     weight: int = 0
     ends: int = 0
 
@@ -166,8 +165,8 @@ class LogStore:
         with ExitStack() as resources:
             lock = resources.enter_context(locked_folder(folder))
             self.reserve = Reserve(folder)
-            # A start must be able to write on a full disk. `load` takes the reserve
-            # again, or else `close`.
+            # A start must be able to write on a full disk. The reserve is restored at the
+            # end of the start, or else by `close`.
             self.reserve.release()
             resources.callback(self.reserve.restore)
             with self.expecting_damage():
@@ -180,7 +179,7 @@ class LogStore:
             self._resources = resources.pop_all()
 
     def expecting_damage(self) -> AbstractContextManager[None]:
-        """At the start: raise for an unreadable file, and leave it as it is."""
+        """At the start: say what to do about a file that cannot be read."""
         return expecting_damage(self.path, "start with an empty log")
 
     def _prepare(self, stored: int | None) -> None:
@@ -210,7 +209,7 @@ class LogStore:
             self._begin_own_log(copied_ms)
 
     def _begin_own_log(self, copied_ms: int) -> None:
-        """Take a new id: the original gives the next numbers to other records."""
+        """Take a new id, as the original gives the next seqs to other records."""
         db, was, seq = self._db, self.log, self.bounds()[1] - 1
         parted = {**self.parted, was: seq}
         self.parted = dict([*parted.items()][-MOST_PARTED:])
@@ -240,13 +239,13 @@ class LogStore:
     # --- reading --------------------------------------------------------------
 
     def bounds(self) -> tuple[int, int]:
-        """The oldest seq kept, and the next one to be given."""
+        """The oldest seq kept, and the seq of the next record."""
         return log_pages.oldest(self._db), log_pages.next_seq(self._db)
 
     def check(self) -> None:
-        """At the start: raise DatabaseError if a table beside the log is damaged.
+        """At the start: raise DatabaseError if a table other than the log is damaged.
 
-        The log itself is not read: it may have gigabytes, and damage in it is a gap.
+        The log is not read: it may have gigabytes, and readers get a gap for damage.
         """
         check_structure(self._db, TABLES_BESIDE_LOG)
         _, next_seq = self.bounds()
@@ -260,7 +259,7 @@ class LogStore:
         return {(role, name): CursorRow(*rest) for role, name, *rest in rows}
 
     def online(self) -> Iterator[OnlineFields]:
-        """Every open session, in the order in which they began."""
+        """All open sessions, the oldest first."""
         return self._db.execute("select * from online order by session")
 
     def read(
@@ -274,8 +273,8 @@ class LogStore:
     ) -> LogRows:
         """Read records above *after*, up to *until*, that concern a subscription.
 
-        It reads at most *limit* records, and stops after the page with which the pages
-        read have *most_bytes*. Any thread may call it.
+        Read at most *limit* records, and stop after the page that makes the searched
+        pages at least *most_bytes* long. Any thread may call this.
         """
         records: list[Logged] = []
         size = 0
@@ -286,7 +285,7 @@ class LogStore:
             newest = log_pages.newest(db)
             after = reached = max(after, first - 1)
             until = min(until, after + SCAN_RECORDS)
-            # A page without the bytes of a name has no record of it, and is not decoded.
+            # A page without the bytes of one of these has no such record.
             names = [name for name in (wanted.uid, wanted.gateway) if name is not None]
             if wanted.kinds <= {TIMER}:
                 names.append(TIMER)
@@ -317,7 +316,7 @@ class LogStore:
 
     @property
     def damaged_records(self) -> int:
-        """How many damaged records were found that the log has not trimmed yet."""
+        """How many damaged records were found and not trimmed yet."""
         return len(self._damaged)
 
     def spool_online(
@@ -327,13 +326,13 @@ class LogStore:
         online_list.write_frames(self.path, gateway, write)
 
     def spool_users(self, write: Callable[[bytes], object]) -> None:
-        """Write everyone online as lines of JSON; the last one has log, seq and count."""
+        """Write everyone online as JSON lines; the last one has log, seq and count."""
         online_list.write_lines(self.path, self.log, write)
 
     # --- writing --------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
-        """Write a batch in one transaction: all of it, or on an error none.
+        """Write a batch in one transaction.
 
         Raises:
             sqlite3.Error: It cannot be written; an `IntegrityError` if another process
@@ -364,7 +363,7 @@ class LogStore:
                     db.execute(statement, [json.dumps(part, ensure_ascii=False)])
 
     def log_bytes(self) -> int:
-        """Bytes of the file in use, for all tables."""
+        """Bytes of the file that are in use, by all tables."""
         db = self._db
         pages = pragma(db, "page_count") - pragma(db, "freelist_count")
         return pages * pragma(db, "page_size")
@@ -372,10 +371,10 @@ class LogStore:
     def trim(
         self, *, oldest_ms: int, most_bytes: int, idle_ms: int, until: int = END
     ) -> bool:
-        """Take one small step towards the retention; return whether there is more to do.
+        """Delete some of what exceeds the retention; return whether there is more.
 
-        Forgets names not used since *idle_ms*, calls `delete_oldest`, and gives free
-        pages of the file back to the disk. No cursor moves.
+        Forgets names not used since *idle_ms*, calls `delete_oldest`, and returns free
+        pages to the file system. No cursor moves.
         """
         with transaction(self._db):
             self._db.execute("delete from cursors where used < ?", [idle_ms])
@@ -387,9 +386,9 @@ class LogStore:
         return is_behind
 
     def keep_bound(self, *, most_bytes: int, before: int, until: int) -> None:
-        """After a commit to a log of *before* bytes: delete twice what the commit added.
+        """After a commit: delete twice what it added to a log of *before* bytes.
 
-        Nothing is deleted above *until*, or while the log has at most *most_bytes*.
+        Nothing is deleted above the seq *until*, or once the log fits in *most_bytes*.
         """
         bound = max(most_bytes, 2 * before - self.log_bytes())
         while self.log_bytes() > bound and self.delete_oldest(
@@ -402,8 +401,8 @@ class LogStore:
     ) -> bool:
         """Delete some of the oldest pages; return whether there may be more to delete.
 
-        Pages go if their newest record is older than *oldest_ms*, or while the log has
-        more than *most_bytes*; never above the seq *until*.
+        A page is deleted if its newest record is older than *oldest_ms*, or if the log
+        has more than *most_bytes*; never above the seq *until*.
 
         For each name, the newest deleted record that concerned it is noted: only a reader
         that had not read that record gets a gap. The newest page is never deleted: it
@@ -429,7 +428,7 @@ class LogStore:
             return False
         past = log_pages.trimmed(db)
         delete = "delete from log where last > ? and last <= ?", [past, last]
-        # Pages that SQLite cannot delete, as they are damaged, stay in the file.
+        # Damaged pages that SQLite cannot delete stay in the file, and are skipped.
         leave = _PUT_META, [log_pages.TRIMMED, last]
         try:
             remove = partial(self._remove, delete, newest, unknown)
@@ -444,7 +443,7 @@ class LogStore:
     def _remove(
         self, statement: tuple[str, list[Any]], newest: dict[str, int], unknown: int
     ) -> None:
-        """Remove pages from the log, and note what is thereby lost to which name."""
+        """Delete pages with *statement*, and store what each name has thereby lost."""
         db = self._db
         with transaction(db):
             db.execute(_TRIMMED_NAMES, [log_pages.oldest(db) - 1])
@@ -462,12 +461,12 @@ class LogStore:
             # The free pages stay in the file, and are used again.
 
     def write_back(self) -> None:
-        """Write the WAL back to the file, and cut the WAL if nobody reads from it."""
+        """Checkpoint the WAL into the file; on a full disk, use the reserve."""
         self.reserve.lend(self._db, partial(write_back, self._db))
 
 
 def check_not_emptied(folder: Path) -> None:
-    """Raise DatabaseError if the log's file is empty beside timers, which are made later."""
+    """Raise DatabaseError if the log's file is empty beside the timers', made later."""
     if size_of(folder / DATABASE) == 0 and size_of(folder / timer_store.DATABASE):
         raise damage_error(f"it is empty, and {timer_store.DATABASE} is not")
 

@@ -1,8 +1,8 @@
 """The tail of the log in memory, and a cursor for each reader.
 
 The newest records stay in memory, so that live readers need no disk. A reader that is
-further behind reads from disk. There is no queue for each reader: a slow reader holds a
-position, not memory. If the retention trims records that it has not read, it gets a gap.
+further behind reads from disk. Readers have no queues: a slow one costs no memory, only
+its position is kept. If records are trimmed that it has not read, it gets a gap.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line, json_ready
 
-# About the memory of a record without a payload.
+# The memory that a record without a payload takes, about.
 RECORD_BYTES: Final = 512
 
 # At most this many links read from disk at a time; each uses a thread and an open file.
@@ -58,7 +58,7 @@ class TailEntry:
 
     @property
     def event(self) -> bytes:
-        """The record as a server-sent event, without its beginning: `id: ` and the log."""
+        """The record as a server-sent event, without `id: ` and the log's id in front."""
         if self._event is None:
             record = self.record
             head = f":{record.seq}\nevent: {record.kind}\n"
@@ -67,14 +67,14 @@ class TailEntry:
 
 
 def _weight(record: Logged) -> int:
-    """The memory that a record takes, in records without a payload."""
+    """The memory that a record takes, in units of a record without a payload."""
     if type(record) is not TimerRecord or record.payload is None:
         return 1
     return 1 + getsizeof(record.payload) // RECORD_BYTES
 
 
 class Commit:
-    """The records of one commit, and the same by gateway."""
+    """The records of one commit: all, and by gateway."""
 
     __slots__ = ("by_gateway", "entries", "first", "last", "weight")
 
@@ -110,7 +110,7 @@ class LogTail:
         self.guests = trio.CapacityLimiter(GUESTS)
 
     def publish(self, batch: Batch) -> None:
-        """Add a batch that is on disk, and wake the readers that it concerns."""
+        """Add a durable batch, and wake the readers that it concerns."""
         if batch.records:
             commit = Commit(batch)
             self._tail.append(commit)
@@ -123,7 +123,7 @@ class LogTail:
         self.notify_waiting()
 
     def notify_waiting(self) -> None:
-        """Wake those that wait for any commit (`notify_at_commit`)."""
+        """Make the calls that `notify_at_commit` registered."""
         awaiting, self._awaiting = self._awaiting, {}
         for notify in awaiting:
             notify()
@@ -170,8 +170,8 @@ class Cursor:
         log_writer: The log.
         feed: Its tail.
         wanted: Which records concern this reader.
-        position: All records up to this seq were taken, or do not concern it.
-        is_guest: It is an HTTP reader: its reads from disk do not delay those of links.
+        position: All records up to this seq were taken, or do not concern the reader.
+        is_guest: It is an HTTP reader: its reads from disk must not delay those of links.
     """
 
     def __init__(
@@ -190,14 +190,11 @@ class Cursor:
         self._disk = feed.guests if is_guest else feed.disk
 
     def passes(self, commit: Commit) -> bool:
-        """Skip a commit that does not concern this reader, so that it need not wake.
+        """Skip a commit that does not concern this reader; return whether it does not.
 
-        Waking a thousand idle links for the records of another costs more than the
-        records do.
-
-        Returns:
-            Whether the commit does not concern it. Its position moves on only if it had
-            read everything before the commit.
+        So the reader need not wake: waking a thousand idle links for the records of
+        another one costs more than the records do. The position moves only if the reader
+        had read everything before the commit.
         """
         gateway = self.wanted.gateway
         if gateway is None or gateway in commit.by_gateway:
@@ -208,7 +205,7 @@ class Cursor:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are records on disk that it has not looked at."""
+        """Whether there are durable records after its position."""
         return self.position < self._log_writer.durable_seq
 
     async def take(
@@ -219,8 +216,8 @@ class Cursor:
         Args:
             limit: At most this many.
             wall_ms: The time now, as the stamp of a gap.
-            most_bytes: Stop after the entry with which they have this many bytes, encoded;
-                from disk, after the page of the log that has this entry.
+            most_bytes: Stop once the encoded entries have this many bytes; when reading
+                from disk, at the end of that page.
         """
         if self._feed.reaches(self.position):
             return self._from_memory(limit, most_bytes)

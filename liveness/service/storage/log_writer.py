@@ -1,12 +1,12 @@
-"""Writes the log: one writer with group commit, and the cursor of every name.
+"""Writes the log and the cursors of all names, with group commit.
 
-All changes that are queued while a commit runs go into the next one. No record is
-delivered before its commit: each batch is published here, once it is on disk. A commit
-that fails is repeated, whole, until it succeeds. Meanwhile the pending records grow up to
-the bounds at which the engine stops firing and then reading, and the sidecar is not ready.
+All changes that are queued during a commit go into the next one. No record is delivered
+before it is durable: each batch is published after its commit. A commit that fails is
+repeated, whole, until it succeeds. Meanwhile the sidecar is not ready, and pending
+records grow up to the bounds at which the engine stops firing and then reading.
 
-Commands about timers go to a writer of their own (`timer_writer`). A run is recorded in
-the log first; the timers' table follows.
+Timer commands go to a writer of their own (`timer_writer`). An attempt is recorded in the
+log first; the timers' table follows.
 """
 
 import math
@@ -35,18 +35,18 @@ from liveness.service.storage.writer import Writer
 # The most records of one transaction. They take about 25 ms to write, the longest that a
 # new record should wait for those before it.
 COMMIT_RECORDS: Final = 4_000
-# Moved cursors alone wait this long for a commit; after a crash their records are
-# delivered again.
+# If only cursors moved, a commit waits this long. After a crash, records acknowledged
+# meanwhile are delivered again.
 CURSOR_DELAY_S: Final = 1.0
 # How often the log is trimmed, and the pause between two steps if there is more to trim.
 TRIM_EVERY_S: Final = 10.0
 TRIM_PAUSE_S: Final = 0.05
-# A step of trimming waits this long for pending writes. On a full disk they would never
-# end, and the step is what frees space.
+# A trimming step waits at most this long for pending writes: on a full disk they cannot
+# end before it frees space.
 FLUSH_S: Final = 1.0
-# The use of a name is written at most once in this share of the retention, so that an
-# idle disk stays idle. A name is forgotten later by this time, plus a slack for a crash
-# between two writes: so never before the last record that it should get.
+# The time of a name's last use is written at most once in this share of the retention, so
+# that an idle disk stays idle. A name is kept that much longer, plus a slack for a crash
+# between two writes: so it is never forgotten before the last record that it should get.
 USE_NOTED: Final = 1 / 4
 USE_SLACK_S: Final = 2 * TRIM_EVERY_S
 
@@ -54,14 +54,14 @@ _log = structlog.get_logger("journal")
 
 
 class LogWriter:
-    """Queues changes, writes them in order, and publishes each batch once it is on disk.
+    """Queues changes, writes them in order, and publishes each batch once it is durable.
 
     Args:
         store: The open state directory.
         timers: Takes the commands about timers.
         clock: For durations and stamps.
         counts: Counts commits and lateness.
-        published: Called with each batch once it is on disk.
+        published: Called with each durable batch.
     """
 
     def __init__(
@@ -78,25 +78,26 @@ class LogWriter:
         self.first, next_seq = store.bounds()
         self.durable_seq = next_seq - 1
         self.cursors = store.cursors()
-        # By gateway: the newest seq written to a closed link of it, acknowledged or not.
+        # By gateway: the newest seq sent on its closed links, acknowledged or not.
         self.written_to: dict[str, int] = {}
-        self.records_pending = 0  # that wait for the disk
-        self.pending_ends = 0  # of these, that end a session or begin a run
+        self.records_pending = 0  # weight of the records that wait for the disk
+        self.pending_ends = 0  # those that end a session or begin an attempt
         self.log_bytes = store.log_bytes()
         self.ticket = 0
         self._clock = clock
         self._counts = counts
         self._published = published
-        # Each with its ticket. The batch that is being written is at the front.
+        # Each with its ticket; at the front are those that are being written.
         self._queue: deque[tuple[int, Changes]] = deque()
         self._dirty: set[tuple[str, str]] = set()
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
         self._is_urgent = False
-        # `trim` sets these two; until then nothing is noted, and no log is full.
+        # `trim` sets these two.
         self._note_use_after_ms = math.inf
         self._most_bytes = END
-        self._flushed_seq = 0  # the timers' table has all runs up to this seq
+        # The timers' table has all attempts up to this seq, but for a `Fire` that waits.
+        self._flushed_seq = 0
         self._flush_progress = trio.Event()
         self._writer = Writer("the log", store.path, clock=clock)
 
@@ -117,25 +118,25 @@ class LogWriter:
 
     @property
     def pending(self) -> int:
-        """How many records and commands about timers wait for the disk."""
+        """How many records and timer commands wait for the disk."""
         return self.records_pending + self.timers.pending
 
     @property
     def durable_ticket(self) -> int:
-        """All changes up to this ticket are on disk, but for timers that found no space."""
+        """All changes up to this ticket are durable, except timers without space."""
         oldest = self.timers.oldest
         reached = self.log_ticket
         return reached if oldest is None else min(reached, oldest - 1)
 
     @property
     def log_ticket(self) -> int:
-        """All changes up to this ticket are on disk, but for commands about timers."""
+        """All changes up to this ticket are durable, except timer commands."""
         return self._queue[0][0] - 1 if self._queue else self.ticket
 
     # --- queueing changes -----------------------------------------------------
 
     def take_over(self, decided: Decisions) -> None:
-        """Queue the decisions made since the last call, if there are any."""
+        """Queue the decisions made since the last call."""
         changes = decided.take()
         if not changes:
             return
@@ -143,7 +144,7 @@ class LogWriter:
         self.append(changes)
 
     def append(self, changes: Changes) -> None:
-        """Queue changes. They are on disk once `durable_ticket` reaches `ticket`."""
+        """Queue changes. They are durable once `durable_ticket` reaches `ticket`."""
         self.ticket += 1
         commands: list[TimerCommand] = [
             command for command in changes.orders if not isinstance(command, Fire)
@@ -191,13 +192,13 @@ class LogWriter:
             self._put_cursor((GATEWAY, gateway), known._replace(in_force=timeout))
 
     def note_written(self, gateway: str, position: int | None) -> None:
-        """Note the last seq written to a closed link; None: it had no welcome."""
+        """Note the last seq sent on a closed link; None: it had no welcome."""
         if position is not None and (GATEWAY, gateway) in self.cursors:
             position = max(position, self.written_to.get(gateway, 0))
             self.written_to[gateway] = position
 
     def forget(self, role: str, name: str) -> None:
-        """Forget a name and its place in the log."""
+        """Forget a name and its cursor."""
         if self.cursors.pop((role, name), None) is not None:
             self._drop_written(role, name)
             self._dirty.add((role, name))
@@ -210,13 +211,13 @@ class LogWriter:
         return self.ticket
 
     async def flushed(self) -> None:
-        """Wait until all changes so far are on disk, except timers without space there."""
+        """Wait until all changes so far are durable, except timers without space."""
         ticket = self.flush()
         while self.durable_ticket < ticket:
             await self._flush_progress.wait()
 
     async def flushed_for(self, gateway: str | None) -> None:
-        """Wait for the log, and for the timer commands of one gateway; None: of none."""
+        """Wait as `flushed`, but only for timer commands of *gateway*; None: for none."""
         ticket = self.flush()
         while self.log_ticket < ticket or self.timers.writes(gateway, ticket):
             await self._flush_progress.wait()
@@ -224,7 +225,7 @@ class LogWriter:
     # --- the writer -----------------------------------------------------------
 
     async def run(self) -> None:
-        """Write for ever. Failures are retried, never dropped."""
+        """Write for ever. A failed commit is repeated; nothing is dropped."""
         while True:
             await self._wake.wait()
             if not self._is_urgent:
@@ -250,10 +251,10 @@ class LogWriter:
 
         Args:
             retention_s: Seconds for which records are kept.
-            most_bytes: If the log has more bytes its oldest records are deleted earlier.
-            most_ended: If there are more ended timers the oldest are deleted earlier.
+            most_bytes: If the log is larger, its oldest records are deleted earlier.
+            most_ended: If there are more ended timers, the oldest are deleted earlier.
             in_use: Gives the roles and names that have a link or users.
-            forgot: Called with the number of timers of each state that were deleted.
+            forgot: Called with the number of deleted timers, by state.
         """
         self._note_use_after_ms = retention_s * USE_NOTED * 1000
         self._most_bytes = most_bytes
@@ -266,11 +267,11 @@ class LogWriter:
             seq = self.durable_seq
             with trio.move_on_after(FLUSH_S) as waiting:
                 await self.flushed()
-                # A run has no ticket: if its table cannot be written it is in the log only.
+                # A `Fire` has no ticket: a table that cannot be written may lack it.
                 if self.timers.writer.failure is None:
                     self._flushed_seq = seq
             if waiting.cancelled_caught:
-                idle_ms = 0  # the use of a name may not be on disk: forget none
+                idle_ms = 0  # forget no name: a later use of it may not be durable yet
             # A failing file must not keep the other one from being trimmed.
             is_behind = await self._trim_log(oldest_ms=oldest_ms, idle_ms=idle_ms)
             is_behind |= await self._trim_timers(
@@ -325,21 +326,22 @@ class LogWriter:
         return is_behind
 
     def _warn(self, message: str, error: sqlite3.Error) -> None:
-        # The next commit meets the same fault, and reports it too.
+        # Throttled: the next commit meets the same fault, and logs it too.
         self._every(_log.warning, message, key=message, error=str(error))
 
     @property
     def _trim_until(self) -> int:
         """The last seq that may be trimmed.
 
-        Runs that the timers' table lacks after a crash are read from the log.
+        The log keeps the attempts that the timers' table lacks: after a crash, they are
+        read from it.
         """
         is_followed = not (self.timers.pending or self.timers.runs)
         followed = max(self._flushed_seq, self.timers.table.seq)
         return self.durable_seq if is_followed else followed
 
     def _forget_idle(self, stored: Container[tuple[str, str]], idle_ms: int) -> None:
-        """Forget the names that a trim forgot, if they were not used meanwhile."""
+        """Forget the names that a trim deleted, unless they were used since."""
         for key in list(self.cursors):
             if key not in stored and self.cursors[key].used_ms < idle_ms:
                 del self.cursors[key]
@@ -394,10 +396,9 @@ class LogWriter:
             await self._keep_bound(before)
 
     async def _keep_bound(self, before: int) -> None:
-        """Keep a full log from growing by the last commit.
+        """Delete twice what the last commit added to a full log.
 
-        It runs before the next commit, so the log stays bounded at any rate of records:
-        those that wait for the disk meanwhile are bounded by `pause_reading`.
+        This runs before the next commit, so the log stays bounded at any rate of records.
         """
 
         def keep() -> tuple[int, int]:
@@ -413,7 +414,7 @@ class LogWriter:
             self._warn("the log was not trimmed", error)
 
     def _observe(self, stage: str, due: list[float]) -> None:
-        """Count how late a stage is for each record that has a deadline."""
+        """Count how late each record with a deadline reached a stage."""
         now, lateness = self._clock.mono(), self._counts.lateness[stage]
         for moment in due:
             if moment:
@@ -423,7 +424,7 @@ class LogWriter:
         for _ in range(batch.changes):
             self._queue.popleft()
         if batch.records:
-            # Before the run is published, so that its answer is queued behind it.
+            # Before the attempt is published, so that its answer is queued behind it.
             self.timers.begun(batch.runs, until=batch.records[-1].seq)
         self.records_pending -= batch.weight
         self.pending_ends -= batch.ends
@@ -440,6 +441,6 @@ class LogWriter:
         self.notify_flushed()
 
     def notify_flushed(self) -> None:
-        """Wake those that wait in `flushed` or `flushed_for`: more is on disk."""
+        """Wake `flushed` and `flushed_for`: more is durable."""
         self._flush_progress.set()
         self._flush_progress = trio.Event()

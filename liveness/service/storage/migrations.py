@@ -1,10 +1,10 @@
 """Migrates a database of an older schema to this version's when it is opened.
 
-Each step leads from one schema to the next. All steps run in one transaction, so a crash
-or a full disk leaves the file as it was. Rows are read one at a time: there may be
+Each step migrates from one schema to the next. All steps run in one transaction, so a
+crash or a full disk leaves the file as it was. Rows are read one at a time: there may be
 millions.
 
-A step never changes. It describes tables and records as they were in its version, and so
+Never change a step. It describes tables and records as they were in its version, and so
 uses no constant or type that a later version may change.
 """
 
@@ -27,10 +27,10 @@ _log = structlog.get_logger("start")
 
 
 def stored_schema(path: Path, schema: int, steps: Steps) -> int | None:
-    """Read which schema a file has, and change nothing; None: the file is empty.
+    """Read which schema a file has, without changing it; None if the file is empty.
 
     Raises:
-        StateError: There are no steps from there to *schema*.
+        StateError: No steps lead from there to *schema*.
     """
     stored = schema_of(path)
     if stored is not None:
@@ -50,7 +50,7 @@ def check(path: Path, stored: int, schema: int, steps: Steps) -> None:
 def migrate(
     db: sqlite3.Connection, path: Path, stored: int, schema: int, steps: Steps
 ) -> None:
-    """Migrate a file from the schema *stored*, as `found` gave it, to *schema*."""
+    """Migrate a file from the schema *stored* to *schema*."""
     if stored == schema:
         return
     _log.info("an older file is migrated", path=str(path), was=stored, schema=schema)

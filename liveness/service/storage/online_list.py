@@ -1,7 +1,7 @@
-"""Everyone online, as the two answers that list them all: frames, and lines of JSON.
+"""Lists everyone online, in one snapshot: as frames for links, as JSON lines for HTTP.
 
-Each is one snapshot, and is written out at once: the transaction ends before anyone reads
-the answer, however slowly, since a long one would keep the WAL growing.
+A list is written to a file before it is sent: with a slow reader, the transaction would
+last long and keep the WAL growing.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from liveness.service.storage import log_pages
 from liveness.service.storage.database import reading
 from liveness.text import EXACT_IN_JSON, json_line, uid_text
 
-# Rows of one frame, and lines of one statement.
+# Rows of one frame, and lines that one statement makes.
 LIST_ROWS: Final = 1_000
 
-# One line a user, in the form of `text.json_ready`. SQLite makes them without Python's
-# interpreter lock, but for the few uids that need `uid_text`.
+# One line a user, in the form of `text.json_ready`. SQLite makes them without the
+# interpreter lock, except for the few uids that need `uid_text`.
 _USER_LINES: Final = f"""
 select group_concat(line, char(10)), count(*), max(session) from (
     select session, json_object(
@@ -35,7 +35,7 @@ def write_frames(
 ) -> None:
     """Write the answer to `list`, frame by frame, for one gateway or with None for all.
 
-    The last frame has the seq at which the list is true.
+    The last frame has the log's newest seq at the time of the list.
     """
     query = "select uid, gateway, session, conn from online"
     values = []

@@ -1,9 +1,9 @@
 """Checks that only root and this user can have put a file or folder in place.
 
-The sidecar may run as root. If another user could write to the state folder, a link there
-under the name of one of our files would make the sidecar write elsewhere, and a planted
+The sidecar may run as root. If another user could write to the state folder, a symlink
+there in place of one of our files would make the sidecar write elsewhere, and a planted
 file would be used at the next start. So the state folder must be writable by its owner
-alone, and files in it are opened without following links.
+alone, and files in it are opened without following symlinks.
 
 The checks look at owners and permission bits. The folders above the state folder are only
 checked for being writable by everyone without a sticky bit: group-writable homes are
@@ -28,7 +28,7 @@ def make_own_folder(folder: Path) -> None:
 
     Raises:
         StartError: Other users could change its content, or replace it.
-        OSError: It cannot be made, or is no folder.
+        OSError: It cannot be made, or is not a folder.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
@@ -39,20 +39,21 @@ def make_own_folder(folder: Path) -> None:
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StartError(
-            f"state directory {folder}: others than its owner may write to it; look at "
-            "what is in it, then chmod go-w it, or name a folder within it with --state"
+            f"state directory {folder}: users other than its owner may write to it; "
+            "check its content, then chmod go-w it, or name a folder within it with "
+            "--state"
         )
     for parent in {*folder.absolute().parents, *folder.resolve().parents}:
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not parent.is_mount():
             raise StartError(
-                f"state directory {folder}: anybody may put another in its place, as "
-                f"{parent} is open to all; chmod o-w that, or name another with --state"
+                f"state directory {folder}: every user can replace it, as all may write "
+                f"to {parent}; chmod o-w that, or name another with --state"
             )
 
 
 def check_own(path: Path) -> None:
-    """Raise StartError if a file is a link, not regular, or another user's."""
+    """Raise StartError if a file is not regular, or not of this user or root."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -61,7 +62,7 @@ def check_own(path: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Raise StateError if a file, of any user, is a link or not regular."""
+    """Raise StateError if a file is not regular; any user may own it."""
     try:
         found = path.lstat()
     except OSError:
@@ -77,10 +78,10 @@ def open_own(path: Path, flags: int) -> int:
     """Open a file of this user or root, or with O_CREAT in *flags* make it, private.
 
     Raises:
-        StartError: It is a link, no regular file, or another user's.
+        StartError: As `check_own`.
     """
     check_own(path)
-    # A link or a pipe may be put there after the check: do not follow it, or wait for it.
+    # A symlink or a pipe may be put there after the check: do not follow it, or block.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -98,7 +99,7 @@ def bytes_left(folder: Path) -> int:
 
 
 def identity(path: Path) -> Identity | None:
-    """Device and inode of the file at *path*; None if none is there or can be reached."""
+    """Device and inode of the file at *path*; None if it is missing or out of reach."""
     try:
         found = path.lstat()
     except OSError:
@@ -107,7 +108,7 @@ def identity(path: Path) -> Identity | None:
 
 
 def identities(paths: Iterable[Path]) -> dict[Path, Identity]:
-    """The identities of those files that exist."""
+    """The identities of the files that exist."""
     found = {path: identity(path) for path in paths}
     return {path: known for path, known in found.items() if known is not None}
 
@@ -126,7 +127,7 @@ def _check(path: Path, found: os.stat_result) -> None:
 def _wrong_type(found: os.stat_result) -> str | None:
     if stat.S_ISLNK(found.st_mode):
         return "is a link"
-    return None if stat.S_ISREG(found.st_mode) else "is no regular file"
+    return None if stat.S_ISREG(found.st_mode) else "is not a regular file"
 
 
 def _is_ours(found: os.stat_result) -> bool:

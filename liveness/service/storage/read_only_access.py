@@ -1,13 +1,12 @@
 """Reads a database without changing it, whether a sidecar has it open or not.
 
 If there is a WAL, a sidecar has the file open, or was killed. SQLite then reads both,
-beside a writer. (A user that may not write to the folder can do so only after one that
-may has read there since the start.)
+also while the sidecar writes. (A user without write permission for the folder can do so
+only if a user with it has read there since the start.)
 
-If there is no WAL, all is in the file. To read it, SQLite would make a WAL, as a file of
-this user; if the sidecar runs as another user, it could not write to that. So the file is
-opened as one that does not change. If it did change, the read is repeated
-(`read_unchanged`).
+If there is no WAL, all is in the file. To read it, SQLite would make a WAL that belongs
+to this user; a sidecar of another user could not write to it. So the file is opened as
+immutable. If it did change, the read is repeated (`read_unchanged`).
 """
 
 import os
@@ -21,7 +20,7 @@ from liveness.errors import StateError
 from liveness.service.storage.database import check_regular_files, meta, opened
 from liveness.service.storage.log_schema import SCHEMA
 
-# A file that changes in so many reads, one after the other, is given up.
+# If the file changes during this many reads in a row, give up.
 TRIES: Final = 5
 
 T = TypeVar("T")
@@ -29,11 +28,11 @@ Connect = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
 
 class FileChanged(Exception):
-    """The file at this path changed during a read, whose result may be torn."""
+    """The file at this path changed during a read, so the result may be wrong."""
 
 
 def read_unchanged(connect: Connect, read: Callable[[sqlite3.Connection], T]) -> T:
-    """Read; repeat it if the file changed meanwhile, or raise StateError at last."""
+    """Read; if the file changed meanwhile, repeat, and at last raise StateError."""
     changed: Exception | None = None
     for _ in range(TRIES):
         try:
@@ -48,7 +47,7 @@ def read_unchanged(connect: Connect, read: Callable[[sqlite3.Connection], T]) ->
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Raise StateError if a database is no log of this version."""
+    """Raise StateError if a database is not a log of this version."""
     (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
     stored = meta(db, "schema") if tables else None
     if stored == SCHEMA:
@@ -73,10 +72,10 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
 def opened_unchanged(
     path: Path, *, is_log: bool = True
 ) -> Iterator[sqlite3.Connection]:
-    """Open a log, or any database, that may be another process's, for one read.
+    """Open a database, by default a log, for one read; another process may have it open.
 
     Raises:
-        StateError: There is no file, it may not be read, or it is no log of this version.
+        StateError: There is no file, it may not be read, or is not a log of this version.
         FileChanged: The file changed meanwhile: use `read_unchanged`.
         sqlite3.Error: The file cannot be read.
     """
@@ -94,7 +93,7 @@ def opened_unchanged(
 
 
 class FileState(NamedTuple):
-    """Inode, size and time of change of a file and its WAL: a change shows in them."""
+    """Inode, size and time of change, of a file and its WAL. To detect changes."""
 
     file: tuple[int, int, int]
     wal: tuple[int, int, int] | None
@@ -104,7 +103,7 @@ def file_state(path: Path) -> FileState:
     """The present state of a database and its WAL.
 
     Raises:
-        StateError: The file is missing, no regular file, or may not be read.
+        StateError: The file is missing, not regular, or may not be read.
     """
     check_regular_files(path)
     wal = path.with_name(path.name + "-wal")
@@ -120,12 +119,12 @@ def file_state(path: Path) -> FileState:
         ) from None
     except PermissionError:
         raise StateError(
-            f"not allowed to read {path}: be the user that the sidecar runs as"
+            f"not allowed to read {path}: run this as the user of the sidecar"
         ) from None
     except OSError as error:
         raise StateError(
-            f"{path} cannot be read: {error.strerror}; mend that, or name the sidecar's "
-            "state directory with --state"
+            f"{path} cannot be read: {error.strerror}; correct that, or name the "
+            "sidecar's state directory with --state"
         ) from None
 
 
@@ -139,8 +138,8 @@ def read_error(path: Path, error: sqlite3.Error) -> StateError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
         todo = (
-            "beside a sidecar that runs or was killed, only a user that may write to "
-            f"{path.parent} can always read it: be the user that the sidecar runs as"
+            "while a sidecar runs, or after it was killed, only a user that may write to "
+            f"{path.parent} can always read it: run this as the user of the sidecar"
         )
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         todo = "ask again"

@@ -1,10 +1,10 @@
-"""Fires timers again if their gateway skipped the records of their runs.
+"""Fires timers again if their gateway skipped the records of their attempts.
 
 A gateway that says `fresh`, or whose name was forgotten, begins to read at the end of the
 log. It does not need the older records of sessions; but timers outlive the process that
-scheduled them. So the records that it skipped are searched for runs of its timers, and
-these fire again, which uses up no attempt. If the sidecar ends before that, such a run
-ends by its timeout, as one without an answer.
+scheduled them. So the records that it skipped are searched for attempts of its timers,
+and these timers fire again, which does not count as another attempt. If the sidecar ends
+before that, such an attempt times out, like one without an answer.
 """
 
 import sqlite3
@@ -24,10 +24,10 @@ from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_writer import LogWriter
 
-# Runs reported at once. Each is one command to the timers' table.
+# Attempts that fire again at once. Each takes one command to the timers' table.
 RUNS_AT_ONCE: Final = 1_000
-# Unread ranges of one gateway. With more, the last two are joined: records between them
-# that the gateway did get then count as skipped.
+# The most ranges of one gateway. A further one is joined with the last: records between
+# them then count as skipped, though the gateway got them.
 MOST_RANGES: Final = 100
 RETRY_S: Final = 1.0
 
@@ -35,7 +35,7 @@ _log = structlog.get_logger("timers")
 
 
 class SkippedRuns:
-    """The ranges of the log that gateways skipped and that were not searched yet.
+    """The ranges of the log that gateways skipped, until they are searched.
 
     Args:
         log_writer: The log.
@@ -49,15 +49,15 @@ class SkippedRuns:
         self._log_writer = log_writer
         self._limiter = limiter
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
-        # By gateway: the seqs above which a range begins and with which it ends. The
-        # first range of a gateway is being read.
+        # By gateway, ranges: above the first seq, up to the second. A gateway's first
+        # range is being read.
         self._ranges: dict[str, list[tuple[int | None, int]]] = {}
         self._wake = Notifier()
 
     def add(self, gateway: str, *, after: int | None, until: int) -> None:
         """Note that a gateway skips the records above *after*, up to *until*.
 
-        With None for *after* it is not known which was the last record that it got.
+        *after* is None if it is unknown which record it got last.
         """
         if (after or 0) >= until:
             return
@@ -68,16 +68,16 @@ class SkippedRuns:
         self._wake.notify()
 
     def delivered(self, gateway: str, position: int) -> int:
-        """The seq up to which a gateway whose cursor is at *position* skipped nothing."""
+        """The seq up to which a gateway with its cursor at *position* skipped nothing."""
         ranges = self._ranges.get(gateway)
         return min(position, ranges[0][0] or 0) if ranges else position
 
     async def run(self, undelivered: Callable[[list[TimerRecord]], object]) -> None:
-        """Search skipped ranges for ever; call *undelivered* with the runs found."""
+        """Search skipped ranges for ever; call *undelivered* with the attempts found."""
         while True:
             await self._wake.wait()
             while self._ranges:
-                # A skipped record may not be on disk yet, and is read from there.
+                # Ranges are read from disk, and may not be there yet.
                 await self._log_writer.flushed_for(None)
                 for gateway in [*self._ranges]:
                     await self._read_on(gateway, undelivered)
@@ -87,7 +87,7 @@ class SkippedRuns:
     ) -> None:
         ranges = self._ranges[gateway]
         after, until = ranges[0]
-        # Records after this may not be on disk yet.
+        # A range added since may not be on disk yet.
         until = min(until, self._log_writer.durable_seq)
         try:
             if after is None:
@@ -107,9 +107,9 @@ class SkippedRuns:
             return
         if runs := [run for run in page.records if isinstance(run, TimerRecord)]:
             undelivered(runs)
-            # Wait, so that the timers' table never has more than these commands to do.
+            # So at most these commands are queued for the timers' table.
             await self._log_writer.flushed_for(gateway)
-        _, until = ranges[0]  # `add` may have made it longer
+        _, until = ranges[0]  # `add` may have extended it
         if page.reached < until:
             ranges[0] = page.reached, until
         elif ranges[1:]:
@@ -118,9 +118,9 @@ class SkippedRuns:
             del self._ranges[gateway]
 
     async def _before_first_run(self, gateway: str, until: int) -> int:
-        """The seq above which a gateway may have runs; *until* if it has none.
+        """The seq above which a gateway may have attempts; *until* if it has none.
 
-        A new name has none. It must not cause a search of the whole log, which may have
+        A new name has none, and must not cause a search of the whole log, which may have
         gigabytes.
         """
         timers = self._log_writer.timers
@@ -129,7 +129,7 @@ class SkippedRuns:
             with reading(timers.table.path) as db:
                 return timer_reader.first_attempt(db, gateway)
 
-        # In this order: runs move from memory to the table.
+        # In this order, as attempts move from memory to the table.
         firsts = [timers.first_run(gateway)]
         firsts.append(await in_thread(first_in_table, limiter=self._limiter))
         return min((seq - 1 for seq in firsts if seq is not None), default=until)

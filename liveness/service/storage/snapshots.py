@@ -1,15 +1,15 @@
 """Copies both databases of a state as of one moment, while the sidecar writes to them.
 
-Both are read in transactions that began while the timers' table was not written, so the
-two copies equal the files after a crash at that moment. The next start finds the runs that
-the log has and the table lacks, as after any crash; the log lacks nothing that the table
-has.
+Both are read in transactions that began while nothing was written to the timers' table,
+so the two copies equal the files after a crash at that moment. The log has everything
+that the table has; as after any crash, the next start reads from the log the attempts
+that the table lacks.
 
-SQLite's backup begins again whenever another connection writes, unless it reads in a
-transaction already; so it does. What is written meanwhile stays in the WAL until the copy
+SQLite's backup begins again whenever another connection writes, unless its connection is
+in a read transaction, as here. What is written meanwhile stays in the WAL until the copy
 is made, and the growth of the WALs is bounded.
 
-The copy is synced in steps. Without that, a gigabyte would collect in the kernel's memory,
+The copy is synced in steps. Otherwise a gigabyte could collect in the kernel's memory,
 and a commit of the sidecar on the same disk would wait until all of it is written.
 """
 
@@ -49,11 +49,11 @@ from liveness.service.storage.state_lock import LOCK, is_in_use
 
 # Bytes between two syncs.
 STEP_BYTES: Final = 2**20
-# A slow copy is given up once the WALs have grown by this, before they fill the sidecar's
-# disk. At 10,000 offlines a second that takes minutes.
+# The copy ends with an error once the WALs have grown by this, before they fill the
+# sidecar's disk. At 10,000 offlines a second that takes minutes.
 MOST_WAL_BYTES: Final = 2 * 2**30
-# Attempts to begin both transactions between two commits of the timers' table. Nearly
-# always the first one succeeds.
+# How often to try to begin both transactions between two commits of the timers' table.
+# The first try nearly always succeeds.
 TRIES: Final = 1_000
 
 _FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
@@ -72,7 +72,7 @@ OnWritten = Callable[[int], None]
 
 
 class BackupError(LivenessError):
-    """No backup was made. The user can remedy that; the state is unchanged."""
+    """No backup was made, for a reason that the user can remedy."""
 
 
 class Counted(NamedTuple):
@@ -80,7 +80,7 @@ class Counted(NamedTuple):
 
     records: int
     users: int
-    timers: int  # that are live
+    timers: int  # the live ones
 
 
 class StateCopy:
@@ -111,14 +111,14 @@ class StateCopy:
     def copy(self, path: Path, target: Path, *, made_ms: int, wrote: OnWritten) -> str:
         """Copy a database to a new file, end its transaction, and check the copy.
 
-        The first start from a copy of the log reports *made_ms*.
+        *made_ms* is stored in a copy of the log; the first start from it logs that time.
 
         Raises:
             BackupError: The copy is too slow.
             StateError: The database is damaged.
             sqlite3.Error: It cannot be read, or the copy cannot be written.
         Returns:
-            A description of damage that leaves the rest of the copy whole, or "".
+            The damaged part, if the rest of the copy can be used; "" without damage.
         """
         source = self._databases[path]
         page_bytes = pragma(source, "page_size")
@@ -170,7 +170,7 @@ def opened(folder: Path) -> Iterator[StateCopy]:
     """Open a state directory as of one moment, whether a sidecar uses it or not.
 
     Raises:
-        StateError: A file is of a newer version, of another program, or no regular file.
+        StateError: A file is of a newer version, of another program, or not regular.
         BackupError: There is no state, or the timers' table is written without a pause.
         OSError: This user may not read or write there.
         sqlite3.Error: A file cannot be read.
@@ -182,9 +182,8 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         raise BackupError(
             f"{paths[0]}: there is no state to back up; name its folder with --state"
         )
-    if not os.access(
-        folder, os.W_OK, effective_ids=True
-    ):  # SQLite makes files beside it
+    # SQLite makes files there.
+    if not os.access(folder, os.W_OK, effective_ids=True):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     for path in paths:
         check_not_lost(path)
@@ -196,9 +195,8 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         databases = {path: stack.enter_context(only_reading(path)) for path in paths}
         timers = stack.enter_context(only_reading(paths[-1]))
         for _ in range(TRIES):
-            before = pragma(
-                timers, "data_version"
-            )  # changes with each commit of others
+            # It changes with each commit of another connection.
+            before = pragma(timers, "data_version")
             for db in reversed(databases.values()):
                 db.execute("begin")
                 db.execute("select count(*) from sqlite_schema").fetchone()
@@ -216,10 +214,10 @@ def opened(folder: Path) -> Iterator[StateCopy]:
 
 
 def is_state_file(file: Path, folder: Path) -> bool:
-    """Whether a file is part of a sidecar's state, or would become part of one.
+    """Whether a path is that of a sidecar's state, even if there is no file yet.
 
-    It is if it lies in the state folder *folder* under any name, or beside a state's
-    files under the name of one. There need be no file yet.
+    True for a file in the state folder *folder*, by any path, and for a path with the
+    name of a state's file in a folder that has others.
     """
     real = Path(os.path.realpath(file))
     for path in (file, real):
@@ -239,7 +237,7 @@ def sync(descriptor: int) -> None:
 
 
 def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
-    """Describe damage to records of the log or single timers, or give "".
+    """Describe damaged records or timers; "" if there are none.
 
     Raises:
         StateError: Anything else is damaged.
@@ -271,7 +269,7 @@ def _check(path: Path, db: sqlite3.Connection) -> None:
 
 
 def _size(path: Path) -> int:
-    """The size of a readable file. Not for one that is open: it drops SQLite's locks."""
+    """The size of a readable file. Not if SQLite has it open: this drops its locks."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size

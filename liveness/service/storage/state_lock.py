@@ -1,7 +1,7 @@
 """The locks by which one sidecar owns a state directory.
 
-A sidecar locks two things: the directory itself, whose lock cannot be deleted without the
-state, and the file `lock` in it, which is moved along if only the content is moved.
+A sidecar locks the directory itself, as a lock file could be deleted, and the file `lock`
+in it, as the directory's content could be moved to another one.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[Identity]:
-    """Make a state directory if it is missing, and own it; gives the lock's identity.
+    """Make a state directory if it is missing, and lock it; give the lock's identity.
 
     Raises:
         StartError: It cannot be used, or another sidecar uses it.
@@ -42,7 +42,7 @@ def locked_folder(folder: Path) -> Iterator[Identity]:
             ) from error
         except OSError as error:
             is_file = isinstance(error, FileExistsError | NotADirectoryError)
-            reason = "it is no folder" if is_file else error.strerror
+            reason = "it is not a folder" if is_file else error.strerror
             raise StartError(
                 f"state directory {folder}: {reason}; make it a folder that this user "
                 "may write to, or name another with --state"
@@ -52,7 +52,7 @@ def locked_folder(folder: Path) -> Iterator[Identity]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a sidecar has a state directory open. A lock that may not be read counts."""
+    """Whether a sidecar uses a state directory; true if that may not be checked."""
     lock_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for path, flags in ((folder, _FOLDER_FLAGS), (folder / LOCK, lock_flags)):
         try:
@@ -67,7 +67,7 @@ def is_in_use(folder: Path) -> bool:
 
 @contextmanager
 def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Lock an open file, or raise BlockingIOError. Closes the file when left."""
+    """Lock an open file, or raise BlockingIOError; at the end close it."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         yield

@@ -1,4 +1,4 @@
-"""Timers damaged on disk: how to count them, and how to end one.
+"""Counts timers that are damaged on disk, and ends one.
 
 A timer is damaged if one of its texts is not UTF-8, or if its values contradict each
 other (`IS_VALID`). It does not fire, and stays until an operator ends it.
@@ -36,7 +36,7 @@ def count_damaged(db: sqlite3.Connection) -> int:
 
 
 def surplus_by_state(db: sqlite3.Connection) -> dict[str, int]:
-    """For each state: the timers counted in it, less the valid rows that are in it."""
+    """For each state, its count in `states` minus the valid timers that are in it."""
     query = f"select state, count(*) from timers where {IS_VALID} group by state"
     valid = dict(db.execute(query))
     counted = db.execute("select state, timers from states")
@@ -46,18 +46,18 @@ def surplus_by_state(db: sqlite3.Connection) -> dict[str, int]:
 def end_damaged(
     db: sqlite3.Connection, timer_id: int, *, at: int
 ) -> dict[str, int] | None:
-    """End a damaged timer, in a transaction that is open.
+    """End a damaged timer, within an open transaction.
 
     In its texts, bytes that are not UTF-8 are replaced. If its values contradict each
-    other, every row is read: about a second for a million.
+    other, all timers are read: about a second for a million.
 
     Args:
         db: The writer's connection.
         timer_id: The timer.
         at: Now, on the timers' clock.
     Returns:
-        How many fewer timers there are in each state; None if it is not damaged or does
-        not exist.
+        By how many the count of each state falls; None if the timer is not damaged or
+        does not exist.
     """
     row = db.execute(_TEXTS_OF, [timer_id]).fetchone()
     if row is None:
@@ -70,13 +70,12 @@ def end_damaged(
     )
     if is_valid:
         before = str(state)
-    else:  # its state is not to be trusted: take the one that is counted once too often
+    else:  # its state may be wrong: take the one that is counted once too often
         surplus = surplus_by_state(db)
         before = max(surplus, key=surplus.__getitem__)
     after = before if is_valid and before in ENDED_STATES else CANCELLED
-    # An index may still have an entry for what the row was before the damage. Only with
-    # this pragma does SQLite accept that it finds no entry to delete; the stale one
-    # stays, and leads to a row with another key.
+    # An index may have no entry for the damaged row, only for the row as it was. Without
+    # this pragma, SQLite fails if it finds no entry to delete. The stale entry stays.
     db.execute("pragma writable_schema = on")
     try:
         db.execute(_END_DAMAGED, [*texts, after, at, timer_id])

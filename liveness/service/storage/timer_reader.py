@@ -3,15 +3,13 @@
 Readers use connections of their own. SQLite makes the JSON of a page, so that megabytes
 of it do not hold the interpreter lock.
 
-A page looks at a bounded number of rows, however many timers there are and whatever the
-filter is. The newest timers come first, by falling id. Only the table itself is in that
-order, so there are two ways to make a page:
+A page examines a bounded number of rows, however many timers there are and whatever the
+filter is. The newest timers come first, by descending id. Only the table itself is in
+that order, so there are two ways to make a page:
 
-    few     an index finds less than `FEW_ROWS` timers that may match: all of them are
-            looked at
-    many    no index finds so few: `SCAN_ROWS` timers of the table are looked at, in its
-            order. Filters that match many timers fill a page soon; others may give an
-            empty page that is not the last
+    few     an index finds less than `FEW_ROWS` timers that may match: examine all of them
+    many    no index finds so few: examine the next `SCAN_ROWS` timers of the table. If
+            few timers match, a page may be empty though it is not the last
 """
 
 import json
@@ -28,12 +26,12 @@ from liveness.service.storage.timer_sql import (
     single_value,
 )
 
-# Rows of the table that a page looks at: some 20 ms if they are in memory.
+# Rows of the table that a page examines: some 20 ms if they are in memory.
 SCAN_ROWS: Final = 20_000
 # Rows that a page looks up one by one.
 FEW_ROWS: Final = 2_000
-# A page ends with the timer whose payload exceeds this. In JSON that may be six times as
-# long, and several pages are made at once.
+# A page ends with the timer with which its payloads exceed this. As JSON they may be six
+# times as long, and several pages may be made at the same time.
 PAYLOAD_CHARACTERS: Final = 2**20
 
 # --- timers that come due -----------------------------------------------------
@@ -65,7 +63,7 @@ class DamagedTimer(NamedTuple):
 def read_due(
     db: sqlite3.Connection, ids: Sequence[int]
 ) -> tuple[list[Due], list[DamagedTimer]]:
-    """Read timers that came due: those that are still live, and the damaged ones."""
+    """Read timers that came due: the ones that are still live, and the damaged ones."""
     rows, damaged = read_json(db, _DUE, ids)
     found = list[Due]()
     for row in rows:
@@ -82,14 +80,14 @@ def read_due(
 def read_coming(db: sqlite3.Connection, window: LoadedWindow) -> list[Coming]:
     """Read the timers of a window, earliest first.
 
-    A timer whose gateway is damaged is among them; `due` reports it when it is due.
+    They may have a damaged gateway; `read_due` reports it once the timer is due.
     """
     rows = _loads(single_value(db, _COMING, window._asdict()))
     return [Coming._make(row) for row in rows]
 
 
 def first_attempt(db: sqlite3.Connection, gateway: str) -> int | None:
-    """The seq of a gateway's oldest attempt that is under way; None: there is none."""
+    """The seq of a gateway's oldest attempt under way; None if there is none."""
     query = "select min(seq) from timers where gateway = ? and state = 'fired'"
     first: int | None = single_value(db, query, [gateway])
     return first
@@ -102,8 +100,8 @@ def _loads(data: bytes) -> Any:
 
 # --- pages --------------------------------------------------------------------
 
-# A damaged value may be of any type, and JSON does not have all of them: hence the casts.
-# `json_patch` leaves out what is null.
+# The casts are for damaged values: they may be of any type, and JSON has no blobs.
+# `json_patch` leaves out nulls.
 _TEXTS: Final = ("gateway", "key", "ext", "payload", "state", "message")
 _NUMBERS: Final = ("due", "attempts", "created", "changed")
 _AS_JSON: Final = f"""json_patch('{{}}', json_object({
@@ -120,10 +118,10 @@ _AS_JSON: Final = f"""json_patch('{{}}', json_object({
 }, 'damaged', iif({IS_VALID}, null, id)))"""
 
 _AS_ONE_ARRAY: Final = f"cast(json_group_array({_AS_JSON}) as blob)"
-# In hex, timers whose texts are not UTF-8 can be told from the others.
+# As hex, each timer can be decoded by itself: some may not be UTF-8.
 _AS_HEX: Final = f"json_group_array(json_array(id, hex({_AS_JSON})))"
 
-# One step along the index for each gateway, however many timers it has.
+# Lists the gateways, with one index look-up for each, however many timers it has.
 _GATEWAYS: Final = """
 with recursive names (name) as (
     select min(gateway) from timers
@@ -134,8 +132,8 @@ select name from names where name is not null
 _OF_ANY_GATEWAY: Final = f"gateway in ({_GATEWAYS})"
 _OF_ONE_GATEWAY: Final = "gateway = :gateway"
 
-# A fired timer is looked at again soon, so it is near the beginning of this index,
-# however many timers are pending.
+# `next` of a fired timer is soon, so it is near the beginning of this index, however many
+# timers are pending.
 _ALL_FIRED: Final = f"""
 select id from (
     select id, state from timers indexed by timers_next where next is not null
@@ -160,8 +158,8 @@ _IS_ONE_OF_FEW: Final = "id in (select value from json_each(:few))"
 class TimerPage(NamedTuple):
     """Part of a listing."""
 
-    timers: str  # a JSON array; a damaged timer has its id as `damaged`
-    next: int | None  # the next page has ids below this; None: this page is the last
+    timers: str  # a JSON array; `damaged` is the id of a damaged timer
+    next: int | None  # the next page has ids below this; None: this is the last page
 
 
 def list_timers(
@@ -172,7 +170,7 @@ def list_timers(
     Args:
         db: A reader's connection.
         wanted: The filter: values of `gateway`, `state`, `ext`, `key` and `id`.
-        before: Only ids below this; the `next` of the page before.
+        before: Only ids below this: the `next` of the previous page.
         limit: The most timers; fewer if their payloads exceed `PAYLOAD_CHARACTERS`.
     """
     db.execute("begin")  # one snapshot for all queries
@@ -199,7 +197,7 @@ def list_timers(
 def newest_of_key(
     db: sqlite3.Connection, key: str, gateway: str | None, *, limit: int
 ) -> str:
-    """Give the newest timer with a key, of one gateway or of each, as a JSON array."""
+    """The newest timer with a key, of *gateway* or of each one, as a JSON array."""
     is_of = _OF_ANY_GATEWAY if gateway is None else _OF_ONE_GATEWAY
     (timers,) = _query_page(
         db,
@@ -216,7 +214,7 @@ def newest_of_key(
 def _query_page(
     db: sqlite3.Connection, query: Callable[[str], str], values: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The row of a query, given the SQL of its first column: a JSON array of timers."""
+    """The row of a query, which is given the SQL of its first column: the timers."""
     data, *others = db.execute(query(_AS_ONE_ARRAY), values).fetchone()
     try:
         return data.decode(), *others
@@ -229,7 +227,7 @@ def _query_page(
 
 
 def _readable(timer_id: int, data: bytes) -> str:
-    """A timer as JSON; one with a damaged text is marked."""
+    """A timer as JSON; marked as `damaged` if a text is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -237,7 +235,7 @@ def _readable(timer_id: int, data: bytes) -> str:
 
 
 def _few_ids(db: sqlite3.Connection, wanted: Mapping[str, Any]) -> str | None:
-    """The ids of all timers that may match, as JSON; None: no index finds so few."""
+    """The ids of all timers that may match, as JSON; None if they are not few."""
     for query in _index_queries(wanted):
         ids, count = db.execute(
             f"select json_group_array(id), count(*) from ({query})", wanted
@@ -248,7 +246,7 @@ def _few_ids(db: sqlite3.Connection, wanted: Mapping[str, Any]) -> str | None:
 
 
 def _index_queries(wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Each query by an index for all timers that may match, the narrowest first."""
+    """Queries for all timers that may match, each by an index; the narrowest first."""
     is_of = _OF_ONE_GATEWAY if "gateway" in wanted else _OF_ANY_GATEWAY
     state = wanted.get("state")
     if "id" in wanted:
@@ -277,7 +275,7 @@ def _fired_count(db: sqlite3.Connection) -> int:
 
 
 def _floor(db: sqlite3.Connection, before: int) -> int:
-    """The lowest id that a page below *before* looks at; 0: it looks at all of them."""
+    """The lowest id that a page below *before* examines; 0: it examines all of them."""
     floor, count = db.execute(
         "select min(id), count(*) from ("
         "select id from timers where id < ? order by id desc limit ?)",

@@ -1,8 +1,8 @@
 """timers.db in SQL: its tables, and the statements that find and change its rows.
 
-Many rows go in and out of one statement as JSON. For every row that a statement takes or
-gives, sqlite3 releases the interpreter lock; beside a busy main thread, getting the lock
-back costs more than the row.
+A statement takes and returns many rows as one JSON value. For every single row, sqlite3
+would release the interpreter lock; beside a busy main thread, getting the lock back costs
+more than the row.
 
 Ids only grow. So the newest timer of a key is the last one in the index of keys, and new
 rows lie together at the end of the table.
@@ -24,12 +24,12 @@ from liveness.core.timer_states import (
 )
 from liveness.service.storage.database import batches
 
-# Rows in one statement: their JSON is made and parsed with the interpreter lock held.
+# Rows in one statement. Making and parsing their JSON holds the interpreter lock.
 STATEMENT_ROWS: Final = 1_000
 
 ENDED_STATES: Final = (DONE, FAILED, CANCELLED, REPLACED)
 
-# True for every row that the product may have written.
+# False only for rows that the sidecar cannot have written.
 IS_VALID: Final = f"""
     state in ({", ".join(f"'{state}'" for state in STATES)})
     and (next is not null) = (state in ('pending', 'fired'))
@@ -67,26 +67,26 @@ insert into meta select key, value from json_each(:values) where true
 on conflict do update set value = max(meta.value, excluded.value)
 """
 
-# The seqs of another log mean nothing here: every attempt counts as made by record 0.
+# The seqs of another log mean nothing in this one: 0 replaces them.
 FORGET_SEQS: Final = """
 update timers set since = 0, seq = iif(seq is null, null, 0)
 where next is not null or state = 'failed'
 """
 
-# A log restored from a backup has lost its end, and gives those seqs to other records.
+# A log restored from a backup lacks its end, and gives the seqs there to new records.
 FORGET_LATER_SEQS: Final = """
 update timers set seq = 0 where seq > :newest and (next is not null or state = 'failed')
 """
 
 # A crash may leave the table ahead of the log, by the timers of one pass of the engine.
-# `since` grows with the id.
+# A higher id has the same or a higher `since`.
 LOWER_SINCE: Final = """
 update timers set since = :next where id > coalesce(
     (select id from timers where since <= :next order by id desc limit 1), 0)
 """
 
-# The wall clock was set back while the sidecar was down. An attempt that seems to begin
-# in the future would wait for its answer until then. This reads every live timer.
+# If the wall clock was set back while the sidecar was down, attempts seem to begin in the
+# future, and would time out only after that. This reads every live timer.
 RESTART_FUTURE_ATTEMPTS: Final = """
 update timers set fired = :now, next = :now + :run_ms
 where next > :now and state = 'fired' and fired > :now
@@ -106,7 +106,7 @@ select json_group_array(json_array({TIMER_COLUMNS})) from timers
 where id in (select value from json_each(?))
 """
 
-# Live timers of one ext after the other, and the index of the last ext that was reached.
+# The live timers of some exts, in their order, and the index of the last ext reached.
 LIVE_IDS_OF_EXTS: Final = """
 select json_array(json_group_array(id), max(place)) from (
     select timers.id, asked.key as place from json_each(:exts) as asked cross join timers
@@ -127,7 +127,7 @@ from json_each(?)
 _CHANGING: Final = (
     "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
 )  # fmt: skip
-# Nearly all timers just end: writing only these columns takes half the work.
+# Nearly all changes only end a timer: writing just these columns takes half the work.
 _CHANGING_AT_END: Final = ("id", "state", "message", "changed")
 _CHANGING_BY_ATTEMPT: Final = ("due", "attempts", "seq", "fired")
 
@@ -162,8 +162,8 @@ update states set timers = timers + json_extract(:added, '$.' || state)
 where json_extract(:added, '$.' || state) is not null
 """
 
-# The oldest of each state by its index, and the oldest of those: a state with few timers
-# is not emptied on account of one with many.
+# Finds the oldest of each state by the index, and of those the oldest of all: many timers
+# in one state do not push out those of another.
 OLDEST_ENDED: Final = f"""
 select state, count(*), json_group_array(id) from (
     select * from ({
@@ -179,29 +179,31 @@ DELETE_TIMERS: Final = "delete from timers where id in (select value from json_e
 
 
 def single_value(db: sqlite3.Connection, query: str, values: Any = ()) -> Any:
-    """The first column of the only row that a query gives."""
+    """The first column of a query's only row."""
     return db.execute(query, values).fetchone()[0]
 
 
 def add_to_states(db: sqlite3.Connection, added: dict[str, int]) -> None:
-    """Change how many timers are counted in each state."""
+    """Add to the counts of the states."""
     db.execute(ADD_TO_STATES, {"added": json.dumps(added)})
 
 
 def read_json(
     db: sqlite3.Connection, query: str, values: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Read the rows for some values; the values whose rows have a damaged text apart.
+    """Read the rows for some values.
 
     Args:
         db: Any connection.
         query: It takes a JSON array of values, and gives a JSON array of rows.
         values: What to look up.
+    Returns:
+        The rows; and the values whose rows have a text that is not UTF-8.
     """
     try:
         found = single_value(db, query, [json.dumps(values, ensure_ascii=False)])
     except sqlite3.OperationalError as error:
-        # SQLite does not check UTF-8. Python does, and then gives no SQLite error code.
+        # SQLite does not check UTF-8. Python does, and its error has no SQLite code.
         if hasattr(error, "sqlite_errorcode"):
             raise
     else:

@@ -1,4 +1,4 @@
-"""The table of timers: a file beside the log's, which follows it.
+"""The timers' database, `timers.db`: beside the log's, which it follows.
 
     timers   every live timer, and the ended ones that are still kept
     states   how many timers there are in each state
@@ -8,12 +8,11 @@
 It is a file of its own because ten million timers are written at random places: with
 many of them a commit takes some hundred milliseconds, and no offline should wait for it.
 
-A timer that fires is recorded in the log first. The table notes up to which record it has
+An attempt is recorded in the log first. The table stores up to which record it has
 everything; after a crash, what it lacks is read from the log.
 
-The rules of timers are in `core.timer_states`. This module finds rows, has the rules
-applied to them in memory, and writes back what changed. The statements are in
-`timer_sql`.
+The rules of timers are in `core.timer_states`. This module reads rows, applies the rules
+in memory, and writes back what changed. The statements are in `timer_sql`.
 """
 
 import json
@@ -66,29 +65,29 @@ PAGE_BYTES: Final = 1_024
 MOST_PAGES: Final = 2**32 - 2  # SQLite's own limit
 CACHE_BYTES: Final = 64 * 2**20
 
-# The WAL is written back beside the writer, since a hundred thousand pages all over the
-# file take seconds. SQLite cannot restart a WAL while it is written to. So above this
-# size, or above a quarter of the free disk space if that is less, the writer itself
-# writes back the rest.
+# The WAL is checkpointed while the writer goes on, as a hundred thousand pages all over
+# the file take seconds. SQLite cannot restart a WAL meanwhile. So above this size, or
+# above a quarter of the free disk space if that is less, the writer itself checkpoints
+# the rest.
 RESTART_BYTES: Final = 256 * 2**20
 RESTART_SHARE: Final = 1 / 4
-# Should that fail, SQLite writes everything back in a commit.
+# If that fails, a commit checkpoints everything once the WAL has this many pages.
 CHECKPOINT_PAGES: Final = 4 * RESTART_BYTES // PAGE_BYTES
 
 # With less free disk space than this, the file may only grow by what fits twice, in the
 # WAL and in the file, with room left for one more WAL: enough to write answers and to
 # delete ended timers.
 SHORT_BYTES: Final = 256 * 2**20
-# Then growth is also written back before it exceeds what the reserve can hold together
-# with a transaction.
+# The WAL is then checkpointed before the file has to grow by more than this, so that the
+# reserve has room for it and a transaction.
 MOST_GROWTH_BYTES: Final = RESERVE_BYTES // 4
 
-# A cancel by ext ends this many timers in a transaction, about 10 ms, and goes on in the
-# next one: a million timers of one ext delay no other commit.
+# A cancel by ext ends this many timers in a transaction, about 10 ms, and continues in
+# the next one: a million timers of one ext delay no other commit.
 EXT_STEP: Final = 1_000
 # Ended timers deleted in one transaction.
 TRIM_ROWS: Final = 2_000
-# And on a full disk, where what that writes has to fit into the reserve.
+# The same on a full disk, where the transaction has to fit into the reserve.
 TRIM_ROWS_IF_FULL: Final = 200
 
 # Gateway and ext of a cancel, and the id below which it cancels.
@@ -96,10 +95,10 @@ _Ext: TypeAlias = tuple[str, str | None, int]
 
 
 def check_not_emptied(path: Path, *, next_seq: int) -> None:
-    """Check that the file was not emptied: it is made with the log, and never empty.
+    """Check that the file was not emptied: it never is once the log has records.
 
     Args:
-        path: The file; a missing one was moved away, and passes.
+        path: The file; a missing one was moved away, which is allowed.
         next_seq: The next seq of the log beside it.
     Raises:
         sqlite3.DatabaseError: It is empty, and the log is not.
@@ -112,9 +111,9 @@ class WriteResult(NamedTuple):
     """What became of the commands of one transaction."""
 
     outcome: TimerTransaction
-    unfinished: list[CancelTimer]  # too many timers to cancel: to be given again
+    unfinished: list[CancelTimer]  # had too many timers to cancel: repeat them
     without_room: list[TimerCommand]  # not applied: they need a larger file
-    error: sqlite3.Error | None  # why they were not
+    error: sqlite3.Error | None  # the error of those
 
 
 class TimerStore:
@@ -122,11 +121,11 @@ class TimerStore:
 
     Args:
         folder: The state directory.
-        log: The id of the log that is kept there.
+        log: The id of the log in that directory.
         next_seq: The next seq of that log.
         parted: The ids of logs that this one was copied from, each with the last seq
             that they have in common.
-        reserve: The reserve that the log's store uses, too; None: one of its own.
+        reserve: The reserve, shared with the log's store; None: one of its own.
         retry_policy: When further attempts are made.
     Raises:
         StartError: The file cannot be used.
@@ -152,9 +151,9 @@ class TimerStore:
             with created_private(self.path):
                 schema = migrations.stored_schema(self.path, SCHEMA, migrations.TIMERS)
                 if schema is not None:
-                    # About a second for a million timers. A read-only connection leaves
-                    # a damaged file as it is; a writing one would write back its WAL
-                    # when it closes.
+                    # About a second for a million timers. The connection is read-only,
+                    # as closing a writing one would change a damaged file: it
+                    # checkpoints the WAL.
                     read_through(self.path)
                     with only_reading(self.path) as db:
                         check_structure(db)
@@ -170,11 +169,11 @@ class TimerStore:
             self.next_id: int = single_value(self._db, timer_sql.NEXT_ID)
 
     def expecting_damage(self) -> AbstractContextManager[None]:
-        """Report what cannot be read at the start, and leave it as it is."""
+        """At the start: say what to do about a file that cannot be read."""
         return expecting_damage(self.path, "start without timers")
 
     def _prepare(self, schema: int | None, log: str, parted: Mapping[str, int]) -> None:
-        """Bring the file to this version, and to the log that lies beside it."""
+        """Migrate the file to this version, and match it to the log beside it."""
         db = self._db
         if schema is None:
             db.execute(f"pragma page_size = {PAGE_BYTES}")
@@ -222,7 +221,7 @@ class TimerStore:
         return dict(self._db.execute("select state, timers from states"))
 
     def fit(self, newest: int, *, wall_ms: int) -> None:
-        """At the start: forget later records than the log has, and later times than now.
+        """At the start: forget records that the log lacks, and times in the future.
 
         Args:
             newest: The log's last record.
@@ -253,10 +252,10 @@ class TimerStore:
     def write_what_fits(
         self, commands: Sequence[TimerCommand], *, seq: int = 0
     ) -> WriteResult:
-        """Apply commands like `write`; on a full disk, all but those of new timers.
+        """Apply commands like `write`; on a full disk, all except new timers.
 
-        As a rule the others need no larger file. To split a page they have half of the
-        room that is left for a WAL.
+        The others rarely need a larger file. If they do, to split a page, they may use
+        half of the room that is left for a WAL.
         """
         try:
             return WriteResult(*self.write(commands, seq=seq), [], None)
@@ -274,15 +273,15 @@ class TimerStore:
         seq: int = 0,
         room: int = WAL_ROOM_BYTES,
     ) -> tuple[TimerTransaction, list[CancelTimer]]:
-        """Apply commands in one transaction: all of them, or on an error none.
+        """Apply commands in one transaction.
 
         Args:
             commands: In the order in which they came.
             seq: With them, the table has followed the log up to here; 0: as before.
             room: Bytes that growth has to leave free on the disk.
         Returns:
-            What became of them; and the cancels that must be given again with the next
-            transaction, as they were about too many timers for this one.
+            The outcome; and the cancels to repeat in the next transaction, as they were
+            about too many timers for this one.
         """
         fires = [command for command in commands if isinstance(command, Fire)]
         newest = max((fire.seq for fire in fires), default=0)
@@ -295,7 +294,7 @@ class TimerStore:
             self._write_meta(seq, newest, fired)
         self._raise_meta(seq, newest, fired)
         self._keep_growth_small()
-        # Of several cancels of one ext, the last one cancels what the others left.
+        # Of several cancels of one ext, the last one cancels all that is left.
         unfinished = {
             (command.gateway, command.ext): command
             for command in commands
@@ -304,7 +303,7 @@ class TimerStore:
         return outcome, [*unfinished.values()]
 
     def follow(self, seq: int) -> None:
-        """Note that the table has everything of the log up to *seq*."""
+        """Store that the table has everything from the log up to *seq*."""
         with transaction(self._db):
             self._write_meta(seq, seq)
         self._raise_meta(seq, seq)
@@ -315,14 +314,14 @@ class TimerStore:
             self._db.execute(timer_sql.RAISE_META, {"values": json.dumps(values)})
 
     def _raise_meta(self, seq: int, newest: int, fired: int = 0) -> None:
-        """Hold the same in memory, once it is committed."""
+        """Update the copies in memory, after the commit."""
         self.seq, self.newest = max(self.seq, seq), max(self.newest, newest)
         self._fired = max(self._fired, fired)
 
     def _find(
         self, commands: Sequence[TimerCommand]
     ) -> tuple[list[TimerState], list[_Ext]]:
-        """The timers that commands are about; and the exts that may have more of them."""
+        """The timers that commands are about; and the exts that may have more timers."""
         keys = {key: None for command in commands if (key := key_of(command))}
         exts = {
             _ext_of(command): None
@@ -377,7 +376,7 @@ class TimerStore:
             timer_sql.add_to_states(self._db, states)
 
     def trim(self, *, oldest_ms: int, most: int) -> dict[str, int]:
-        """Delete some timers that ended before *oldest_ms*, or that exceed *most*.
+        """Delete some timers that ended before *oldest_ms*, or the oldest above *most*.
 
         Returns:
             How many of each state were deleted; empty if there is nothing to delete.
@@ -415,7 +414,7 @@ class TimerStore:
     # --- room on the disk -----------------------------------------------------
 
     def _limit_size(self, room: int) -> None:
-        """If the disk is nearly full, leave room for what needs no larger file."""
+        """If the disk is nearly full, keep the file from growing into the last space."""
         pages, growth, free = self._room()
         most = MOST_PAGES
         if free < SHORT_BYTES:
@@ -425,7 +424,7 @@ class TimerStore:
             self._most_pages = most
 
     def _keep_growth_small(self) -> None:
-        """If the disk is nearly full, write back what the file has to grow by."""
+        """If the disk is nearly full, checkpoint before the file has to grow by much."""
         # The commit is done, whatever fails here; the next one meets the same fault.
         with suppress(sqlite3.Error):
             _, growth, free = self._room()
@@ -433,13 +432,13 @@ class TimerStore:
                 _write_back(self._db)
 
     def _room(self) -> tuple[int, int, int]:
-        """Pages; bytes that the file has to grow by; bytes free on the disk."""
+        """The database's pages; bytes that its file still has to grow by; bytes free."""
         pages: int = single_value(self._db, "pragma page_count")
         try:
             size, free = self.path.stat().st_size, bytes_left(self.path.parent)
         except FileNotFoundError:
-            # Removed while we run: SQLite goes on with the open files, on a disk that
-            # can no longer be asked.
+            # Removed while we run: SQLite goes on with the open files, on a disk whose
+            # space is unknown.
             return pages, 0, SHORT_BYTES
         except OSError as error:
             raise sqlite3.OperationalError(f"{self.path}: {error.strerror}") from error
@@ -447,18 +446,18 @@ class TimerStore:
 
     @property
     def has_large_wal(self) -> bool:
-        """Whether the WAL is so large that it should be restarted."""
+        """Whether the WAL is large enough to be restarted."""
         wal = self.path.with_name(self.path.name + "-wal")
         free = bytes_left(self.path.parent)
         return wal.stat().st_size > min(RESTART_BYTES, RESTART_SHARE * free)
 
     def write_back(self) -> None:
-        """Write back what is in the WAL, beside the writer."""
+        """Checkpoint the WAL on another connection, while the writer goes on."""
         with closing(connect(self.path)) as db:
             self._reserve.lend(db, partial(_write_back, db))
 
     def write_back_the_rest(self) -> None:
-        """Write back what is left, and truncate the WAL unless somebody reads it."""
+        """Checkpoint the rest of the WAL; truncate it if no connection reads from it."""
         self._reserve.lend(self._db, self._restart_wal)
 
     def _restart_wal(self) -> None:

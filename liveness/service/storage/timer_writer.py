@@ -1,18 +1,19 @@
-"""Writes commands about timers to disk, in order, many in one transaction.
+"""Writes timer commands to disk, in order, many in one transaction.
 
-It is a writer of its own beside the log's, with a file of its own: a thousand timers
-written at random places take longer than a thousand records at the end of a log.
+The log has another writer and file: a thousand timers written at random places take
+longer than a thousand records at the end of a log.
 
 Each gateway has its own queue, and an equal share of every transaction. So many commands
 of one gateway delay those of another by a transaction, not by a whole queue.
 
-A full disk may have no room for new timers. These wait apart, with all later commands
+A full disk may have no room for new timers. These are set aside, with all later commands
 about their keys, while everything else is written: so timers can end.
 
-The command `Fire` notes in the table that an attempt began. The log has that attempt
+The command `Fire` stores in the table that an attempt began. The log has that attempt
 already, so a crash loses nothing, and `Fire` can wait a moment for the answer: most rows
-are then read and written once instead of twice. Any command about the same timer takes it
-along. While it waits, no ticket waits for it, and it does not count as pending.
+are then read and written once instead of twice. A command about the same timer goes into
+the queue together with its waiting `Fire`. Until then no ticket waits for the `Fire`, and
+it does not count as pending.
 """
 
 import sqlite3
@@ -44,25 +45,25 @@ from liveness.service.common.threads import in_thread
 from liveness.service.storage.timer_store import TimerStore, WriteResult
 from liveness.service.storage.writer import RETRY_S, Writer
 
-# Commands in one transaction, or as many as carry 4 MB: about a twentieth of a second of
-# writing, the most that a new command should wait for earlier ones.
+# The weight of one transaction: this many commands, or 4 MB of text. That is about a
+# twentieth of a second of writing, the most that a new command should wait for others.
 COMMIT_COMMANDS: Final = 4_000
 # How long a `Fire` waits for the answer, and so how late an operator may see it.
 FIRE_WAIT_S: Final = 1.0
 # How many wait at most, some 5 MB: as many as fire in that time if gateways keep up.
 MOST_WAITING_FIRES: Final = 20_000
-# As many of those that have waited enough go into every transaction, however full it is.
+# Each transaction takes at least this many late `Fire`s, however full it is.
 LATE_FIRES: Final = COMMIT_COMMANDS // 4
-# As many commands without room are tried again at a time for each gateway, so that what
-# little room there may be is used.
+# How many commands without room are tried again at a time for each gateway, to use what
+# little room there may be.
 ROOM_TRIES: Final = 100
-# While nothing fires, the table follows the log in steps of this many records: as many as
-# a start after a crash has to read at most, in some tenths of a second.
+# While nothing fires, the table follows the log in steps of this many records: the most
+# that a start after a crash has to read, in some tenths of a second.
 FOLLOW_RECORDS: Final = 100_000
-# How long the WAL waits to be written back. A page that is written several times
-# meanwhile is written back once.
+# The pause between two checkpoints. A page that is written several times meanwhile is
+# checkpointed once.
 WRITE_BACK_S: Final = 5.0
-WAL_CHECK_S: Final = 1.0  # a WAL that takes too much of the disk does not wait so long
+WAL_CHECK_S: Final = 1.0  # the pause if the WAL takes too much of the disk
 
 _log = structlog.get_logger("timers")
 
@@ -78,15 +79,14 @@ class _WaitingFire(NamedTuple):
 
 
 class TimerWriter:
-    """Writes commands, and reports what became of them.
+    """Writes commands, and reports their outcome.
 
-    A ticket stands for all commands that were queued with it or before; what depends on
-    them is sent once the ticket is durable.
+    A ticket stands for all commands queued with it or before it.
 
     Args:
         table: The open table.
-        clock: Times waiting, and how often a failure is logged.
-        settled: Called with commands that are applied, and their outcome.
+        clock: Limits how long a `Fire` waits, and how often a failure is logged.
+        settled: Called with applied commands, and their outcome.
     """
 
     def __init__(
@@ -101,18 +101,19 @@ class TimerWriter:
         self._clock = clock
         self._settled = settled
         self.pending = 0  # weight of the commands that are queued or being written
-        self.pending_of: dict[str, int] = {}  # the same by gateway, if it has any
-        self._queues: dict[str, deque[_Queued]] = {}  # by gateway, if it has any
+        self.pending_of: dict[str, int] = {}  # the same, by gateway
+        self._queues: dict[str, deque[_Queued]] = {}  # by gateway; none is empty
         self._first = ""  # the gateway whose turn was first in the last transaction
-        self._writing: dict[str, int] = {}  # by gateway, the lowest ticket in the write
+        # By gateway: the lowest ticket of the commands that are being written.
+        self._writing: dict[str, int] = {}
         # Commands that the disk has no room for: by gateway, each with its ticket; how
-        # many there are of each key; when they are tried again; and the disk's error.
+        # many there are of each key; when to try them again; the disk's error.
         self._without_room: dict[str, deque[tuple[int, TimerCommand]]] = {}
         self._keys_without_room = Counter[tuple[str, str]]()
         self._room_retry_at = inf
         self._no_room: sqlite3.Error | None = None
-        # By gateway and key, the oldest first. A timer has at most one: it does not fire
-        # again before a command has ended that attempt.
+        # By gateway and key, the oldest first. A timer has at most one: it fires again
+        # only after a command has ended the attempt.
         self._fires: OrderedDict[tuple[str, str], _WaitingFire] = OrderedDict()
         self._fire_keys: dict[str, dict[str, None]] = {}  # their keys, by gateway
         self._fires_until = 0  # the log's attempts up to this seq were given to `begun`
@@ -122,13 +123,13 @@ class TimerWriter:
 
     @property
     def oldest(self) -> int | None:
-        """The lowest ticket of a command to be written, except of those without room."""
+        """The lowest ticket of the unwritten commands, except those without room."""
         tickets = [*self._writing.values()]
         tickets += [queue[0].ticket for queue in self._queues.values()]
         return min(tickets, default=None)
 
     def oldest_of(self, gateway: str) -> int | None:
-        """The lowest ticket of a command of this gateway that is to be written."""
+        """The lowest ticket of a gateway's unwritten commands."""
         tickets = list[int]()
         if gateway in self._writing:
             tickets.append(self._writing[gateway])
@@ -139,7 +140,7 @@ class TimerWriter:
         return min(tickets, default=None)
 
     def writes(self, gateway: str | None, ticket: int) -> bool:
-        """Whether commands up to *ticket* must be written, except those without room."""
+        """Whether a gateway has unwritten commands up to *ticket* that have room."""
         if gateway is None:
             return False
         queue = self._queues.get(gateway)
@@ -147,7 +148,7 @@ class TimerWriter:
         return min(writing, queue[0].ticket if queue else inf) <= ticket
 
     def first_run(self, gateway: str) -> int | None:
-        """The seq of the oldest attempt of a gateway whose `Fire` waits."""
+        """The seq of a gateway's oldest attempt whose `Fire` waits."""
         keys = self._fire_keys.get(gateway, ())
         return min((self._fires[gateway, key].fire.seq for key in keys), default=None)
 
@@ -157,7 +158,7 @@ class TimerWriter:
         return len(self._fires)
 
     def append(self, commands: list[TimerCommand], *, ticket: int) -> None:
-        """Queue commands under *ticket*, which is never lower than the one before."""
+        """Queue commands under *ticket*, which must not be lower than the last one."""
         by_gateway: dict[str, list[TimerCommand]] = {}
         for command in commands:
             by_gateway.setdefault(gateway_of(command), []).append(command)
@@ -177,11 +178,11 @@ class TimerWriter:
             self._wake.notify()
 
     def hurry(self, gateway: str, key: str, *, ticket: int) -> None:
-        """Queue the `Fire` of a timer now, if it waits; *ticket* then waits for it."""
+        """Queue the waiting `Fire` of a timer now, if there is one, under *ticket*."""
         self._queue(gateway, ticket, self._pop_fire(gateway, key))
 
     async def run(self) -> None:
-        """Write for ever. Failures are retried, never dropped."""
+        """Write for ever. A failed commit is repeated; nothing is dropped."""
         while True:
             with trio.move_on_at(self._next_at):
                 await self._wake.wait()
@@ -189,13 +190,13 @@ class TimerWriter:
                 await self._commit()
 
     async def write_back(self) -> None:
-        """Write back to the file what the WAL has, now and then, for ever."""
+        """Checkpoint the WAL from time to time, for ever."""
         waited_s = 0.0
         while True:
             await trio.sleep(WAL_CHECK_S)
             waited_s += WAL_CHECK_S
-            # On a full disk no commit succeeds until the WAL is restarted and its space
-            # used again: so this goes on while the writer fails.
+            # On a full disk no commit succeeds until the WAL is restarted: so this goes
+            # on while the writer fails.
             if self._is_written_back and self.writer.failure is None:
                 waited_s = 0.0
                 continue
@@ -214,20 +215,20 @@ class TimerWriter:
                 self._is_written_back = False
 
     async def follow(self, seq: int) -> None:
-        """Note how far the table has followed the log, if it is worth a commit."""
+        """Store how far the table has followed the log, if that is worth a commit."""
         if not (self.pending or self._fires) and seq - self.table.seq >= FOLLOW_RECORDS:
             await self.writer.once(partial(self.table.follow, seq))
 
     @property
     def _next_fire_at(self) -> float:
-        """When the oldest `Fire` has waited enough."""
+        """When to write the oldest waiting `Fire`."""
         if len(self._fires) > MOST_WAITING_FIRES:
             return -inf
         return next(iter(self._fires.values())).until if self._fires else inf
 
     @property
     def _next_at(self) -> float:
-        """When there is something to write, if nothing is queued before."""
+        """When to write next, if nothing is queued before."""
         return min(self._next_fire_at, self._room_retry_at)
 
     def _queue(
@@ -240,7 +241,7 @@ class TimerWriter:
             self._wake.notify()
 
     def _count(self, gateway: str, weight: int) -> None:
-        """Count this weight more as pending; less, if it is negative."""
+        """Add *weight*, which may be negative, to what is pending."""
         self.pending += weight
         pending = self.pending_of.get(gateway, 0) + weight
         if pending:
@@ -251,7 +252,7 @@ class TimerWriter:
     def _with_fires(
         self, gateway: str, commands: list[TimerCommand]
     ) -> list[TimerCommand]:
-        """Put the waiting `Fire` of its timer before each command."""
+        """Put before each command the waiting `Fire` of its timer."""
         both: list[TimerCommand] = []
         for command in commands:
             key = key_of(command)
@@ -263,7 +264,7 @@ class TimerWriter:
         return both
 
     def _pop_fire(self, gateway: str, key: str) -> list[Fire]:
-        """Take the waiting `Fire` of a timer, if there is one."""
+        """Take the waiting `Fire` of a timer; an empty list if there is none."""
         waiting = self._fires.pop((gateway, key), None)
         if waiting is None:
             return []
@@ -274,14 +275,14 @@ class TimerWriter:
         return [waiting.fire]
 
     def _late_fires(self, most: int) -> list[TimerCommand]:
-        """Take the `Fire`s that have waited enough; no queued command is behind them."""
+        """Take the `Fire`s that have waited enough; their timers have nothing queued."""
         fires = list[TimerCommand]()
         while len(fires) < most and self._next_fire_at <= self._clock.mono():
             fires += self._pop_fire(*next(iter(self._fires)))
         return fires
 
     def _take(self) -> list[TimerCommand]:
-        """Take the commands of one transaction, an equal share of each gateway."""
+        """Take the commands of one transaction, an equal share from each gateway."""
         taken = list[TimerCommand]()
 
         def take(gateway: str, most: int) -> int:
@@ -313,7 +314,7 @@ class TimerWriter:
         for fire in late_fires:
             self._count(gateway_of(fire), 1)
         commands += late_fires
-        seq = 0  # how far the table has followed the log with these
+        seq = 0  # this commit brings the table up to this seq of the log; 0: unknown
         if not self._queues:
             oldest = next(iter(self._fires.values()), None)
             seq = self._fires_until if oldest is None else oldest.fire.seq - 1
@@ -336,11 +337,11 @@ class TimerWriter:
         self._is_written_back = False
         without_room = [*result.without_room, *waiting]
         self._set_aside(retried, without_room, is_full=bool(result.error))
-        # A cancel that also waits for room is queued again with what it waits for.
+        # A cancel that also waits for room is set aside with the others.
         not_applied = set(map(id, without_room))
         for cancel in reversed(result.unfinished):
             if id(cancel) not in not_applied:
-                # First again: its gateway's later tickets are not durable before it.
+                # To the front: its gateway's later tickets must not be durable before it.
                 queue = self._queues.setdefault(cancel.gateway, deque())
                 ticket = self._writing[cancel.gateway]
                 queue.appendleft(_Queued(ticket, [cancel]))
@@ -355,7 +356,7 @@ class TimerWriter:
         self._settled(applied, result.outcome)
 
     def _room_retries(self) -> list[TimerCommand]:
-        """Commands that had no room and are tried again now."""
+        """The commands without room that are to be tried again now."""
         if self._room_retry_at > self._clock.mono():
             return []
         return [
@@ -367,7 +368,7 @@ class TimerWriter:
     def _set_aside(
         self, retried: list[TimerCommand], more: list[TimerCommand], *, is_full: bool
     ) -> None:
-        """Have commands wait for room, behind those that wait for it already."""
+        """Set aside commands without room, behind those that wait already."""
         if retried and not is_full:
             for command in retried:
                 gateway, key = gateway_of(command), key_of(command)

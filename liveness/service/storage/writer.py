@@ -25,7 +25,7 @@ class Writer:
     """Writes in a thread, one transaction at a time.
 
     Args:
-        what: Names what is written, in messages.
+        what: What is written, for messages.
         path: The file.
         clock: Limits how often a lasting failure is logged.
     """
@@ -37,11 +37,11 @@ class Writer:
         self._path = path
         self._clock = clock
         self._logged_at = -math.inf
-        # The connection may have one user at a time.
+        # Only one thread at a time may use the connection.
         self._limiter = trio.CapacityLimiter(1)
 
     async def once(self, call: Callable[[], T]) -> T:
-        """Call in the writer's thread; a failure is raised, not repeated."""
+        """Call in a thread, when no other call runs; raise a failure, do not repeat."""
         return await in_thread(call, limiter=self._limiter)
 
     async def write(
@@ -55,8 +55,8 @@ class Writer:
 
         Args:
             call: Writes one transaction.
-            pending: How much waits to be written, for the log lines.
-            left: Gets the result; returns the error due to which some of it still waits.
+            pending: How much waits to be written, for messages.
+            left: Given the result, returns the error if part was left unwritten.
         Raises:
             StateError: Another process writes to the file.
         """
@@ -65,8 +65,8 @@ class Writer:
                 written = await self.once(call)
                 break
             except sqlite3.IntegrityError as error:
-                # Repeating cannot help. Ending is safe: nothing of this transaction was
-                # delivered, and the next start goes on from what is on disk.
+                # Repeating cannot help. Ending is safe: nothing in this transaction was
+                # delivered, and the next start continues from what is on disk.
                 self.failure = f"{self._what} cannot be written: {error}"
                 raise StateError(
                     f"{self._path}: another process writes there too ({error}): stop that "

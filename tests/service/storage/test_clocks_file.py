@@ -98,7 +98,7 @@ def test_a_file_of_another_log_or_seq_is_removed_unused(
     path = write(tmp_path, [1])
     with structlog.testing.capture_logs() as said:
         assert take(tmp_path, log=log, seq=seq) == []
-    assert [line["error"] for line in said] == ["it belongs to another end of the log"]
+    assert [line["error"] for line in said] == ["it belongs to another log or seq"]
     assert not path.exists()
 
 
