@@ -50,19 +50,19 @@ def _why_reference(chosen: str) -> str:
     return ""
 
 
-WHY_REFERENCE: Final = _why_reference(os.environ.get(PURE_WHEEL, ""))
+WHY_PURE_PYTHON: Final = _why_reference(os.environ.get(PURE_WHEEL, ""))
 """Why the reference is used, and what to do about it; "" with the compiled wheel."""
 
-WHEEL: Final = "reference" if WHY_REFERENCE else "compiled"
+WHEEL: Final = "reference" if WHY_PURE_PYTHON else "compiled"
 
-if WHY_REFERENCE:
+if WHY_PURE_PYTHON:
     from liveness.core.framing import Reader
     from liveness.core.wheel import Wheel
 else:
     from liveness.core._wheel import Wheel
     from liveness.core._wire import Reader
 
-__all__ = ["PURE_WHEEL", "WHEEL", "WHY_REFERENCE", "Reader", "Wheel", "environment"]
+__all__ = ["PURE_WHEEL", "WHEEL", "WHY_PURE_PYTHON", "Reader", "Wheel", "environment"]
 
 
 def environment() -> dict[str, str]:

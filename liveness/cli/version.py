@@ -5,7 +5,7 @@ from typing import Final
 
 from liveness import __version__
 from liveness.cli.options import declared
-from liveness.compiled import WHEEL, WHY_REFERENCE
+from liveness.compiled import WHEEL, WHY_PURE_PYTHON
 from liveness.core.frames import PROTOCOL
 
 command: Final = declared("version", "version")
@@ -15,4 +15,6 @@ command: Final = declared("version", "version")
 def version() -> None:
     """Print the versions of the program, the wheel, Python and the protocol."""
     print(f"liveness {__version__} (Python {python_version()}, protocol {PROTOCOL})")
-    print(f"wheel: {WHEEL}" + (f", because {WHY_REFERENCE}" if WHY_REFERENCE else ""))
+    print(
+        f"wheel: {WHEEL}" + (f", because {WHY_PURE_PYTHON}" if WHY_PURE_PYTHON else "")
+    )

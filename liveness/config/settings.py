@@ -305,7 +305,7 @@ class TimerSettings:
     """The attempts of timers, and how many timers there may be."""
 
     run_timeout_s: float = setting(
-        RETRY_POLICY.run_ms / 1000,
+        RETRY_POLICY.attempt_ms / 1000,
         "time a gateway has to answer a timer",
         (1, 86_400),
         "seconds",

@@ -24,7 +24,7 @@ from liveness.core._wire cimport NO_CONN, NOBODY, PackedActivity, Sign, packed
 from liveness.core import intervals
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
-    BAD_UID, BUCKET_S, GROUND_MOST, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Slot,
+    BAD_UID, BUCKET_S, MAX_BUCKETS_PER_SLOT, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Slot,
     Snapshot,
 )
 
@@ -102,7 +102,7 @@ cdef class Wheel:
         self.passed = Queue(NONE, NONE)
         width_s = timeout / slots
         self.slots, self.origin, self.default_timeout = slots, now, timeout
-        while width_s > <double> GROUND_MOST * BUCKET_S and width_s / slots >= BUCKET_S:
+        while width_s > <double> MAX_BUCKETS_PER_SLOT * BUCKET_S and width_s / slots >= BUCKET_S:
             width_s /= slots
             self.ring += 1
         self.per_slot = max(1, round(width_s / BUCKET_S + 0.499))

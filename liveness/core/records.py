@@ -264,7 +264,7 @@ class Changes:
     due: list[float] = field(default_factory=list)
     # By session: the row to write, or None to delete it.
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
-    orders: list[TimerCommand] = field(default_factory=list)
+    commands: list[TimerCommand] = field(default_factory=list)
     ends: int = 0  # how many of the records end a session, or begin an attempt
 
     @property
@@ -274,7 +274,7 @@ class Changes:
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self.records or self.online or self.orders)
+        return bool(self.records or self.online or self.commands)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

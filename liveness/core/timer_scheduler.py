@@ -3,7 +3,7 @@
 The table of timers (`timer_states`) is the truth, and may hold far more than memory. The
 ids of the timers that come due next are kept here, on a ring of 3,600 slots of one
 second: a wheel of the kind that users are on. It is filled from the table ahead of time,
-earliest first and in bounded steps, up to the *horizon*. `settled` applies to it what a
+earliest first and in bounded steps, up to the *horizon*. `applied` applies to it what a
 transaction has changed in the table.
 
 So the ring says when to read the table. A timer that comes due is claimed, read from the
@@ -12,7 +12,7 @@ when it arrives. Two rules make that safe:
     1. a timer does not fire while a command for its key or ext is *under way*: issued,
        and not settled yet. A command that came before the timer fires wins;
     2. a timer that a transaction changed after the reading began is not fired from that
-       reading: `settled` has put it on the ring again already.
+       reading: `applied` has put it on the ring again already.
 
 Time is monotonic and passed by the caller. Rows have milliseconds of the timers' clock:
 the wall clock as of the start, and monotonic time since. So setting the wall clock moves
@@ -69,7 +69,7 @@ FILL_STEP: Final = 2_000
 # An attempt whose record was not sent yet is looked at again after ten times as long as
 # an attempt may take: a gateway that is away for long may have a million of them. But
 # after ten minutes at most, or after an attempt's time if that is longer.
-AWAY_RUNS: Final = 10
+AWAY_ATTEMPTS: Final = 10
 MOST_AWAY_MS: Final = 600_000
 # Moments in whole milliseconds and in seconds differ by less than this.
 ROUNDING_MS: Final = 1.0
@@ -198,14 +198,14 @@ class TimerScheduler:
         """Fire a failed or pending timer now, as its first attempt."""
         self._issue(RetryTimer(gateway, key, self.ms(at.mono)))
 
-    def undelivered(self, gateway: str, key: str, seq: int, at: Instant) -> None:
+    def fire_again(self, gateway: str, key: str, seq: int, at: Instant) -> None:
         """Fire a timer again, as the record of its attempt cannot be delivered."""
         self._issue(Undelivered(gateway, key, seq, self.ms(at.mono)))
 
-    def settled(self, commands: Iterable[TimerCommand], done: TimerTransaction) -> None:
+    def applied(self, commands: Iterable[TimerCommand], done: TimerTransaction) -> None:
         """Update the ring and the counts from a transaction, now that it is on disk."""
         for command in commands:
-            self._note_settled(command)
+            self._note_applied(command)
         self.results.update(done.results)
         self.states.update(done.states)
         if self._is_reading:
@@ -222,7 +222,7 @@ class TimerScheduler:
         if self.loaded > self._max_loaded:
             self._empty_ring()
 
-    def forgot(self, ended: dict[str, int]) -> None:
+    def deleted(self, ended: dict[str, int]) -> None:
         """Subtract ended timers that were deleted from the table, by state."""
         self.states.subtract(ended)
 
@@ -237,16 +237,16 @@ class TimerScheduler:
 
     # --- the ring -------------------------------------------------------------
 
-    def advance(self, mono: float, *, laid_until: float = 0.0) -> None:
+    def advance(self, mono: float, *, ahead_until: float = 0.0) -> None:
         """Move the hand; never back.
 
         Args:
             mono: Now.
-            laid_until: Move the ring ahead to this moment, so that a timer that is due
+            ahead_until: Move the ring ahead to this moment, so that a timer that is due
                 now need not wait for the end of its bucket.
         """
         self._now = max(self._now, mono)
-        self._wheel.advance(max(self._now, laid_until), self._wheel.steps)
+        self._wheel.advance(max(self._now, ahead_until), self._wheel.steps)
 
     def next_due(self) -> float:
         """The monotonic moment at which the ring will next have something to do.
@@ -325,7 +325,7 @@ class TimerScheduler:
         fair_share(ready, limit, take)
         return [*self._claimed]
 
-    def leave(self) -> None:
+    def reading_failed(self) -> None:
         """Note that a reading failed; the claimed timers stay due."""
         self._reading_until = None
         for number, gateway in self._claimed.items():
@@ -388,13 +388,13 @@ class TimerScheduler:
         return self._anchor.mono + (ms - self._anchor.wall_ms) / 1000
 
     def _issue(self, command: TimerCommand) -> None:
-        self._decided.changes.orders.append(command)
+        self._decided.changes.commands.append(command)
         key, under_way = key_of(command), self._under_way
         if key is None:
             key, under_way = _ext_of(command), self._under_way_ext
         under_way[key] = under_way.get(key, 0) + 1
 
-    def _note_settled(self, command: TimerCommand) -> None:
+    def _note_applied(self, command: TimerCommand) -> None:
         key, under_way = key_of(command), self._under_way
         if key is None:
             key, under_way = _ext_of(command), self._under_way_ext
@@ -418,15 +418,15 @@ class TimerScheduler:
         assert timer.seq is not None  # it is fired
         assert timer.fired is not None
         gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
-        run_ms = self.retry_policy.run_ms
+        attempt_ms = self.retry_policy.attempt_ms
         fired = self._mono(timer.fired)
-        left_ms = run_ms - 1000 * self._absences.listened_s(gateway, fired, mono)
+        left_ms = attempt_ms - 1000 * self._absences.listened_s(gateway, fired, mono)
         # Put off in the table too. In memory alone, many such timers would stay the
         # earliest of the table, and no others would be loaded.
         if left_ms > ROUNDING_MS:
             self._issue(LookLater(gateway, key, seq, now + ceil(left_ms)))
         elif delivered_seq(gateway) < seq:
-            away_ms = max(run_ms, min(AWAY_RUNS * run_ms, MOST_AWAY_MS))
+            away_ms = max(attempt_ms, min(AWAY_ATTEMPTS * attempt_ms, MOST_AWAY_MS))
             self._issue(LookLater(gateway, key, seq, now + away_ms))
         else:
             self._issue(GiveUp(gateway, key, seq, now))

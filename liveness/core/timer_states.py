@@ -67,7 +67,7 @@ class TimerState(NamedTuple):
 class RetryPolicy(NamedTuple):
     """How long an attempt may take, and how long to wait before each further one."""
 
-    run_ms: int
+    attempt_ms: int
     waits_ms: tuple[int, ...]
 
 
@@ -313,7 +313,7 @@ class TimerTransaction:
             return
         state, next_ms, changed = timer.state, timer.next, timer.changed
         if state == PENDING:
-            next_ms = command.at + self._retry_policy.run_ms
+            next_ms = command.at + self._retry_policy.attempt_ms
             state, changed = FIRED, command.at
         # Otherwise it was cancelled after the record was made, and only seq and attempt
         # change. Here and in `_end` the call is spelled out: `_replace` is half as fast.
@@ -342,7 +342,7 @@ class TimerTransaction:
             )
         else:
             self.results[UNANSWERED] += 1
-            message = f"no answer within {self._retry_policy.run_ms / 1000:g} s"
+            message = f"no answer within {self._retry_policy.attempt_ms / 1000:g} s"
             self._fail(timer, message, command.at, is_final=False)
 
     def _complete(self, command: CompleteTimer) -> None:

@@ -50,7 +50,7 @@ BUCKET_S: Final = 0.010
 
 # A slot of more buckets than this is divided by further layers: otherwise a timeout of a
 # day would need a hundred thousand buckets.
-GROUND_MOST: Final = 500
+MAX_BUCKETS_PER_SLOT: Final = 500
 
 # No deadline is further ahead than this: 400 days, for timers of up to 366.
 HORIZON_S: Final = 400 * 86_400
@@ -94,7 +94,7 @@ class Wheel:
     def __init__(self, *, timeout: float, slots: int, now: float = 0.0) -> None:
         self.slots = slots
         width_s, ring = timeout / slots, 0
-        while width_s > GROUND_MOST * BUCKET_S and width_s / slots >= BUCKET_S:
+        while width_s > MAX_BUCKETS_PER_SLOT * BUCKET_S and width_s / slots >= BUCKET_S:
             width_s /= slots
             ring += 1
         per_slot = max(1, round(width_s / BUCKET_S + 0.499))

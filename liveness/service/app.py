@@ -23,7 +23,7 @@ import structlog
 import trio
 
 from liveness import __version__
-from liveness.compiled import WHEEL, WHY_REFERENCE
+from liveness.compiled import WHEEL, WHY_PURE_PYTHON
 from liveness.config.settings import SETTINGS, Config
 from liveness.core.access import Access
 from liveness.core.records import TIMER, Subscription, TimerRecord
@@ -129,8 +129,8 @@ def _log_start(config: Config) -> None:
             for name, value in settings.items()
         },
     )
-    if WHY_REFERENCE:
-        _log.info("the wheel is the reference", why=WHY_REFERENCE)
+    if WHY_PURE_PYTHON:
+        _log.info("the wheel is the reference", why=WHY_PURE_PYTHON)
 
 
 def _log_ready(http: socket.socket, *, users: int) -> None:

@@ -107,7 +107,7 @@ class SidecarService:
         self._unread = wiring.make_unread(config, store)
         self.log_writer = log_writer = LogWriter(
             store,
-            TimerWriter(table, clock=clock, settled=self._settled),
+            TimerWriter(table, clock=clock, on_applied=self._on_applied),
             clock=clock,
             counts=counts,
             published=self._published,
@@ -185,7 +185,7 @@ class SidecarService:
             nursery.start_soon(self._trim)
             nursery.start_soon(self._write, self.log_writer.timers.run)
             nursery.start_soon(self.log_writer.timers.write_back)
-            nursery.start_soon(self._skipped_runs.run, self._timer_loop.undelivered)
+            nursery.start_soon(self._skipped_runs.run, self._timer_loop.fire_again)
             nursery.start_soon(self._summaries.run)
             timers = trio.CancelScope()
             nursery.start_soon(_within, timers, self._timer_loop.run)
@@ -230,7 +230,7 @@ class SidecarService:
             most_bytes=self.config.state.retention_bytes,
             most_ended=self.config.timers.max_ended,
             in_use=self.engine.names_in_use,
-            forgot=self.scheduler.forgot,
+            forgot=self.scheduler.deleted,
         )
 
     async def _watch_files(self, sockets: dict[str, socket.socket]) -> None:
@@ -331,10 +331,10 @@ class SidecarService:
         self.feed.publish(batch)
         self.engine.written()
 
-    def _settled(
+    def _on_applied(
         self, commands: list[TimerCommand], transaction: TimerTransaction
     ) -> None:
-        self.scheduler.settled(commands, transaction)
+        self.scheduler.applied(commands, transaction)
         self.engine.timers_changed()
         self.engine.written()
         self.feed.notify_waiting()

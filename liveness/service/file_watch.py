@@ -81,7 +81,7 @@ class FileWatch:
 
     def _create_again(self, name: str, listener: UnixListener) -> None:
         try:
-            listener.make_anew()
+            listener.rebind()
         except (StartError, ConfigError) as error:
             self._report_loss(name, str(error))
             return

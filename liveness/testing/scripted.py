@@ -482,7 +482,7 @@ class ScriptedSidecar:
         link.
         """
         self._turn()
-        self._scheduler.forgot(self._disk.trim())
+        self._scheduler.deleted(self._disk.trim())
 
     def stop(self, reason: str = "the sidecar stops") -> None:
         """Stop as planned, with `bye`. After `start`, users' clocks continue."""
@@ -650,7 +650,7 @@ class ScriptedSidecar:
         scheduler, disk, mono = self._scheduler, self._disk, self._at.mono
         while True:
             self._commit()
-            scheduler.advance(mono, laid_until=mono + AHEAD_S)
+            scheduler.advance(mono, ahead_until=mono + AHEAD_S)
             while window := scheduler.window():
                 scheduler.fill(window, disk.coming(window))
             numbers = scheduler.take(UNLIMITED)
@@ -997,7 +997,7 @@ class ScriptedSidecar:
             "max_batch": self._limits.max_batch,
             "max_frame": self._limits.max_frame_bytes,
             "window": self._window,
-            "run_timeout": RETRY_POLICY.run_ms / 1_000,
+            "run_timeout": RETRY_POLICY.attempt_ms / 1_000,
         }
         if link.has_cursor:
             welcome["known"] = is_known
@@ -1009,7 +1009,7 @@ class ScriptedSidecar:
         """Fire timers again whose records this gateway will not receive."""
         for record in self._disk.records[after:until]:
             if isinstance(record, TimerRecord) and record.gateway == name:
-                self._scheduler.undelivered(
+                self._scheduler.fire_again(
                     name, record.key, record.seq, self._timers_at
                 )
 
@@ -1035,7 +1035,7 @@ class ScriptedSidecar:
             self._disk.in_force[gateway.name] = gateway.in_force
         if changes := self._presence.decided.take():
             transaction = self._disk.write(changes, RETRY_POLICY)
-            self._scheduler.settled(changes.orders, transaction)
+            self._scheduler.applied(changes.commands, transaction)
 
     def _next_records(self, link: _Link) -> list[Logged | Gap]:
         """The next records for a link: as many as its window has room for."""

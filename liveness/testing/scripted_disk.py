@@ -45,8 +45,10 @@ class Disk:
                 self.online[session] = row
             else:
                 self.online.pop(session, None)
-        timers = [timer for timer, _ in self.timers.values()] if changes.orders else []
-        transaction = TimerTransaction(changes.orders, timers, policy)
+        timers = (
+            [timer for timer, _ in self.timers.values()] if changes.commands else []
+        )
+        transaction = TimerTransaction(changes.commands, timers, policy)
         payloads = {new.timer.id: new.payload for new in transaction.added}
         for timer in transaction.changed:
             is_new = timer.id in payloads

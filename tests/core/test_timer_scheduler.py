@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from liveness.core.absences import MOST_ABSENCES
-from liveness.core.timer_scheduler import AWAY_RUNS
+from liveness.core.timer_scheduler import AWAY_ATTEMPTS
 from liveness.core.timer_states import (
     RETRY_POLICY,
     Fire,
@@ -164,12 +164,12 @@ class Modelled(Rig):
     def hand_in(self) -> list[float]:
         """Hand in a reading; check who was fired, and whose run was ended."""
         orders, records = (
-            len(self.decided.changes.orders),
+            len(self.decided.changes.commands),
             len(self.decided.changes.records),
         )
         lateness = super().hand_in()
         new = iter(self.decided.changes.records[records:])
-        for order in self.decided.changes.orders[orders:]:
+        for order in self.decided.changes.commands[orders:]:
             assert isinstance(order, Fire | GiveUp | LookLater)
             named = (order.gateway, order.key)
             number = max(
@@ -188,7 +188,7 @@ class Modelled(Rig):
                     state="fired",
                     attempts=it.attempts + 1,
                     runs=(*it.runs, order.seq),
-                    ends=int(self.ms) + SHORT.run_ms,
+                    ends=int(self.ms) + SHORT.attempt_ms,
                     fired=int(self.ms),
                 )
                 assert record._asdict() == {
@@ -205,12 +205,12 @@ class Modelled(Rig):
                 continue
             assert it.state == "fired"
             assert self.ms >= it.ends, "the run was over too soon"
-            left_ms = SHORT.run_ms - self.listened_ms(it.fired)
+            left_ms = SHORT.attempt_ms - self.listened_ms(it.fired)
             was_handed = self.was_handed(it.gateway) >= it.runs[-1]
             if isinstance(order, LookLater):
                 assert left_ms > 0 or not was_handed
                 wait_ms = order.until - int(self.ms)
-                if wait_ms != AWAY_RUNS * SHORT.run_ms or was_handed:
+                if wait_ms != AWAY_ATTEMPTS * SHORT.attempt_ms or was_handed:
                     assert wait_ms == pytest.approx(left_ms, abs=2)
                 self.change(number, ends=order.until)
             else:
@@ -455,7 +455,7 @@ class Timers(RuleBasedStateMachine):
         rig.read()
         rig.hand_in()
         # The runs that were not handed are looked at.
-        rig.wait(AWAY_RUNS * SHORT.run_ms / 1000)
+        rig.wait(AWAY_ATTEMPTS * SHORT.attempt_ms / 1000)
         while rig.live:
             rig.wait(PROMPT_MS / 1000)
             rig.check_prompt()
@@ -623,7 +623,9 @@ def test_undelivered_runs_do_not_keep_other_timers_from_the_ring(
     assert record.gateway == "here"
     del rig.handed["away"]
     rig.done("k", gateway="here")
-    again = rig.wait((AWAY_RUNS * SHORT.run_ms + SHORT.waits_ms[0]) / 1000 + 0.5)
+    again = rig.wait(
+        (AWAY_ATTEMPTS * SHORT.attempt_ms + SHORT.waits_ms[0]) / 1000 + 0.5
+    )
     assert Counter(it.attempt for it in again) == {2: 30}
 
 

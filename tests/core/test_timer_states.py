@@ -33,7 +33,7 @@ from tests.helpers.strategies import BOUNDED
 
 WheelClass = type[Wheel]
 
-RUN_S: Final = RETRY_POLICY.run_ms / 1000
+RUN_S: Final = RETRY_POLICY.attempt_ms / 1000
 WAITS_S: Final = [wait_ms / 1000 for wait_ms in RETRY_POLICY.waits_ms]
 DAY_S: Final = 86_400.0
 # A bucket of the ring, and a turn after it.
@@ -56,7 +56,7 @@ def fired(rig: Rig, key: str = "k", *, ext: str | None = None) -> int:
 def fires_at(rig: Rig, mono: float) -> int:
     """How many fire at just this moment, with the ring laid ahead of it."""
     rig.to(mono)
-    rig.timetable.advance(mono, laid_until=mono + SOON_S)
+    rig.timetable.advance(mono, ahead_until=mono + SOON_S)
     while rig.begin_reading(of_due=False):
         rig.read()
         rig.hand_in()
@@ -251,15 +251,15 @@ def test_an_undelivered_run_begins_anew_and_takes_no_attempt(
     rig.after("k", 1, "payload")
     (first,) = rig.wait(1 + SOON_S)
     rig.wait(5)
-    rig.timetable.undelivered("g", "k", first.seq, rig.now)
+    rig.timetable.fire_again("g", "k", first.seq, rig.now)
     (again,) = rig.wait(SOON_S)
     assert (again.attempt, again.payload) == (1, "payload")
     assert abs(again.due - first.due) <= 1
     assert again.seq > first.seq
     # It is about that run alone, and only as long as that is under way.
-    rig.timetable.undelivered("g", "k", first.seq, rig.now)
+    rig.timetable.fire_again("g", "k", first.seq, rig.now)
     rig.done("k")
-    rig.timetable.undelivered("g", "k", again.seq, rig.now)
+    rig.timetable.fire_again("g", "k", again.seq, rig.now)
     assert rig.wait(2 * RUN_S) == []
     assert state(rig) == DONE
     assert rig.timetable.results == {DONE: 1, FAIL: 0, UNANSWERED: 0, LATE: 0}
@@ -325,7 +325,7 @@ def test_states_follow_what_is_forgotten(rig: Rig) -> None:
     rig.done("k", seq=fired(rig))
     rig.commit()
     assert rig.timetable.states["done"] == 1
-    rig.timetable.forgot({"done": 1})
+    rig.timetable.deleted({"done": 1})
     assert +rig.timetable.states == {}
 
 

@@ -136,7 +136,7 @@ class Rig:
             return False
         records = [one for one in changes.records if isinstance(one, TimerRecord)]
         assert len(records) == len(changes.records) == changes.ends
-        self.given.append(Given(changes.orders, records))
+        self.given.append(Given(changes.commands, records))
         return True
 
     def write(self, most: int = PLENTY) -> bool:
@@ -161,7 +161,7 @@ class Rig:
         """Tell the timetable what was written; return whether anything was."""
         if self.written is None:
             return False
-        self.timetable.settled(*self.written)
+        self.timetable.applied(*self.written)
         self.written = None
         return True
 
@@ -239,7 +239,7 @@ class Rig:
         """Have the reading under way fail."""
         if self.reading is not None:
             self.reading = None
-            self.timetable.leave()
+            self.timetable.reading_failed()
 
     def was_handed(self, gateway: str) -> int:
         """As the engine tells it: up to which seq a gateway was handed its records."""

@@ -26,7 +26,7 @@ SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 STEERING = {"CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED"}
 STEERING |= {"CI", "REQUIRE_COMPILED"}
 REQUIRED = {"REQUIRE_COMPILED": "1"}
-SHOW = "from liveness import compiled; print(compiled.WHEEL, compiled.WHY_REFERENCE, sep=': ')"
+SHOW = "from liveness import compiled; print(compiled.WHEEL, compiled.WHY_PURE_PYTHON, sep=': ')"
 NOT_COMPILED = (
     "it was not compiled for this Python; apt install gcc python3-dev, then install "
     "liveness again (in a clone: make setup)"

@@ -593,7 +593,7 @@ EXCUSED: Final = {
     "service/storage/snapshots.py:opened": "takes a machine on which two statements last long",
     "service/storage/writer.py:write": "two that write: tests/service/test_file_watch.py",
     "service/links/sockets.py:_open_up": "takes another between: tests/service/links/test_sockets.py",
-    "service/links/sockets.py:make_anew": "while it runs: tests/system/test_lost_files.py",
+    "service/links/sockets.py:rebind": "while it runs: tests/system/test_lost_files.py",
     "service/systemd.py:socket": "takes other sockets: tests/service/test_systemd.py",
     "service/storage/read_only_access.py:file_state": "who may not read it: tests/system/test_explain.py",
     "service/storage/read_only_access.py:read_unchanged": "takes starts amid reads: tests/service/storage/test_log_reader.py",

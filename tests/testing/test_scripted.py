@@ -617,7 +617,7 @@ async def test_a_timer_without_an_answer_is_tried_again_until_it_fails(
     attempts = fired(await gateway.records(16))
     assert [attempt for _, attempt, _ in attempts] == [*range(1, 17)]
     waits_ms = [
-        later - sooner - RETRY_POLICY.run_ms
+        later - sooner - RETRY_POLICY.attempt_ms
         for (_, _, sooner), (_, _, later) in pairwise(attempts)
     ]
     assert waits_ms == [*RETRY_POLICY.waits_ms]

@@ -215,7 +215,7 @@ class LinkReader:
         held_back = dict[str, GatewayState]()
         if 2 * timers.pending > self._max_pending_commands:
             share = self.commands_per_gateway
-            for name, pending in timers.pending_of.items():
+            for name, pending in timers.pending_by_gateway.items():
                 link = self._registry.named.get((GATEWAY, name))
                 if pending > share and link is not None and link.gateway is not None:
                     held_back[name] = link.gateway
@@ -232,7 +232,7 @@ class LinkReader:
                     "have it send fewer (timers.max_pending)",
                     key=gateway.name,
                     name=gateway.name,
-                    pending=timers.pending_of[gateway.name],
+                    pending=timers.pending_by_gateway[gateway.name],
                 )
         self.held_back = held_back
 

@@ -62,7 +62,7 @@ class TimerLoop:
                         while await self._fire_due(db) | await self._load(db):
                             self.failure = None
             except sqlite3.Error as error:
-                self._scheduler.leave()
+                self._scheduler.reading_failed()
                 self.failure = f"the timers' table cannot be read: {error}"
                 message = "timers cannot be read; it is tried again"
                 log_throttled(_log.warning, message, key=message, error=str(error))
@@ -98,9 +98,9 @@ class TimerLoop:
         # Twice the number at which a gateway is held back: otherwise a gateway that keeps
         # sending commands would keep its own timers from firing.
         most = 2 * self._engine.commands_per_gateway
-        pending_of = self._log_writer.timers.pending_of
+        pending_by_gateway = self._log_writer.timers.pending_by_gateway
         return self._scheduler.take(
-            BATCH_TIMERS, lambda gateway: pending_of.get(gateway, 0) <= most
+            BATCH_TIMERS, lambda gateway: pending_by_gateway.get(gateway, 0) <= most
         )
 
     async def _load(self, db: sqlite3.Connection) -> bool:
@@ -115,11 +115,11 @@ class TimerLoop:
 
     # --- attempts -------------------------------------------------------------
 
-    def undelivered(self, records: list[TimerRecord]) -> None:
+    def fire_again(self, records: list[TimerRecord]) -> None:
         """Have timers fire again whose records their gateways will never receive."""
         at = self._engine.instant()
         for record in records:
-            self._scheduler.undelivered(record.gateway, record.key, record.seq, at)
+            self._scheduler.fire_again(record.gateway, record.key, record.seq, at)
         self._engine.commit()
 
     def _delivered_seq(self, gateway: str) -> int:
@@ -138,4 +138,6 @@ class TimerLoop:
 
     def _hurry(self, gateway: str, key: str) -> None:
         """Write an attempt to the table now, as a later timer of its key waits for that."""
-        self._log_writer.timers.hurry(gateway, key, ticket=self._log_writer.ticket)
+        self._log_writer.timers.write_fire_now(
+            gateway, key, ticket=self._log_writer.ticket
+        )

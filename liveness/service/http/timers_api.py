@@ -136,7 +136,9 @@ class TimersApi:
         unchanged = "nothing was changed, ask again"
         await written(self._log_writer, unchanged, gateway=gateway)
         # An attempt's record may be on disk before the table has it.
-        self._log_writer.timers.hurry(gateway, key, ticket=self._log_writer.ticket)
+        self._log_writer.timers.write_fire_now(
+            gateway, key, ticket=self._log_writer.ticket
+        )
         await written(self._log_writer, unchanged, gateway=gateway)
         timer = await self._newest_of(gateway, key)
         subject = f"the timer {key!r} of {gateway!r}"
@@ -172,7 +174,7 @@ class TimersApi:
                 f"no timer {number} is damaged: `liveness timers list` shows those"
             )
             raise ApiError(404, f"{message} that are")
-        scheduler.forgot(removed)
+        scheduler.deleted(removed)
         read = partial(
             timer_reader.list_timers, wanted={"id": number}, before=MAX_INTEGER
         )

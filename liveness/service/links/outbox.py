@@ -342,7 +342,7 @@ class Outbox:
         hello = self._hello
         if not is_log_only and hello is not None and hello.role == GATEWAY:
             # A gateway waits only for its own timer commands; a watcher has none.
-            oldest = log_writer.timers.oldest_of(hello.name)
+            oldest = log_writer.timers.oldest_ticket_of(hello.name)
             durable = durable if oldest is None else min(durable, oldest - 1)
         return reply.ticket <= durable
 

@@ -2,7 +2,7 @@
 
 At a stop, a socket file that the sidecar made is removed, unless it was replaced; one
 that systemd made stays. While the sidecar runs, `is_reachable` says whether a path still
-leads to its socket, and `make_anew` binds the socket there again.
+leads to its socket, and `rebind` binds the socket there again.
 """
 
 import errno
@@ -61,7 +61,7 @@ class UnixListener(socket.socket):
         """Whether its path still leads to it."""
         return self._file is not None and identity(self.path) == self._file
 
-    def make_anew(self) -> None:
+    def rebind(self) -> None:
         """Bind to its path again, as at the start; open links go on.
 
         The object and its descriptor stay the same, so an `accept` that waits goes on.

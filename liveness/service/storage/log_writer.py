@@ -124,7 +124,7 @@ class LogWriter:
     @property
     def durable_ticket(self) -> int:
         """All changes up to this ticket are durable, except timers without space."""
-        oldest = self.timers.oldest
+        oldest = self.timers.oldest_ticket
         reached = self.log_ticket
         return reached if oldest is None else min(reached, oldest - 1)
 
@@ -147,7 +147,7 @@ class LogWriter:
         """Queue changes. They are durable once `durable_ticket` reaches `ticket`."""
         self.ticket += 1
         commands: list[TimerCommand] = [
-            command for command in changes.orders if not isinstance(command, Fire)
+            command for command in changes.commands if not isinstance(command, Fire)
         ]
         if commands:
             self.timers.append(commands, ticket=self.ticket)
@@ -371,7 +371,7 @@ class LogWriter:
                 break
             batch.changes += 1
             batch.records += changes.records
-            batch.runs += [run for run in changes.orders if isinstance(run, Fire)]
+            batch.runs += [run for run in changes.commands if isinstance(run, Fire)]
             batch.due += changes.due
             batch.weight += changes.weight
             batch.ends += changes.ends
@@ -425,7 +425,7 @@ class LogWriter:
             self._queue.popleft()
         if batch.records:
             # Before the attempt is published, so that its answer is queued behind it.
-            self.timers.begun(batch.runs, until=batch.records[-1].seq)
+            self.timers.add_fires(batch.runs, until=batch.records[-1].seq)
         self.records_pending -= batch.weight
         self.pending_ends -= batch.ends
         if batch.records:

@@ -72,18 +72,18 @@ class SkippedRuns:
         ranges = self._ranges.get(gateway)
         return min(position, ranges[0][0] or 0) if ranges else position
 
-    async def run(self, undelivered: Callable[[list[TimerRecord]], object]) -> None:
-        """Search skipped ranges for ever; call *undelivered* with the attempts found."""
+    async def run(self, fire_again: Callable[[list[TimerRecord]], object]) -> None:
+        """Search skipped ranges for ever; call *fire_again* with the attempts found."""
         while True:
             await self._wake.wait()
             while self._ranges:
                 # Ranges are read from disk, and may not be there yet.
                 await self._log_writer.flushed_for(None)
                 for gateway in [*self._ranges]:
-                    await self._read_on(gateway, undelivered)
+                    await self._read_on(gateway, fire_again)
 
     async def _read_on(
-        self, gateway: str, undelivered: Callable[[list[TimerRecord]], object]
+        self, gateway: str, fire_again: Callable[[list[TimerRecord]], object]
     ) -> None:
         ranges = self._ranges[gateway]
         after, until = ranges[0]
@@ -106,7 +106,7 @@ class SkippedRuns:
             await trio.sleep(RETRY_S)
             return
         if runs := [run for run in page.records if isinstance(run, TimerRecord)]:
-            undelivered(runs)
+            fire_again(runs)
             # So at most these commands are queued for the timers' table.
             await self._log_writer.flushed_for(gateway)
         _, until = ranges[0]  # `add` may have extended it

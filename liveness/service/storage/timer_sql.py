@@ -88,7 +88,7 @@ update timers set since = :next where id > coalesce(
 # If the wall clock was set back while the sidecar was down, attempts seem to begin in the
 # future, and would time out only after that. This reads every live timer.
 RESTART_FUTURE_ATTEMPTS: Final = """
-update timers set fired = :now, next = :now + :run_ms
+update timers set fired = :now, next = :now + :attempt_ms
 where next > :now and state = 'fired' and fired > :now
 """
 

@@ -232,7 +232,7 @@ class TimerStore:
             if self._fired > wall_ms:
                 self._db.execute(
                     timer_sql.RESTART_FUTURE_ATTEMPTS,
-                    {"now": wall_ms, "run_ms": self.retry_policy.run_ms},
+                    {"now": wall_ms, "attempt_ms": self.retry_policy.attempt_ms},
                 )
                 self._db.execute(
                     "update meta set value = ? where key = 'fired'", [wall_ms]

@@ -86,7 +86,7 @@ class TimerWriter:
     Args:
         table: The open table.
         clock: Limits how long a `Fire` waits, and how often a failure is logged.
-        settled: Called with applied commands, and their outcome.
+        on_applied: Called with applied commands, and their outcome.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class TimerWriter:
         table: TimerStore,
         *,
         clock: Clock,
-        settled: Callable[[list[TimerCommand], TimerTransaction], None],
+        on_applied: Callable[[list[TimerCommand], TimerTransaction], None],
     ) -> None:
         self.table = table
         self.writer = Writer("the timers' table", table.path, clock=clock)
         self._clock = clock
-        self._settled = settled
+        self._on_applied = on_applied
         self.pending = 0  # weight of the commands that are queued or being written
-        self.pending_of: dict[str, int] = {}  # the same, by gateway
+        self.pending_by_gateway: dict[str, int] = {}  # the same, by gateway
         self._queues: dict[str, deque[_Queued]] = {}  # by gateway; none is empty
         self._first = ""  # the gateway whose turn was first in the last transaction
         # By gateway: the lowest ticket of the commands that are being written.
@@ -122,13 +122,13 @@ class TimerWriter:
         self._wake = Notifier()
 
     @property
-    def oldest(self) -> int | None:
+    def oldest_ticket(self) -> int | None:
         """The lowest ticket of the unwritten commands, except those without room."""
         tickets = [*self._writing.values()]
         tickets += [queue[0].ticket for queue in self._queues.values()]
         return min(tickets, default=None)
 
-    def oldest_of(self, gateway: str) -> int | None:
+    def oldest_ticket_of(self, gateway: str) -> int | None:
         """The lowest ticket of a gateway's unwritten commands."""
         tickets = list[int]()
         if gateway in self._writing:
@@ -167,7 +167,7 @@ class TimerWriter:
                 queued = self._with_fires(gateway, queued)
             self._queue(gateway, ticket, queued)
 
-    def begun(self, fires: list[Fire], *, until: int) -> None:
+    def add_fires(self, fires: list[Fire], *, until: int) -> None:
         """Take the attempts of the log up to the seq *until*, which is on disk."""
         self._fires_until = until
         waits_until = self._clock.mono() + FIRE_WAIT_S
@@ -177,7 +177,7 @@ class TimerWriter:
         if fires:
             self._wake.notify()
 
-    def hurry(self, gateway: str, key: str, *, ticket: int) -> None:
+    def write_fire_now(self, gateway: str, key: str, *, ticket: int) -> None:
         """Queue the waiting `Fire` of a timer now, if there is one, under *ticket*."""
         self._queue(gateway, ticket, self._pop_fire(gateway, key))
 
@@ -243,11 +243,11 @@ class TimerWriter:
     def _count(self, gateway: str, weight: int) -> None:
         """Add *weight*, which may be negative, to what is pending."""
         self.pending += weight
-        pending = self.pending_of.get(gateway, 0) + weight
+        pending = self.pending_by_gateway.get(gateway, 0) + weight
         if pending:
-            self.pending_of[gateway] = pending
+            self.pending_by_gateway[gateway] = pending
         else:
-            self.pending_of.pop(gateway, None)
+            self.pending_by_gateway.pop(gateway, None)
 
     def _with_fires(
         self, gateway: str, commands: list[TimerCommand]
@@ -353,7 +353,7 @@ class TimerWriter:
             weights[gateway_of(command)] += weight_of(command)
         for gateway, weight in weights.items():
             self._count(gateway, -weight)
-        self._settled(applied, result.outcome)
+        self._on_applied(applied, result.outcome)
 
     def _room_retries(self) -> list[TimerCommand]:
         """The commands without room that are to be tried again now."""

@@ -274,7 +274,7 @@ async def test_a_gateway_with_too_many_timers_holds_up_no_other(rig: Rig) -> Non
         assert rig.counts.limits_met["timers.max_pending"] == 1
         assert rig.counts.limits_met["limits.pause_reading"] == 0
         # Its own order, which counts for more by its payload, and the run.
-        assert rig.log_writer.timers.pending_of["other"] >= 5
+        assert rig.log_writer.timers.pending_by_gateway["other"] >= 5
         assert rig.log_writer.timers.pending <= pending + 5 + 1
 
 

@@ -151,7 +151,7 @@ def test_only_runs_that_the_table_lacks_change_it(
         assert (timer.fired, timer.changed, timer.next) == (
             at,
             at,
-            at + RETRY_POLICY.run_ms,
+            at + RETRY_POLICY.attempt_ms,
         )
     assert table.seq == 15
     caught_up = rows(table)

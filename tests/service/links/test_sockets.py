@@ -224,7 +224,7 @@ async def test_a_socket_made_anew_keeps_its_mode_and_who_accepts(path: Path) -> 
                 nursery.start_soon(accept_one)
                 await trio.testing.wait_all_tasks_blocked()
                 remove(path)
-                listener.make_anew()
+                listener.rebind()
                 assert listener.is_reachable()
                 assert mode(path) == 0o666
                 late = connect(path)
@@ -242,7 +242,7 @@ async def test_its_folder_is_made_anew_too(path: Path) -> None:
     with listening(path) as listener:
         remove(path)
         path.parent.rmdir()
-        listener.make_anew()
+        listener.rebind()
         assert greets(listener, path)
 
 
@@ -251,10 +251,10 @@ async def test_another_that_serves_there_now_is_left_alone(path: Path) -> None:
         remove(path)
         with listening(path) as other:
             with pytest.raises(StartError, match="another process serves there"):
-                listener.make_anew()
+                listener.rebind()
             other.accept()[0].close()  # the connection that only looked
             assert greets(other, path)
-        listener.make_anew()
+        listener.rebind()
         assert greets(listener, path)
 
 
@@ -268,7 +268,7 @@ async def test_a_socket_that_was_handed_over_is_left_to_its_manager(path: Path) 
             remove(path)
             assert not listener.is_reachable()
             with pytest.raises(StartError, match="restart its unit"):
-                listener.make_anew()
+                listener.rebind()
             assert not is_there(path)
 
 

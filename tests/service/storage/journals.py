@@ -114,7 +114,7 @@ def journal_of(
     *,
     published: Callable[[Batch], None],
     counts: Counts | None = None,
-    settled: Callable[[list[TimerCommand], TimerTransaction], None] = _ignored,
+    on_applied: Callable[[list[TimerCommand], TimerTransaction], None] = _ignored,
     clock: Clock | None = None,
 ) -> Iterator[LogWriter]:
     """A log writer over a store, and over timers in the same folder."""
@@ -122,7 +122,7 @@ def journal_of(
     with closing(TimerStore(store.folder, log=store.log)) as table:
         yield LogWriter(
             store,
-            TimerWriter(table, clock=clock, settled=settled),
+            TimerWriter(table, clock=clock, on_applied=on_applied),
             clock=clock,
             counts=counts or Counts(),
             published=published,

@@ -542,12 +542,12 @@ async def test_a_large_ext_is_cancelled_in_steps_before_its_mark(
         steps.append((log_writer.durable_ticket >= mark, left, len(orders)))
         log_writer.notify_flushed()
 
-    with journal_of(store, published=lambda _: None, settled=settled) as log_writer:
+    with journal_of(store, published=lambda _: None, on_applied=settled) as log_writer:
         table = log_writer.timers.table
         fill(table, many, ext="x")
-        log_writer.append(Changes(orders=[CancelTimer("g", None, "x", many + 1, 5)]))
+        log_writer.append(Changes(commands=[CancelTimer("g", None, "x", many + 1, 5)]))
         later = CreateTimer(pending(many + 1, "later", ext="x"), None)
-        log_writer.append(Changes(orders=[later]))
+        log_writer.append(Changes(commands=[later]))
         mark = log_writer.flush()
         async with writing(log_writer):
             await log_writer.flushed()
@@ -575,7 +575,7 @@ def test_only_the_last_of_several_cancels_of_an_ext_is_given_again(
 
 
 def test_a_run_begun_in_the_future_waits_a_whole_run_from_now(tmp_path: Path) -> None:
-    back_at, run_ms = 5_000, RETRY_POLICY.run_ms
+    back_at, attempt_ms = 5_000, RETRY_POLICY.attempt_ms
     with closing(TimerStore(tmp_path, log="a log")) as table:
         fill(table, 4)
         began = [first_run(1, 2, 4_999), *(first_run(n, n + 1, 9_000) for n in (2, 3))]
@@ -585,8 +585,8 @@ def test_a_run_begun_in_the_future_waits_a_whole_run_from_now(tmp_path: Path) ->
             table.fit(4, wall_ms=now)
             runs = [(it.timer.fired, it.timer.next) for it in rows(table).values()]
         assert runs == [
-            (4_999, 4_999 + run_ms),
-            (back_at, back_at + run_ms),
+            (4_999, 4_999 + attempt_ms),
+            (back_at, back_at + attempt_ms),
             (9_000, None),
             (None, 4),
         ]

@@ -59,7 +59,7 @@ class Rig:
         self.published: list[Logged] = []
         self.settled: list[list[TimerCommand]] = []  # by transaction
         self.wrote_log, self.wrote_table = trio.Event(), trio.Event()
-        self.timers = TimerWriter(table, clock=clock, settled=self._settled)
+        self.timers = TimerWriter(table, clock=clock, on_applied=self._on_applied)
         self.log_writer = LogWriter(
             store,
             self.timers,
@@ -73,7 +73,7 @@ class Rig:
         self.wrote_log.set()
         self.wrote_log = trio.Event()
 
-    def _settled(
+    def _on_applied(
         self, orders: list[TimerCommand], settlement: TimerTransaction
     ) -> None:
         self.settled.append(orders)
@@ -82,7 +82,7 @@ class Rig:
         self.wrote_table = trio.Event()
 
     def give(self, *orders: TimerCommand) -> None:
-        self.log_writer.append(Changes(orders=[*orders]))
+        self.log_writer.append(Changes(commands=[*orders]))
 
     async def write(self, *orders: TimerCommand) -> None:
         """Give these orders, and wait until they are on disk."""
@@ -147,7 +147,7 @@ def fire(number: int, seq: int) -> Fire:
 def run(seq: int, number: int) -> Changes:
     """The first run of a timer: its record, and the order that notes it in the table."""
     record = TimerRecord(seq, TIMER, "g", f"k{number}", None, None, AT_MS, 1, AT_MS)
-    return Changes([record], [0.0], orders=[fire(number, seq)], ends=1)
+    return Changes([record], [0.0], commands=[fire(number, seq)], ends=1)
 
 
 def done(number: int) -> TimerCommand:
@@ -178,7 +178,7 @@ async def test_orders_are_committed_together_up_to_a_number(rig: Rig) -> None:
     await rig.log_writer.flushed()
     rest = 4 * part + 1 - COMMIT_COMMANDS
     assert rig.sizes == [1, COMMIT_COMMANDS, COMMIT_COMMANDS, rest]
-    assert (rig.timers.pending_of, rig.log_writer.pending) == ({}, 0)
+    assert (rig.timers.pending_by_gateway, rig.log_writer.pending) == ({}, 0)
     assert rig.states() == {"pending": 4 * part + COMMIT_COMMANDS + 2}
 
 
@@ -192,12 +192,12 @@ async def test_large_orders_are_committed_together_up_to_4_mb(rig: Rig) -> None:
         rig.give(after(1))
         await wait_all_tasks_blocked()
         rig.give(*with_4_kib, *answers)
-        pending_of = {"g": 1 + 5 * len(with_4_kib), "h": 2 * len(answers)}
-        assert rig.timers.pending_of == pending_of
+        pending_by_gateway = {"g": 1 + 5 * len(with_4_kib), "h": 2 * len(answers)}
+        assert rig.timers.pending_by_gateway == pending_by_gateway
     await rig.log_writer.flushed()
     # Of 4,000 the answers take two each, and the timers five each: one over.
     assert rig.sizes == [1, 796 + 10, 800, 1_798 - 796 - 800]
-    assert rig.timers.pending_of == {}
+    assert rig.timers.pending_by_gateway == {}
 
 
 async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
@@ -249,7 +249,7 @@ async def test_a_run_that_somebody_asks_about_is_written_at_once(rig: Rig) -> No
     await rig.runs(2)
     began = trio.current_time()
     for key in ("k2", "k2", "unknown"):
-        rig.timers.hurry("g", key, ticket=rig.log_writer.ticket)
+        rig.timers.write_fire_now("g", key, ticket=rig.log_writer.ticket)
         await rig.log_writer.flushed()
         assert rig.states() == {"pending": 1, "fired": 1}
     assert trio.current_time() == began
@@ -323,13 +323,17 @@ async def test_gateways_have_equal_shares_of_a_transaction(
         await wait_all_tasks_blocked()
         rig.give(*(cancel(n, "h") for n in range(2)))
         rig.give(cancel(1, "i"))
-        assert timers.pending_of == {"g": 12, "h": 2, "i": 1}
-        oldest = timers.oldest, timers.oldest_of("h"), timers.oldest_of("i")
+        assert timers.pending_by_gateway == {"g": 12, "h": 2, "i": 1}
+        oldest = (
+            timers.oldest_ticket,
+            timers.oldest_ticket_of("h"),
+            timers.oldest_ticket_of("i"),
+        )
         assert oldest == (1, 2, 3)
     await rig.log_writer.flushed()
     shares = ["".join(map(gateway_of, orders)) for orders in rig.settled]
     assert shares == ["gggg", "high", "gggg", "ggg"]
-    left = timers.oldest, timers.oldest_of("g"), timers.pending_of
+    left = timers.oldest_ticket, timers.oldest_ticket_of("g"), timers.pending_by_gateway
     assert left == (None, None, {})
 
 
@@ -420,13 +424,13 @@ class Engine:
             case "write table":
                 timers = self.log_writer.timers
                 if timers.pending or timers.runs:
-                    if timers.oldest is None:  # all that is left are runs
+                    if timers.oldest_ticket is None:  # all that is left are runs
                         self.clock.jump(FIRE_WAIT_S)
                     self.table.gate.release()
                     await self.rig.wrote_table.wait()
             case _:
                 changes = self.decide(act)
-                self.given += changes.orders
+                self.given += changes.commands
                 self.log_writer.append(changes)
                 reached = (self.timers, self.seq, self.cancelled_below)
                 self.tickets.append((self.log_writer.ticket, *reached))
@@ -443,12 +447,12 @@ class Engine:
         if "after" in act:
             self.timers += 1
             self.to_fire.append(self.timers)
-            changes.orders.append(after(self.timers, ext="x"))
+            changes.commands.append(after(self.timers, ext="x"))
         if act == "done" and self.seq:
-            changes.orders.append(done(self.timers - len(self.to_fire)))
+            changes.commands.append(done(self.timers - len(self.to_fire)))
         if act == "cancel":
             self.cancelled_below = self.timers + 1
-            changes.orders.append(cancel_ext(self.cancelled_below))
+            changes.commands.append(cancel_ext(self.cancelled_below))
         return changes
 
     def check(self) -> None:
@@ -533,11 +537,11 @@ async def test_a_table_that_cannot_be_written_loses_nothing(rig: Rig) -> None:
             rig.give(*asked(501, 500))
             await trio.sleep(65.5)
             assert "full" in (log_writer.failure or "")
-            assert (log_writer.pending, rig.timers.oldest_of("g")) == (1_000, 1)
+            assert (log_writer.pending, rig.timers.oldest_ticket_of("g")) == (1_000, 1)
             assert (sum(rig.sizes), rig.states()) == (0, {})
         await trio.sleep(1.0)
     assert log_writer.failure is None
-    assert (log_writer.pending, rig.timers.oldest_of("g")) == (0, None)
+    assert (log_writer.pending, rig.timers.oldest_ticket_of("g")) == (0, None)
     assert rig.states() == {"pending": 1_000}
     assert [line["event"].partition(";")[0] for line in logs] == [
         *["the timers' table cannot be written"] * 2,
@@ -562,11 +566,14 @@ async def test_without_room_for_new_timers_everything_else_is_written(rig: Rig) 
         # What is asked of a key that waits comes after it.
         await rig.write(cancel(2), cancel(1))
         assert rig.states() == {"cancelled": 1}
-        assert (timers.pending_of, timers.oldest_of("g")) == ({"g": 501}, 2)
+        assert (timers.pending_by_gateway, timers.oldest_ticket_of("g")) == (
+            {"g": 501},
+            2,
+        )
         assert log_writer.failure is not None
     await trio.sleep(1)
     assert log_writer.failure is None
-    assert timers.pending_of == {}
+    assert timers.pending_by_gateway == {}
     assert rig.states() == {"cancelled": 2, "pending": 499}
 
 
