@@ -574,8 +574,8 @@ def refusals() -> list[Panel]:
         seldom(
             curves(
                 "Limits met",
-                "How often a limit was met, by the name of its setting. Raise it if "
-                "the load is right, or find the cause.",
+                "How often a limit was met, by its name. If it is a setting and the "
+                "load is right, raise it; otherwise find the cause.",
                 query(f"{rate('limit', 'liveness_limits_met_total')} > 0"),
                 unit="cps",
                 width=6,

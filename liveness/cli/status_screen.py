@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from liveness.console.admin_client import request_json, unexpected_answer
+from liveness.console.admin_client import CommandError, request_json, unexpected_answer
 from liveness.core.intervals import TIMES, is_short
 from liveness.core.timer_states import FAILED, FIRED, PENDING
 from liveness.metrics import OTHER
@@ -56,6 +56,11 @@ def look(socket_path: Path) -> Status:
     try:
         return _read(socket_path, found)
     except (AttributeError, KeyError, TypeError, ValueError):
+        if "version" in found:
+            raise CommandError(
+                f"the sidecar at {socket_path} has another version: restart it, or use the "
+                "`liveness` that it was started with"
+            ) from None
         raise unexpected_answer(socket_path) from None
 
 
@@ -137,7 +142,7 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
         "early": f"{found.early:,.0f} (must stay 0)",
         **({"timers": _listed(timers)} if any(timers.values()) else {}),
         "log": f"{log}, {found.log_bytes / 2**20:.1f} MiB",
-        "unattended": f"{found.unattended_s:,.1f} s",
+        "unattended": f"{found.unattended_s:.1f} s",
     }
     return {name: escaped(text) for name, text in rows.items()}
 

@@ -14,8 +14,7 @@ from liveness.errors import LivenessError
 
 # For answers that the sidecar has in memory. Callers allow more where it reads its disk.
 TIMEOUT_S: Final = 2.0
-# The metrics are a few hundred KiB, for any number of users. A hundred timers, with every
-# character of their texts escaped, are 6 MiB.
+# A hundred timers, with every character of their texts escaped, are 6 MiB.
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 
 

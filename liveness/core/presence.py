@@ -1,6 +1,6 @@
 """Applies events to sessions, and ends the sessions of silent users.
 
-The rules are those of `protocol.md`, "Sessions". Every decision becomes a record in
+The rules are those of `proto/README.md`, "Sessions". Every decision becomes a record in
 `Decisions`, and every offline carries its evidence: the last event, when it came, and how
 long ago.
 """

@@ -79,7 +79,7 @@ class HostTime(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A decision about a session (`protocol.md`, "Records")."""
+    """A decision about a session (`proto/README.md`, "Records")."""
 
     seq: int
     kind: str

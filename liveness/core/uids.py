@@ -33,5 +33,5 @@ def is_text(value: object, longest: int) -> TypeGuard[str]:
 
 
 def is_uid(value: object) -> TypeGuard[Uid]:
-    """Whether *value* may name a user (`protocol.md`, "Transport and framing")."""
+    """Whether *value* may name a user (`proto/README.md`, "Transport and framing")."""
     return is_text(value, MAX_UID_BYTES) or is_natural(value)

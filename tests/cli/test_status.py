@@ -249,7 +249,6 @@ def test_with_quiet_there_is_the_exit_code_alone(
         (screen, b"ok"),
         (screen, b"[]"),
         (screen, b"{}"),
-        (screen, json.dumps(SUMMARY | {"total": 1}).encode()),
         (readiness, b"ok"),
         (readiness, b'{"ready": true}'),
     ],
@@ -260,6 +259,12 @@ def test_another_program_is_no_liveness_sidecar(
     admin.pages |= dict.fromkeys(("/v1/wheel", "/readyz"), (200, body))
     with pytest.raises(CommandError, match="is not a liveness sidecar"):
         ask(path)
+
+
+def test_a_sidecar_of_another_version_is_named_as_one(admin: Admin, path: Path) -> None:
+    answer(admin, total=1)
+    with pytest.raises(CommandError, match="has another version: restart it, or use"):
+        screen(path)
 
 
 def test_a_program_that_speaks_no_http_is_no_liveness_sidecar(path: Path) -> None:

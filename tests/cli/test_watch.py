@@ -1,6 +1,6 @@
 """`liveness watch` against a scripted sidecar on a real Unix socket.
 
-The sidecar here knows `protocol.md` and nothing of the command: it refuses a hello that
+The sidecar here knows `proto/README.md` and nothing of the command: it refuses a hello that
 the contract does not allow, and delivers what the contract promises.
 """
 

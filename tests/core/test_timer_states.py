@@ -42,7 +42,7 @@ SOON_S: Final = 0.03
 
 @pytest.fixture
 def rig(wheel_class: WheelClass) -> Rig:
-    """Timers with the retry_policy as it is by default, and none yet."""
+    """No timers yet, with the default retry policy."""
     return Rig(wheel_class)
 
 

@@ -583,6 +583,7 @@ FOR_PROGRAMS: Final = {
 EXCUSED: Final = {
     "bench": "of `bench`: tests/bench/test_bench.py and tests/system/test_bench.py",
     "demo": "of `demo`: tests/demo/test_demo.py and tests/system/test_demo.py",
+    "cli/status_screen.py:look": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
     "cli/compare.py:_lines_of": "takes gigabytes: tests/compare/test_comparison.py",
     "cli/compare.py:_read_stdin": "beside a sidecar: tests/system/test_compare.py",

@@ -360,7 +360,9 @@ def test_a_user_is_explained_from_the_feed_and_by_address(
 def test_a_connection_is_shown_to_its_last_digit_or_not_at_all(
     sidecar: Sidecar, open_page: Open, name: str
 ) -> None:
-    conn = (1_785_000_000_000 << 20) + 1  # as protocol.md advises; no double holds it
+    conn = (
+        1_785_000_000_000 << 20
+    ) + 1  # as proto/README.md advises; no double holds it
     assert int(float(conn)) != conn
     small, large = f"small-{name}", f"large-{name}"
     gateway = sidecar.gateway(name)
