@@ -163,7 +163,7 @@ def _as_command_errors(state: Path, file: Path) -> Iterator[None]:
             ) from error
         raise CommandError(
             f"{state} could not be copied to {file}: {error}; no file is left behind: "
-            "make room or mend the disk"
+            "make room or repair the disk"
         ) from error
     except PermissionError as error:
         raise CommandError(

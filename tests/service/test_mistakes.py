@@ -334,7 +334,7 @@ STATES: Final = [
     Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it, or another --state", sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
     Mistake("timers of a newer version", SERVE, 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
     Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db has the schema None, which no version has; it was left as it is: name another --state", sql("liveness.db", "delete from meta where key = 'schema'")),
-    Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or mend the disk, nothing is lost", before="ulimit -f 4"),
+    Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or repair the disk, nothing is lost", before="ulimit -f 4"),
     Mistake("stop file unreadable", SERVE, 1, "{here}/state/stopped cannot be read (Is a directory); make it readable, or remove it to give everyone a fresh timeout", both(state, folder("state/stopped"))),
 ]  # fmt: skip
 
@@ -360,7 +360,7 @@ BACKUPS: Final = [
     Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and making a backup takes … MB; make room, or name a FILE elsewhere", changed_state(huge)),
     Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; no file is left behind: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
     Mistake("backup of a newer version", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("backup on a disk that fills up", "backup --state {here}/state {here}/b.tar", 1, "{here}/state could not be copied to {here}/b.tar: disk I/O error; no file is left behind: make room or mend the disk", LARGE, before="ulimit -f 70"),
+    Mistake("backup on a disk that fills up", "backup --state {here}/state {here}/b.tar", 1, "{here}/state could not be copied to {here}/b.tar: disk I/O error; no file is left behind: make room or repair the disk", LARGE, before="ulimit -f 70"),
 ]  # fmt: skip
 
 _UNREAD: Final = "{here}/state/liveness.db cannot be read: "

@@ -42,7 +42,7 @@ PAYLOAD: Final = {"payload": "x" * 4_000}
 
 LOG_FAILS: Final = (
     "the log cannot be written; nothing is dropped, it is tried again every second: "
-    "make room or mend the disk"
+    "make room or repair the disk"
 )
 TIMERS_FAIL: Final = LOG_FAILS.replace("the log", "the timers' table")
 

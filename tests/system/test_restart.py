@@ -250,7 +250,7 @@ def test_damaged_timers_met_while_running_are_said_and_not_overwritten(
     link.send("after", "another", 86_400)
     line = sidecar.line(
         "the timers' table cannot be written; nothing is dropped, it is tried again "
-        "every second: make room or mend the disk"
+        "every second: make room or repair the disk"
     )
     assert line.items() >= {"level": "error", "path": str(sidecar.timers)}.items()
     assert "malformed" in line["error"]

@@ -201,7 +201,7 @@ class TimersApi:
             return await in_thread(read_in_thread, limiter=self._readers)
         except sqlite3.Error as error:
             message = (
-                f"the timers cannot be read ({error}); mend the disk, and ask again"
+                f"the timers cannot be read ({error}); repair the disk, and ask again"
             )
             raise ApiError(503, message) from error
 

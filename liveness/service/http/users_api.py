@@ -84,7 +84,9 @@ class UsersApi:
                 limiter=readers,
             )
         except sqlite3.Error as error:
-            message = f"the log cannot be read ({error}); mend the disk, and ask again"
+            message = (
+                f"the log cannot be read ({error}); repair the disk, and ask again"
+            )
             raise ApiError(503, message) from error
         # Look again: the session may have ended or begun while the log was read.
         status = self._engine.status_of(uid)
@@ -163,4 +165,4 @@ class OnlineUsersApi:
             raise ApiError(503, str(error)) from error
         except (sqlite3.Error, OSError) as error:
             message = f"the users online cannot be read ({error}); "
-            raise ApiError(503, f"{message}mend the disk, and ask again") from error
+            raise ApiError(503, f"{message}repair the disk, and ask again") from error

@@ -132,7 +132,7 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in DISK_TROUBLE:
             raise StartError(
-                f"{path}: {error}; make room or mend the disk, nothing is lost"
+                f"{path}: {error}; make room or repair the disk, nothing is lost"
             ) from error
         raise StateError(
             f"{path} cannot be read ({error}); it was left as it is: restore a backup, "

@@ -144,7 +144,7 @@ def read_error(path: Path, error: sqlite3.Error) -> StateError:
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         todo = "ask again"
     elif code == sqlite3.SQLITE_IOERR:
-        todo = "mend the disk"
+        todo = "repair the disk"
     else:
         todo = "it is damaged: see `liveness check-state`, restore a backup"
     return StateError(f"{path} cannot be read: {error}; {todo}")

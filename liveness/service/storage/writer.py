@@ -91,7 +91,7 @@ class Writer:
             self._logged_at = now
             _log.error(
                 f"{self._what} cannot be written; nothing is dropped, it is "
-                "tried again every second: make room or mend the disk",
+                "tried again every second: make room or repair the disk",
                 error=str(error),
                 path=str(self._path),
                 pending=pending,

@@ -447,7 +447,7 @@ async def test_users_that_cannot_be_read_are_an_error(rig: Rig, tmp_path: Path) 
     rig.store.path.rename(tmp_path / "away")
     answer = await ask(rig.door(), "GET", "/v1/users")
     assert answer.status == 503
-    assert "mend the disk" in answer.error
+    assert "repair the disk" in answer.error
     assert not rig.sidecar.streams.open.total()
 
 
