@@ -193,7 +193,8 @@ class Sidecar:
         Raises:
             ReportError: As `keepalive`.
         """
-        known = self._uids.get(conn)  # type: ignore[arg-type]
+        # As in `keepalive`, without a call for each event.
+        known = self._uids.get(conn)  # type: ignore[arg-type]  # None is never open
         if known == uid and type(known) is type(uid) and type(conn) is int:
             self._messages[conn] = uid
         else:

@@ -53,7 +53,7 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
             writer.add_lost_count,
             *(_text_processors(stream) if is_text else _json_processors()),
         ],
-        logger_factory=structlog.WriteLoggerFactory(writer),  # type: ignore[arg-type]
+        logger_factory=structlog.WriteLoggerFactory(writer),  # type: ignore[arg-type]  # it only writes and flushes
         cache_logger_on_first_use=False,  # tests call `configure` again
     )
     for handler in logging.root.handlers:
