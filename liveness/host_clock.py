@@ -9,21 +9,14 @@ CLOCK_MONOTONIC (`HostTime.is_same_clock`).
 import sys
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
-from liveness.core.records import HostTime
+from liveness.core.records import HostReading, HostTime
 
 # The process may be preempted or stopped between its readings of two clocks. So it reads
 # them this often and uses the quickest reading, which must take less than LONGEST_S.
 TRIES: Final = 5
 LONGEST_S: Final = 0.001
-
-
-class HostReading(NamedTuple):
-    """One moment on the host's clocks, and their distance from the event loop's clock."""
-
-    host: HostTime
-    offset: float  # CLOCK_MONOTONIC less the event loop's clock
 
 
 def read_host(loop_clock: Callable[[], float]) -> HostReading | None:

@@ -19,10 +19,11 @@ from liveness.bench.load import BATCH, LoadError, LoadUsers, cut
 from liveness.bench.verdict import p99_ms
 from liveness.compiled import Wheel
 from liveness.console.progress import Stage
+from liveness.core.back_pressure import FIRE_PER_TURN
 from liveness.core.changes import Decisions
 from liveness.core.presence import Presence
 from liveness.core.records import Instant, Login, Record
-from liveness.service.engine.engine import FIRE_PER_TURN, LEAST_SLEEP_S
+from liveness.service.engine.engine import LEAST_SLEEP_S
 
 DAY_S: Final = 86_400
 TIMEOUT_S: Final = 30.0  # of the other users

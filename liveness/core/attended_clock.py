@@ -74,6 +74,11 @@ class AttendedClock:
         """Whether the clock is paused, so that the gateways can catch up."""
         return self.paused_since is not None
 
+    @property
+    def turned_at(self) -> float:
+        """When `turn` or `begin` was called last, in monotonic seconds."""
+        return self._mono
+
     def turn(
         self, *, mono: float, cpu: float, asked: float, reading_paused: bool = False
     ) -> float:

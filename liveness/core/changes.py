@@ -1,22 +1,84 @@
-"""Decisions that the log has not taken yet, in one numbering for users and timers.
+"""Decisions that the disk has not taken yet, in one numbering for users and timers.
 
 Records, and what they change in the tables beside the log, gather here and are taken
-together: one pass over all links becomes one batch for the disk.
+together: one pass over all links becomes one commit. A *ticket* is the number of a
+commit: whatever depends on a decision is sent once its ticket is durable.
 """
 
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from liveness.core.cursors import Cursors
 from liveness.core.records import Changes, Logged
 
 
+class Commit(NamedTuple):
+    """Write these changes, and the cursors that moved; `ticket` is then durable."""
+
+    changes: Changes
+    ticket: int
+
+
+class Disk(Protocol):
+    """How far the disk is. The server reads this; the disk's owner keeps it up to date."""
+
+    @property
+    def log(self) -> str:
+        """The log's id."""
+
+    @property
+    def parted(self) -> Mapping[str, int]:
+        """The logs that this one was copied from, each with the last seq in common."""
+
+    @property
+    def first(self) -> int:
+        """The seq of the oldest record that is kept."""
+
+    @property
+    def durable_seq(self) -> int:
+        """The seq of the newest durable record."""
+
+    @property
+    def log_ticket(self) -> int:
+        """All changes up to this ticket are durable, except timer commands."""
+
+    @property
+    def records_pending(self) -> int:
+        """The weight of the records that wait for the disk."""
+
+    @property
+    def pending_ends(self) -> int:
+        """How many of these end a session or begin an attempt."""
+
+    @property
+    def commands_pending(self) -> int:
+        """The weight of the timer commands that wait for the disk."""
+
+    @property
+    def commands_by_gateway(self) -> Mapping[str, int]:
+        """The same, by gateway; only those that have any."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be written at present; None if it can."""
+
+    def ticket_of(self, gateway: str) -> int:
+        """All changes up to this ticket are durable, with timer commands of *gateway*."""
+
+
 class Decisions:
-    """Numbers records in the order in which they are decided.
+    """Numbers records in the order in which they are decided, and commits.
 
     Args:
         next_seq: The seq of the next record.
+        cursors: The cursors; those that moved are part of the next commit.
     """
 
-    def __init__(self, next_seq: int) -> None:
+    def __init__(self, next_seq: int, cursors: Cursors | None = None) -> None:
         self.next_seq = next_seq
+        self.ticket = 0  # of the last commit
         self.changes = Changes()
+        self.cursors = Cursors() if cursors is None else cursors
 
     def record(self, record: Logged, *, due: float = 0.0) -> None:
         """Add a record, whose seq is `next_seq`.
@@ -34,3 +96,15 @@ class Decisions:
         """Return all decisions since the last call, in order."""
         changes, self.changes = self.changes, Changes()
         return changes
+
+    def commit(self, *, with_cursors: bool) -> Commit | None:
+        """Take all decisions under a new ticket; None if there are none.
+
+        Args:
+            with_cursors: Make a commit also if only cursors moved, so that the ticket
+                stands for them. Otherwise they wait for the next one.
+        """
+        if not self.changes and not (with_cursors and self.cursors.has_moved):
+            return None
+        self.ticket += 1
+        return Commit(self.take(), self.ticket)

@@ -78,6 +78,20 @@ class HostTime(NamedTuple):
         return abs(ours - theirs) <= SAME_CLOCK_S
 
 
+class HostReading(NamedTuple):
+    """One moment on the host's clocks, and their distance from the event loop's clock."""
+
+    host: HostTime
+    offset: float  # CLOCK_MONOTONIC less the event loop's clock
+
+    def offset_of(self, theirs: HostTime) -> float | None:
+        """The seconds to add to another process's CLOCK_MONOTONIC to get our clock.
+
+        None if that process has another clock.
+        """
+        return -self.offset if self.host.is_same_clock(theirs) else None
+
+
 class Record(NamedTuple):
     """A decision about a session (`proto/README.md`, "Records")."""
 

@@ -22,7 +22,7 @@ Source: Varghese & Lauck, SOSP 1987, and the ring rebuilt from a database at the
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Final, NamedTuple
 
@@ -101,6 +101,13 @@ class LoadedWindow(NamedTuple):
     id: int
     until: int
     limit: int
+
+
+class Fired(NamedTuple):
+    """What `TimerScheduler.fire` did."""
+
+    lateness: list[float]  # in seconds, of each timer that fired
+    waiting: list[tuple[str, str]]  # gateway and key: a command for it is under way
 
 
 class TimerScheduler:
@@ -299,9 +306,7 @@ class TimerScheduler:
         """Whether due timers wait to be claimed."""
         return bool(self._wheel.waiting()) and not self._is_reading
 
-    def take(
-        self, limit: int, may_fire: Callable[[str], bool] = lambda _gateway: True
-    ) -> list[int]:
+    def take(self, limit: int, held_back: Container[str] = ()) -> list[int]:
         """Claim due timers, and return their numbers; pass their rows to `fire`.
 
         Gateways get equal shares: a hundred thousand timers of one do not delay the
@@ -309,7 +314,7 @@ class TimerScheduler:
 
         Args:
             limit: How many, over all gateways.
-            may_fire: Whether timers of a gateway, by name, may fire now.
+            held_back: The names of gateways whose timers may not fire now.
         """
         if self._is_reading:
             return []
@@ -321,7 +326,7 @@ class TimerScheduler:
             return len(taken)
 
         waiting = self._wheel.waiting()
-        ready = [number for number in waiting if may_fire(self._names[number])]
+        ready = [number for number in waiting if self._names[number] not in held_back]
         fair_share(ready, limit, take)
         return [*self._claimed]
 
@@ -334,25 +339,17 @@ class TimerScheduler:
         self._claimed.clear()
 
     def fire(
-        self,
-        rows: Iterable[Due],
-        at: Instant,
-        delivered_seq: Callable[[str], int],
-        commit_soon: Callable[[str, str], object] = lambda _gateway, _key: None,
-    ) -> list[float]:
+        self, rows: Iterable[Due], at: Instant, delivered: Mapping[str, int]
+    ) -> Fired:
         """Fire the claimed timers that are due, or end their attempts.
 
         Args:
             rows: What the table has of them.
             at: Now.
-            delivered_seq: The seq up to which a gateway was sent its records. An attempt
-                whose record was not sent yet is not given up.
-            commit_soon: Called with gateway and key of each timer that waits for a
-                command under way.
-        Returns:
-            The lateness in seconds of each timer that fired.
+            delivered: By gateway of these rows: the seq up to which it was sent its
+                records. An attempt whose record was not sent yet is not given up.
         """
-        lateness: list[float] = []
+        fired = Fired([], [])
         exact, now = self._exact_ms(at.mono), self.ms(at.mono)
         claimed, self._claimed = self._claimed, {}
         for timer, payload in rows:
@@ -364,16 +361,16 @@ class TimerScheduler:
             ):
                 continue
             if self._is_under_way(timer):
-                commit_soon(timer.gateway, timer.key)
+                fired.waiting.append((timer.gateway, timer.key))
                 self._insert(timer.id, gateway, at.mono + LOOK_AGAIN_S)
             elif timer.next > now:
                 self._insert(timer.id, gateway, self._mono(timer.next))
             elif timer.state == PENDING:
-                lateness.append((exact - timer.next) / 1000)
+                fired.lateness.append((exact - timer.next) / 1000)
                 self._fire(timer, payload, now, at.wall_ms)
             else:
-                self._end_attempt(timer, at.mono, delivered_seq)
-        return lateness
+                self._end_attempt(timer, at.mono, delivered[timer.gateway])
+        return fired
 
     # --- within ---------------------------------------------------------------
 
@@ -412,9 +409,7 @@ class TimerScheduler:
             timer.ext is not None and (gateway, timer.ext) in self._under_way_ext
         )
 
-    def _end_attempt(
-        self, timer: TimerState, mono: float, delivered_seq: Callable[[str], int]
-    ) -> None:
+    def _end_attempt(self, timer: TimerState, mono: float, delivered_seq: int) -> None:
         assert timer.seq is not None  # it is fired
         assert timer.fired is not None
         gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
@@ -425,7 +420,7 @@ class TimerScheduler:
         # earliest of the table, and no others would be loaded.
         if left_ms > ROUNDING_MS:
             self._issue(LookLater(gateway, key, seq, now + ceil(left_ms)))
-        elif delivered_seq(gateway) < seq:
+        elif delivered_seq < seq:
             away_ms = max(attempt_ms, min(AWAY_ATTEMPTS * attempt_ms, MOST_AWAY_MS))
             self._issue(LookLater(gateway, key, seq, now + away_ms))
         else:

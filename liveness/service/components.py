@@ -15,6 +15,8 @@ from liveness import __version__
 from liveness.compiled import WHEEL
 from liveness.config.settings import Config
 from liveness.core.access import Access
+from liveness.core.changes import Decisions
+from liveness.core.cursors import Cursors
 from liveness.core.records import GATEWAY, WATCHER
 from liveness.core.timer_states import TimerCommand, TimerTransaction
 from liveness.errors import StateError
@@ -24,7 +26,8 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.accept import accept_links
-from liveness.service.engine.engine import run_turns
+from liveness.service.engine.engine import Engine, run_turns
+from liveness.service.engine.reporter import REFUSALS_LOG_S
 from liveness.service.engine.timer_loop import TimerLoop
 from liveness.service.file_watch import FileWatch
 from liveness.service.http.api import Api
@@ -50,9 +53,9 @@ from liveness.service.http.timers_api import TimersApi
 from liveness.service.http.users_api import OnlineUsersApi, UsersApi
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
-from liveness.service.links.outbox import Delivery
-from liveness.service.links.registry import REFUSALS_LOG_S
+from liveness.service.links.link_writer import Delivery
 from liveness.service.links.sockets import UnixListener
+from liveness.service.links.spools import Spools
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail
@@ -85,7 +88,7 @@ class SidecarService:
         access: What each user and group may do.
         token: The token that HTTP requests over TCP need; None if they need none.
 
-    A reload may change `token` and `engine.registry.access`.
+    A reload may change `token` and `registry.access`.
     """
 
     def __init__(
@@ -104,34 +107,40 @@ class SidecarService:
         self._clock = clock
         self._listens = False
         self.feed = LogTail(keep=config.limits.tail)
-        self._unread = wiring.make_unread(config, store)
+        self._spools = Spools(store.folder, most_bytes=config.limits.max_spool_bytes)
+        decided = Decisions(store.bounds()[1], Cursors(store.cursors()))
+        attended = wiring.make_attended_clock(config, clock)
         self.log_writer = log_writer = LogWriter(
             store,
             TimerWriter(table, clock=clock, on_applied=self._on_applied),
+            decided,
             clock=clock,
             counts=counts,
             published=self._published,
         )
-        self._skipped_runs = SkippedRuns(log_writer, self.feed.disk, clock=clock)
-        self.engine = wiring.make_engine(
+        self.server = wiring.make_server(
             config,
             table,
             clock=clock,
             log_writer=log_writer,
-            feed=self.feed,
-            skipped_runs=self._skipped_runs,
-            unread=self._unread,
+            decided=decided,
+            attended=attended,
             access=access,
             counts=counts,
         )
-        self.presence, self.scheduler = self.engine.presence, self.engine.scheduler
-        self._timer_loop = TimerLoop(
-            self.engine,
-            table,
+        self.presence, self.scheduler = self.server.presence, self.server.scheduler
+        self._skipped_runs = SkippedRuns(
+            self.server.skipped, log_writer, self.feed.disk, clock=clock
+        )
+        self.engine = Engine(
+            self.server,
+            attended=attended,
+            clock=clock,
             log_writer=log_writer,
             skipped_runs=self._skipped_runs,
-            counts=counts,
+            spools=self._spools,
         )
+        self._timer_loop = TimerLoop(self.engine, table, counts)
         self._file_watch = FileWatch(store.files | table.files, counts=counts)
         self._turnstile = Turnstile()
         self.streams = Streams(
@@ -157,7 +166,7 @@ class SidecarService:
                 counts=self.counts,
                 max_backlog=self.config.http.max_backlog,
             ),
-            OnlineUsersApi(*readers, self._unread.spools, self.counts),
+            OnlineUsersApi(*readers, self._spools, self.counts),
             TimersApi(engine, log_writer),
             GatewaysApi(engine, log_writer),
             GuardApi(engine),
@@ -185,7 +194,7 @@ class SidecarService:
             nursery.start_soon(self._trim)
             nursery.start_soon(self._write, self.log_writer.timers.run)
             nursery.start_soon(self.log_writer.timers.write_back)
-            nursery.start_soon(self._skipped_runs.run, self._timer_loop.fire_again)
+            nursery.start_soon(self._skipped_runs.run, self.engine.fire_again)
             nursery.start_soon(self._summaries.run)
             timers = trio.CancelScope()
             nursery.start_soon(_within, timers, self._timer_loop.run)
@@ -219,8 +228,7 @@ class SidecarService:
             feed=self.feed,
             clock=self._clock,
             counts=self.counts,
-            limits=wiring.outbox_limits(self.config),
-            unread=self._unread,
+            spools=self._spools,
         )
         await accept_links(listener, self.engine, delivery)
 
@@ -229,7 +237,7 @@ class SidecarService:
             retention_s=self.config.state.retention_s,
             most_bytes=self.config.state.retention_bytes,
             most_ended=self.config.timers.max_ended,
-            in_use=self.engine.names_in_use,
+            in_use=self.server.names_in_use,
             forgot=self.scheduler.deleted,
         )
 
@@ -284,10 +292,10 @@ class SidecarService:
         links.cancel_scope.cancel()
 
     async def _close_links(self) -> None:
-        self.engine.registry.close_all("the sidecar stops")
+        self.engine.close_links("the sidecar stops")
         self.streams.stop()
         with trio.move_on_after(STOP_LINKS_S):
-            await self.engine.registry.all_closed.wait()
+            await self.engine.all_closed.wait()
 
     async def _write(self, run: Callable[[], Awaitable[None]]) -> None:
         """Write a database forever; if another process writes to it too, end the sidecar."""
@@ -356,14 +364,14 @@ class SidecarService:
         log_throttled = LogThrottle(REFUSALS_LOG_S, clock=self._clock.mono)
 
         def is_denied(connection: socket.socket) -> bool:
-            admin = self.engine.registry.access.admin
+            admin = self.server.registry.access.admin
             return door == "admin" and not admin.admits(peer_of(connection))
 
         def app_for(connection: socket.socket) -> ASGIApp:
             if not is_denied(connection):
                 return app
             peer = peer_of(connection)
-            why = self.engine.registry.access.why_no_admin(peer)
+            why = self.server.registry.access.why_no_admin(peer)
             log_throttled(
                 _log.warning, "admin refused", key=peer.uid, pid=peer.pid, uid=peer.uid,
                 detail=why,
@@ -440,6 +448,7 @@ class SidecarService:
 
     def _now(self) -> Now:
         presence, engine, log_writer = self.presence, self.engine, self.log_writer
+        registry = self.server.registry
         now = engine.attended
         wheel = presence.wheel
         return Now(
@@ -456,14 +465,14 @@ class SidecarService:
             unattended_s=engine.unattended,
             held=presence.held(now),
             storms=0 if presence.guard is None else presence.guard.begun,
-            links={role: engine.registry.linked(role) for role in (GATEWAY, WATCHER)},
-            unread={"memory": self._unread.memory, "disk": self._unread.spools.bytes},
-            unfinished_bytes=engine.registry.unfinished.bytes,
+            links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
+            unread={"memory": self.server.unread.memory, "disk": self._spools.bytes},
+            unfinished_bytes=registry.unfinished.bytes,
             gateways=[
                 GatewayNow(
                     name=gateway.name,
                     users=gateway.users,
-                    unacked=engine.registry.unacked(gateway.name),
+                    unacked=registry.unacked(gateway.name),
                     timeout_s=wheel.timeout_of(gateway.number),
                     interval_s=presence.interval(gateway),
                     mutes=gateway.mutes,
@@ -476,7 +485,7 @@ class SidecarService:
             write_failures=log_writer.write_failures,
             log_bytes=log_writer.log_bytes,
             log_damaged=log_writer.store.damaged_records,
-            feed_watchers=engine.registry.linked(WATCHER),
+            feed_watchers=registry.linked(WATCHER),
             streams=dict(self.streams.open),
             timers=dict(self.scheduler.states),
             timers_loaded=self.scheduler.loaded,

@@ -95,7 +95,7 @@ class Reloader:
 
     def _apply(self, config: Config, access: Access, token: Token | None) -> None:
         previous, sidecar = self._config, self._sidecar
-        sidecar.engine.registry.access = access
+        sidecar.server.registry.access = access
         is_new_token = bool(
             sidecar.token and token and sidecar.token.replace_with(token)
         )

@@ -5,26 +5,24 @@ The parts do not know `Config`: each gets plain numbers.
 
 from typing import Final
 
-from liveness.compiled import Wheel
+from liveness import __version__
+from liveness.compiled import Reader, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.attended_clock import AttendedClock
+from liveness.core.back_pressure import DiskLimits
 from liveness.core.changes import Decisions
 from liveness.core.conversation import ConversationLimits
+from liveness.core.handshake import Terms
+from liveness.core.link_registry import LinkRegistryLimits
+from liveness.core.outbox import OutboxLimits, UnreadReplies
 from liveness.core.presence import Presence
+from liveness.core.server import Server, ServerLimits
 from liveness.core.storm_guard import GuardRules
 from liveness.core.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
-from liveness.service.engine.engine import Engine, EngineLimits
-from liveness.service.links.handshake import Handshake
-from liveness.service.links.outbox import OutboxLimits
-from liveness.service.links.registry import LinkRegistry, LinkRegistryLimits
-from liveness.service.links.unread_replies import Spools, Unread
-from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.skipped_runs import SkippedRuns
 from liveness.service.storage.timer_store import TimerStore
 
 # After a restart, a long absence or a lost link, a gateway gets time to send what it has
@@ -76,27 +74,19 @@ def _registry_limits(config: Config) -> LinkRegistryLimits:
     )
 
 
-def make_engine(
+def make_server(
     config: Config,
     table: TimerStore,
     *,
     clock: Clock,
     log_writer: LogWriter,
-    feed: LogTail,
-    skipped_runs: SkippedRuns,
-    unread: Unread,
+    decided: Decisions,
+    attended: AttendedClock,
     access: Access,
     counts: Counts,
-) -> Engine:
-    """The engine, with its users, timers and links."""
+) -> Server:
+    """The server, with its users, timers and links."""
     limits = config.limits
-    decided = Decisions(log_writer.durable_seq + 1)
-    attended = AttendedClock(
-        mono=clock.mono(),
-        cpu=clock.cpu(),
-        reconnect_grace=_reconnect_grace(config),
-        patience=limits.gateway_hold_s,
-    )
     scheduler = TimerScheduler(
         lambda mono: Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono),
         decided,
@@ -107,39 +97,43 @@ def make_engine(
         max_live=config.timers.max_live,
         max_loaded=config.timers.max_loaded,
     )
-    return Engine(
+    return Server(
         _presence(config, decided),
         scheduler,
+        decided=decided,
         attended=attended,
-        clock=clock,
-        log_writer=log_writer,
-        registry=LinkRegistry(
-            attended=attended,
-            clock=clock,
-            log_writer=log_writer,
-            counts=counts,
-            access=access,
-            unread=unread,
-            limits=_registry_limits(config),
-        ),
+        disk=log_writer,
+        unread=UnreadReplies(limits.max_unread_bytes),
         counts=counts,
-        limits=EngineLimits(
-            pause_firing=limits.pause_firing,
-            pause_reading=limits.pause_reading,
-            max_pending_commands=config.timers.max_pending,
+        access=access,
+        terms=_terms(config),
+        limits=ServerLimits(
+            registry=_registry_limits(config),
+            outbox=_outbox_limits(config),
+            disk=DiskLimits(
+                pause_firing=limits.pause_firing,
+                pause_reading=limits.pause_reading,
+                max_pending_commands=config.timers.max_pending,
+            ),
         ),
-        handshake=_handshake(config, log_writer, feed, skipped_runs),
+        reader=Reader,
     )
 
 
-def _handshake(
-    config: Config, log_writer: LogWriter, feed: LogTail, skipped_runs: SkippedRuns
-) -> Handshake:
+def make_attended_clock(config: Config, clock: Clock) -> AttendedClock:
+    """The clock of deadlines."""
+    return AttendedClock(
+        mono=clock.mono(),
+        cpu=clock.cpu(),
+        reconnect_grace=_reconnect_grace(config),
+        patience=config.limits.gateway_hold_s,
+    )
+
+
+def _terms(config: Config) -> Terms:
     limits = config.limits
-    return Handshake(
-        log_writer,
-        feed,
-        skipped_runs,
+    return Terms(
+        version=__version__,
         timeout=config.timeout_s,
         flush=config.flush,
         window=limits.window,
@@ -152,16 +146,7 @@ def _handshake(
     )
 
 
-def make_unread(config: Config, store: LogStore) -> Unread:
-    """The bounds on replies that links leave unread, in memory and on disk."""
-    return Unread(
-        Spools(store.folder, most_bytes=config.limits.max_spool_bytes),
-        most_bytes=config.limits.max_unread_bytes,
-    )
-
-
-def outbox_limits(config: Config) -> OutboxLimits:
-    """How much may wait in the outbox of a link, and for how long."""
+def _outbox_limits(config: Config) -> OutboxLimits:
     limits = config.limits
     return OutboxLimits(
         window=limits.window,

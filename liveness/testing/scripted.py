@@ -654,7 +654,10 @@ class ScriptedSidecar:
             while window := scheduler.window():
                 scheduler.fill(window, disk.coming(window))
             numbers = scheduler.take(UNLIMITED)
-            scheduler.fire(disk.due(numbers), self._timers_at, self._sent_up_to)
+            rows = disk.due(numbers)
+            names = {timer.gateway for timer, _ in rows}
+            delivered = {name: self._sent_up_to(name) for name in names}
+            scheduler.fire(rows, self._timers_at, delivered)
             if numbers:
                 # First send the records: an attempt is not over before that.
                 for link in [*self._links]:

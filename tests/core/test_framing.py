@@ -19,8 +19,8 @@ from liveness.core.framing import (
     decode,
     encode,
 )
+from liveness.core.outbox import NOTICES_PER_FRAME
 from liveness.errors import Code, WireError
-from liveness.service.links.outbox import NOTICES_PER_FRAME
 from tests.helpers.strategies import BOUNDED, examples, frames, pieces, singly, values
 
 # So small that many an example is at a limit.

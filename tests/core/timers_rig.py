@@ -233,7 +233,9 @@ class Rig:
             self.timetable.fill(reading.window, coming)
             return []
         rows = [one for one in reading.rows if isinstance(one, Due)]
-        return self.timetable.fire(rows, self.now, self.was_handed)
+        names = {timer.gateway for timer, _ in rows}
+        delivered = {name: self.was_handed(name) for name in names}
+        return self.timetable.fire(rows, self.now, delivered).lateness
 
     def fail_reading(self) -> None:
         """Have the reading under way fail."""

@@ -6,8 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from liveness.core.cursors import CursorRow
 from liveness.core.records import OnlineRow, Record
-from liveness.service.storage.log_store import CursorRow
 
 LOG_ID: Final = "0123456789abcdef"
 

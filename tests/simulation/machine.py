@@ -21,8 +21,7 @@ from typing import Any, Final
 import trio
 
 from liveness.config.settings import AccessSettings, Config
-from liveness.core.records import HostTime, Instant
-from liveness.host_clock import HostReading
+from liveness.core.records import HostReading, HostTime, Instant
 from liveness.service.app import load
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from trio._core import _run as scheduler
 from trio.testing import MockClock
 
+from liveness.service.common.threads import RUN_SYNC
 from tests.simulation.history import History
 from tests.simulation.machine import Machine
 from tests.simulation.plan import Plan
@@ -42,7 +43,6 @@ def run(plan: Plan) -> History:
 
 
 async def _play(plan: Plan, folder: Path, time: MockClock, history: History) -> None:
-    threads = trio.to_thread.run_sync
     async with trio.open_nursery() as nursery:
         machine = Machine(
             folder,
@@ -60,12 +60,8 @@ async def _play(plan: Plan, folder: Path, time: MockClock, history: History) -> 
             history=history,
             nursery=nursery,
         )
-        # It takes what the product gives it, and no more.
-        trio.to_thread.run_sync = machine.run_sync  # type: ignore[assignment]
-        try:
-            await world.play()
-        finally:
-            trio.to_thread.run_sync = threads
+        RUN_SYNC.set(machine.run_sync)
+        await world.play()
         nursery.cancel_scope.cancel()
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from liveness.core.cursors import CursorRow
 from liveness.core.records import Logged
 from liveness.core.records import Record as Decided
-from liveness.service.storage.log_store import Batch, CursorRow, LogStore
+from liveness.service.storage.log_store import Batch, LogStore
 from tests.helpers.strategies import HARD_UIDS
 from tests.helpers.wire import Record
 from tests.system.client import Client, Uid

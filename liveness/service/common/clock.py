@@ -4,14 +4,14 @@ import time
 
 import trio
 
-from liveness.core.records import HostTime, Instant
-from liveness.host_clock import HostReading, read_host
+from liveness.core.records import HostReading, Instant
+from liveness.host_clock import read_host
 
 
 class Clock:
     """The event loop's clock, the wall clock, and the CPU clock of this process."""
 
-    _offset: float | None = None  # add to CLOCK_MONOTONIC to get `mono`
+    _offset: float | None = None  # of CLOCK_MONOTONIC from `mono`
 
     def mono(self) -> float:
         """Monotonic seconds of the event loop: virtual under `trio.testing.MockClock`."""
@@ -27,21 +27,14 @@ class Clock:
 
     def host(self) -> HostReading | None:
         """The host's clocks and their offset from `mono`; None if they cannot be read."""
-        return read_host(trio.current_time)
-
-    def offset_of(self, theirs: HostTime | None) -> float | None:
-        """The seconds to add to another process's CLOCK_MONOTONIC to get `mono`.
-
-        None if that process has another clock, or did not report its clock.
-        """
-        ours = self.host() if theirs is not None else None
-        if theirs is None or ours is None or not ours.host.is_same_clock(theirs):
+        reading = read_host(trio.current_time)
+        if reading is None:
             return None
         # The offset never changes, so it is measured once. Measured for each link it would
         # vary slightly, and the same moment would differ between two links.
         if self._offset is None:
-            self._offset = -ours.offset
-        return self._offset
+            self._offset = reading.offset
+        return reading._replace(offset=self._offset)
 
     def cpu(self) -> float:
         """CPU seconds used by all threads of this process."""

@@ -6,7 +6,7 @@ new one may be needed at any time. The host may refuse it: limits on processes
 """
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 import trio
@@ -27,6 +27,9 @@ class _WaitingCalls(set[object]):
         self.log_throttled = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
 
 
+# What runs the calls, in place of trio's threads: the simulation does, in an order and at
+# times that it draws.
+RUN_SYNC: Final = trio.lowlevel.RunVar[Any]("runs blocking calls")
 _waiting_calls: Final = trio.lowlevel.RunVar[_WaitingCalls]("waiting for a thread")
 
 
@@ -68,9 +71,11 @@ async def in_thread(
     try:
         while True:
             try:
-                return await trio.to_thread.run_sync(
+                run_sync = RUN_SYNC.get(trio.to_thread.run_sync)
+                done: T = await run_sync(
                     begin, limiter=limiter, abandon_on_cancel=abandon_on_cancel
                 )
+                return done
             except RuntimeError as error:
                 if has_begun:
                     raise

@@ -13,8 +13,8 @@ import trio
 from liveness.service.engine.engine import Engine
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
-from liveness.service.links.link import PIECE_BYTES, SocketLink
-from liveness.service.links.outbox import LINGER_S, Delivery, Outbox
+from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
+from liveness.service.links.link_writer import LINGER_S, Delivery, LinkWriter
 
 _log = structlog.get_logger("link")
 
@@ -30,7 +30,7 @@ async def accept_links(
     number = 0
     acceptor = Acceptor(listener, "gateway", delivery.counts.accepts_put_off)
     async with trio.open_nursery() as nursery:
-        with engine.registry.accepting:
+        with engine.accepting:
             while True:
                 engine.draining_backlog = (
                     engine.draining_backlog and acceptor.has_waiting()
@@ -43,56 +43,46 @@ async def accept_links(
                     _log.warning("no credentials of a new link", error=str(error))
                     continue
                 number += 1
-                link = SocketLink(
-                    sock,
-                    engine.new_conversation(),
-                    Outbox(sock, delivery),
-                    peer=peer,
-                    number=number,
-                    opened_at=engine.attended,
-                )
-                engine.registry.opened(link)
-                if engine.draining_backlog:
-                    link.must_read_bytes = link.unread()
-                nursery.start_soon(_serve, link, engine)
+                link = engine.server.connected(number, peer, engine.instant())
+                writer = LinkWriter(sock, link.outbox, delivery)
+                opened = LinkSocket(sock, link, writer)
+                engine.opened(opened)
+                nursery.start_soon(_serve, opened, engine)
                 if engine.registry.is_crowded:
                     # First let the engine read the hellos of these links, and end some of
                     # those that have sent none.
-                    engine.registry.handshakes_expired.clear()
+                    engine.handshakes_expired.clear()
                     engine.turn_wanted.notify()
-                    await engine.registry.handshakes_expired.wait()
+                    await engine.handshakes_expired.wait()
 
 
-async def _serve(link: SocketLink, engine: Engine) -> None:
+async def _serve(link: LinkSocket, engine: Engine) -> None:
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_readable, link, engine)
-            await link.outbox.run()
+            await link.writer.run()
             nursery.cancel_scope.cancel()
         await _close_gracefully(link)
-    except Exception:
+    except Exception as error:
         # A bug of the sidecar: this link ends, the others go on.
-        _log.exception("a fault of the sidecar", link=link.number)
-        engine.registry.count_fault()
-        link.send_fault()
+        engine.failed(link, error)
     finally:
-        link.outbox.close()
-        link.is_open = False
+        link.writer.close()
         trio.lowlevel.notify_closing(link.sock)
         link.sock.close()
         engine.closed(link)
 
 
-async def _watch_readable(link: SocketLink, engine: Engine) -> None:
+async def _watch_readable(link: LinkSocket, engine: Engine) -> None:
     """Notify the engine when there is something to read; wait until it was read."""
-    while link.is_open:
+    while link.link.is_open:
         await trio.lowlevel.wait_readable(link.sock)
-        if link.is_open:
+        if link.link.is_open:
             engine.readable(link)
             await link.drained.wait()
 
 
-async def _close_gracefully(link: SocketLink) -> None:
+async def _close_gracefully(link: LinkSocket) -> None:
     """Let the peer read the last frame before the socket is closed.
 
     If it were closed with unread bytes, the peer's next read would fail instead. A link
@@ -104,6 +94,6 @@ async def _close_gracefully(link: SocketLink) -> None:
     except OSError:
         return  # the peer has closed it
     link.receive(max(1, link.unread()))
-    with trio.move_on_after(0 if link.hello is None else LINGER_S):
+    with trio.move_on_after(0 if link.link.hello is None else LINGER_S):
         while link.receive(PIECE_BYTES) != b"":
             await trio.lowlevel.wait_readable(link.sock)

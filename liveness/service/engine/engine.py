@@ -1,44 +1,44 @@
-"""The engine: it owns the core's state and runs it in turns.
+"""The engine: runs the server on sockets, clock and disk, in turns.
 
 All of it is synchronous, so trio never switches tasks in the middle of a change. A turn
-has four phases: account for the time that passed, read links and apply their requests
-(`link_reader`, `dispatch`), fire what is due, and commit the decisions to the log's
-writer. Reading comes before firing: a silent user goes offline only after its gateway's
-socket was read empty past the user's deadline.
+has four phases (see `core.server`): account for the time that passed, read links, fire
+what is due, and commit. After each call of the server, `carry_out` does what the server
+wants done: it queues commits for the disk, and wakes the tasks that write to links.
 """
 
-from dataclasses import dataclass, replace
-from typing import Final, NoReturn
+from dataclasses import replace
+from typing import Final, NoReturn, assert_never
 
-import structlog
 import trio
 
-from liveness.compiled import Reader
 from liveness.core.attended_clock import AttendedClock, WindowedMax
+from liveness.core.changes import Commit
 from liveness.core.clearance import DISK, PAUSED
-from liveness.core.conversation import Conversation
-from liveness.core.presence import Presence, UserStatus
-from liveness.core.records import GATEWAY, Cancel, Instant, Uid
+from liveness.core.effects import (
+    Close,
+    Deliver,
+    HasRoom,
+    ReadFirst,
+    Refused,
+    Report,
+    SearchSkipped,
+    Send,
+    SendList,
+    WriteAttempt,
+)
+from liveness.core.presence import UserStatus
+from liveness.core.records import GATEWAY, Instant, TimerRecord, Uid
+from liveness.core.server import Server
 from liveness.core.storm_guard import Storm
-from liveness.core.timer_scheduler import TimerScheduler
-from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
-from liveness.service.engine.dispatch import Dispatcher
 from liveness.service.engine.link_reader import LinkReader
-from liveness.service.engine.warnings import Warnings
-from liveness.service.links.handshake import Handshake
-from liveness.service.links.link import PIECE_BYTES, SocketLink
-from liveness.service.links.registry import LinkRegistry
+from liveness.service.engine.reporter import Reporter
+from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
+from liveness.service.links.spools import Spools
 from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.skipped_runs import SkippedRuns
 
-# Offlines decided in one turn, over all gateways. Turns follow each other at once while
-# there are more, so this bounds the length of a turn, not the rate.
-FIRE_PER_TURN: Final = 1_000
-# Offlines decided in one turn between limits.pause_firing and twice as many that wait for
-# the disk. A mass offline of one gateway then does not hold up the few of another, which
-# come first in an equal share.
-FIRE_WHILE_THROTTLED: Final = 50
 # Reads are gathered for this long, unless a deadline comes before. Waking up for each of
 # 3,000 one-uid frames a second would cost several times what fifty turns do.
 GATHER_S: Final = 0.020
@@ -60,76 +60,57 @@ UNREAD_EVERY_S: Final = 1.0
 # reader has up to this much more of the log to search.
 CURSORS_EVERY_S: Final = 10.0
 
-_log = structlog.get_logger("link")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """How much may wait for the disk before the engine waits too."""
-
-    pause_firing: int  # decisions
-    pause_reading: int  # records
-    max_pending_commands: int  # of timers
-
 
 class Engine:
-    """Applies the requests of links, and decides who is offline and which timers fire."""
+    """Owns the links' sockets, and calls the server.
+
+    Args:
+        server: The server.
+        attended: Its clock.
+        clock: The clocks of this process.
+        log_writer: Writes its commits.
+        skipped_runs: Searches what gateways skip.
+        spools: Lists on disk.
+    """
 
     def __init__(
         self,
-        presence: Presence,
-        scheduler: TimerScheduler,
+        server: Server,
         *,
         attended: AttendedClock,
         clock: Clock,
         log_writer: LogWriter,
-        registry: LinkRegistry,
-        counts: Counts,
-        limits: EngineLimits,
-        handshake: Handshake,
+        skipped_runs: SkippedRuns,
+        spools: Spools,
     ) -> None:
-        self.presence = presence
-        self.scheduler = scheduler
-        self.registry = registry
+        self.server = server
+        self.presence, self.registry = server.presence, server.registry
         self.turn_wanted = Notifier()  # before the next turn is due
         self.timers_wanted = Notifier()  # timers are due, or must be loaded
-        self.last_turn_at = clock.mono()
+        self.handshakes_expired = Notifier()  # pending handshakes were checked
+        self.accepting = trio.CancelScope()  # cancelled by `close_links`
+        self.all_closed = trio.Event()  # set after `close_links`
         # Until the links that connected before this process listened are accepted.
         self.draining_backlog = False
-        self._turns_at = self.last_turn_at  # when the next turn is due
+        self._sockets: dict[int, LinkSocket] = {}  # by number of the link
+        self._turns_at = clock.mono()  # when the next turn is due
         self._lags = WindowedMax(LAG_SHOWN_S)
         self._attended = attended
         self._clock = clock
         self._log_writer = log_writer
-        self._counts = counts
-        self._limits = limits
-        self._handshake = handshake
-        self._dispatcher = Dispatcher(
-            presence,
-            scheduler,
-            log_writer=log_writer,
-            registry=registry,
-            handshake=handshake,
-            clock=clock,
-            read_sent=lambda link, now: self._reader.read_sent(link, now),
-        )
+        self._skipped_runs = skipped_runs
+        self._spools = spools
+        self._reporter = Reporter(clock)
         self._reader = LinkReader(
-            registry,
-            presence,
-            self._dispatcher,
+            self._sockets,
+            server,
             attended=attended,
             clock=clock,
-            log_writer=log_writer,
-            counts=counts,
-            max_pending_commands=limits.max_pending_commands,
+            carry_out=self.carry_out,
         )
-        self._warnings = Warnings(presence, clock)
         self._cursors_at = self._unread_at = self._promises_at = 0.0
         self._asked = 0.0  # the last sleep that was asked for, in seconds
-        self._reading_paused = False
-        self._firing_throttled = False
-
-    # --- links come and go ----------------------------------------------------
+        self._waits_for_disk = False  # the last turn left something to do for that
 
     @property
     def attended(self) -> float:
@@ -147,6 +128,11 @@ class Engine:
         return self._attended.is_paused
 
     @property
+    def last_turn_at(self) -> float:
+        """When the last turn began, in monotonic seconds."""
+        return self._attended.turned_at
+
+    @property
     def hand_lag(self) -> float:
         """The most seconds by which a recent turn was late, or the next one is by now.
 
@@ -155,36 +141,63 @@ class Engine:
         mono = self._clock.mono()
         return max(mono - self._turns_at, self._lags.recent(mono), 0.0)
 
-    def new_conversation(self) -> Conversation:
-        """Make the state machine of a new link."""
-        return Conversation(self._handshake.limits, Reader)
-
     def start(self) -> None:
         """Start attended time, and with it all timeouts.
 
         If sessions were restored, it is paused until the links that connected before this
         process listened are accepted and read.
         """
-        self._turns_at = self.last_turn_at = self._clock.mono()
+        self._turns_at = self._clock.mono()
         self._attended.begin(mono=self._turns_at, cpu=self._clock.cpu())
         if len(self.presence):
             self._attended.pause(self._turns_at, reconnect_grace=0.0)
             self.draining_backlog = True
         # A gateway cannot answer its timers before it is back.
-        self.scheduler.was_absent(
+        self.server.scheduler.was_absent(
             self._turns_at, self._turns_at + self._attended.reconnect_grace
         )
 
-    def readable(self, link: SocketLink) -> None:
+    def instant(self) -> Instant:
+        """This moment, at the attended second of the turn."""
+        return self._clock.instant(self._attended.now, self._clock.mono())
+
+    # --- links come and go ----------------------------------------------------
+
+    def opened(self, socket: LinkSocket) -> None:
+        """Take the socket of a link that the server was told of."""
+        self._sockets[socket.link.number] = socket
+        if self.draining_backlog:
+            socket.link.must_read_bytes = socket.unread()
+        self.carry_out()
+
+    def readable(self, socket: LinkSocket) -> None:
         """Note that a link has something to read."""
-        self._reader.add(link)
+        self._reader.add(socket.link)
         self.turn_wanted.notify()
 
-    def closed(self, link: SocketLink) -> None:
+    def failed(self, socket: LinkSocket, error: Exception) -> None:
+        """Report a fault of the sidecar that ended a link while it was written to."""
+        self.server.failed(socket.link, error)
+        self.carry_out()
+        socket.send_fault()
+
+    def closed(self, socket: LinkSocket) -> None:
         """Forget a link whose socket is closed."""
-        self.registry.closed(link)
-        self._reader.discard(link)
+        self.server.closed(socket.link)
+        self.carry_out()
+        self._reader.discard(socket.link)
+        del self._sockets[socket.link.number]
+        if self.accepting.cancel_called and not self._sockets:
+            self.all_closed.set()
         self.turn_wanted.notify()
+
+    def close_links(self, reason: str) -> None:
+        """Accept no more links, and end all with `bye`, once their requests are answered."""
+        self.accepting.cancel()
+        if not self._sockets:
+            self.all_closed.set()
+        self.registry.end_all(reason)
+        self.carry_out()
 
     # --- the turn -------------------------------------------------------------
 
@@ -193,163 +206,196 @@ class Engine:
         mono = self._clock.mono()
         now = self._account_time(mono)
         has_more = self._read(now)
-        fired = self._fire(mono, now)
-        if not self._firing_throttled:
+        fired = self._fire()
+        if not self.server.pressure.firing_was_throttled:
             has_more |= fired > 0 and bool(self.presence.due_gateways())
-        self._expire_handshakes(now)
         self._do_periodic_work(mono, now)
-        self.commit()
+        self._commit()
         return self._next_turn(mono, now, has_more=has_more, has_fired=fired > 0)
 
     def _account_time(self, mono: float) -> float:
         """Advance the clocks and the wheel; return attended seconds."""
         self._lags.note(max(0.0, mono - self._turns_at), mono)
-        attended, paused_since = self._attended, self._attended.paused_since
-        now = attended.turn(
-            mono=mono,
-            cpu=self._clock.cpu(),
-            asked=self._asked,
-            reading_paused=self._reading_paused,
-        )
-        if attended.paused_since != paused_since:
+        paused_since = self._attended.paused_since
+        self.server.advance(mono, cpu=self._clock.cpu(), asked=self._asked)
+        if self._attended.paused_since != paused_since:
             # Bytes that arrived before the pause: they must be read before anyone goes
             # offline. Only these, since a link that floods is never read empty.
-            for link in self.registry.links.values():
-                link.must_read_bytes = link.unread()
-        self._check_disk()
-        # Time in which a link is not read does not count as a missing answer to a timer.
-        if attended.is_paused or self._reading_paused:
-            self.scheduler.was_absent(self.last_turn_at, mono)
-        else:
-            for name in self._reader.held_back:
-                self.scheduler.was_absent(self.last_turn_at, mono, name)
-        self._reader.hold_back(now)
-        self.last_turn_at = mono
-        self.presence.advance(now, self.presence.wheel.steps)
-        return now
-
-    def _check_disk(self) -> None:
-        """Compare what waits for the disk with the bounds; count when one is reached."""
-        log_writer, limits = self._log_writer, self._limits
-        was_throttled, was_paused = self._firing_throttled, self._reading_paused
-        self._firing_throttled = self.is_firing_throttled
-        self._reading_paused = log_writer.records_pending >= limits.pause_reading
-        met = self._counts.limits_met
-        met["limits.pause_firing"] += self._firing_throttled and not was_throttled
-        met["limits.pause_reading"] += self._reading_paused and not was_paused
-        # From half of that bound on a storm of logins fills the queue no faster than the
-        # disk empties it, while links that send little are read as before.
-        self._reader.disk_is_behind = (
-            2 * log_writer.records_pending >= limits.pause_reading
-        )
+            self._reader.note_unread()
+        return self._attended.now
 
     def _read(self, now: float) -> bool:
         """Read links and apply their requests; return whether there is more to do."""
-        has_more = False
-        if not self._firing_throttled:
+        has_more, server = False, self.server
+        is_throttled = server.pressure.firing_was_throttled
+        if not is_throttled:
             self._reset_sessions()
-        if not self._reading_paused:
+        if not server.pressure.reading_is_paused:
             has_more = self._reader.read_ready(now)
-            if self._attended.is_paused:
-                self._attended.resume_if_caught_up(
-                    mono=self._clock.mono(),
-                    all_read=not self.draining_backlog
-                    and not any(
-                        link.must_read_bytes and link.is_open
-                        for link in self.registry.links.values()
-                    ),
-                )
+            server.caught_up(self._clock.mono(), all_accepted=not self.draining_backlog)
         # A hello that was read just now may have begun a reset.
-        return has_more or (self._dispatcher.has_resets and not self._firing_throttled)
+        return has_more or (server.has_resets and not is_throttled)
 
-    def _fire(self, mono: float, now: float) -> int:
+    def _fire(self) -> int:
         """Fire due users and request due timers; return how many users went offline."""
-        self.scheduler.advance(mono)
-        if self.scheduler.has_due or self.scheduler.wants_filling:
+        scheduler = self.server.scheduler
+        fired = self.server.fire(self.instant())
+        if scheduler.has_due or scheduler.wants_filling:
             self.timers_wanted.notify()
-        fired = 0
-        if not self._attended.is_paused:
-            fired = self.presence.fire(self.instant(), limit=self._fire_limit())
-        self._warnings.log_storms(now)
         return fired
+
+    def _commit(self) -> None:
+        """Pass the decisions to the log's writer."""
+        self.server.commit()
+        self.carry_out()
+        pressure = self.server.pressure
+        self._waits_for_disk = bool(
+            pressure.firing_was_throttled
+            or pressure.reads_small_pieces
+            or pressure.held_back
+        )
+
+    def _do_periodic_work(self, mono: float, now: float) -> None:
+        server = self.server
+        if not server.pressure.reading_is_paused:
+            self._expire_handshakes(now)
+            if mono >= self._promises_at:
+                self._promises_at = mono + PROMISES_EVERY_S
+                for gateway in server.missed_promises(now):
+                    link = self.registry.named.get((GATEWAY, gateway.name))
+                    if link is not None:
+                        self._reader.read_sent(link, now)
+                    server.missed(gateway, now)
+        if mono >= self._unread_at:
+            self._unread_at = mono + UNREAD_EVERY_S
+            is_short, self._spools.is_short = self._spools.is_short, False
+            self.registry.end_unread(now, is_disk_short=is_short)
+        if mono >= self._cursors_at:
+            self._cursors_at = mono + CURSORS_EVERY_S
+            server.note_cursors(self.instant())
+        server.check_timeouts(mono, now)
 
     def _expire_handshakes(self, now: float) -> None:
         """End links that have sent no hello in time."""
-        if self._reading_paused:
-            return
         for link in self.registry.expired_handshakes(now):
             # Its hello may still be unread, as after a long turn. Only the first piece is
             # read: all that many links send behind their hellos could take seconds.
-            self._reader.read(
-                link, now, must_read_bytes=min(link.unread(), PIECE_BYTES)
-            )
+            self._reader.read_sent(link, now, most=PIECE_BYTES)
             self.registry.expire_handshake(link, now)
-        self.registry.handshakes_expired.notify()
+        self.handshakes_expired.notify()
 
-    def _do_periodic_work(self, mono: float, now: float) -> None:
-        if mono >= self._promises_at and not self._reading_paused:
-            self._promises_at = mono + PROMISES_EVERY_S
-            self._check_promises(now)
-        if mono >= self._unread_at:
-            self._unread_at = mono + UNREAD_EVERY_S
-            self.registry.end_unread(now)
-        if mono >= self._cursors_at:
-            self._cursors_at = mono + CURSORS_EVERY_S
-            for link in self.registry.named.values():
-                link.outbox.follow()
-            self._forget_gateways(now)
-            for gateway in self.presence.timeouts_over(now):
-                self._log_writer.store_longest_timeout(gateway.name, gateway.in_force)
-        self._warnings.check_timeouts(mono, now)
+    def _reset_sessions(self) -> None:
+        for link in self.server.reset_sessions(self.instant()):
+            self._reader.add(link)
 
-    def commit(self) -> None:
-        """Pass the decisions to the log's writer."""
-        self._log_writer.take_over(self.presence.decided)
+    def _next_turn(
+        self, mono: float, now: float, *, has_more: bool, has_fired: bool
+    ) -> float:
+        """Choose when to turn next; return it, in monotonic seconds."""
+        pressure, scheduler = self.server.pressure, self.server.scheduler
+        if has_more and not pressure.reading_is_paused:
+            wait = LEAST_SLEEP_S
+        elif self._attended.is_paused:
+            wait = HELD_SLEEP_S
+        else:
+            wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
+            wait = min(wait, scheduler.next_due() - mono)
+            if scheduler.has_due:
+                wait = min(wait, GATHER_S)
+            if self._reader.has_ready or self.presence.due_gateways():
+                wait = min(wait, HELD_SLEEP_S)
+            if (self._reader.expects_more and not pressure.reading_is_paused) or (
+                has_fired and pressure.firing_was_throttled
+            ):
+                wait = min(wait, GATHER_S)
+            wait = max(wait, LEAST_SLEEP_S)
+        self._asked = wait
+        self._turns_at = mono + wait
+        return self._turns_at
+
+    # --- effects --------------------------------------------------------------
+
+    def carry_out(self) -> None:
+        """Do what the server wants done, in order."""
+        effects = self.server.effects
+        while effects:
+            effect = effects.popleft()
+            match effect:
+                case Send() | SendList() | HasRoom():
+                    self._sockets[effect.link].writer.wake.notify()
+                case Commit():
+                    self._log_writer.append(effect)
+                case Deliver():
+                    self._sockets[effect.link].writer.deliver(effect.position)
+                case Close():
+                    socket = self._sockets[effect.link]
+                    socket.writer.end()
+                    socket.drained.notify()
+                case ReadFirst():
+                    older = self._sockets[effect.link].link
+                    self._reader.read_sent(older, self._attended.now)
+                    self.server.replace(older)
+                case WriteAttempt():
+                    self._log_writer.write_attempt(effect.gateway, effect.key)
+                case SearchSkipped():
+                    self._skipped_runs.wake.notify()
+                case Refused():
+                    peer = self._sockets[effect.link].link.peer
+                    self._reporter.refused(effect, peer)
+                case Report():
+                    self._reporter.report(effect)
+                case never:
+                    assert_never(never)
+        if self._log_writer.cursors.has_moved:
+            self._log_writer.cursors_moved()
 
     def written(self) -> None:
         """Note a commit; request a turn if the last one waited for the disk."""
-        if (
-            self._firing_throttled
-            or self._reader.disk_is_behind
-            or self._reader.held_back
-        ):
+        if self._waits_for_disk:
             self.turn_wanted.notify()
 
     def drain(self) -> bool:
         """At a stop: read every link once; return whether all were read empty."""
-        now = self._attended.now
         self._reset_sessions()
-        is_empty = self._reader.read_all(now)
-        self.commit()
-        return is_empty and not self._dispatcher.has_resets
-
-    def instant(self) -> Instant:
-        """This moment, at the attended second of the turn."""
-        return self._clock.instant(self._attended.now, self._clock.mono())
+        is_empty = self._reader.read_all(self._attended.now)
+        self._commit()
+        return is_empty and not self.server.has_resets
 
     # --- timers ---------------------------------------------------------------
 
     def timers_changed(self) -> None:
         """Note that timers were loaded or changed: one may be due before the next turn."""
-        if self.scheduler.next_due() < self._turns_at:
+        if self.server.scheduler.next_due() < self._turns_at:
             self.turn_wanted.notify()
 
-    @property
-    def commands_per_gateway(self) -> int:
-        """How many timer commands of one gateway may wait for the disk now."""
-        return self._reader.commands_per_gateway
+    def fire_again(self, records: list[TimerRecord]) -> None:
+        """Have timers fire again whose records their gateways will never receive."""
+        self.server.fire_again(records, self.instant())
+        self.carry_out()
+
+    # --- for an operator ------------------------------------------------------
 
     def cancel_timer(self, gateway: str, key: str) -> None:
-        """Cancel the live timer of a key, for an operator."""
-        self.scheduler.cancel(gateway, Cancel(key, None), self.instant())
-        self.commit()
+        """Cancel the live timer of a key."""
+        self.server.cancel_timer(gateway, key, self.instant())
+        self.carry_out()
 
     def retry_timer(self, gateway: str, key: str) -> None:
-        """Try a failed or pending timer now, for an operator."""
-        self.scheduler.try_again(gateway, key, self.instant())
-        self.commit()
+        """Try a failed or pending timer now."""
+        self.server.retry_timer(gateway, key, self.instant())
+        self.carry_out()
 
-    # --- users ----------------------------------------------------------------
+    def forget(self, role: str, name: str) -> None:
+        """Forget a name and its cursor."""
+        self.server.forget(role, name)
+        self.carry_out()
+
+    def release(self, name: str | None) -> list[Storm]:
+        """Let the users that the storm guard holds go offline; see `Server.release`."""
+        released = self.server.release(name)
+        self.carry_out()
+        self.turn_wanted.notify()
+        return released
 
     def status_of(self, uid: Uid) -> UserStatus | None:
         """The status of a user; None if it is not online."""
@@ -358,115 +404,9 @@ class Engine:
             return None
         if self._attended.is_paused:
             return replace(status, held=PAUSED)
-        if status.slot is None and self.is_firing_throttled:
+        if status.slot is None and self.server.pressure.is_firing_throttled:
             return replace(status, held=DISK)
         return status
-
-    # --- names ----------------------------------------------------------------
-
-    def names_in_use(self) -> list[tuple[str, str]]:
-        """The roles and names that have a link or users."""
-        gateways = self.presence.gateways.values()
-        with_users = [(GATEWAY, gateway.name) for gateway in gateways if gateway.users]
-        return [*self.registry.named, *with_users]
-
-    def why_in_use(self, role: str, name: str) -> str | None:
-        """Why a name cannot be forgotten now; None if it can."""
-        if (role, name) in self.registry.named:
-            return "is connected; stop it first"
-        gateway = self.presence.gateways.get(name) if role == GATEWAY else None
-        if gateway is not None and gateway.users:
-            return (
-                f"has {gateway.users} users online; they go offline by themselves if it "
-                "does not come back"
-            )
-        return None
-
-    def forget(self, role: str, name: str) -> None:
-        """Forget a name and its cursor."""
-        assert self.why_in_use(role, name) is None
-        self._log_writer.forget(role, name)
-        _log.info("name forgotten", role=role, name=name)
-
-    def _forget_gateways(self, now: float) -> None:
-        """Free gateways without cursor, users and link."""
-        for gateway in [*self.presence.gateways.values()]:
-            if (GATEWAY, gateway.name) not in self._log_writer.cursors and not (
-                gateway.users or gateway.is_linked
-            ):
-                self.presence.forget(gateway.name, now)
-
-    # --- storms ---------------------------------------------------------------
-
-    def release(self, name: str | None) -> list[Storm]:
-        """Let the users that the guard holds go offline, for an operator.
-
-        Args:
-            name: The gateway; None for all.
-        Returns:
-            The storms that this ended; none without a guard or such a gateway.
-        """
-        guard = self.presence.guard
-        gateway = None if name is None else self.presence.gateways.get(name)
-        if guard is None or (name is not None and gateway is None):
-            return []
-        released = guard.release(gateway, self._attended.now)
-        self._warnings.log_storms(self._attended.now)
-        self.turn_wanted.notify()
-        return released
-
-    # --- helpers --------------------------------------------------------------
-
-    @property
-    def is_firing_throttled(self) -> bool:
-        """Whether so much waits for the disk that few or no users may be fired."""
-        return self._log_writer.pending_ends >= self._limits.pause_firing
-
-    def _fire_limit(self) -> int:
-        """How many users may be fired in this turn."""
-        if not self.is_firing_throttled:
-            return FIRE_PER_TURN
-        is_half = self._log_writer.pending_ends < 2 * self._limits.pause_firing
-        return FIRE_WHILE_THROTTLED if is_half else 0
-
-    def _next_turn(
-        self, mono: float, now: float, *, has_more: bool, has_fired: bool
-    ) -> float:
-        """Choose when to turn next; return it, in monotonic seconds."""
-        if has_more and not self._reading_paused:
-            wait = LEAST_SLEEP_S
-        elif self._attended.is_paused:
-            wait = HELD_SLEEP_S
-        else:
-            wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
-            wait = min(wait, self.scheduler.next_due() - mono)
-            if self.scheduler.has_due:
-                wait = min(wait, GATHER_S)
-            if self._reader.has_ready or self.presence.due_gateways():
-                wait = min(wait, HELD_SLEEP_S)
-            if (self._reader.expects_more and not self._reading_paused) or (
-                has_fired and self._firing_throttled
-            ):
-                wait = min(wait, GATHER_S)
-            wait = max(wait, LEAST_SLEEP_S)
-        self._asked = wait
-        self._turns_at = mono + wait
-        return self._turns_at
-
-    def _check_promises(self, now: float) -> None:
-        """Count broken promises to ping, after reading what those gateways have sent."""
-        for gateway in [*self.presence.gateways.values()]:
-            if not gateway.has_missed(now):
-                continue
-            link = self.registry.named.get((GATEWAY, gateway.name))
-            if link is not None:
-                self._reader.read_sent(link, now)
-            if gateway.has_missed(now):
-                self._warnings.count_missed_promise(gateway, now)
-
-    def _reset_sessions(self) -> None:
-        for link in self._dispatcher.reset_sessions(self.instant()):
-            self._reader.add(link)
 
 
 async def run_turns(engine: Engine) -> NoReturn:

@@ -1,26 +1,17 @@
 """Reads links without waiting, within a time budget per turn of the engine.
 
-A link is read piece by piece, and each piece is applied (`dispatch`) before the next is
-read. Two bounds keep what was read but is not yet on disk small: while many records wait,
-a link is read by one small piece a turn; and a gateway with too many timer commands
-waiting is not read at all.
+A link is read piece by piece, and the server applies each piece before the next is read.
+While many records wait for the disk, a link is read by one small piece a turn.
 """
 
+from collections.abc import Callable
 from typing import Final
 
-import structlog
-
 from liveness.core.attended_clock import AttendedClock
-from liveness.core.clearance import GatewayState
-from liveness.core.presence import Presence
-from liveness.core.records import GATEWAY
-from liveness.metrics import Counts
+from liveness.core.link import Link
+from liveness.core.server import MayRead, Server
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
-from liveness.service.engine.dispatch import Dispatcher
-from liveness.service.links.link import PIECE_BYTES, SocketLink
-from liveness.service.links.registry import LinkRegistry
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
 
 # A turn reads gateways for no longer than this; links it did not reach come first in the
 # next turn. So a flooding gateway delays the others by this and one receive at most.
@@ -28,50 +19,42 @@ READING_S: Final = 0.002
 # The time for watchers and links before their hello: half as much.
 OTHERS_S: Final = 0.001
 
-_log = structlog.get_logger("link")
-
 
 class LinkReader:
-    """Reads links and has their requests applied.
+    """Reads sockets, and gives the server what was read.
 
-    At most *max_pending_commands* timer commands of all gateways may wait for the disk.
+    Args:
+        sockets: All sockets, by number of the link.
+        server: Applies what is read.
+        attended: The clock of deadlines.
+        clock: The clocks.
+        carry_out: Carries out the server's effects, after each piece.
     """
 
     def __init__(
         self,
-        registry: LinkRegistry,
-        presence: Presence,
-        dispatcher: Dispatcher,
+        sockets: dict[int, LinkSocket],
+        server: Server,
         *,
         attended: AttendedClock,
         clock: Clock,
-        log_writer: LogWriter,
-        counts: Counts,
-        max_pending_commands: int,
+        carry_out: Callable[[], None],
     ) -> None:
-        self._registry = registry
-        self._presence = presence
-        self._dispatcher = dispatcher
+        self._sockets = sockets
+        self._server = server
         self._attended = attended
         self._clock = clock
-        self._log_writer = log_writer
-        self._counts = counts
-        self._max_pending_commands = max_pending_commands
-        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
-        self._ready: dict[int, SocketLink] = {}
+        self._carry_out = carry_out
+        self._ready: dict[int, Link] = {}
         # Links that had data in the last turn: the next one reads them again,
         # without waiting for their sockets to become readable.
-        self._recently_active: dict[int, SocketLink] = {}
-        # Gateways that are not read, as too many of their timer commands wait for the disk.
-        self.held_back: dict[str, GatewayState] = {}
-        # Many records wait for the disk: read each link by one small piece a turn.
-        self.disk_is_behind = False
+        self._recently_active: dict[int, Link] = {}
 
-    def add(self, link: SocketLink) -> None:
+    def add(self, link: Link) -> None:
         """Have a link read in the next turn."""
         self._ready[link.number] = link
 
-    def discard(self, link: SocketLink) -> None:
+    def discard(self, link: Link) -> None:
         """Read a closed link no more."""
         self._ready.pop(link.number, None)
         self._recently_active.pop(link.number, None)
@@ -85,25 +68,18 @@ class LinkReader:
     def expects_more(self) -> bool:
         """Whether the next turn should come soon, since links will have more to read."""
         return bool(self._recently_active) or (
-            self.disk_is_behind and bool(self._ready)
+            bool(self._ready) and self._server.pressure.reads_small_pieces
         )
 
-    # --- reading --------------------------------------------------------------
-
     def read_ready(self, now: float) -> bool:
-        """Read the links that are ready, and gateways with due users.
+        """Read the links that are ready, and those that the server wants to be read.
 
-        While attended time is paused, reads every link. Returns whether to read on in
-        another turn at once.
+        Returns:
+            Whether to read on in another turn at once.
         """
-        if self._attended.is_paused:
-            links = dict(self._registry.links)
-        else:
-            links = self._ready | self._recently_active
-            for gateway in self._presence.due_gateways():
-                link = self._registry.named.get((GATEWAY, gateway.name))
-                if link is not None:
-                    links[link.number] = link
+        server = self._server
+        links = self._ready | self._recently_active
+        links |= {link.number: link for link in server.links_to_read()}
         self._ready, self._recently_active = {}, {}
         # The link whose last data is oldest comes first, so that one that floods cannot
         # use up the time of a gateway whose users are due.
@@ -116,32 +92,37 @@ class LinkReader:
                     continue
                 if not self.read(link, now, until=until):
                     self._ready[link.number] = link
-        can_continue = any(
-            not link.outbox.is_full and not self._is_held_back(link)
-            for link in self._ready.values()
-        )
-        return can_continue and not self.disk_is_behind
+        can_continue = any(server.can_read_on(link) for link in self._ready.values())
+        return can_continue and not server.pressure.reads_small_pieces
 
     def read_all(self, now: float) -> bool:
         """Read every link within one budget; return whether all were read empty."""
         until = self._clock.mono() + READING_S
         is_empty = [
             self.read(link, now, until=until)
-            for link in [*self._registry.links.values()]
+            for link in [*self._server.registry.links.values()]
         ]
         return all(is_empty)
 
-    def read_sent(self, link: SocketLink, now: float) -> None:
-        """Read what a link has sent up to now, and not what it goes on to send."""
-        self.read(link, now, must_read_bytes=link.unread())
+    def read_sent(self, link: Link, now: float, *, most: int | None = None) -> None:
+        """Read what a link has sent up to now, and not what it goes on to send.
+
+        Args:
+            link: The link.
+            now: Attended seconds.
+            most: At most about so many bytes; None: all.
+        """
+        unread = self._sockets[link.number].unread()
+        must_read = unread if most is None else min(unread, most)
+        self.read(link, now, must_read_bytes=must_read)
+
+    def note_unread(self) -> None:
+        """Note for each link how much it has sent that must be read."""
+        for socket in self._sockets.values():
+            socket.link.must_read_bytes = socket.unread()
 
     def read(
-        self,
-        link: SocketLink,
-        now: float,
-        *,
-        until: float = 0.0,
-        must_read_bytes: int = 0,
+        self, link: Link, now: float, *, until: float = 0.0, must_read_bytes: int = 0
     ) -> bool:
         """Read one link; return whether it was read empty or ended.
 
@@ -151,91 +132,32 @@ class LinkReader:
             until: When the budget ends, in monotonic seconds.
             must_read_bytes: Read so many bytes whatever the budget and the disk.
         """
+        server, clock, socket = self._server, self._clock, self._sockets[link.number]
         taken = 0
-        mono = self._clock.mono()
+        mono = clock.mono()
         while taken < must_read_bytes or (
-            mono < until and not (taken and self.disk_is_behind)
+            mono < until and not (taken and server.pressure.reads_small_pieces)
         ):
-            if not link.is_open or self._dispatcher.is_resetting(link):
-                return True
-            if taken >= must_read_bytes and self._is_held_back(link):
-                return False
-            if link.outbox.is_full:
-                # It is read again once its replies are written, if it reads them.
-                if not link.outbox.is_unread:
-                    return False
-                self._registry.overload(link, link.outbox.excess)
-                return True
-            data = link.receive(
-                PIECE_BYTES if self.disk_is_behind else link.piece_bytes
-            )
+            may_read = server.may_read(link, must=taken < must_read_bytes)
+            if may_read is not MayRead.YES:
+                self._carry_out()
+                return may_read is MayRead.NO
+            is_small = server.pressure.reads_small_pieces
+            data = socket.receive(PIECE_BYTES if is_small else socket.piece_bytes)
             if data is None:
-                link.must_read_bytes = 0
-                if link.gateway is not None:
-                    link.gateway.empty_at = now
+                server.read_empty(link, now)
                 if taken:
                     self._recently_active[link.number] = link
                 else:
-                    link.drained.notify()
+                    socket.drained.notify()
                 return True
             taken += len(data)
-            link.must_read_bytes = max(0, link.must_read_bytes - len(data))
-            link.read_at = mono = self._clock.mono()
-            at = self._clock.instant(self._attended.at(mono), mono)
+            mono = clock.mono()
+            at = clock.instant(self._attended.at(mono), mono)
+            host = clock.host() if link.hello is None and data else None
+            server.received(link, data, at, host)
+            self._carry_out()
             if not data:
-                self._registry.end(link, why="closed by the other side")
                 return True
-            if link.gateway is not None:
-                link.gateway.heard(at.now)
-            self._dispatcher.receive(link, data, at)
-            self._registry.count_partial_frame(link)
-            self._registry.shed_unread()
-            link.measure(self._clock.mono() - mono)
+            socket.measure(clock.mono() - mono)
         return False
-
-    # --- gateways whose timer commands wait for the disk -----------------------
-
-    @property
-    def commands_per_gateway(self) -> int:
-        """How many timer commands of one gateway may wait for the disk.
-
-        As many as there is still room for: a single gateway gets half of the bound, two
-        a third each, and so on, and there is always room for one more. At least an equal
-        share of the bound, so that gateways with few commands never wait for others.
-
-        Source: Choudhury & Hahne 1998, dynamic queue lengths in a shared memory.
-        """
-        most = self._max_pending_commands
-        room = most - self._log_writer.timers.pending
-        return max(room, most // (self._registry.linked(GATEWAY) + 1))
-
-    def hold_back(self, now: float) -> None:
-        """Choose the gateways that are not read until more of their commands are on disk."""
-        timers = self._log_writer.timers
-        held_back = dict[str, GatewayState]()
-        if 2 * timers.pending > self._max_pending_commands:
-            share = self.commands_per_gateway
-            for name, pending in timers.pending_by_gateway.items():
-                link = self._registry.named.get((GATEWAY, name))
-                if pending > share and link is not None and link.gateway is not None:
-                    held_back[name] = link.gateway
-        for name, gateway in self.held_back.items():
-            if name not in held_back:
-                gateway.reading_resumed(now)
-        for gateway in held_back.values():
-            if gateway.reading_paused_at is None:
-                gateway.reading_paused(now)
-                self._counts.limits_met["timers.max_pending"] += 1
-                self._log_throttled(
-                    _log.warning,
-                    "a gateway is not read while its timer commands wait for the disk: "
-                    "have it send fewer (timers.max_pending)",
-                    key=gateway.name,
-                    name=gateway.name,
-                    pending=timers.pending_by_gateway[gateway.name],
-                )
-        self.held_back = held_back
-
-    @staticmethod
-    def _is_held_back(link: SocketLink) -> bool:
-        return link.gateway is not None and link.gateway.reading_paused_at is not None

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from liveness.core.cursors import ReadPosition
 from liveness.core.records import Subscription
 from liveness.core.uids import MAX_INTEGER
 from liveness.metrics import Counts
@@ -120,9 +121,9 @@ class FeedApi:
     ) -> None:
         log_writer, log = self._log_writer, self._log_writer.store.log
         cursor = Cursor(
-            *(log_writer, self._feed),
-            wanted=subscription,
-            position=position,
+            log_writer,
+            self._feed,
+            ReadPosition(subscription, position),
             is_guest=True,
         )
         first = json_line({"log": log, "seq": position, "new": is_new})

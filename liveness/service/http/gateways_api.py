@@ -72,7 +72,7 @@ class GatewaysApi:
             raise ApiError(
                 404, message + "`liveness gateways list` shows those that are"
             )
-        reason = self._engine.why_in_use(role, name)
+        reason = self._engine.server.why_in_use(role, name)
         if reason is not None:
             raise ApiError(409, f"{subject} {reason}")
         forgotten = self._describe(role, name)

@@ -136,9 +136,7 @@ class TimersApi:
         unchanged = "nothing was changed, ask again"
         await written(self._log_writer, unchanged, gateway=gateway)
         # An attempt's record may be on disk before the table has it.
-        self._log_writer.timers.write_fire_now(
-            gateway, key, ticket=self._log_writer.ticket
-        )
+        self._log_writer.write_attempt(gateway, key)
         await written(self._log_writer, unchanged, gateway=gateway)
         timer = await self._newest_of(gateway, key)
         subject = f"the timer {key!r} of {gateway!r}"
@@ -162,7 +160,7 @@ class TimersApi:
         body = await body_of(request, "id")
         number = number_in(body, "id", 0, MAX_INTEGER, where="body")
         end = partial(self._log_writer.timers.table.end_damaged, number)
-        scheduler = self._engine.scheduler
+        scheduler = self._engine.server.scheduler
         at = scheduler.ms(trio.current_time())
         try:
             removed = await self._log_writer.timers.writer.once(partial(end, at=at))

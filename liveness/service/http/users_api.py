@@ -33,7 +33,7 @@ from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
 from liveness.service.http.api import ApiError, answering, number_in, query_of
 from liveness.service.http.event_stream import StreamKind, Streams, StreamWriter
-from liveness.service.links.unread_replies import Spool, SpoolFull, Spools, TooLarge
+from liveness.service.links.spools import Spool, SpoolFull, Spools, TooLarge
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
 from liveness.service.storage.log_store import LogStore

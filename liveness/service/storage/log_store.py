@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from liveness.core.cursors import CursorRow
 from liveness.core.framing import encode
 from liveness.core.records import (
     TIMER,
@@ -111,16 +112,6 @@ _TRIMMED_UNKNOWN: Final = "update trimmed set seq = :seq where seq < :seq"
 _FORGET_TRIMMED: Final = (
     "delete from trimmed where name not in (select name from cursors)"
 )
-
-
-class CursorRow(NamedTuple):
-    """A name's row in `cursors`."""
-
-    seq: int
-    used_ms: int
-    timeout: float | None  # a gateway's, from its last hello
-    # The longest timeout, in seconds, that a session of this gateway may still have.
-    in_force: float | None = None
 
 
 class LogRows(NamedTuple):

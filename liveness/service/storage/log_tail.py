@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from liveness.core.cursors import ReadPosition
 from liveness.core.framing import encode
 from liveness.core.records import Gap, Logged, Subscription, TimerRecord
 from liveness.service.common.threads import in_thread
@@ -73,7 +74,7 @@ def _weight(record: Logged) -> int:
     return 1 + getsizeof(record.payload) // RECORD_BYTES
 
 
-class Commit:
+class TailCommit:
     """The records of one commit: all, and by gateway."""
 
     __slots__ = ("by_gateway", "entries", "first", "last", "weight")
@@ -103,7 +104,7 @@ class LogTail:
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
         self._weight = 0
-        self._tail: deque[Commit] = deque()
+        self._tail: deque[TailCommit] = deque()
         self._readers: dict[Cursor, Callable[[], None]] = {}
         self._awaiting: dict[Callable[[], None], None] = {}
         self.disk = trio.CapacityLimiter(DISK_READERS)
@@ -112,7 +113,7 @@ class LogTail:
     def publish(self, batch: Batch) -> None:
         """Add a durable batch, and wake the readers that it concerns."""
         if batch.records:
-            commit = Commit(batch)
+            commit = TailCommit(batch)
             self._tail.append(commit)
             self._weight += commit.weight
             while self._weight > self._keep and len(self._tail) > 1:
@@ -147,7 +148,7 @@ class LogTail:
     def since(self, after: int, wanted: Subscription) -> Iterator[TailEntry]:
         """The entries above *after* that concern a reader, from memory."""
         # Search from the newest back: a live reader needs only the last one or two.
-        commits: list[Commit] = []
+        commits: list[TailCommit] = []
         for commit in reversed(self._tail):
             if commit.last <= after:
                 break
@@ -164,13 +165,12 @@ class LogTail:
 
 
 class Cursor:
-    """One reader's position in the log.
+    """Reads the log for one reader.
 
     Args:
         log_writer: The log.
         feed: Its tail.
-        wanted: Which records concern this reader.
-        position: All records up to this seq were taken, or do not concern the reader.
+        reading: Which records concern the reader, and how far it is.
         is_guest: It is an HTTP reader: its reads from disk must not delay those of links.
     """
 
@@ -178,29 +178,32 @@ class Cursor:
         self,
         log_writer: LogWriter,
         feed: LogTail,
+        reading: ReadPosition,
         *,
-        wanted: Subscription,
-        position: int,
         is_guest: bool = False,
     ) -> None:
-        self.wanted = wanted
-        self.position = position
+        self._reading = reading
         self._log_writer = log_writer
         self._feed = feed
         self._disk = feed.guests if is_guest else feed.disk
 
-    def passes(self, commit: Commit) -> bool:
+    @property
+    def position(self) -> int:
+        """All records up to this seq were taken, or do not concern the reader."""
+        return self._reading.seq
+
+    def passes(self, commit: TailCommit) -> bool:
         """Skip a commit that does not concern this reader; return whether it does not.
 
         So the reader need not wake: waking a thousand idle links for the records of
         another one costs more than the records do. The position moves only if the reader
         had read everything before the commit.
         """
-        gateway = self.wanted.gateway
+        gateway = self._reading.wanted.gateway
         if gateway is None or gateway in commit.by_gateway:
             return False
-        if self.position == commit.first - 1:
-            self.position = commit.last
+        if self._reading.seq == commit.first - 1:
+            self._reading.seq = commit.last
         return True
 
     @property
@@ -225,27 +228,27 @@ class Cursor:
             self._log_writer.store.read,
             after=self.position,
             until=self._log_writer.durable_seq,
-            wanted=self.wanted,
+            wanted=self._reading.wanted,
             limit=limit,
             most_bytes=most_bytes,
         )
         page = await in_thread(read, limiter=self._disk)
         if self.position < page.lost:
             gap = Gap(self.position + 1, page.first, wall_ms)
-            self.position = gap.seq
+            self._reading.seq = gap.seq
             return [TailEntry(gap)]
-        self.position = page.reached
+        self._reading.seq = page.reached
         return [TailEntry(record) for record in page.records]
 
     def _from_memory(self, limit: int, most_bytes: float) -> list[TailEntry]:
         taken: list[TailEntry] = []
         size = 0
         end = self._log_writer.durable_seq
-        for entry in self._feed.since(self.position, self.wanted):
+        for entry in self._feed.since(self.position, self._reading.wanted):
             taken.append(entry)
             size += len(entry.encoded) if most_bytes < inf else 0
             if len(taken) == limit or size >= most_bytes:
                 end = entry.record.seq
                 break
-        self.position = end
+        self._reading.seq = end
         return taken

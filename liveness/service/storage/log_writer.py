@@ -12,15 +12,15 @@ log first; the timers' table follows.
 import math
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
 import structlog
 import trio
 
-from liveness.core.changes import Decisions
-from liveness.core.records import GATEWAY, Changes
+from liveness.core.changes import Commit, Decisions
+from liveness.core.records import GATEWAY
 from liveness.core.timer_states import Fire, TimerCommand
 from liveness.metrics import Counts
 from liveness.service.common import threads
@@ -28,7 +28,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.storage.log_pages import END
-from liveness.service.storage.log_store import Batch, CursorRow, LogStore
+from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.timer_writer import TimerWriter
 from liveness.service.storage.writer import Writer
 
@@ -59,6 +59,7 @@ class LogWriter:
     Args:
         store: The open state directory.
         timers: Takes the commands about timers.
+        decided: The decisions, with the cursors that are stored.
         clock: For durations and stamps.
         counts: Counts commits and lateness.
         published: Called with each durable batch.
@@ -68,6 +69,7 @@ class LogWriter:
         self,
         store: LogStore,
         timers: TimerWriter,
+        decided: Decisions,
         *,
         clock: Clock,
         counts: Counts,
@@ -77,19 +79,17 @@ class LogWriter:
         self.timers = timers
         self.first, next_seq = store.bounds()
         self.durable_seq = next_seq - 1
-        self.cursors = store.cursors()
-        # By gateway: the newest seq sent on its closed links, acknowledged or not.
-        self.written_to: dict[str, int] = {}
+        self.cursors = decided.cursors
         self.records_pending = 0  # weight of the records that wait for the disk
         self.pending_ends = 0  # those that end a session or begin an attempt
         self.log_bytes = store.log_bytes()
-        self.ticket = 0
+        self._decided = decided
+        self._appended = 0  # the last ticket that was queued
         self._clock = clock
         self._counts = counts
         self._published = published
-        # Each with its ticket; at the front are those that are being written.
-        self._queue: deque[tuple[int, Changes]] = deque()
-        self._dirty: set[tuple[str, str]] = set()
+        # At the front are those that are being written.
+        self._queue: deque[Commit] = deque()
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
         self._is_urgent = False
@@ -131,84 +131,67 @@ class LogWriter:
     @property
     def log_ticket(self) -> int:
         """All changes up to this ticket are durable, except timer commands."""
-        return self._queue[0][0] - 1 if self._queue else self.ticket
+        return self._queue[0].ticket - 1 if self._queue else self._appended
+
+    def ticket_of(self, gateway: str) -> int:
+        """All changes up to this ticket are durable, with timer commands of *gateway*."""
+        oldest = self.timers.oldest_ticket_of(gateway)
+        reached = self.log_ticket
+        return reached if oldest is None else min(reached, oldest - 1)
+
+    @property
+    def log(self) -> str:
+        """The log's id."""
+        return self.store.log
+
+    @property
+    def parted(self) -> Mapping[str, int]:
+        """The logs that this one was copied from, each with the last seq in common."""
+        return self.store.parted
+
+    @property
+    def commands_pending(self) -> int:
+        """The weight of the timer commands that wait for the disk."""
+        return self.timers.pending
+
+    @property
+    def commands_by_gateway(self) -> Mapping[str, int]:
+        """The same, by gateway; only those that have any."""
+        return self.timers.pending_by_gateway
 
     # --- queueing changes -----------------------------------------------------
 
-    def take_over(self, decided: Decisions) -> None:
-        """Queue the decisions made since the last call."""
-        changes = decided.take()
-        if not changes:
-            return
+    def append(self, commit: Commit) -> None:
+        """Queue a commit. It is durable once `durable_ticket` reaches its ticket."""
+        changes, ticket = commit
+        self._appended = ticket
         self._observe("decided", changes.due)
-        self.append(changes)
-
-    def append(self, changes: Changes) -> None:
-        """Queue changes. They are durable once `durable_ticket` reaches `ticket`."""
-        self.ticket += 1
         commands: list[TimerCommand] = [
             command for command in changes.commands if not isinstance(command, Fire)
         ]
         if commands:
-            self.timers.append(commands, ticket=self.ticket)
+            self.timers.append(commands, ticket=ticket)
         if changes.records or changes.online or not commands:
-            self._queue.append((self.ticket, changes))
+            self._queue.append(commit)
             self.records_pending += changes.weight
             self.pending_ends += changes.ends
             self._is_urgent = True
             self._wake.notify()
 
-    def move_cursor(self, role: str, name: str, seq: int) -> None:
-        """Store that a name has acknowledged up to *seq*. A cursor never moves back."""
-        key = (role, name)
-        known = self.cursors.get(key)
-        if known is not None and known.seq < seq:  # None: the name was forgotten
-            moved = known._replace(seq=seq, used_ms=self._clock.wall_ms())
-            self._put_cursor(key, moved)
+    def cursors_moved(self) -> None:
+        """Write the cursors that moved, with the next commit or a little later."""
+        self._wake.notify()
 
-    def introduce(
-        self,
-        role: str,
-        name: str,
-        *,
-        seq: int,
-        timeout: float | None,
-        in_force: float | None = None,
-    ) -> int:
-        """Store a name with its cursor and timeouts, at once; return its ticket."""
-        known = self.cursors.get((role, name))
-        if known is not None:
-            seq = max(seq, known.seq)
-        self.cursors[role, name] = CursorRow(
-            seq, self._clock.wall_ms(), timeout, in_force
-        )
-        self._dirty.add((role, name))
-        return self.flush()
-
-    def store_longest_timeout(self, gateway: str, timeout: float) -> None:
-        """Store the longest timeout that a session of a gateway may still have."""
-        known = self.cursors.get((GATEWAY, gateway))
-        if known is not None and known.in_force != timeout:
-            self._put_cursor((GATEWAY, gateway), known._replace(in_force=timeout))
-
-    def note_written(self, gateway: str, position: int | None) -> None:
-        """Note the last seq sent on a closed link; None: it had no welcome."""
-        if position is not None and (GATEWAY, gateway) in self.cursors:
-            position = max(position, self.written_to.get(gateway, 0))
-            self.written_to[gateway] = position
-
-    def forget(self, role: str, name: str) -> None:
-        """Forget a name and its cursor."""
-        if self.cursors.pop((role, name), None) is not None:
-            self._drop_written(role, name)
-            self._dirty.add((role, name))
-            self.flush()
+    def write_attempt(self, gateway: str, key: str) -> None:
+        """Write the waiting attempt of a timer to the timers' table now, if it has one."""
+        self.timers.write_fire_now(gateway, key, ticket=self._appended)
 
     def flush(self) -> int:
-        """Queue all moved cursors for the next commit; return the ticket to wait for."""
-        if self._dirty:
-            self.append(Changes())
-        return self.ticket
+        """Queue all decisions and moved cursors; return the ticket to wait for."""
+        commit = self._decided.commit(with_cursors=True)
+        if commit is not None:
+            self.append(commit)
+        return self._appended
 
     async def flushed(self) -> None:
         """Wait until all changes so far are durable, except timers without space."""
@@ -233,7 +216,7 @@ class LogWriter:
                     while not self._is_urgent:
                         await self._wake.wait()
             self._is_urgent = False
-            while self._queue or self._dirty:
+            while self._queue or self.cursors.has_moved:
                 await self._commit()
 
     async def trim(
@@ -295,7 +278,7 @@ class LogWriter:
             (self.first, _), stored, self.log_bytes = await self._writer.once(
                 lambda: (store.bounds(), store.cursors(), store.log_bytes())
             )
-            self._forget_idle(stored, idle_ms)
+            self.cursors.forget_idle(stored, idle_ms)
             is_behind |= self.log_bytes > self._most_bytes and until < self.durable_seq
             if self.failure is None:
                 room = max(0, self._most_bytes - self.log_bytes)
@@ -340,31 +323,15 @@ class LogWriter:
         followed = max(self._flushed_seq, self.timers.table.seq)
         return self.durable_seq if is_followed else followed
 
-    def _forget_idle(self, stored: Container[tuple[str, str]], idle_ms: int) -> None:
-        """Forget the names that a trim deleted, unless they were used since."""
-        for key in list(self.cursors):
-            if key not in stored and self.cursors[key].used_ms < idle_ms:
-                del self.cursors[key]
-                self._drop_written(*key)
-
-    def _drop_written(self, role: str, name: str) -> None:
-        if role == GATEWAY:
-            self.written_to.pop(name, None)
-
     def _note_use(self, key: tuple[str, str], now_ms: int) -> None:
         """Note that a name has a link, users, or a new record to read."""
-        cursor = self.cursors.get(key)
-        if cursor is not None and now_ms - cursor.used_ms > self._note_use_after_ms:
-            self._put_cursor(key, cursor._replace(used_ms=now_ms))
-
-    def _put_cursor(self, key: tuple[str, str], cursor: CursorRow) -> None:
-        self.cursors[key] = cursor
-        self._dirty.add(key)
-        self._wake.notify()
+        self.cursors.note_use(key, now_ms, every_ms=self._note_use_after_ms)
+        if self.cursors.has_moved:
+            self._wake.notify()
 
     def _gather(self) -> Batch:
         batch = Batch()
-        for _, changes in self._queue:
+        for changes, _ in self._queue:
             if batch.records and (
                 len(batch.records) + len(changes.records) > COMMIT_RECORDS
             ):
@@ -376,8 +343,7 @@ class LogWriter:
             batch.weight += changes.weight
             batch.ends += changes.ends
             batch.online.update(changes.online)
-        batch.cursors = {key: self.cursors.get(key) for key in self._dirty}
-        self._dirty.clear()
+        batch.cursors = self.cursors.take_moved()
         return batch
 
     async def _commit(self) -> None:

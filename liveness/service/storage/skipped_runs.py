@@ -1,10 +1,6 @@
-"""Fires timers again if their gateway skipped the records of their attempts.
+"""Searches the records that gateways skipped for attempts of their timers.
 
-A gateway that says `fresh`, or whose name was forgotten, begins to read at the end of the
-log. It does not need the older records of sessions; but timers outlive the process that
-scheduled them. So the records that it skipped are searched for attempts of its timers,
-and these timers fire again, which does not count as another attempt. If the sidecar ends
-before that, such an attempt times out, like one without an answer.
+What is skipped, and why, is in `core.skipped_ranges`.
 """
 
 import sqlite3
@@ -16,6 +12,7 @@ import structlog
 import trio
 
 from liveness.core.records import TIMER, Subscription, TimerRecord
+from liveness.core.skipped_ranges import SkippedRanges
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
@@ -26,67 +23,49 @@ from liveness.service.storage.log_writer import LogWriter
 
 # Attempts that fire again at once. Each takes one command to the timers' table.
 RUNS_AT_ONCE: Final = 1_000
-# The most ranges of one gateway. A further one is joined with the last: records between
-# them then count as skipped, though the gateway got them.
-MOST_RANGES: Final = 100
 RETRY_S: Final = 1.0
 
 _log = structlog.get_logger("timers")
 
 
 class SkippedRuns:
-    """The ranges of the log that gateways skipped, until they are searched.
+    """Reads the skipped ranges of the log.
 
     Args:
+        ranges: What to search.
         log_writer: The log.
         limiter: Bounds the threads that read the log from disk.
         clock: Limits how often a lasting failure is logged.
     """
 
     def __init__(
-        self, log_writer: LogWriter, limiter: trio.CapacityLimiter, *, clock: Clock
+        self,
+        ranges: SkippedRanges,
+        log_writer: LogWriter,
+        limiter: trio.CapacityLimiter,
+        *,
+        clock: Clock,
     ) -> None:
+        self.wake = Notifier()  # notified when there is a range to search
+        self._ranges = ranges
         self._log_writer = log_writer
         self._limiter = limiter
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
-        # By gateway, ranges: above the first seq, up to the second. A gateway's first
-        # range is being read.
-        self._ranges: dict[str, list[tuple[int | None, int]]] = {}
-        self._wake = Notifier()
-
-    def add(self, gateway: str, *, after: int | None, until: int) -> None:
-        """Note that a gateway skips the records above *after*, up to *until*.
-
-        *after* is None if it is unknown which record it got last.
-        """
-        if (after or 0) >= until:
-            return
-        ranges = self._ranges.setdefault(gateway, [])
-        if len(ranges) == MOST_RANGES:
-            after, _ = ranges.pop()
-        ranges.append((after, until))
-        self._wake.notify()
-
-    def delivered(self, gateway: str, position: int) -> int:
-        """The seq up to which a gateway with its cursor at *position* skipped nothing."""
-        ranges = self._ranges.get(gateway)
-        return min(position, ranges[0][0] or 0) if ranges else position
 
     async def run(self, fire_again: Callable[[list[TimerRecord]], object]) -> None:
         """Search skipped ranges for ever; call *fire_again* with the attempts found."""
         while True:
-            await self._wake.wait()
-            while self._ranges:
+            await self.wake.wait()
+            while self._ranges.gateways():
                 # Ranges are read from disk, and may not be there yet.
                 await self._log_writer.flushed_for(None)
-                for gateway in [*self._ranges]:
+                for gateway in self._ranges.gateways():
                     await self._read_on(gateway, fire_again)
 
     async def _read_on(
         self, gateway: str, fire_again: Callable[[list[TimerRecord]], object]
     ) -> None:
-        ranges = self._ranges[gateway]
-        after, until = ranges[0]
+        after, until = self._ranges.next(gateway)
         # A range added since may not be on disk yet.
         until = min(until, self._log_writer.durable_seq)
         try:
@@ -109,13 +88,7 @@ class SkippedRuns:
             fire_again(runs)
             # So at most these commands are queued for the timers' table.
             await self._log_writer.flushed_for(gateway)
-        _, until = ranges[0]  # `add` may have extended it
-        if page.reached < until:
-            ranges[0] = page.reached, until
-        elif ranges[1:]:
-            del ranges[0]
-        else:
-            del self._ranges[gateway]
+        self._ranges.searched(gateway, page.reached)
 
     async def _before_first_run(self, gateway: str, until: int) -> int:
         """The seq above which a gateway may have attempts; *until* if it has none.

@@ -12,8 +12,8 @@ from liveness.core.conversation import HELLO_BYTES
 from liveness.core.framing import BATCHES_OF_VALUES, encode
 from liveness.metrics import LIMITS
 from liveness.service.engine import link_reader
-from liveness.service.links.link import PIECE_BYTES
-from liveness.service.links.outbox import LINGER_S
+from liveness.service.links.link_socket import PIECE_BYTES
+from liveness.service.links.link_writer import LINGER_S
 from tests.service.rig import Caller, Rig
 
 N: Final = 8
@@ -53,7 +53,7 @@ def test_every_limit_is_counted_by_its_name() -> None:
 
 def can_go(rig: Rig, name: str) -> bool:
     """Whether a gateway can be forgotten."""
-    return rig.engine.why_in_use("gateway", name) is None
+    return rig.engine.server.why_in_use("gateway", name) is None
 
 
 # --- links --------------------------------------------------------------------
@@ -107,7 +107,7 @@ async def test_only_the_hello_of_a_crowd_is_read_at_once(
     talker = await rig.connect()
     await talker.send(["hello", {"protocol": 1, "name": "talker"}])
     await talker.send(*[["ping", number] for number in range(4 * PIECE_BYTES)])
-    (link,) = rig.engine.registry.links.values()
+    (link,) = rig.engine._sockets.values()
     sent = link.unread()
     assert sent > 4 * PIECE_BYTES
     for _ in range(3):
@@ -182,7 +182,7 @@ async def test_names_are_bounded_and_forgetting_one_makes_room(rig: Rig) -> None
     assert "gateways forget" in error["message"]
     assert met(rig) == {"limits.max_names": 1}
     await rig.until(partial(can_go, rig, "a"))
-    assert rig.engine.why_in_use("watcher", "b") == "is connected; stop it first"
+    assert rig.engine.server.why_in_use("watcher", "b") == "is connected; stop it first"
     rig.engine.forget("gateway", "a")
     await (await rig.gateway("c")).sync()
     rows = rig.store._db.execute("select role, name from cursors order by role")
@@ -214,7 +214,7 @@ async def test_a_forgotten_gateway_leaves_nothing_in_memory(rig: Rig) -> None:
 async def test_a_name_with_users_is_kept_until_they_are_gone(rig: Rig) -> None:
     (await rig.gateway_of(["u"], "gw")).close()
     await rig.until(lambda: not rig.engine.registry.named)
-    assert "1 users online" in (rig.engine.why_in_use("gateway", "gw") or "")
+    assert "1 users online" in (rig.engine.server.why_in_use("gateway", "gw") or "")
     await rig.until(partial(can_go, rig, "gw"))
 
 

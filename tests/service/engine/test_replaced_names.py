@@ -15,8 +15,8 @@ import trio
 from trio.testing import MockClock
 
 import liveness
+from liveness.core.cursors import CursorRow
 from liveness.core.records import OnlineRow, Record
-from liveness.service.storage.log_store import CursorRow
 from tests.helpers import previous_release
 from tests.service.rig import running
 

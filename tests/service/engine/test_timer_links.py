@@ -150,7 +150,7 @@ async def test_a_delivered_attempt_counts_over_a_short_link(rig: Rig) -> None:
     assert runs_of(await gateway.records(1)) == [("k", 1)]
     gateway.close()
     await rig.until(lambda: not rig.engine.registry.links)
-    rig.log_writer.note_written("g", 0)
+    rig.log_writer.cursors.note_sent("g", 0)
     gateway = await rig.gateway("g", fresh=True)
     assert runs_of(await gateway.records(1)) == [("k", 2)]
 
@@ -244,7 +244,9 @@ async def asks_without_end(rig: Rig) -> Caller:
     greedy = await rig.gateway_of("of greedy", "greedy")
     asked = [["after", f"{n}", 10_000, {"payload": PAYLOAD}] for n in range(100)]
     await greedy.send(*asked, *(["after", f"{n}", 10_000] for n in range(100, 3_100)))
-    await rig.until(lambda: rig.log_writer.failure and rig.engine._reader.held_back)
+    await rig.until(
+        lambda: rig.log_writer.failure and rig.sidecar.server.pressure.held_back
+    )
     return greedy
 
 

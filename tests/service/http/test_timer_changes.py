@@ -86,7 +86,7 @@ async def test_a_damaged_timer_is_shown_and_ended_by_its_number(rig: Rig) -> Non
     assert (now["state"], now["ext"]) == ("cancelled", "\ufffd")
     assert "damaged" not in now
     counts = {"pending": 1, "cancelled": 1}
-    assert +rig.engine.scheduler.states == counts
+    assert +rig.engine.server.scheduler.states == counts
     assert disk.rows(path, "select * from states where timers") == [
         ("cancelled", 1), ("pending", 1),
     ]  # fmt: skip

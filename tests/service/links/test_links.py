@@ -15,12 +15,13 @@ import trio
 from trio.testing import MockClock
 
 from liveness.config.settings import TimerSettings
+from liveness.core.outbox import NOTICES_PER_FRAME
 from liveness.core.records import Record, Uid
+from liveness.core.requests import RESET_STEPS
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import link_reader
-from liveness.service.engine.dispatch import RESET_STEPS
-from liveness.service.links.outbox import LINGER_S, NOTICES_PER_FRAME
+from liveness.service.links.link_writer import LINGER_S
 from tests.helpers.tree import ROOT
 from tests.helpers.wire import packed
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
@@ -82,10 +83,10 @@ async def test_a_pong_with_nothing_before_it_waits_for_no_disk(rig: Rig) -> None
     await gateway.send(["keepalive", "u"])
     await gateway.sync()
     await trio.sleep(5)  # by then its cursor is stored too
-    before = rig.log_writer.ticket
+    before = rig.log_writer._decided.ticket
     await gateway.send(["keepalive", "u"])
     await gateway.sync()
-    assert rig.log_writer.ticket == before
+    assert rig.log_writer._decided.ticket == before
 
 
 async def test_a_session_keeps_its_timeout_over_a_crash(
@@ -304,7 +305,7 @@ async def test_a_link_that_waits_for_the_disk_learns_why_it_ends(rig: Rig) -> No
         second = await rig.connect()
         await second.send(["hello", {"protocol": 1, "name": "g"}])
         await rig.until(lambda: not rig.engine.registry.links[1].is_open)
-        rig.engine.registry.close_all("testing")
+        rig.engine.close_links("testing")
         (error,) = await gateway.expect("error")
         assert error["code"] == "replaced"
         assert await gateway.receive() is None
@@ -426,7 +427,7 @@ async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> Non
     while not rig.engine.drain():
         await trio.lowlevel.checkpoint()
     await rig.log_writer.flushed()
-    rig.engine.registry.close_all("testing")
+    rig.engine.close_links("testing")
     assert await gateway.expect("pong") == [1]
     assert await gateway.expect("where") == [[["u", "g", 1, None]]]
     assert await gateway.receive() == ["bye", {"reason": "testing"}]
@@ -436,7 +437,7 @@ async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> Non
     for caller in (gateway, watcher, stranger):
         caller.close()
     with trio.fail_after(3):
-        await rig.engine.registry.all_closed.wait()
+        await rig.engine.all_closed.wait()
     # A caller that comes now waits for the next process, if the socket is kept.
     assert await (await rig.connect()).is_told_nothing(10)
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 import trio
 
-from liveness.service.links.outbox import LINGER_S
-from liveness.service.links.unread_replies import SpoolFull, Spools, TooLarge
+from liveness.service.links.link_writer import LINGER_S
+from liveness.service.links.spools import SpoolFull, Spools, TooLarge
 from liveness.service.storage.log_tail import TailEntry
 from tests.helpers.wire import contents
 from tests.service.http.asgi import Answer, ask
@@ -33,11 +33,11 @@ def met(rig: Rig) -> dict[str, int]:
 
 
 def on_disk(rig: Rig) -> int:
-    return rig.sidecar._unread.spools.bytes
+    return rig.sidecar._spools.bytes
 
 
 def in_memory(rig: Rig) -> int:
-    return rig.sidecar._unread.memory
+    return rig.sidecar.server.unread.memory
 
 
 async def with_users(rig: Rig) -> Caller:

@@ -6,7 +6,17 @@ from typing import Final
 
 import trio
 
-from liveness.core.records import KINDS, Logged, OnlineRow, Record, Subscription, Uid
+from liveness.core.changes import Decisions
+from liveness.core.cursors import Cursors
+from liveness.core.records import (
+    KINDS,
+    Changes,
+    Logged,
+    OnlineRow,
+    Record,
+    Subscription,
+    Uid,
+)
 from liveness.core.timer_states import TimerCommand, TimerState, TimerTransaction
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
@@ -123,10 +133,38 @@ def journal_of(
         yield LogWriter(
             store,
             TimerWriter(table, clock=clock, on_applied=on_applied),
+            Decisions(store.bounds()[1], Cursors(store.cursors())),
             clock=clock,
             counts=counts or Counts(),
             published=published,
         )
+
+
+def append(log_writer: LogWriter, changes: Changes) -> None:
+    """Commit these decisions."""
+    log_writer._decided.changes = changes
+    log_writer.flush()
+
+
+def move_cursor(log_writer: LogWriter, key: tuple[str, str], seq: int) -> None:
+    log_writer.cursors.move(key, seq, log_writer._clock.wall_ms())
+    log_writer.cursors_moved()
+
+
+def introduce(
+    log_writer: LogWriter, key: tuple[str, str], *, timeout: float | None, seq: int = 0
+) -> int:
+    """Store a new name; return the ticket that stands for it."""
+    wall_ms = log_writer._clock.wall_ms()
+    log_writer.cursors.introduce(
+        key, seq=seq, timeout=timeout, in_force=None, wall_ms=wall_ms
+    )
+    return log_writer.flush()
+
+
+def forget(log_writer: LogWriter, key: tuple[str, str]) -> None:
+    log_writer.cursors.forget(key)
+    log_writer.flush()
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from liveness.core.cursors import CursorRow
 from liveness.core.records import Subscription
 from liveness.core.uids import is_uid
 from liveness.errors import StateError
@@ -20,7 +21,7 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.log_pages import PAGE_RECORDS
 from liveness.service.storage.log_schema import unsound_rows
-from liveness.service.storage.log_store import DATABASE, Batch, CursorRow, LogStore
+from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from tests.helpers import disk
 from tests.service.storage.journals import (
     ALL,

@@ -12,10 +12,11 @@ import pytest
 from liveness.cli.check_state import check_state
 from liveness.compiled import Wheel
 from liveness.console.admin_client import CommandError
+from liveness.core.cursors import CursorRow
 from liveness.core.timer_states import CreateTimer
 from liveness.errors import StateError
 from liveness.service.storage import clocks_file, integrity
-from liveness.service.storage.log_store import DATABASE, Batch, CursorRow, LogStore
+from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from liveness.service.storage.timer_store import DATABASE as TIMERS
 from liveness.service.storage.timer_store import TimerStore
 from tests.service.storage.journals import fill, keep, pending, users

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liveness.core.cursors import CursorRow
 from liveness.core.frames import MAX_TEXT_BYTES
 from liveness.core.records import (
     KINDS,
@@ -30,7 +31,6 @@ from liveness.service.storage.log_store import (
     SCAN_RECORDS,
     TRIM_RECORDS,
     Batch,
-    CursorRow,
     LogRows,
     LogStore,
 )

@@ -12,6 +12,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from liveness.core.cursors import CursorRow, ReadPosition
 from liveness.core.frames import MAX_TEXT_BYTES
 from liveness.core.records import (
     KINDS,
@@ -24,7 +25,7 @@ from liveness.core.records import (
     TimerRecord,
 )
 from liveness.service.storage.log_pages import PAGE_BYTES
-from liveness.service.storage.log_store import Batch, CursorRow, LogStore
+from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 from tests.helpers.strategies import BOUNDED, examples
@@ -62,7 +63,7 @@ class Log:
     feed: LogTail
 
     def cursor(self, wanted: Subscription = EVERYTHING, *, position: int = 0) -> Cursor:
-        return Cursor(self.log_writer, self.feed, wanted=wanted, position=position)
+        return Cursor(self.log_writer, self.feed, ReadPosition(wanted, position))
 
 
 @pytest.fixture

@@ -8,19 +8,29 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from liveness.core.cursors import CursorRow
 from liveness.core.records import Changes, OnlineRow
 from liveness.errors import StateError
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
-from liveness.service.storage.log_store import Batch, CursorRow, LogStore
+from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import (
     COMMIT_RECORDS,
     CURSOR_DELAY_S,
     TRIM_EVERY_S,
 )
 from tests.helpers import disk
-from tests.service.storage.journals import journal_of, online, trimming, writing
+from tests.service.storage.journals import (
+    append,
+    forget,
+    introduce,
+    journal_of,
+    move_cursor,
+    online,
+    trimming,
+    writing,
+)
 
 KEY = ("gateway", "g")
 LONG_AGO_MS = 1_000
@@ -72,7 +82,7 @@ class Rig:
                 yield self
 
     async def write(self, first: int, count: int, *, has_online: bool = True) -> None:
-        self.log_writer.append(changes(first, count, has_online=has_online))
+        append(self.log_writer, changes(first, count, has_online=has_online))
         await self.log_writer.flushed()
 
 
@@ -97,11 +107,11 @@ def changes(
 async def test_changes_queued_during_a_commit_go_into_the_next(rig: Rig) -> None:
     log_writer = rig.log_writer
     with disk.locked(rig.store.path):
-        log_writer.append(changes(1, 2))
-        first = log_writer.ticket
+        append(log_writer, changes(1, 2))
+        first = log_writer._decided.ticket
         await wait_all_tasks_blocked()
         for seq in (3, 4, 5):
-            log_writer.append(changes(seq))
+            append(log_writer, changes(seq))
         second = log_writer.flush()
         assert (
             log_writer.durable_ticket,
@@ -109,7 +119,7 @@ async def test_changes_queued_during_a_commit_go_into_the_next(rig: Rig) -> None
             log_writer.pending,
         ) == (0, 0, 5)
     await log_writer.flushed()
-    assert first < second == log_writer.durable_ticket == log_writer.ticket
+    assert first < second == log_writer.durable_ticket == log_writer._decided.ticket
     assert (rig.sizes, rig.pending, rig.marks) == ([2, 3], [3, 0], [first, second])
     assert (log_writer.durable_seq, log_writer.pending) == (5, 0)
     assert rig.store.bounds() == (1, 6)
@@ -118,30 +128,30 @@ async def test_changes_queued_during_a_commit_go_into_the_next(rig: Rig) -> None
 async def test_a_commit_takes_only_so_many_records_or_one_decision(rig: Rig) -> None:
     part = COMMIT_RECORDS * 2 // 5
     with disk.locked(rig.store.path):
-        rig.log_writer.append(changes(1))
+        append(rig.log_writer, changes(1))
         await wait_all_tasks_blocked()
         for n in range(5):
-            rig.log_writer.append(changes(2 + n * part, part))
-        rig.log_writer.append(changes(2 + 5 * part, COMMIT_RECORDS + 1))
+            append(rig.log_writer, changes(2 + n * part, part))
+        append(rig.log_writer, changes(2 + 5 * part, COMMIT_RECORDS + 1))
     await rig.log_writer.flushed()
     assert rig.sizes == [1, 2 * part, 2 * part, part, COMMIT_RECORDS + 1]
 
 
 async def test_the_last_decision_in_a_commit_about_a_session_is_kept(rig: Rig) -> None:
     with disk.locked(rig.store.path):
-        rig.log_writer.append(changes(1))
+        append(rig.log_writer, changes(1))
         await wait_all_tasks_blocked()
-        rig.log_writer.append(changes(2))
-        rig.log_writer.append(Changes(online={2: None, 1: None}))
-        rig.log_writer.append(changes(3))
+        append(rig.log_writer, changes(2))
+        append(rig.log_writer, Changes(online={2: None, 1: None}))
+        append(rig.log_writer, changes(3))
     await rig.log_writer.flushed()
     assert [uid for _, uid, *_ in rig.store.online()] == ["u3"]
 
 
 async def test_lateness_is_counted_once_a_record_is_on_disk(rig: Rig) -> None:
     await trio.sleep(5)
-    rig.log_writer.append(changes(1, 3, due=trio.current_time() - 0.03))
-    rig.log_writer.append(changes(4, 2))
+    append(rig.log_writer, changes(1, 3, due=trio.current_time() - 0.03))
+    append(rig.log_writer, changes(4, 2))
     await rig.log_writer.flushed()
     durable = dict(rig.counts.lateness["durable"].cumulative())
     assert (durable["0.02"], durable["0.035"], durable["+Inf"]) == (0, 3, 3)
@@ -156,7 +166,7 @@ async def test_cursors_alone_wait_a_second_and_go_together(rig: Rig) -> None:
     began = trio.current_time()
     await rig.log_writer.flushed()  # returns at once: nothing waits
     for seq in (1, 2, 3):
-        rig.log_writer.move_cursor(*KEY, seq)
+        move_cursor(rig.log_writer, KEY, seq)
         await trio.sleep(CURSOR_DELAY_S / 4)
     assert rig.batches == []
     await trio.sleep(CURSOR_DELAY_S)
@@ -166,7 +176,7 @@ async def test_cursors_alone_wait_a_second_and_go_together(rig: Rig) -> None:
 
 async def test_a_record_takes_waiting_cursors_along_at_once(rig: Rig) -> None:
     rig.log_writer.cursors[KEY] = CursorRow(0, 0, None)
-    rig.log_writer.move_cursor(*KEY, 1)
+    move_cursor(rig.log_writer, KEY, 1)
     await trio.sleep(CURSOR_DELAY_S / 2)
     began = trio.current_time()
     await rig.write(1, 1)
@@ -179,26 +189,26 @@ async def test_a_record_takes_waiting_cursors_along_at_once(rig: Rig) -> None:
 async def test_a_cursor_never_goes_back(rig: Rig) -> None:
     log_writer = rig.log_writer
     log_writer.cursors[KEY] = CursorRow(0, 0, None)
-    log_writer.move_cursor(*KEY, 5)
-    log_writer.move_cursor(*KEY, 4)
+    move_cursor(log_writer, KEY, 5)
+    move_cursor(log_writer, KEY, 4)
     assert log_writer.cursors[KEY].seq == 5
-    log_writer.introduce(*KEY, seq=3, timeout=2.5)
+    introduce(log_writer, KEY, seq=3, timeout=2.5)
     assert (log_writer.cursors[KEY].seq, log_writer.cursors[KEY].timeout) == (5, 2.5)
-    log_writer.move_cursor(*KEY, 6)
+    move_cursor(log_writer, KEY, 6)
     await log_writer.flushed()
     assert rig.store.cursors()[KEY]._replace(used_ms=0) == CursorRow(6, 0, 2.5)
 
 
 async def test_a_new_name_is_stored_at_once_and_stays_forgotten(rig: Rig) -> None:
     log_writer, began = rig.log_writer, trio.current_time()
-    mark = log_writer.introduce(*KEY, seq=7, timeout=None)
+    mark = introduce(log_writer, KEY, seq=7, timeout=None)
     assert log_writer.durable_ticket < mark
     await log_writer.flushed()
     assert log_writer.durable_ticket >= mark
     assert rig.at == [began]
     assert rig.store.cursors()[KEY].seq == 7
-    log_writer.forget(*KEY)
-    log_writer.move_cursor(*KEY, 8)
+    forget(log_writer, KEY)
+    move_cursor(log_writer, KEY, 8)
     await log_writer.flushed()
     assert rig.store.cursors() == log_writer.cursors == {}
 
@@ -211,7 +221,7 @@ async def test_a_full_disk_is_reported_and_drops_nothing(rig: Rig) -> None:
     with structlog.testing.capture_logs() as logs:
         with disk.full(rig.store._db):
             for first in (1, 2_001, 4_001):
-                log_writer.append(changes(first, 2_000))
+                append(log_writer, changes(first, 2_000))
             await trio.sleep(65.5)
             assert "full" in (log_writer.failure or "")
             assert (log_writer.pending, log_writer.durable_seq) == (6_000, 0)
@@ -235,10 +245,10 @@ async def test_a_full_disk_is_reported_and_drops_nothing(rig: Rig) -> None:
 
 async def test_a_retry_after_a_full_disk_moves_no_cursor_back(rig: Rig) -> None:
     with disk.full(rig.store._db):
-        rig.log_writer.introduce(*KEY, seq=1, timeout=None)
-        rig.log_writer.append(changes(1, 5_000))
+        introduce(rig.log_writer, KEY, seq=1, timeout=None)
+        append(rig.log_writer, changes(1, 5_000))
         await trio.sleep(3)
-        rig.log_writer.move_cursor(*KEY, 2)
+        move_cursor(rig.log_writer, KEY, 2)
     await rig.log_writer.flushed()
     await trio.sleep(2 * CURSOR_DELAY_S)
     assert rig.store.cursors()[KEY].seq == 2
@@ -249,7 +259,7 @@ async def test_a_seq_given_twice_ends_the_writer(store: LogStore) -> None:
     store.write(Batch(records=changes(1).records))
     rig = Rig(store)
     with journal_of(store, published=rig.published) as log_writer:
-        log_writer.append(changes(1))
+        append(log_writer, changes(1))
         with trio.fail_after(60), pytest.raises(StateError, match="writes there too"):
             await log_writer.run()
     assert rig.batches == []
@@ -300,13 +310,13 @@ async def test_a_name_is_kept_as_long_as_its_last_record(store: LogStore) -> Non
     async with Rig(store).running(VirtualClock()) as rig:
         log_writer = rig.log_writer
         for name in ("idle", "g"):
-            log_writer.introduce("gateway", name, seq=0, timeout=None)
+            introduce(log_writer, ("gateway", name), seq=0, timeout=None)
         await log_writer.flushed()
         async with trimming(log_writer):
             # Their links are closed, and their users' sessions end one by one.
             for seq in (1, 2, 3):
                 await trio.sleep(RETENTION_S * 0.9)
-                log_writer.append(changes(seq, 1))
+                append(log_writer, changes(seq, 1))
             await trio.sleep(RETENTION_S * 0.99)
             assert list(log_writer.cursors) == list(store.cursors()) == [KEY]
             await trio.sleep(RETENTION_S)
@@ -321,7 +331,7 @@ async def test_a_full_log_does_not_grow_between_two_trims(rig: Rig) -> None:
     async with trimming(log_writer, most_bytes=most):
         await trio.sleep(TRIM_EVERY_S / 2)
         for first in range(COMMIT_RECORDS + 1, 40_000, COMMIT_RECORDS):
-            log_writer.append(changes(first, COMMIT_RECORDS, has_online=False))
+            append(log_writer, changes(first, COMMIT_RECORDS, has_online=False))
         await log_writer.flushed()
         await trio.sleep(1)
         assert trio.current_time() - began < TRIM_EVERY_S
@@ -331,10 +341,10 @@ async def test_a_full_log_does_not_grow_between_two_trims(rig: Rig) -> None:
 async def test_on_a_full_disk_a_log_above_its_bound_makes_room(rig: Rig) -> None:
     log_writer = rig.log_writer
     for first in range(1, 20_000, COMMIT_RECORDS):
-        log_writer.append(changes(first, COMMIT_RECORDS, has_online=False))
+        append(log_writer, changes(first, COMMIT_RECORDS, has_online=False))
     await log_writer.flushed()
     with disk.full(rig.store._db):
-        log_writer.append(changes(20_001, COMMIT_RECORDS, has_online=False))
+        append(log_writer, changes(20_001, COMMIT_RECORDS, has_online=False))
         await trio.sleep(3)
         assert log_writer.failure is not None
         assert rig.store.bounds() == (1, 20_001)  # no record is deleted early

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 import structlog
 
+from liveness.core.cursors import CursorRow
 from liveness.core.records import GATEWAY, WATCHER, OnlineRow, Record
 from liveness.errors import StateError
 from liveness.service.storage import (
@@ -29,7 +30,7 @@ from liveness.service.storage import (
     timer_store,
 )
 from liveness.service.storage.log_reader import open_log
-from liveness.service.storage.log_store import CursorRow, LogStore
+from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.timer_store import TimerStore
 from tests.helpers import disk, previous_release
 from tests.helpers.strategies import HARD_UIDS

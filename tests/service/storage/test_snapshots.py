@@ -15,13 +15,14 @@ import pytest
 
 from liveness.cli.backup import backup
 from liveness.console.admin_client import CommandError
+from liveness.core.cursors import CursorRow
 from liveness.core.timer_states import CreateTimer, Fire
 from liveness.errors import StateError
 from liveness.service.storage import integrity, timer_damage, timer_store
 from liveness.service.storage import log_store as log_file
 from liveness.service.storage import snapshots as files
 from liveness.service.storage.database import only_reading
-from liveness.service.storage.log_store import Batch, CursorRow, LogStore
+from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.snapshots import BackupError
 from liveness.service.storage.timer_store import TimerStore
 from tests.helpers import disk

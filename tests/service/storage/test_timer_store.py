@@ -44,7 +44,7 @@ from liveness.service.storage.timer_store import DATABASE, EXT_STEP, TimerStore
 from tests.core.timers_rig import Rig
 from tests.helpers import disk
 from tests.helpers.strategies import BOUNDED, calls
-from tests.service.storage.journals import counted, journal_of, pending, writing
+from tests.service.storage.journals import append, counted, journal_of, pending, writing
 
 PLENTY: Final = 2**40
 ALL_MS: Final = 2**62
@@ -545,9 +545,9 @@ async def test_a_large_ext_is_cancelled_in_steps_before_its_mark(
     with journal_of(store, published=lambda _: None, on_applied=settled) as log_writer:
         table = log_writer.timers.table
         fill(table, many, ext="x")
-        log_writer.append(Changes(commands=[CancelTimer("g", None, "x", many + 1, 5)]))
+        append(log_writer, Changes(commands=[CancelTimer("g", None, "x", many + 1, 5)]))
         later = CreateTimer(pending(many + 1, "later", ext="x"), None)
-        log_writer.append(Changes(commands=[later]))
+        append(log_writer, Changes(commands=[later]))
         mark = log_writer.flush()
         async with writing(log_writer):
             await log_writer.flushed()

@@ -20,6 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from liveness.core.changes import Decisions
+from liveness.core.cursors import Cursors
 from liveness.core.records import TIMER, Changes, Logged, TimerRecord
 from liveness.core.timer_states import (
     CancelTimer,
@@ -45,7 +47,14 @@ from liveness.service.storage.timer_writer import (
 )
 from tests.helpers import disk
 from tests.helpers.strategies import BOUNDED
-from tests.service.storage.journals import counted, online, pending, trimming, writing
+from tests.service.storage.journals import (
+    append,
+    counted,
+    online,
+    pending,
+    trimming,
+    writing,
+)
 
 AT_MS: Final = 1_000
 
@@ -63,6 +72,7 @@ class Rig:
         self.log_writer = LogWriter(
             store,
             self.timers,
+            Decisions(store.bounds()[1], Cursors(store.cursors())),
             clock=clock,
             counts=Counts(),
             published=self._published,
@@ -82,7 +92,7 @@ class Rig:
         self.wrote_table = trio.Event()
 
     def give(self, *orders: TimerCommand) -> None:
-        self.log_writer.append(Changes(commands=[*orders]))
+        append(self.log_writer, Changes(commands=[*orders]))
 
     async def write(self, *orders: TimerCommand) -> None:
         """Give these orders, and wait until they are on disk."""
@@ -93,7 +103,7 @@ class Rig:
         """So many runs of as many timers, unanswered; those are on disk, and the log."""
         self.give(*asked(1, of or count, ext="x"))
         for number in range(1, count + 1):
-            self.log_writer.append(run(number, number))
+            append(self.log_writer, run(number, number))
         await self.log_writer.flushed()
 
     @property
@@ -205,7 +215,7 @@ async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
 ) -> None:
     await rig.write(after(1))
     with disk.locked(rig.store.path):
-        rig.log_writer.append(run(1, 1))
+        append(rig.log_writer, run(1, 1))
         await wait_all_tasks_blocked()
         rig.give(cancel(1))
         while rig.states() != {"cancelled": 1}:
@@ -220,7 +230,7 @@ async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
 async def test_a_run_waits_for_its_answer_and_delays_no_other_order(rig: Rig) -> None:
     await rig.runs(3)
     assert (rig.log_writer.durable_ticket, rig.timers.runs) == (
-        rig.log_writer.ticket,
+        rig.log_writer._decided.ticket,
         3,
     )
     assert rig.log_writer.pending == 0  # nothing is owed to the disk
@@ -239,7 +249,7 @@ async def test_a_run_waits_for_its_answer_and_delays_no_other_order(rig: Rig) ->
 
 async def test_a_run_precedes_an_order_given_when_it_is_published(rig: Rig) -> None:
     await rig.write(after(1))
-    rig.log_writer.append(run(1, 1))
+    append(rig.log_writer, run(1, 1))
     await rig.wrote_log.wait()
     await rig.write(cancel(1))
     assert [*chain(*rig.settled[1:])] == [fire(1, 1), cancel(1)]
@@ -249,7 +259,7 @@ async def test_a_run_that_somebody_asks_about_is_written_at_once(rig: Rig) -> No
     await rig.runs(2)
     began = trio.current_time()
     for key in ("k2", "k2", "unknown"):
-        rig.timers.write_fire_now("g", key, ticket=rig.log_writer.ticket)
+        rig.timers.write_fire_now("g", key, ticket=rig.log_writer._decided.ticket)
         await rig.log_writer.flushed()
         assert rig.states() == {"pending": 1, "fired": 1}
     assert trio.current_time() == began
@@ -431,9 +441,9 @@ class Engine:
             case _:
                 changes = self.decide(act)
                 self.given += changes.commands
-                self.log_writer.append(changes)
+                append(self.log_writer, changes)
                 reached = (self.timers, self.seq, self.cancelled_below)
-                self.tickets.append((self.log_writer.ticket, *reached))
+                self.tickets.append((self.log_writer._decided.ticket, *reached))
         await wait_all_tasks_blocked()  # a transaction that can begin has begun
 
     def decide(self, act: str) -> Changes:
@@ -467,7 +477,7 @@ class Engine:
         assert (
             self.durable_ticket
             <= self.log_writer.durable_ticket
-            <= self.log_writer.ticket
+            <= self.log_writer._decided.ticket
         )
         self.durable_ticket = self.log_writer.durable_ticket
         for mark, newest_timer, newest_record, cancelled_below in self.tickets:
@@ -482,7 +492,7 @@ class Engine:
             await self.act("write log")
             await self.act("write table")
             self.check()
-        assert self.durable_ticket == self.log_writer.ticket
+        assert self.durable_ticket == self.log_writer._decided.ticket
         settled = [order for orders in self.rig.settled for order in orders]
         assert sorted(map(id, settled)) == sorted(map(id, self.given)), "each once"
 
@@ -556,8 +566,8 @@ async def test_without_room_for_new_timers_everything_else_is_written(rig: Rig) 
     await rig.write(after(1))
     with disk.full(rig.table._db):
         rig.give(*asked(2, 500))
-        log_writer.append(run(1, 1))
-        log_writer.append(login(2))
+        append(log_writer, run(1, 1))
+        append(log_writer, login(2))
         await trio.sleep(3.5)
         assert [record.seq for record in rig.published] == [1, 2]
         assert (log_writer.durable_seq, log_writer.records_pending) == (2, 0)
@@ -606,7 +616,7 @@ async def test_the_log_is_not_trimmed_past_the_timers_table(rig: Rig) -> None:
         with disk.full(rig.table._db):
             rig.give(*long)
             for seq in range(101, 120):
-                log_writer.append(login(seq))
+                append(log_writer, login(seq))
                 await trio.sleep(TRIM_EVERY_S)
             assert log_writer.first == 101
         await trio.sleep(3 * TRIM_EVERY_S)
@@ -624,7 +634,7 @@ async def test_ended_timers_are_trimmed_though_the_log_cannot_be(rig: Rig) -> No
         "begin select raise(abort, 'it stays'); end"
     )
     for seq in (1, 2):
-        rig.log_writer.append(login(seq))
+        append(rig.log_writer, login(seq))
         await rig.log_writer.flushed()
     async with trimming(rig.log_writer, most_bytes=0, forgot=gone.append):
         await trio.sleep(TRIM_EVERY_S / 2)

@@ -4,7 +4,7 @@ An honest link completes its frame within milliseconds, so the oldest frame is s
 of a link that sends it byte by byte.
 """
 
-from liveness.service.links.link import SocketLink
+from liveness.core.link import Link
 
 
 class PartialFrames:
@@ -18,9 +18,9 @@ class PartialFrames:
         self.bytes = 0
         self.most_bytes = most_bytes
         # By link, oldest first: the complete frames before it, and its bytes.
-        self._frames: dict[SocketLink, tuple[int, int]] = {}
+        self._frames: dict[Link, tuple[int, int]] = {}
 
-    def update(self, link: SocketLink) -> None:
+    def update(self, link: Link) -> None:
         """Count what a link has sent of an incomplete frame."""
         frames, size = link.conversation.n, link.conversation.unfinished_bytes
         frames_before, counted = self._frames.get(link, (frames, 0))
@@ -30,6 +30,6 @@ class PartialFrames:
         if size:
             self._frames[link] = frames, size
 
-    def excess(self) -> SocketLink | None:
+    def excess(self) -> Link | None:
         """The link with the oldest incomplete frame, if there are too many bytes."""
         return next(iter(self._frames)) if self.bytes > self.most_bytes else None

@@ -1,32 +1,31 @@
 """All links and their names: refuses links and hellos, and ends links."""
 
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
-
-import structlog
-import trio
+from typing import Final, Protocol
 
 from liveness.core.access import Access
 from liveness.core.attended_clock import AttendedClock
+from liveness.core.changes import Decisions
+from liveness.core.effects import Close, Effect, Refused, Report, Send
+from liveness.core.framing import encode
+from liveness.core.link import Link
+from liveness.core.outbox import LimitMet, Outbox, UnreadReplies
+from liveness.core.partial_frames import PartialFrames
 from liveness.core.records import GATEWAY, Hello, Refusal
 from liveness.errors import Code
-from liveness.metrics import Counts
-from liveness.service.common.clock import Clock
-from liveness.service.common.logs import LogThrottle
-from liveness.service.common.notifier import Notifier
-from liveness.service.links.link import SocketLink
-from liveness.service.links.outbox import LimitMet, Outbox
-from liveness.service.links.partial_frames import PartialFrames
-from liveness.service.links.unread_replies import Unread
-from liveness.service.storage.log_writer import LogWriter
 
 # If too many links have not said hello, the newest stay: this share of the limit.
 STAYING_SHARE: Final = 0.75
 
-REFUSALS_LOG_S: Final = 10.0
 
-_log = structlog.get_logger("link")
+class LinkCounts(Protocol):
+    """What is counted of links."""
+
+    refused: Counter[str]
+    limits_met: Counter[str]
+    notices_acked: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,36 +41,41 @@ class LinkRegistryLimits:
 
 
 class LinkRegistry:
-    """All links, from accept to close."""
+    """All links, from accept to close.
+
+    Args:
+        effects: Where it adds what the shell is to do.
+        decided: Has the cursors.
+        attended: The clock of deadlines.
+        unread: The replies that links have not read.
+        counts: What is counted.
+        access: What each user of the host may do; a reload may replace it.
+        limits: How many links there may be.
+    """
 
     def __init__(
         self,
+        effects: deque[Effect],
+        decided: Decisions,
         *,
         attended: AttendedClock,
-        clock: Clock,
-        log_writer: LogWriter,
-        counts: Counts,
+        unread: UnreadReplies,
+        counts: LinkCounts,
         access: Access,
-        unread: Unread,
         limits: LinkRegistryLimits,
     ) -> None:
-        self.links: dict[int, SocketLink] = {}  # by number
-        self.named: dict[tuple[str, str], SocketLink] = {}  # by role and name
-        self.all_closed = trio.Event()  # set after `close_all`
-        # Notified when pending handshakes were checked.
-        self.handshakes_expired = Notifier()
-        self.accepting = trio.CancelScope()  # cancelled by `close_all`
+        self.links: dict[int, Link] = {}  # by number
+        self.named: dict[tuple[str, str], Link] = {}  # by role and name
         self.unfinished = PartialFrames(most_bytes=limits.max_unfinished_bytes)
-        self.access = access  # checked when a link opens, and when it says hello
-        self._pending_handshakes: dict[int, SocketLink] = {}  # links without a hello
+        self.access = access
+        self._pending_handshakes: dict[int, Link] = {}  # links without a hello
+        self._effects = effects
         self._attended = attended
-        self._clock = clock
-        self._log_writer = log_writer
+        self._cursors = decided.cursors
         self._counts = counts
         self._unread = unread
         self._unread_checked_at = attended.now
         self._limits = limits
-        self._every = LogThrottle(REFUSALS_LOG_S, clock=clock.mono)
 
     # --- opening --------------------------------------------------------------
 
@@ -89,13 +93,10 @@ class LinkRegistry:
         link = self.named.get((GATEWAY, gateway))
         return 0 if link is None else link.outbox.unacked
 
-    def opened(self, link: SocketLink) -> None:
+    def opened(self, link: Link) -> None:
         """Register a link that was accepted; refuse it if there is no room."""
         is_full = len(self.links) >= self._limits.max_links
         self.links[link.number] = link
-        # Read it after the links that have waited longer: otherwise an endless stream of
-        # new links would keep others from being read.
-        link.read_at = self._clock.mono()
         if (why := self.access.why_no_link(link.peer)) is not None:
             self.refuse(link, link.conversation.close(Code.NOT_ALLOWED, why))
         elif is_full:
@@ -107,7 +108,7 @@ class LinkRegistry:
         else:
             self._pending_handshakes[link.number] = link
 
-    def refusal_for(self, link: SocketLink, hello: Hello) -> Refusal | None:
+    def refusal_for(self, link: Link, hello: Hello) -> Refusal | None:
         """Why a hello is refused, by the first reason found; None if it is accepted."""
         if (why := self.access.why_not(link.peer, hello)) is not None:
             return link.conversation.close(Code.NOT_ALLOWED, why)
@@ -123,7 +124,7 @@ class LinkRegistry:
                 f"there are {limits.max_gateways} gateways already; connect later, or "
                 "raise limits.max_gateways",
             )
-        cursors = self._log_writer.cursors
+        cursors = self._cursors
         has_cursor = hello.role == GATEWAY or hello.ack
         if has_cursor and key not in cursors and len(cursors) >= limits.max_names:
             return _overloaded(
@@ -135,20 +136,17 @@ class LinkRegistry:
             )
         return None
 
-    def sees_everyone(self, link: SocketLink) -> bool:
+    def sees_everyone(self, link: Link) -> bool:
         """Whether a link may see the users of other gateways."""
         return self.access.everyone.admits(link.peer)
 
-    def name(self, link: SocketLink, hello: Hello) -> None:
+    def name(self, link: Link, hello: Hello) -> None:
         """Register *link* under the name in its hello."""
         self.named[hello.role, hello.name] = link
         self._pending_handshakes.pop(link.number, None)
-        _log.info(
-            "link up", role=hello.role, name=hello.name, link=link.number,
-            pid=link.peer.pid, uid=link.peer.uid,
-        )  # fmt: skip
+        self._report("link up", link, pid=link.peer.pid, uid=link.peer.uid)
 
-    def expired_handshakes(self, now: float) -> list[SocketLink]:
+    def expired_handshakes(self, now: float) -> list[Link]:
         """Links to end because they have not said hello, at *now* in attended seconds.
 
         Either their time is up, or there are too many and they are the oldest. A working
@@ -166,7 +164,7 @@ class LinkRegistry:
             if place < excess or self._is_late(link, now)
         ]
 
-    def expire_handshake(self, link: SocketLink, now: float) -> None:
+    def expire_handshake(self, link: Link, now: float) -> None:
         """End one of the `expired_handshakes`, unless it has said hello since."""
         if not link.is_open or link.hello is not None:
             return
@@ -186,59 +184,54 @@ class LinkRegistry:
             )
         self.refuse(link, refusal)
 
-    def _is_late(self, link: SocketLink, now: float) -> bool:
+    def _is_late(self, link: Link, now: float) -> bool:
         return now - link.opened_at > self._limits.hello_s
 
     # --- refusing and ending --------------------------------------------------
 
-    def count_fault(self) -> None:
-        """Count a link that a fault of the sidecar ended while it was written to."""
-        self._counts.refused[Code.INTERNAL.value] += 1
-
-    def refuse(self, link: SocketLink, refusal: Refusal) -> None:
+    def refuse(self, link: Link, refusal: Refusal) -> None:
         """Send a refusal; end the link if it is fatal."""
         self._counts.refused[refusal.code.value] += 1
         if refusal.limit is not None:
             self._counts.limits_met[refusal.limit] += 1
-        name = None if link.hello is None else link.hello.name
-        self._every(
-            _log.warning,
-            "link refused" if refusal.fatal else "frame refused",
-            key=(name, refusal.code, link.peer.uid),
-            name=name,
-            link=link.number,
-            pid=link.peer.pid,
-            uid=link.peer.uid,
-            code=refusal.code.value,
-            detail=refusal.message,
-        )
+        self._effects.append(Refused(link.number, link.name, refusal))
         if refusal.fatal:
             self.end(link, refusal.as_frame(), why=refusal.code.value)
         elif link.is_open:
-            link.outbox.reply(refusal.as_frame())
+            self.send(link, refusal.as_frame())
 
-    def end(self, link: SocketLink, frame: object | None = None, *, why: str) -> None:
+    def send(
+        self, link: Link, frame: object, *, after: int = 0, is_log_only: bool = False
+    ) -> None:
+        """Send a frame once all changes up to the ticket *after* are durable."""
+        if not link.outbox.is_broken:
+            effect = Send(link.number, encode(frame), after, is_log_only)
+            link.outbox.queue(effect)
+            self._effects.append(effect)
+
+    def end(self, link: Link, frame: object | None = None, *, why: str) -> None:
         """Read no more from a link; it closes once its outbox is written."""
-        link.end(frame, why=why)
+        if link.is_open:
+            link.is_open = False
+            link.why_closed = why
+            link.outbox.end(frame)
+            self._effects.append(Close(link.number, why))
         self._unregister(link)
 
-    def closed(self, link: SocketLink) -> None:
+    def closed(self, link: Link) -> None:
         """Forget a link whose socket is closed."""
+        link.is_open = False
+        link.outbox.drop_replies()
         self._unregister(link)
         del self.links[link.number]
-        if self.accepting.cancel_called and not self.links:
-            self.all_closed.set()
 
-    def close_all(self, reason: str) -> None:
+    def end_all(self, reason: str) -> None:
         """End all links with `bye`, once their requests are answered."""
-        self.accepting.cancel()
-        if not self.links:
-            self.all_closed.set()
         for link in [*self.links.values()]:
             frame = None if link.hello is None else ["bye", {"reason": reason}]
             self.end(link, frame, why=reason)
 
-    def _unregister(self, link: SocketLink) -> None:
+    def _unregister(self, link: Link) -> None:
         """Release the name of a link that has ended, and its incomplete frame."""
         link.conversation.drop()
         self._pending_handshakes.pop(link.number, None)
@@ -249,20 +242,22 @@ class LinkRegistry:
         del self.named[hello.role, hello.name]
         if link.gateway is not None:
             link.gateway.unlinked(self._attended.now)
-            self._log_writer.note_written(hello.name, link.outbox.position)
-        _log.info(
-            "link down", role=hello.role, name=hello.name, link=link.number,
-            why=link.why_closed,
-        )  # fmt: skip
+            self._cursors.note_sent(hello.name, link.outbox.position)
+        self._report("link down", link, why=link.why_closed)
+
+    def _report(self, message: str, link: Link, **fields: object) -> None:
+        assert link.hello is not None
+        named = {"role": link.hello.role, "name": link.hello.name, "link": link.number}
+        self._effects.append(Report("link", "info", message, named | fields))
 
     # --- bounds on memory and disk --------------------------------------------
 
-    def overload(self, link: SocketLink, excess: LimitMet) -> None:
+    def overload(self, link: Link, excess: LimitMet) -> None:
         """End a link that leaves too much unread; its replies are dropped."""
         link.outbox.drop_replies()
         self.refuse(link, _overloaded(link, *excess))
 
-    def end_unread(self, now: float) -> None:
+    def end_unread(self, now: float, *, is_disk_short: bool) -> None:
         """End links that have read nothing for too long, or while others need the room.
 
         Call this once a second: a link whose socket takes nothing between two calls does
@@ -270,6 +265,7 @@ class LinkRegistry:
 
         Args:
             now: Attended seconds, as nothing is sent at other times.
+            is_disk_short: A list found no room on the disk since the last call.
         """
         elapsed, self._unread_checked_at = now - self._unread_checked_at, now
         for link in self._open_links():
@@ -279,8 +275,7 @@ class LinkRegistry:
         unread = self._unread
         if unread.memory > unread.most_bytes:
             self._shed(unread.most_bytes, lambda outbox: outbox.stalled_burden)
-        if unread.spools.is_short:
-            unread.spools.is_short = False
+        if is_disk_short:
             self._overload_worst(
                 lambda outbox: outbox.stalled_spool,
                 LimitMet(
@@ -318,7 +313,7 @@ class LinkRegistry:
         self.overload(worst, excess)
         return True
 
-    def count_partial_frame(self, link: SocketLink) -> None:
+    def count_partial_frame(self, link: Link) -> None:
         """Count a link's incomplete frame; end the oldest ones if they are too large."""
         self.unfinished.update(link)
         while (oldest := self.unfinished.excess()) is not None:
@@ -330,9 +325,9 @@ class LinkRegistry:
             )
             self.refuse(oldest, _overloaded(oldest, *excess))
 
-    def _open_links(self) -> list[SocketLink]:
+    def _open_links(self) -> list[Link]:
         return [link for link in self.links.values() if link.is_open]
 
 
-def _overloaded(link: SocketLink, limit: str, why: str) -> Refusal:
+def _overloaded(link: Link, limit: str, why: str) -> Refusal:
     return link.conversation.close(Code.OVERLOADED, why, limit=limit)

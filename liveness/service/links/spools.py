@@ -1,4 +1,4 @@
-"""Limits the replies that peers have not read, in memory and in spool files.
+"""Lists of everyone online, on disk until their peers have read them.
 
 A list of everyone online may be too large to be in memory while a slow peer reads it, and
 must be true at one `seq`. So it is written to a file from one snapshot of the database,
@@ -181,19 +181,3 @@ class Spools:
         waiting, self._waiting = self._waiting, {}
         for wake in waiting:
             wake.notify()
-
-
-class Unread:
-    """What all peers together leave unread.
-
-    Args:
-        spools: Replies on disk.
-        most_bytes: Bound on the bytes in memory. Above it, links with unread replies are
-            not read, and those that read nothing end; above twice the bound, the links
-            with the most end at once.
-    """
-
-    def __init__(self, spools: Spools, *, most_bytes: int) -> None:
-        self.spools = spools
-        self.most_bytes = most_bytes
-        self.memory = 0

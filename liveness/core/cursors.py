@@ -1,0 +1,118 @@
+"""How far each name has acknowledged the log, and how far each open reader has read it.
+
+A gateway, and a watcher that acknowledges, has a *cursor*, which is on disk: its next
+link continues from there. A cursor never moves back. While a link is open, its
+`ReadPosition` says what is sent next.
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from liveness.core.records import GATEWAY, Subscription
+
+
+class CursorRow(NamedTuple):
+    """A name's row in `cursors`."""
+
+    seq: int
+    used_ms: int
+    timeout: float | None  # a gateway's, from its last hello
+    # The longest timeout, in seconds, that a session of this gateway may still have.
+    in_force: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ReadPosition:
+    """How far a reader is: all records up to `seq` were taken, or do not concern it."""
+
+    wanted: Subscription
+    seq: int
+
+
+class Cursors(dict[tuple[str, str], CursorRow]):
+    """All cursors, by role and name, as they are on disk or soon will be."""
+
+    def __init__(self, stored: dict[tuple[str, str], CursorRow] | None = None) -> None:
+        super().__init__(stored or {})
+        # By gateway: the newest seq sent on its closed links, acknowledged or not.
+        self.sent: dict[str, int] = {}
+        self._moved: set[tuple[str, str]] = set()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether there are changes to write."""
+        return bool(self._moved)
+
+    def take_moved(self) -> dict[tuple[str, str], CursorRow | None]:
+        """The cursors to write; None: it was forgotten."""
+        moved = {key: self.get(key) for key in self._moved}
+        self._moved.clear()
+        return moved
+
+    def put(self, key: tuple[str, str], row: CursorRow) -> None:
+        """Store a cursor."""
+        self[key] = row
+        self._moved.add(key)
+
+    def introduce(
+        self,
+        key: tuple[str, str],
+        *,
+        seq: int,
+        timeout: float | None,
+        in_force: float | None,
+        wall_ms: int,
+    ) -> None:
+        """Store the cursor and the timeouts of a name that said hello."""
+        known = self.get(key)
+        if known is not None:
+            seq = max(seq, known.seq)
+        self.put(key, CursorRow(seq, wall_ms, timeout, in_force))
+
+    def move(self, key: tuple[str, str], seq: int, wall_ms: int) -> None:
+        """Note that a name has acknowledged up to *seq*."""
+        known = self.get(key)
+        if known is not None and known.seq < seq:  # None: the name was forgotten
+            self.put(key, known._replace(seq=seq, used_ms=wall_ms))
+
+    def store_longest_timeout(self, gateway: str, timeout: float) -> None:
+        """Store the longest timeout that a session of a gateway may still have."""
+        known = self.get((GATEWAY, gateway))
+        if known is not None and known.in_force != timeout:
+            self.put((GATEWAY, gateway), known._replace(in_force=timeout))
+
+    def note_sent(self, gateway: str, seq: int | None) -> None:
+        """Note the last seq sent on a link that closed; None: it had no welcome."""
+        if seq is not None and (GATEWAY, gateway) in self:
+            self.sent[gateway] = max(seq, self.sent.get(gateway, 0))
+
+    def note_use(self, key: tuple[str, str], now_ms: int, *, every_ms: float) -> None:
+        """Note that a name has a link, users, or a new record to read.
+
+        Args:
+            key: Role and name.
+            now_ms: Now, in Unix milliseconds.
+            every_ms: The last use is stored no more often than this.
+        """
+        known = self.get(key)
+        if known is not None and now_ms - known.used_ms > every_ms:
+            self.put(key, known._replace(used_ms=now_ms))
+
+    def forget(self, key: tuple[str, str]) -> None:
+        """Delete a cursor."""
+        if key in self:
+            self._drop(key)
+            self._moved.add(key)
+
+    def forget_idle(self, stored: Container[tuple[str, str]], idle_ms: int) -> None:
+        """Forget the cursors that are not *stored* any more, unless used since."""
+        for key in [*self]:
+            if key not in stored and self[key].used_ms < idle_ms:
+                self._drop(key)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        del self[key]
+        role, name = key
+        if role == GATEWAY:
+            self.sent.pop(name, None)

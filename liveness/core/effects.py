@@ -1,0 +1,100 @@
+"""What the server has its shell do: plain values, to be carried out in order.
+
+Links are named by their number. Nothing reaches a peer but by `Send`, `SendList` and
+`Deliver`, and each says in `after` which commit has to be durable first.
+"""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from liveness.core.changes import Commit
+from liveness.core.cursors import ReadPosition
+from liveness.core.records import Refusal
+
+
+class Send(NamedTuple):
+    """Send a frame, which waits in the link's outbox."""
+
+    link: int
+    frame: bytes
+    after: int
+    is_log_only: bool = False  # it depends on the log alone, not on the timers' table
+
+
+class SendList(NamedTuple):
+    """Send the sessions of a gateway (None: of all), as they are on disk then."""
+
+    link: int
+    gateway: str | None
+    after: int
+
+
+class Deliver(NamedTuple):
+    """From now on, send the records behind a position."""
+
+    link: int
+    position: ReadPosition
+    after: int
+
+
+class HasRoom(NamedTuple):
+    """Records were acknowledged: the window of a link has room for more."""
+
+    link: int
+
+
+class Close(NamedTuple):
+    """Read no more of a link; close it once its outbox is written."""
+
+    link: int
+    why: str
+
+
+class ReadFirst(NamedTuple):
+    """Read what a link has sent up to now, then call `Server.replace`."""
+
+    link: int
+
+
+class WriteAttempt(NamedTuple):
+    """Write the attempt of a timer now: a later timer of its key waits for that."""
+
+    gateway: str
+    key: str
+
+
+class SearchSkipped(NamedTuple):
+    """Search the records that a gateway skipped for attempts (`SkippedRanges`)."""
+
+
+class Refused(NamedTuple):
+    """A link, or a frame of it, was refused: for the log and for tests."""
+
+    link: int
+    name: str | None
+    refusal: Refusal
+
+
+class Report(NamedTuple):
+    """A line for the operator."""
+
+    area: str  # the logger
+    level: Literal["info", "warning", "error"]
+    message: str
+    fields: dict[str, object]
+    key: object = None  # with the same one it is logged once every `every_s`
+    every_s: float = 0.0
+
+
+Effect: TypeAlias = (
+    Commit
+    | Send
+    | SendList
+    | Deliver
+    | HasRoom
+    | Close
+    | ReadFirst
+    | WriteAttempt
+    | SearchSkipped
+    | Refused
+    | Report
+)

@@ -1,0 +1,229 @@
+"""Writes what is in a link's outbox to its socket.
+
+A list that must wait for its turn, for room on the disk or for a file descriptor does not
+delay other replies. Records are read from the log by the link's cursor, as many as the
+window has room for: there is no queue of them that could grow or be lost.
+"""
+
+import socket
+import sqlite3
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Final
+
+import structlog
+import trio
+
+from liveness.core.cursors import ReadPosition
+from liveness.core.framing import encode_notices
+from liveness.core.outbox import LimitMet, Outbox
+from liveness.core.records import Record
+from liveness.metrics import Counts
+from liveness.service.common.clock import Clock
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.common.notifier import Notifier
+from liveness.service.links.spools import SpoolFull, Spools, TooLarge
+from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
+from liveness.service.storage.log_writer import LogWriter
+
+# A frame ends at about this many bytes: it is in memory until it is read, and a timer may
+# have 4 KB.
+NOTICES_BYTES: Final = 2**17
+# The pause after a failure to read the disk.
+RETRY_S: Final = 1.0
+# How long a link that ends may take to read its last frames.
+LINGER_S: Final = 1.0
+
+_log = structlog.get_logger("link")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What the writers of all links share."""
+
+    log_writer: LogWriter
+    feed: LogTail
+    clock: Clock
+    counts: Counts
+    spools: Spools
+    # One for all, as a failing disk concerns all links.
+    every: LogThrottle = field(
+        default_factory=lambda: LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
+    )
+
+
+class _BrokenLink(Exception):
+    """The socket can no longer be written to."""
+
+
+class LinkWriter:
+    """Writes one outbox to a non-blocking socket, which it does not close."""
+
+    def __init__(self, sock: socket.socket, outbox: Outbox, delivery: Delivery) -> None:
+        self.wake = Notifier()  # notified when there may be something to write
+        self._sock = sock
+        self._outbox = outbox
+        self._delivery = delivery
+        self._cursor: Cursor | None = None
+        self._needed_bytes = 0  # of the next list on disk, as far as is known
+        # When to try again, after a failure to read the disk.
+        self._list_retry_at = self._notices_retry_at = 0.0
+        self._linger = trio.CancelScope()  # `end` sets its deadline
+
+    def deliver(self, reading: ReadPosition) -> None:
+        """Write the records behind a position, too."""
+        delivery = self._delivery
+        self._cursor = Cursor(delivery.log_writer, delivery.feed, reading)
+        delivery.feed.follow(self._cursor, self.wake.notify)
+
+    def end(self) -> None:
+        """Write what is in the outbox, and return from `run`."""
+        # This ends even a write that is stuck: otherwise a peer that does not read would
+        # keep its link for ever.
+        self._linger.deadline = trio.current_time() + LINGER_S
+        self.wake.notify()
+
+    def close(self) -> None:
+        """Stop following the log."""
+        if self._cursor is not None:
+            self._delivery.feed.unfollow(self._cursor)
+
+    async def run(self) -> None:
+        """Write replies and records until `end`, or until the link breaks."""
+        outbox = self._outbox
+        try:
+            with self._linger:
+                while not outbox.is_ending:
+                    wrote = await self._write_replies()
+                    wrote |= await self._write_list()
+                    if not await self._write_notices() and not wrote:
+                        await self._wait()
+                while outbox.has_replies:
+                    wrote = await self._write_replies()
+                    if not await self._write_list() and not wrote:
+                        await self._wait()
+                await self._send(outbox.last_frame)
+        except _BrokenLink:
+            # Unsent records are in the log. What the peer sent is still read: the link
+            # ends with the end of that stream.
+            while not outbox.is_ending:
+                await self.wake.wait()
+
+    async def _wait(self) -> None:
+        if self._outbox.waits_for_disk:
+            self._delivery.feed.notify_at_commit(self.wake.notify)
+        now = trio.current_time()
+        later = [at for at in (self._list_retry_at, self._notices_retry_at) if at > now]
+        with trio.move_on_at(min(later, default=inf)):
+            await self.wake.wait()
+
+    async def _write_replies(self) -> bool:
+        """Write replies that may be sent now, or take up a list; return whether any."""
+        if data := self._outbox.take_frames():
+            await self._send(data)
+            self._outbox.frames_sent(len(data))
+            return True
+        return self._outbox.take_up_list()
+
+    async def _write_list(self) -> bool:
+        """Write the next list, if it can be made now; return whether it was.
+
+        No record is written between its snapshot and its end: a client that replaces its
+        sessions by the list would lose that record.
+        """
+        outbox, delivery = self._outbox, self._delivery
+        if (
+            not outbox.lists
+            or trio.current_time() < self._list_retry_at
+            or not delivery.spools.may_fill(self.wake)
+        ):
+            return False
+        fill = partial(delivery.log_writer.store.spool_online, outbox.lists[0].gateway)
+        try:
+            spool = await delivery.spools.make(
+                fill, limiter=delivery.feed.disk, needed_bytes=self._needed_bytes
+            )
+        except (sqlite3.Error, OSError, SpoolFull, TooLarge) as error:
+            self._put_off_list(error)
+            return False
+        self._needed_bytes = 0
+        with spool:
+            outbox.list_begins(spool.size)
+            while not outbox.is_given_up and (piece := await spool.read()):
+                await self._send(piece)
+            outbox.list_sent()
+        return True
+
+    def _put_off_list(self, error: Exception) -> None:
+        message = "a list is put off"
+        self._delivery.every(_log.warning, message, key=message, error=str(error))
+        self._list_retry_at = trio.current_time() + RETRY_S
+        limit, what_to_do = "limits.max_spool_bytes", ""  # the error says it
+        if isinstance(error, SpoolFull):
+            self._needed_bytes = error.needed_bytes
+        elif not isinstance(error, TooLarge):
+            limit, what_to_do = "limits.unread_s", "; mend that, and ask again"
+        why = LimitMet(limit, f"a list cannot be given: {error}{what_to_do}")
+        self._outbox.list_put_off(why, is_hopeless=isinstance(error, TooLarge))
+
+    async def _write_notices(self) -> bool:
+        """Write a frame of records; return whether any were read from the log."""
+        cursor, outbox, delivery = self._cursor, self._outbox, self._delivery
+        if cursor is None or trio.current_time() < self._notices_retry_at:
+            return False
+        room, position = outbox.room, cursor.position
+        if room <= 0:
+            return False
+        wall_ms = delivery.clock.wall_ms()
+        try:
+            entries = await cursor.take(room, wall_ms=wall_ms, most_bytes=NOTICES_BYTES)
+        except (sqlite3.Error, OSError) as error:
+            message = "the log cannot be read; it is tried again"
+            delivery.every(_log.warning, message, key=message, error=str(error))
+            self._notices_retry_at = trio.current_time() + RETRY_S
+            return False
+        if entries:
+            outbox.records_begin([entry.record.seq for entry in entries], position)
+            frame = encode_notices([entry.encoded for entry in entries])
+            count, deadlines = len(entries), self._deadlines(entries)
+            # They take several times the memory of the frame, which may wait for long.
+            del entries
+            await self._send(frame)
+            outbox.records_sent()
+            self._count(count, deadlines)
+        outbox.follow(wall_ms)
+        if delivery.log_writer.cursors.has_moved:
+            delivery.log_writer.cursors_moved()
+        return True
+
+    def _count(self, notices: int, deadlines: list[float]) -> None:
+        self._delivery.counts.notices_sent += notices
+        now = self._delivery.clock.mono()
+        for deadline in deadlines:
+            self._delivery.counts.lateness["sent"].observe(now - deadline)
+
+    def _deadlines(self, entries: list[TailEntry]) -> list[float]:
+        """The deadlines of records that are sent to their own gateway."""
+        return [
+            entry.due
+            for entry in entries
+            # A gap has no deadline, and a watcher may read a gateway's records too.
+            if entry.due
+            and isinstance(entry.record, Record)
+            and self._outbox.is_own(entry.record.gateway)
+        ]
+
+    async def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._sock.send(view) :]
+            except BlockingIOError:
+                self._outbox.blocked(True)
+                await trio.lowlevel.wait_writable(self._sock)
+                # Linux returns here once three quarters of the buffer are read.
+                self._outbox.blocked(False)
+            except OSError as error:
+                self._outbox.broken()
+                raise _BrokenLink from error
