@@ -11,7 +11,7 @@ from typing import Final
 
 from liveness.core.changes import Disk
 from liveness.core.clearance import GatewayState
-from liveness.core.effects import Effect, Report
+from liveness.core.effects import Effect, LogLine
 from liveness.core.link_registry import LinkCounts, LinkRegistry
 from liveness.core.records import GATEWAY
 
@@ -138,7 +138,7 @@ class BackPressure:
                     "pending": by_gateway[gateway.name],
                 }
                 self._effects.append(
-                    Report(
+                    LogLine(
                         "link",
                         "warning",
                         "a gateway is not read while its timer commands wait for the "

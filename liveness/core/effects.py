@@ -66,7 +66,7 @@ class SearchSkipped(NamedTuple):
     """Search the records that a gateway skipped for attempts (`SkippedRanges`)."""
 
 
-class Refused(NamedTuple):
+class LogRefusal(NamedTuple):
     """A link, or a frame of it, was refused: for the log and for tests."""
 
     link: int
@@ -74,7 +74,7 @@ class Refused(NamedTuple):
     refusal: Refusal
 
 
-class Report(NamedTuple):
+class LogLine(NamedTuple):
     """A line for the operator."""
 
     area: str  # the logger
@@ -95,6 +95,6 @@ Effect: TypeAlias = (
     | ReadFirst
     | WriteAttempt
     | SearchSkipped
-    | Refused
-    | Report
+    | LogRefusal
+    | LogLine
 )

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from liveness.core.access import Access
 from liveness.core.attended_clock import AttendedClock
 from liveness.core.changes import Decisions
-from liveness.core.effects import Close, Effect, Refused, Report, Send
+from liveness.core.effects import Close, Effect, LogLine, LogRefusal, Send
 from liveness.core.framing import encode
 from liveness.core.link import Link
 from liveness.core.outbox import LimitMet, Outbox, UnreadReplies
@@ -194,7 +194,7 @@ class LinkRegistry:
         self._counts.refused[refusal.code.value] += 1
         if refusal.limit is not None:
             self._counts.limits_met[refusal.limit] += 1
-        self._effects.append(Refused(link.number, link.name, refusal))
+        self._effects.append(LogRefusal(link.number, link.name, refusal))
         if refusal.fatal:
             self.end(link, refusal.as_frame(), why=refusal.code.value)
         elif link.is_open:
@@ -248,7 +248,7 @@ class LinkRegistry:
     def _report(self, message: str, link: Link, **fields: object) -> None:
         assert link.hello is not None
         named = {"role": link.hello.role, "name": link.hello.name, "link": link.number}
-        self._effects.append(Report("link", "info", message, named | fields))
+        self._effects.append(LogLine("link", "info", message, named | fields))
 
     # --- bounds on memory and disk --------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, assert_never
 
 from liveness.core.changes import Decisions, Disk
 from liveness.core.clearance import GatewayState
-from liveness.core.effects import Effect, HasRoom, ReadFirst, Report, SendList
+from liveness.core.effects import Effect, HasRoom, LogLine, ReadFirst, SendList
 from liveness.core.frames import bad_uid_text
 from liveness.core.handshake import Handshake
 from liveness.core.link import Link
@@ -292,7 +292,7 @@ class Requests:
             "may count as the newer"
         )
         fields: dict[str, object] = {"name": name, "message": message}
-        self._effects.append(Report("link", "warning", "another clock", fields))
+        self._effects.append(LogLine("link", "warning", "another clock", fields))
 
     def _take_all(self, link: Link, backlog: list[tuple[Request, Instant]]) -> None:
         for request, received in backlog:

@@ -23,7 +23,7 @@ from liveness.core.back_pressure import BackPressure, DiskLimits
 from liveness.core.changes import Decisions, Disk
 from liveness.core.clearance import GatewayState
 from liveness.core.conversation import Conversation
-from liveness.core.effects import Effect, Report, WriteAttempt
+from liveness.core.effects import Effect, LogLine, WriteAttempt
 from liveness.core.framing import Reader
 from liveness.core.handshake import Handshake, Terms
 from liveness.core.link import Link
@@ -32,7 +32,7 @@ from liveness.core.link_registry import (
     LinkRegistry,
     LinkRegistryLimits,
 )
-from liveness.core.operator_reports import OperatorReports
+from liveness.core.operator_warnings import OperatorWarnings
 from liveness.core.outbox import Outbox, OutboxLimits, UnreadReplies
 from liveness.core.presence import Presence
 from liveness.core.records import (
@@ -142,7 +142,7 @@ class Server:
             disk=disk,
             counts=counts,
         )
-        self._reports = OperatorReports(self.effects, presence)
+        self._warnings = OperatorWarnings(self.effects, presence)
 
     # --- links ----------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Server:
     def _report_fault(self, link: Link, error: Exception) -> None:
         fields: dict[str, object] = {"link": link.number, "exc_info": error}
         message = "a fault of the sidecar"
-        self.effects.append(Report("link", "error", message, fields))
+        self.effects.append(LogLine("link", "error", message, fields))
 
     def links_to_read(self) -> list[Link]:
         """Links to read whether or not they are readable.
@@ -320,7 +320,7 @@ class Server:
         if not self._attended.is_paused:
             limit = self.pressure.fire_limit if limit is None else limit
             fired = self.presence.fire(at, limit=limit)
-        self._reports.storms(at.now)
+        self._warnings.storms(at.now)
         return fired
 
     def commit(self, *, with_cursors: bool = False) -> int:
@@ -337,7 +337,7 @@ class Server:
     def missed(self, gateway: GatewayState, now: float) -> None:
         """Count a missed ping, unless it was read meanwhile."""
         if gateway.has_missed(now):
-            self._reports.missed_promise(gateway, now)
+            self._warnings.missed_promise(gateway, now)
 
     def note_cursors(self, at: Instant) -> None:
         """Note for the disk what changes without an event: cursors and timeouts."""
@@ -354,7 +354,7 @@ class Server:
 
     def check_timeouts(self, mono: float, now: float) -> None:
         """Warn of timeouts that are too short."""
-        self._reports.short_timeouts(mono, now)
+        self._warnings.short_timeouts(mono, now)
 
     # --- timers ---------------------------------------------------------------
 
@@ -430,7 +430,7 @@ class Server:
         self._decided.cursors.forget((role, name))
         self.commit(with_cursors=True)
         fields: dict[str, object] = {"role": role, "name": name}
-        self.effects.append(Report("link", "info", "name forgotten", fields))
+        self.effects.append(LogLine("link", "info", "name forgotten", fields))
 
     def release(self, name: str | None) -> list[Storm]:
         """Let the users that the storm guard holds go offline.
@@ -445,5 +445,5 @@ class Server:
         if guard is None or (name is not None and gateway is None):
             return []
         released = guard.release(gateway, now)
-        self._reports.storms(now)
+        self._warnings.storms(now)
         return released

@@ -27,7 +27,7 @@ from liveness.service.common.logs import LogThrottle
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.accept import accept_links
 from liveness.service.engine.engine import Engine, run_turns
-from liveness.service.engine.reporter import REFUSALS_LOG_S
+from liveness.service.engine.operator_log import REFUSALS_LOG_S
 from liveness.service.engine.timer_loop import TimerLoop
 from liveness.service.file_watch import FileWatch
 from liveness.service.http.api import Api

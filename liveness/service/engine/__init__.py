@@ -1,5 +1,5 @@
 """The engine, which owns the core's state: reads links, fires what is due, commits."""
 
-# Imports: compiled, core, errors, metrics, service.common, service.links,
+# Imports: core, metrics, service.common, service.links,
 #   service.storage.
 # Never: starlette, hypercorn, cyclopts.

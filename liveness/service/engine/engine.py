@@ -18,9 +18,9 @@ from liveness.core.effects import (
     Close,
     Deliver,
     HasRoom,
+    LogLine,
+    LogRefusal,
     ReadFirst,
-    Refused,
-    Report,
     SearchSkipped,
     Send,
     SendList,
@@ -33,7 +33,7 @@ from liveness.core.storm_guard import Storm
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 from liveness.service.engine.link_reader import LinkReader
-from liveness.service.engine.reporter import Reporter
+from liveness.service.engine.operator_log import OperatorLog
 from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
 from liveness.service.links.spools import Spools
 from liveness.service.storage.log_writer import LogWriter
@@ -100,7 +100,7 @@ class Engine:
         self._log_writer = log_writer
         self._skipped_runs = skipped_runs
         self._spools = spools
-        self._reporter = Reporter(clock)
+        self._operator_log = OperatorLog(clock)
         self._reader = LinkReader(
             self._sockets,
             server,
@@ -176,7 +176,7 @@ class Engine:
         self.turn_wanted.notify()
 
     def failed(self, socket: LinkSocket, error: Exception) -> None:
-        """Report a fault of the sidecar that ended a link while it was written to."""
+        """LogLine a fault of the sidecar that ended a link while it was written to."""
         self.server.failed(socket.link, error)
         self.carry_out()
         socket.send_fault()
@@ -339,11 +339,11 @@ class Engine:
                     self._log_writer.write_attempt(effect.gateway, effect.key)
                 case SearchSkipped():
                     self._skipped_runs.wake.notify()
-                case Refused():
+                case LogRefusal():
                     peer = self._sockets[effect.link].link.peer
-                    self._reporter.refused(effect, peer)
-                case Report():
-                    self._reporter.report(effect)
+                    self._operator_log.log_refusal(effect, peer)
+                case LogLine():
+                    self._operator_log.log(effect)
                 case never:
                     assert_never(never)
         if self._log_writer.cursors.has_moved:

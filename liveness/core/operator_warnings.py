@@ -4,7 +4,7 @@ from collections import deque
 from typing import Final
 
 from liveness.core.clearance import MISSES, GatewayState
-from liveness.core.effects import Effect, Report
+from liveness.core.effects import Effect, LogLine
 from liveness.core.intervals import TIMES
 from liveness.core.presence import Presence
 from liveness.core.storm_guard import StormBegun
@@ -15,7 +15,7 @@ CHECK_EVERY_S: Final = 2.0
 ADVICE_EVERY_S: Final = 3_600.0
 
 
-class OperatorReports:
+class OperatorWarnings:
     """Reports storms, timeouts that are too short, and broken promises to ping."""
 
     def __init__(self, effects: deque[Effect], presence: Presence) -> None:
@@ -24,7 +24,7 @@ class OperatorReports:
         self._check_at = 0.0  # monotonic
 
     def storms(self, now: float) -> None:
-        """Report the storms that began or ended by an attended second."""
+        """LogLine the storms that began or ended by an attended second."""
         if self._presence.guard is None:
             return
         for change in self._presence.guard.take(now):
@@ -95,5 +95,5 @@ class OperatorReports:
         self, area: str, message: str, *, key: object = None, **fields: object
     ) -> None:
         every_s = 0.0 if key is None else ADVICE_EVERY_S
-        report = Report(area, "warning", message, fields, key, every_s)
+        report = LogLine(area, "warning", message, fields, key, every_s)
         self._effects.append(report)

@@ -1,11 +1,11 @@
-"""Logs what the server reports to the operator."""
+"""Logs what the server has to say to the operator."""
 
 from typing import Final
 
 import structlog
 
 from liveness.core.access import Peer
-from liveness.core.effects import Refused, Report
+from liveness.core.effects import LogLine, LogRefusal
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 
@@ -13,33 +13,31 @@ from liveness.service.common.logs import LogThrottle
 REFUSALS_LOG_S: Final = 10.0
 
 
-class Reporter:
-    """Logs reports, each key once an interval."""
+class OperatorLog:
+    """Logs lines, each key once an interval."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._throttles: dict[float, LogThrottle] = {}  # by interval, in seconds
 
-    def report(self, report: Report) -> None:
-        """Log a report."""
-        log = getattr(structlog.get_logger(report.area), report.level)
-        if report.key is None:
-            log(report.message, **report.fields)
+    def log(self, line: LogLine) -> None:
+        """Log a line."""
+        log = getattr(structlog.get_logger(line.area), line.level)
+        if line.key is None:
+            log(line.message, **line.fields)
         else:
-            throttle = self._throttle(report.every_s)
-            throttle(
-                log, report.message, key=(report.area, report.key), **report.fields
-            )
+            throttle = self._throttle(line.every_s)
+            throttle(log, line.message, key=(line.area, line.key), **line.fields)
 
-    def refused(self, refused: Refused, peer: Peer) -> None:
+    def log_refusal(self, effect: LogRefusal, peer: Peer) -> None:
         """Log a refusal."""
-        refusal, name = refused.refusal, refused.name
+        refusal, name = effect.refusal, effect.name
         self._throttle(REFUSALS_LOG_S)(
             structlog.get_logger("link").warning,
             "link refused" if refusal.fatal else "frame refused",
             key=(name, refusal.code, peer.uid),
             name=name,
-            link=refused.link,
+            link=effect.link,
             pid=peer.pid,
             uid=peer.uid,
             code=refusal.code.value,
