@@ -67,7 +67,7 @@ class SearchSkipped(NamedTuple):
 
 
 class LogRefusal(NamedTuple):
-    """A link, or a frame of it, was refused: for the log and for tests."""
+    """Log that a link, or a frame of it, was refused."""
 
     link: int
     name: str | None
@@ -75,7 +75,7 @@ class LogRefusal(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """A line for the operator."""
+    """Log a line for the operator."""
 
     area: str  # the logger
     level: Literal["info", "warning", "error"]

@@ -24,7 +24,7 @@ class OperatorWarnings:
         self._check_at = 0.0  # monotonic
 
     def storms(self, now: float) -> None:
-        """LogLine the storms that began or ended by an attended second."""
+        """Warn of the storms that began or ended by an attended second."""
         if self._presence.guard is None:
             return
         for change in self._presence.guard.take(now):

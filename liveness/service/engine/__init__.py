@@ -1,5 +1,4 @@
-"""The engine, which owns the core's state: reads links, fires what is due, commits."""
+"""The engine: runs the core's server on sockets, clock and disk."""
 
-# Imports: core, metrics, service.common, service.links,
-#   service.storage.
+# Imports: core, metrics, service.common, service.links, service.storage.
 # Never: starlette, hypercorn, cyclopts.

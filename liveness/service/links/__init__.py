@@ -1,4 +1,4 @@
-"""Links: accepts connections, answers hellos, keeps the names, sends what is due."""
+"""The sockets of links: accepted, with their peers' credentials; what writes to them."""
 
 # Imports: config, core, errors, metrics, service.common, service.storage.
 # Never: starlette, hypercorn, cyclopts.
