@@ -326,9 +326,10 @@ class Outbox:
             self._unacked.extend(seqs)
         self._position_before = before
 
-    def records_sent(self) -> None:
-        """Note that the frame of records is written."""
+    def records_sent(self, wall_ms: int) -> None:
+        """Note that all records up to the position are written, or skipped."""
         self._position_before = None
+        self.follow(wall_ms)
 
     def is_own(self, gateway: str) -> bool:
         """Whether this link is that of the gateway."""

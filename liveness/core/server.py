@@ -12,7 +12,7 @@ was read empty past the user's deadline.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -24,7 +24,6 @@ from liveness.core.changes import Decisions, Disk
 from liveness.core.clearance import GatewayState
 from liveness.core.conversation import Conversation
 from liveness.core.effects import Effect, LogLine, WriteAttempt
-from liveness.core.framing import Reader
 from liveness.core.handshake import Handshake, Terms
 from liveness.core.link import Link
 from liveness.core.link_registry import (
@@ -40,6 +39,8 @@ from liveness.core.records import (
     Cancel,
     HostReading,
     Instant,
+    OnlineFields,
+    Stopped,
     TimerRecord,
 )
 from liveness.core.requests import Requests
@@ -83,7 +84,7 @@ class Server:
         access: What each user of the host may do.
         terms: What `welcome` says.
         limits: What links may use.
-        reader: The class that finds frames in bytes.
+        new_conversation: Makes the state machine of a new link.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Server:
         access: Access,
         terms: Terms,
         limits: ServerLimits,
-        reader: type[Reader],
+        new_conversation: Callable[[], Conversation],
     ) -> None:
         self.presence = presence
         self.scheduler = scheduler
@@ -123,8 +124,7 @@ class Server:
         self._counts = counts
         self.unread = unread
         self._limits = limits
-        self._terms = terms
-        self._reader = reader
+        self._new_conversation = new_conversation
         self._requests = Requests(
             self.effects,
             presence,
@@ -144,6 +144,25 @@ class Server:
         )
         self._warnings = OperatorWarnings(self.effects, presence)
 
+    def restore(
+        self, online: Iterable[OnlineFields], stopped: Iterable[Stopped], at: Instant
+    ) -> None:
+        """Resume the sessions that were open when the last process ended.
+
+        Args:
+            online: The online set on disk, in order of sessions.
+            stopped: Their clocks at a planned stop; empty after a crash.
+            at: Now.
+        """
+        presence = self.presence
+        for (role, name), cursor in self._decided.cursors.items():
+            timeout = cursor.timeout or presence.timeout
+            in_force = cursor.in_force or timeout
+            if role == GATEWAY and (cursor.timeout or in_force > timeout):
+                gateway = presence.gateway(name)
+                presence.set_timeout(gateway, cursor.timeout, at.now, in_force=in_force)
+        presence.restore(online, at, stopped)
+
     # --- links ----------------------------------------------------------------
 
     def connected(self, number: int, peer: Peer, at: Instant) -> Link:
@@ -158,7 +177,7 @@ class Server:
             number,
             peer,
             at.now,
-            Conversation(self._terms.limits, self._reader),
+            self._new_conversation(),
             Outbox(self._limits.outbox, self.unread, self._disk, self._decided.cursors),
         )
         # Read it after the links that have waited longer: otherwise an endless stream of

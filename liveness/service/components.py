@@ -260,15 +260,7 @@ class SidecarService:
             seq=self.log_writer.durable_seq,
             wall_ms=wall_ms,
         )
-        for (role, name), cursor in self.log_writer.cursors.items():
-            timeout = cursor.timeout or self.config.timeout_s
-            in_force = cursor.in_force or timeout
-            if role == GATEWAY and (cursor.timeout or in_force > timeout):
-                gateway = self.presence.gateway(name)
-                self.presence.set_timeout(
-                    gateway, cursor.timeout, at.now, in_force=in_force
-                )
-        self.presence.restore(self._store.online(), at, stopped)
+        self.server.restore(self._store.online(), stopped, at)
         if len(self.presence):
             _log.info("restored", users=len(self.presence), clocks=len(stopped))
 

@@ -12,7 +12,7 @@ from liveness.core.access import Access
 from liveness.core.attended_clock import AttendedClock
 from liveness.core.back_pressure import DiskLimits
 from liveness.core.changes import Decisions
-from liveness.core.conversation import ConversationLimits
+from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.handshake import Terms
 from liveness.core.link_registry import LinkRegistryLimits
 from liveness.core.outbox import OutboxLimits, UnreadReplies
@@ -86,7 +86,7 @@ def make_server(
     counts: Counts,
 ) -> Server:
     """The server, with its users, timers and links."""
-    limits = config.limits
+    limits, terms = config.limits, _terms(config)
     scheduler = TimerScheduler(
         lambda mono: Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono),
         decided,
@@ -106,7 +106,7 @@ def make_server(
         unread=UnreadReplies(limits.max_unread_bytes),
         counts=counts,
         access=access,
-        terms=_terms(config),
+        terms=terms,
         limits=ServerLimits(
             registry=_registry_limits(config),
             outbox=_outbox_limits(config),
@@ -116,7 +116,7 @@ def make_server(
                 max_pending_commands=config.timers.max_pending,
             ),
         ),
-        reader=Reader,
+        new_conversation=lambda: Conversation(terms.limits, Reader),
     )
 
 

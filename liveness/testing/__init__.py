@@ -44,14 +44,13 @@ Some situations have no function of their own:
 # Never: trio, sqlite3, starlette, structlog.
 
 from liveness.testing.scripted import (
-    MAX_REPLIES,
-    START_WALL_MS,
     Event,
     ScriptedSidecar,
     Session,
     Timer,
     scripted_sidecar,
 )
+from liveness.testing.scripted_host import MAX_REPLIES, START_WALL_MS
 
 __all__ = [
     "MAX_REPLIES",

@@ -1,81 +1,109 @@
-"""The disk of a scripted sidecar, in memory: what outlives a stop or a crash.
+"""The disk of a scripted sidecar, in memory: what outlives a stop or a crash."""
 
-It stores what the databases of a sidecar store: the log, the online set, cursors, and
-the table of timers.
-"""
-
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from secrets import token_hex
 
-from liveness.core.records import Changes, Logged, OnlineRow, Subscription
-from liveness.core.table import Entry
-from liveness.core.timer_scheduler import Coming, Due, LoadedWindow
-from liveness.core.timer_states import RetryPolicy, TimerTransaction
+from liveness.core.changes import Commit
+from liveness.core.cursors import CursorRow, Cursors
+from liveness.core.records import Gap, Logged, OnlineRow, Stopped, Subscription
+from liveness.core.timer_scheduler import Coming, Due, LoadedWindow, TimerScheduler
+from liveness.core.timer_states import RETRY_POLICY, TimerTransaction
+
+FULL = "the disk is full, as the script says"
 
 
 @dataclass(slots=True)
-class Disk:
-    """The stored state, empty at first."""
+class ScriptedDisk:
+    """What the databases of a sidecar store, and the commits that wait to be written."""
 
     log: str = field(default_factory=lambda: token_hex(8))
     records: list[Logged] = field(default_factory=list)  # from seq 1, trimmed ones too
     first: int = 1  # the first seq that is not trimmed
     online: dict[int, OnlineRow] = field(default_factory=dict)
-    cursors: dict[tuple[str, str], int] = field(default_factory=dict)
-    timeouts: dict[str, float | None] = field(default_factory=dict)
-    in_force: dict[str, float] = field(default_factory=dict)  # by gateway
-    clocks: list[Entry] = field(default_factory=list)  # of a planned stop
+    cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
+    clocks: list[Stopped] = field(default_factory=list)  # of a planned stop
     timers: dict[int, Due] = field(default_factory=dict)  # by id
-    next_timer: int = 1
+    parted: dict[str, int] = field(default_factory=dict)
+    failure: str | None = None
+    waiting: deque[Commit] = field(default_factory=deque)
+    written: int = 0  # the last ticket
+    # Nothing is held back while it is full: these bounds are never met.
+    records_pending: int = 0
+    pending_ends: int = 0
+    commands_pending: int = 0
+    commands_by_gateway: dict[str, int] = field(default_factory=dict)
 
     @property
-    def next_seq(self) -> int:
-        """The seq of the next record."""
-        return len(self.records) + 1
+    def durable_seq(self) -> int:
+        """The seq of the newest record."""
+        return len(self.records)
 
-    # --- writing --------------------------------------------------------------
+    @property
+    def log_ticket(self) -> int:
+        """Up to which ticket everything may be sent; while it is full, nothing."""
+        return -1 if self.failure else self.written
 
-    def write(self, changes: Changes, policy: RetryPolicy) -> TimerTransaction:
-        """Write a batch of changes; return the effect on timers."""
-        self.records += changes.records
-        for session, row in changes.online.items():
-            if row is not None:
-                self.online[session] = row
-            else:
-                self.online.pop(session, None)
-        timers = (
-            [timer for timer, _ in self.timers.values()] if changes.commands else []
-        )
-        transaction = TimerTransaction(changes.commands, timers, policy)
-        payloads = {new.timer.id: new.payload for new in transaction.added}
-        for timer in transaction.changed:
-            is_new = timer.id in payloads
-            payload = payloads[timer.id] if is_new else self.timers[timer.id].payload
-            self.timers[timer.id] = Due(timer, payload)
-            self.next_timer = max(self.next_timer, timer.id + 1)
-        return transaction
+    def ticket_of(self, _gateway: str) -> int:
+        """The same, with timer commands."""
+        return self.log_ticket
+
+    @property
+    def next_timer(self) -> int:
+        """The id of the next timer."""
+        return max(self.timers, default=0) + 1
+
+    def write(self, cursors: Cursors, scheduler: TimerScheduler) -> None:
+        """Write what waits, and report to the scheduler what became of commands."""
+        if self.failure:
+            return
+        self.cursors |= {key: row for key, row in cursors.take_moved().items() if row}
+        while self.waiting:
+            changes, self.written = self.waiting.popleft()
+            self.records += changes.records
+            for session, row in changes.online.items():
+                if row is not None:
+                    self.online[session] = row
+                else:
+                    self.online.pop(session, None)
+            live = [timer for timer, _ in self.timers.values()]
+            done = TimerTransaction(changes.commands, live, RETRY_POLICY)
+            payloads = {new.timer.id: new.payload for new in done.added}
+            for timer in done.changed:
+                known = self.timers.get(timer.id)
+                payload = payloads[timer.id] if known is None else known.payload
+                self.timers[timer.id] = Due(timer, payload)
+            scheduler.applied(changes.commands, done)
 
     def trim(self) -> Counter[str]:
         """Remove all records and ended timers; return how many timers, by state."""
-        self.first = self.next_seq
+        self.first = self.durable_seq + 1
         ended = [timer for timer, _ in self.timers.values() if not timer.is_live]
         for timer in ended:
             del self.timers[timer.id]
         return Counter(timer.state for timer in ended)
 
-    # --- reading --------------------------------------------------------------
-
     def read(
-        self, after: int, subscription: Subscription, limit: int
-    ) -> tuple[list[Logged], int]:
+        self, after: int, wanted: Subscription, limit: int, wall_ms: int
+    ) -> tuple[list[Logged | Gap], int]:
         """Find records above a seq for a reader; return them and the seq reached."""
-        found: list[Logged] = []
+        found: list[Logged | Gap] = []
+        if after + 1 < self.first:
+            gap = Gap(after + 1, self.first, wall_ms)
+            concerns = {None, wanted.gateway}
+            names = {
+                name
+                for record in self.records[after : gap.seq]
+                for name in (record.gateway, record.from_gateway)
+            }
+            if wanted.gateway is None or names & (concerns - {None}):
+                return [gap], gap.seq
+            after = gap.seq
         while after < len(self.records) and len(found) < limit:
             record = self.records[after]
             after += 1
-            if subscription.wants(record):
+            if wanted.wants(record):
                 found.append(record)
         return found, after
 
@@ -86,18 +114,13 @@ class Disk:
 
     def coming(self, window: LoadedWindow) -> list[Coming]:
         """The timers of a window, earliest first."""
-        above = (window.next, window.id)
         coming = sorted(
             (timer.next, timer.id, timer.gateway)
             for timer, _ in self.timers.values()
-            if timer.next is not None
-            and timer.next <= window.until
-            and (timer.next, timer.id) > above
+            if timer.next is not None and timer.next <= window.until
         )
-        return [
-            Coming(number, gateway, at)
-            for at, number, gateway in coming[: window.limit]
-        ]
+        above = [row for row in coming if row[:2] > (window.next, window.id)]
+        return [Coming(number, name, at) for at, number, name in above[: window.limit]]
 
     def moments(self) -> list[int]:
         """When each live timer is next due, or its attempt is over."""
@@ -107,12 +130,3 @@ class Disk:
     def states(self) -> Counter[str]:
         """How many timers there are, by state."""
         return Counter(timer.state for timer, _ in self.timers.values())
-
-    def newest(self, gateway: str, key: str) -> Due | None:
-        """The newest timer with this key."""
-        found = [
-            due
-            for due in self.timers.values()
-            if (due.timer.gateway, due.timer.key) == (gateway, key)
-        ]
-        return found[-1] if found else None

@@ -14,6 +14,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from liveness.core.conversation import ConversationLimits
+from liveness.core.cursors import CursorRow
 from liveness.core.records import EVENTS
 from liveness.core.records import Record as Decided
 from liveness.testing import ScriptedSidecar, scripted_sidecar
@@ -114,7 +115,9 @@ class Scripted(Sidecar):
 
     def metric(self, name: str, **labels: str) -> float:
         assert name == "liveness_events_ignored_total"
-        return self._portal.call(lambda: self.script._presence.ignored[labels["why"]])
+        return self._portal.call(
+            lambda: self.script._host.server.presence.ignored[labels["why"]]
+        )
 
     def _linked(self) -> dict[str, int]:
         return self._portal.call(lambda: self.script.links)
@@ -163,7 +166,7 @@ def name() -> str:
 @pytest.fixture
 def tight(sidecar: Scripted) -> Scripted:
     """One with few timers."""
-    sidecar.script._limits = ConversationLimits(max_refused=MOST_REFUSED)
+    sidecar.script._host.limits = ConversationLimits(max_refused=MOST_REFUSED)
     return sidecar
 
 
@@ -171,13 +174,15 @@ def tight(sidecar: Scripted) -> Scripted:
 def aged(sidecar: Scripted) -> Scripted:
     """One that has let go all but the last of eight old records."""
     sidecar.kill()
-    disk = sidecar.script._disk
+    disk = sidecar.script._host.disk
     disk.records = [
         Decided(seq, "offline", f"u-{seq}", gateway, seq, None, "logout", 1)
         for seq, gateway in enumerate(["left"] * 3 + ["right"] * 5, start=1)
     ]
     disk.first = 8
-    disk.cursors = {("gateway", "left"): 3, ("gateway", "right"): 3}
+    disk.cursors = {
+        ("gateway", name): CursorRow(3, 0, None) for name in ("left", "right")
+    }
     return sidecar.start()
 
 
@@ -199,11 +204,11 @@ def test_each_vector_holds(
     case: dict[str, Any], sidecar: Scripted, portal: BlockingPortal
 ) -> None:
     script = sidecar.script
-    script._disk.records = [  # the vectors' `next` is 1,000
+    script._host.disk.records = [  # the vectors' `next` is 1,000
         Decided(seq, "offline", "u", "nobody", 1, None, "logout", 1)
         for seq in range(1, 1_000)
     ]
-    script._presence.decided.next_seq = 1_000
+    script._host.server.presence.decided.next_seq = 1_000
     before: list[Any] = BEFORE[case["before"]]
     link = sidecar.connect()
     link.send_bytes(packed(*before) + octets(case))

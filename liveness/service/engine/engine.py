@@ -176,7 +176,7 @@ class Engine:
         self.turn_wanted.notify()
 
     def failed(self, socket: LinkSocket, error: Exception) -> None:
-        """LogLine a fault of the sidecar that ended a link while it was written to."""
+        """Report a fault of the sidecar that ended a link while it was written to."""
         self.server.failed(socket.link, error)
         self.carry_out()
         socket.send_fault()

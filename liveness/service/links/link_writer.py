@@ -190,9 +190,8 @@ class LinkWriter:
             # They take several times the memory of the frame, which may wait for long.
             del entries
             await self._send(frame)
-            outbox.records_sent()
             self._count(count, deadlines)
-        outbox.follow(wall_ms)
+        outbox.records_sent(wall_ms)
         if delivery.log_writer.cursors.has_moved:
             delivery.log_writer.cursors_moved()
         return True

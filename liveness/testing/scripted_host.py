@@ -1,0 +1,607 @@
+"""The host of a scripted sidecar: sockets, a clock that the script moves, a disk.
+
+It runs the sidecar's own server from a single task, without threads. Between two calls of
+`pass_time` its time stands still.
+"""
+
+import math
+import socket
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from typing import Final
+
+import anyio
+
+from liveness import __version__
+from liveness.compiled import Reader, Wheel
+from liveness.core.access import Access, Allowed, Peer
+from liveness.core.attended_clock import AttendedClock
+from liveness.core.back_pressure import DiskLimits
+from liveness.core.changes import Commit, Decisions
+from liveness.core.conversation import Conversation, ConversationLimits
+from liveness.core.cursors import Cursors, ReadPosition
+from liveness.core.effects import Close, Deliver, LogLine, LogRefusal, ReadFirst
+from liveness.core.framing import encode, encode_notices
+from liveness.core.handshake import Terms
+from liveness.core.link import Link
+from liveness.core.link_registry import LinkRegistryLimits
+from liveness.core.outbox import OutboxLimits, UnreadReplies
+from liveness.core.presence import Presence
+from liveness.core.records import (
+    EVENTS,
+    GATEWAY,
+    LOGIN,
+    LOGOUT,
+    ActivityBatch,
+    Hello,
+    HostReading,
+    Instant,
+    Login,
+    Logout,
+    Refusal,
+    Request,
+    TimerRecord,
+    Uid,
+)
+from liveness.core.server import MayRead, Server, ServerLimits
+from liveness.core.timer_scheduler import RING_S, TimerScheduler
+from liveness.core.timer_states import RETRY_POLICY
+from liveness.core.uids import is_uid
+from liveness.core.wheel import BUCKET_S
+from liveness.errors import Code
+from liveness.host_clock import read_host
+from liveness.testing.scripted_disk import ScriptedDisk
+
+MAX_REPLIES: Final = 1_000
+SLOTS: Final = 30
+GATEWAY_HOLD_S: Final = 60.0
+RECONNECT_S: Final = 1.0
+LIST_ROWS: Final = 1_000
+RECEIVE_BYTES: Final = 16_384
+BACKLOG: Final = 512
+MAX_LOADED: Final = 1_000_000
+# What the script does not bound. The core works in bounded steps; here one does all.
+UNLIMITED: Final = 2**31
+# The clock of deadlines is this far ahead, so that users and timers fire at their exact
+# deadline, not at the end of its bucket. Two buckets contain at least one whole one.
+AHEAD_S: Final = 2 * BUCKET_S
+# What is due fires this much later, so that rounding does not make it too early.
+ROUNDING_S: Final = 1e-6
+# Between two calls of `pass_time` the time of logins runs at this share of real time, so
+# that the older of two connections is still the older.
+IDLE_RATE: Final = 1e-6
+# The clocks begin at fixed times, so that a test gets the same records every time.
+START_MONO_S: Final = 1_000.0
+START_WALL_MS: Final = 1_795_168_800_000
+ANYONE: Final = Allowed(anyone=True)
+REFUSED: Final = "the script of this test refuses it"
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """As the metrics of a sidecar."""
+
+    refused: Counter[str] = field(default_factory=Counter)
+    limits_met: Counter[str] = field(default_factory=Counter)
+    notices_acked: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class ScriptedSocket:
+    """A connected socket, and what is to be written to it."""
+
+    sock: socket.socket
+    link: Link
+    unsent: bytes = b""
+    position: ReadPosition | None = None
+    sent: Callable[[], object] = bool  # to be called once `unsent` is written
+    watched: int = 0  # the events that the selector waits for
+    is_shut: bool = False
+
+
+class ScriptedConversation(Conversation):
+    """A link's state machine that shows its requests to the script."""
+
+    def __init__(self, host: "ScriptedHost") -> None:
+        super().__init__(host.limits, Reader)
+        self._host = host
+
+    def receive(self, data: bytes, now: float) -> Iterator[Request]:
+        """Yield the requests, with ages and beginnings in scripted time."""
+        for request in super().receive(data, now):
+            if isinstance(request, Hello) and request.role == GATEWAY:
+                code = self._host.refuse_next.pop(request.name, None)
+                if code is not None:
+                    yield self.close(code, REFUSED)
+                    return
+            elif isinstance(request, ActivityBatch | Login | Logout):
+                assert self.hello is not None
+                self._host.note_events(self.hello.name, request)
+                if isinstance(request, Login):
+                    request = self._host.in_scripted_time(request)
+            yield request
+
+
+class ScriptedHost:
+    """Runs the server; `ScriptedSidecar` is its interface for tests.
+
+    Args:
+        path: The socket.
+        timeout: The silence timeout of gateways that name none, in seconds.
+        flush: How long a gateway may collect, in seconds.
+        window: Records that may be unacknowledged on a link.
+        max_timers: Timers that may be live.
+        on_event: Called with event, uid, conn and gateway of all that is reported.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout: float,
+        flush: float,
+        window: int,
+        max_timers: int,
+        on_event: Callable[[str, Uid, int | None, str], None],
+    ) -> None:
+        self.limits = ConversationLimits()
+        self.refuse_next: dict[str, Code] = {}  # by gateway, at its next hello
+        self.refused: list[tuple[str | None, Refusal]] = []
+        self.disk = ScriptedDisk()
+        self.is_reading = True
+        self.changed = anyio.Event()  # a new one after each change
+        self.listener: socket.socket | None = None
+        self.sockets: dict[int, ScriptedSocket] = {}  # by number of the link
+        self.selector = DefaultSelector()
+        self._path, self._timeout, self._flush = path, timeout, flush
+        self._window, self._max_timers, self._on_event = window, max_timers, on_event
+        self._us = 0  # microseconds that have passed: no sum of these is rounded
+        self._number = 0
+        # Pairs of a time by the event loop's clock and the scripted time of that moment.
+        self._time_points = [(anyio.current_time(), START_MONO_S)]
+        self._clock: HostReading | None = None
+
+    # --- the clock ------------------------------------------------------------
+
+    def at(self, later_s: float = 0.0) -> Instant:
+        """This moment, or one that is a little later."""
+        now = self.attended.now - AHEAD_S + later_s
+        mono = START_MONO_S + self._us / 1e6 + later_s
+        return Instant(now, mono, START_WALL_MS + self._us // 1_000)
+
+    def pass_time(self, seconds: float) -> None:
+        """Fire everything that comes due within *seconds*, each at its moment."""
+        until = self._us + round(seconds * 1e6)
+        if self.listener is None or not self.is_reading:
+            self._us = until  # time for nobody
+            self.attended.begin(mono=self.at(AHEAD_S).mono, cpu=0.0)
+        else:
+            while (us := self._us + round(self._next_in() * 1e6)) < until:
+                self._move_to(us)
+            self._move_to(until)
+        self._time_points.append((anyio.current_time(), self.at().mono))
+
+    def _move_to(self, us: int) -> None:
+        self._us = us
+        server, presence = self.server, self.server.presence
+        server.advance(self.at(AHEAD_S).mono, cpu=0.0, asked=math.inf)
+        presence.advance(self.attended.now, UNLIMITED)
+        at = self.at(ROUNDING_S)
+        for link in server.registry.named.values():
+            server.read_empty(link, at.now)
+            if link.gateway is not None:
+                link.gateway.heard_at = at.now  # as if it kept its promised ping
+        while server.fire(at, limit=UNLIMITED):
+            pass
+        self.fire_timers()
+
+    def fire_timers(self) -> None:
+        """Fire due timers, and end attempts without an answer, until none is left."""
+        server, scheduler, at = self.server, self.server.scheduler, self.at(ROUNDING_S)
+        while True:
+            server.commit()
+            self.carry_out()
+            scheduler.advance(at.mono, ahead_until=at.mono + AHEAD_S)
+            while window := scheduler.window():
+                scheduler.fill(window, self.disk.coming(window))
+            numbers = server.take_timers(UNLIMITED)
+            server.fire_timers(self.disk.due(numbers), at)
+            self.carry_out()
+            if numbers:  # first send the records: an attempt is not over before that
+                self.write_links()
+            elif scheduler.next_due() > at.mono:
+                return
+
+    def _next_in(self) -> float:
+        """Seconds until a user or a timer next needs attention."""
+        presence, scheduler = self.server.presence, self.server.scheduler
+        user_in = math.inf
+        if len(presence):
+            # Due users wait for their gateway, or for the end of a bucket.
+            due_in = presence.wheel.next_due() - self.at().now
+            user_in = BUCKET_S if presence.due_gateways() else due_in
+        mono = self.at(ROUNDING_S).mono
+        now_ms, moments = scheduler.ms(mono), self.disk.moments()
+        ahead = [(at - now_ms) / 1_000 for at in moments if at > now_ms]
+        timer_in = min(ahead, default=math.inf)
+        if scheduler.loaded and len(ahead) < len(moments):
+            ring = scheduler.next_due() - mono
+            timer_in = min(BUCKET_S if scheduler.has_due else ring, timer_in)
+        return max(min(user_in, timer_in, UNLIMITED), BUCKET_S / 10)
+
+    def _scripted_time(self, loop_s: float) -> float:
+        """Turn a time of the event loop's clock into one of the scripted clock."""
+        place = bisect_right(self._time_points, loop_s, key=itemgetter(0))
+        point_loop_s, point_s = self._time_points[max(place - 1, 0)]
+        return point_s + (loop_s - point_loop_s) * IDLE_RATE
+
+    def in_scripted_time(self, login: Login) -> Login:
+        """A login with its age and its beginnings by the scripted clock.
+
+        So the newer of two connections stays the newer, however much time passes by each
+        clock.
+        """
+        now, began = anyio.current_time(), login.began
+        if began is not None and self._clock is not None:
+            theirs = [None if at is None else at - self._clock.offset for at in began]
+            began = [
+                # A time in the future stays as far in the future.
+                None if at is None
+                else self._scripted_time(min(at, now)) + max(at - now, 0.0)
+                for at in theirs
+            ]  # fmt: skip
+        age = self.at().mono - self._scripted_time(now - login.age)
+        return replace(login, age=age, began=began)
+
+    # --- the process ----------------------------------------------------------
+
+    def start(self) -> None:
+        """Start a server on what is on disk, and listen."""
+        disk, cursors = self.disk, Cursors(self.disk.cursors)
+        decided, self.cursors = Decisions(disk.durable_seq + 1, cursors), cursors
+        disk.waiting.clear()
+        disk.written = 0
+        now = self._us / 1e6 + START_MONO_S
+        self.attended = AttendedClock(
+            mono=now, cpu=0.0, reconnect_grace=0.0, patience=math.inf
+        )
+        self.attended.turn(mono=now + AHEAD_S, cpu=0.0, asked=math.inf)
+        presence = Presence(
+            Wheel(timeout=self._timeout, slots=SLOTS),
+            decided=decided,
+            timeout=self._timeout,
+            gateway_hold=GATEWAY_HOLD_S,
+            reconnect_grace=RECONNECT_S + self._flush,
+        )
+        scheduler = TimerScheduler(
+            lambda mono: Wheel(timeout=RING_S, slots=SLOTS, now=mono),
+            decided,
+            at=self.at(),
+            next_id=disk.next_timer,
+            states=disk.states(),
+            retry_policy=RETRY_POLICY,
+            max_live=self._max_timers,
+            max_loaded=MAX_LOADED,
+        )
+        self.server = Server(
+            presence,
+            scheduler,
+            decided=decided,
+            attended=self.attended,
+            disk=disk,
+            unread=UnreadReplies(UNLIMITED),
+            counts=LinkCounters(),
+            access=Access(
+                gateways=ANYONE, watchers=ANYONE, everyone=ANYONE, admin=ANYONE
+            ),
+            terms=self._terms(),
+            limits=self._server_limits(),
+            new_conversation=lambda: ScriptedConversation(self),
+        )
+        mono = self.at().mono
+        clocks = [
+            (session, timeout, left, mono - seen, event)
+            for session, timeout, left, seen, event in disk.clocks
+        ]
+        disk.clocks = []
+        self.server.restore([*disk.online.values()], clocks, self.at())
+        for gateway in presence.gateways.values():
+            gateway.unlinked(self.at().now)  # its time to connect begins now
+        self._path.unlink(missing_ok=True)  # a crash leaves it
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.setblocking(False)
+        self.listener.bind(str(self._path))
+        self.listener.listen(BACKLOG)
+        self.selector.register(self.listener, EVENT_READ)
+
+    def _terms(self) -> Terms:
+        return Terms(
+            version=__version__,
+            timeout=self._timeout,
+            flush=self._flush,
+            window=self._window,
+            run_timeout=RETRY_POLICY.attempt_ms / 1_000,
+            limits=self.limits,
+        )
+
+    def _server_limits(self) -> ServerLimits:
+        return ServerLimits(
+            registry=LinkRegistryLimits(
+                hello_s=math.inf,
+                max_links=UNLIMITED,
+                max_handshakes=UNLIMITED,
+                max_gateways=UNLIMITED,
+                max_names=UNLIMITED,
+                max_unfinished_bytes=UNLIMITED,
+            ),
+            outbox=OutboxLimits(
+                window=self._window,
+                max_replies=MAX_REPLIES,
+                max_reply_bytes=UNLIMITED,
+                unread_s=math.inf,
+                gateway_unread_s=math.inf,
+            ),
+            disk=DiskLimits(
+                pause_firing=UNLIMITED,
+                pause_reading=UNLIMITED,
+                max_pending_commands=UNLIMITED,
+            ),
+        )
+
+    def stop_listening(self) -> None:
+        """Accept no more links."""
+        if self.listener is None:
+            raise ValueError("it is not running; call start() first")
+        self.selector.unregister(self.listener)
+        self.listener.close()
+        self.listener = None
+
+    def forget(self) -> None:
+        """Lose what is not on disk, as the process has ended."""
+        self.server.presence.decided.take()
+        self.cursors.take_moved()
+        self.disk.waiting.clear()
+
+    def save_clocks(self) -> None:
+        """Note for the next start how much is left of each user's timeout."""
+        now, wheel = self.at().now, self.server.presence.wheel
+        for session, row in self.disk.online.items():
+            if (entry := wheel.find(row.uid)) is not None:
+                left = max(0.0, entry.deadline - now)
+                clock = (session, entry.timeout, left, entry.seen, entry.event)
+                self.disk.clocks.append(clock)
+
+    # --- sockets --------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Accept and read everything there is, then write what follows from it."""
+        has_read = False
+        with suppress(BlockingIOError):
+            while self.listener is not None:
+                sock, _ = self.listener.accept()
+                sock.setblocking(False)
+                self._number += 1
+                peer = Peer(0, 0, frozenset())
+                link = self.server.connected(self._number, peer, self.at())
+                self.sockets[link.number] = ScriptedSocket(sock, link)
+        for held in [*self.sockets.values()]:
+            if self.is_reading or not held.link.is_open:
+                has_read |= self._read(held)
+        # Waiters are woken by changes only: each makes a turn when it checks its
+        # condition, so two of them could wake each other for ever.
+        self.settle(notify=has_read)
+
+    def settle(self, *, notify: bool = True) -> None:
+        """Write what was decided, and to all links; wake those that wait."""
+        if self.listener is not None and self.is_reading:
+            self.fire_timers()
+        self.server.commit()
+        self.carry_out()
+        self.write_links()
+        if notify:
+            self.changed.set()
+            self.changed = anyio.Event()
+
+    def carry_out(self) -> None:
+        """Do what the server wants done, in order."""
+        server = self.server
+        while server.effects:
+            effect = server.effects.popleft()
+            match effect:
+                case Commit():
+                    self.disk.waiting.append(effect)
+                case Deliver():
+                    self.sockets[effect.link].position = effect.position
+                case ReadFirst():
+                    older = self.sockets[effect.link]
+                    self._read(older)
+                    server.replace(older.link)
+                case LogRefusal():
+                    self.refused.append((effect.name, effect.refusal))
+                case LogLine(fields={"exc_info": BaseException() as fault}):
+                    raise fault
+                case Close():
+                    self._finish(self.sockets[effect.link])
+                case _:
+                    pass  # the others wake tasks, and here is only one
+        self.disk.write(self.cursors, server.scheduler)
+        self._search_skipped()
+
+    def _search_skipped(self) -> None:
+        """Fire timers again whose records their gateways skipped."""
+        skipped = self.server.skipped
+        for gateway in [] if self.disk.failure else skipped.gateways():
+            after, until = skipped.next(gateway)
+            found = [
+                record
+                for record in self.disk.records[after or 0 : until]
+                if isinstance(record, TimerRecord) and record.gateway == gateway
+            ]
+            skipped.searched(gateway, until)
+            self.server.fire_again(found, self.at())
+            self.carry_out()
+
+    def _read(self, held: ScriptedSocket) -> bool:
+        """Read a link until it is empty; return whether there was data, or its end."""
+        has_read, link = False, held.link
+        while link.number in self.sockets:
+            if link.is_open:
+                may_read = self.server.may_read(link)
+                self.carry_out()
+                if may_read is MayRead.LATER:
+                    self._write(held)
+                    may_read = self.server.may_read(link)
+                    self.carry_out()
+                if may_read is not MayRead.YES:
+                    break
+            try:
+                data = held.sock.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            has_read = True
+            if not data:
+                self._write(held)
+                self.close(held)
+            elif link.is_open:
+                self._received(link, data)
+        return has_read
+
+    def _received(self, link: Link, data: bytes) -> None:
+        host = None
+        if link.hello is None and (reading := read_host(anyio.current_time)):
+            self._clock = self._clock or reading
+            host = reading._replace(offset=0.0)  # `in_scripted_time` has done it
+        self.server.received(link, data, self.at(), host)
+        while self.server.has_resets:
+            self.server.reset_sessions(self.at())
+        self.carry_out()
+
+    def write_links(self) -> None:
+        """Write to all links what may be sent now, as far as their peers read."""
+        for held in [*self.sockets.values()]:
+            self._write(held)
+            self._watch(held)
+
+    def _write(self, held: ScriptedSocket) -> None:
+        outbox = held.link.outbox
+        while not outbox.is_broken and not held.is_shut:
+            if not held.unsent:
+                held.sent = bool
+                held.unsent = self._next_bytes(held)
+            if not held.unsent:
+                return
+            try:
+                held.unsent = held.unsent[held.sock.send(held.unsent) :]
+            except BlockingIOError:
+                outbox.blocked(True)
+                return
+            except OSError:
+                # What the peer wrote before is still read.
+                outbox.broken()
+                held.unsent = b""
+                return
+            if not held.unsent:
+                outbox.blocked(False)
+                held.sent()
+
+    def _next_bytes(self, held: ScriptedSocket) -> bytes:
+        outbox = held.link.outbox
+        if frames := outbox.take_frames():
+            held.sent = partial(outbox.frames_sent, len(frames))
+            return frames
+        if outbox.take_up_list():
+            data = b"".join(self._list(outbox.lists[0].gateway))
+            outbox.list_begins(len(data))
+            held.sent = outbox.list_sent
+            return data
+        if outbox.is_ending or held.position is None:
+            return b""
+        before, room = held.position.seq, outbox.room
+        if room <= 0:
+            return b""
+        at = self.at()
+        records, held.position.seq = self.disk.read(
+            before, held.position.wanted, room, at.wall_ms
+        )
+        if not records:
+            outbox.records_sent(at.wall_ms)
+            return b""
+        outbox.records_begin([record.seq for record in records], before)
+        held.sent = partial(outbox.records_sent, at.wall_ms)
+        return encode_notices([encode(record.as_map()) for record in records])
+
+    def _list(self, gateway: str | None) -> Iterator[bytes]:
+        """The frames of a list."""
+        online = self.disk.online.values()
+        rows = [
+            (row.uid, row.gateway, row.session, row.conn)
+            for row in online
+            if gateway in (None, row.gateway)
+        ]
+        while len(rows) > LIST_ROWS:
+            yield encode(["list", rows[:LIST_ROWS]])
+            rows = rows[LIST_ROWS:]
+        yield encode(["list", rows, self.disk.durable_seq])
+
+    def _finish(self, held: ScriptedSocket) -> None:
+        """Write the rest to a link that has ended, and shut it down."""
+        self.disk.write(self.cursors, self.server.scheduler)
+        self._write(held)
+        outbox = held.link.outbox
+        if not outbox.is_broken and not held.unsent:
+            with suppress(OSError):
+                sent = held.sock.send(outbox.last_frame)
+                held.unsent = outbox.last_frame[sent:]
+        if held.unsent:
+            self.close(held)  # it may never read the rest
+            return
+        held.is_shut = True
+        with suppress(OSError):  # the peer may have closed
+            # With unread bytes, a close would make the peer's next read fail.
+            held.sock.shutdown(socket.SHUT_WR)
+
+    def _watch(self, held: ScriptedSocket) -> None:
+        """Set the events for which the selector waits on a link."""
+        link = held.link
+        reads = not link.is_open or (self.is_reading and not link.outbox.is_full)
+        wanted = EVENT_READ * reads | EVENT_WRITE * bool(held.unsent)
+        if wanted != held.watched and link.number in self.sockets:
+            if held.watched:
+                self.selector.unregister(held.sock)
+            if wanted:
+                self.selector.register(held.sock, wanted)
+            held.watched = wanted
+
+    def close(self, held: ScriptedSocket) -> None:
+        """Close a link at once."""
+        if self.sockets.pop(held.link.number, None) is not None:
+            if held.watched:
+                self.selector.unregister(held.sock)
+            held.sock.close()
+            if held.link.number in self.server.registry.links:  # not of one before it
+                self.server.closed(held.link)
+
+    # --- what is reported -----------------------------------------------------
+
+    def note_events(
+        self, gateway: str, request: ActivityBatch | Login | Logout
+    ) -> None:
+        """Show the events of a request to the script."""
+        events: Sequence[str] = [
+            EVENTS[number] for number in getattr(request, "events", ())
+        ]
+        if not isinstance(request, ActivityBatch):
+            name = LOGIN if isinstance(request, Login) else LOGOUT
+            events = [name] * len(request.uids)
+        for event, uid, conn in zip(events, request.uids, request.conns, strict=True):
+            if is_uid(uid):
+                self._on_event(event, uid, conn, gateway)
