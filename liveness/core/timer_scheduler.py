@@ -73,8 +73,6 @@ AWAY_ATTEMPTS: Final = 10
 MOST_AWAY_MS: Final = 600_000
 # Moments in whole milliseconds and in seconds differ by less than this.
 ROUNDING_MS: Final = 1.0
-# Sums of the same seconds, in another order, differ by less than this.
-ROUNDING_S: Final = 1e-9
 # A due timer whose key has a command under way is looked at again after this long.
 LOOK_AGAIN_S: Final = 0.05
 
@@ -181,7 +179,7 @@ class TimerScheduler:
         now, due = self.ms(at.mono), self.ms(until)
         # Compared as the ring will compare: floats of milliseconds since 1970 are a
         # quarter of a microsecond apart, and the timer could fire that much early.
-        if self._mono(due) < until - ROUNDING_S:
+        if self._mono(due) < until:
             due += 1
         timer = TimerState(
             self._next_id, gateway, asked.key, asked.ext, PENDING, due, due, 0, None,

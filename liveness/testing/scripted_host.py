@@ -40,6 +40,7 @@ from liveness.core.records import (
     LOGIN,
     LOGOUT,
     ActivityBatch,
+    After,
     Hello,
     HostReading,
     Instant,
@@ -126,6 +127,9 @@ class ScriptedConversation(Conversation):
                 self._host.note_events(self.hello.name, request)
                 if isinstance(request, Login):
                     request = self._host.in_scripted_time(request)
+            elif isinstance(request, After):
+                # Otherwise rounding up to whole milliseconds would add one.
+                request = request._replace(seconds=request.seconds - ROUNDING_S)
             yield request
 
 
