@@ -11,17 +11,17 @@ import trio.lowlevel
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from starlette.types import ASGIApp
 
-from liveness import __version__
-from liveness.compiled import WHEEL
+from liveness import __version__, assembly
+from liveness.compiled import WHEEL, Reader
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
+from liveness.core.conversation import Conversation
 from liveness.core.cursors import Cursors
 from liveness.core.records import GATEWAY, WATCHER
 from liveness.core.timer_states import TimerCommand, TimerTransaction
 from liveness.errors import StateError
 from liveness.metrics import Collector, Counts, GatewayNow, HttpRefusal, Now
-from liveness.service import wiring
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.threads import in_thread
@@ -109,7 +109,9 @@ class SidecarService:
         self.feed = LogTail(keep=config.limits.tail)
         self._spools = Spools(store.folder, most_bytes=config.limits.max_spool_bytes)
         decided = Decisions(store.bounds()[1], Cursors(store.cursors()))
-        attended = wiring.make_attended_clock(config, clock)
+        attended = assembly.make_attended_clock(
+            config, mono=clock.mono(), cpu=clock.cpu()
+        )
         self.log_writer = log_writer = LogWriter(
             store,
             TimerWriter(table, clock=clock, on_applied=self._on_applied),
@@ -118,15 +120,17 @@ class SidecarService:
             counts=counts,
             published=self._published,
         )
-        self.server = wiring.make_server(
+        self.server = assembly.make_server(
             config,
-            table,
-            clock=clock,
-            log_writer=log_writer,
+            disk=log_writer,
             decided=decided,
             attended=attended,
-            access=access,
             counts=counts,
+            access=access,
+            at=clock.instant(attended.now, clock.mono()),
+            next_timer=table.next_id,
+            timer_states=table.states(),
+            new_conversation=lambda limits: Conversation(limits, Reader),
         )
         self.presence, self.scheduler = self.server.presence, self.server.scheduler
         self._skipped_runs = SkippedRuns(

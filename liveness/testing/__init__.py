@@ -40,17 +40,18 @@ Some situations have no function of their own:
 - A record that comes twice: `drop` before it is acknowledged. A gap: `trim` as well.
 """
 
-# Imports: compiled, core, errors, host_clock.
+# Imports: assembly, compiled, config, core, errors, host_clock.
 # Never: trio, sqlite3, starlette, structlog.
 
 from liveness.testing.scripted import (
+    MAX_REPLIES,
     Event,
     ScriptedSidecar,
     Session,
     Timer,
     scripted_sidecar,
 )
-from liveness.testing.scripted_host import MAX_REPLIES, START_WALL_MS
+from liveness.testing.scripted_host import START_WALL_MS
 
 __all__ = [
     "MAX_REPLIES",

@@ -6,11 +6,18 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import anyio
 from anyio.lowlevel import checkpoint
 
+from liveness.config.settings import (
+    Config,
+    LimitSettings,
+    SocketSettings,
+    StateSettings,
+    TimerSettings,
+)
 from liveness.core.records import GATEWAY, OFFLINE, Record, Refusal, Uid
 from liveness.core.timer_scheduler import Due
 from liveness.core.timer_states import REPLACED, STATES
@@ -18,7 +25,9 @@ from liveness.errors import NOT_FATAL, Code
 from liveness.testing.scripted_disk import FULL, ScriptedDisk
 from liveness.testing.scripted_host import REFUSED, ROUNDING_S, UNLIMITED, ScriptedHost
 
-MAX_TIMERS = 20_000_000
+# The settings that concern a gateway, as the sidecar has them by default.
+MAX_REPLIES: Final = LimitSettings().max_replies
+MAX_TIMERS: Final = TimerSettings().max_live
 
 
 class Event(NamedTuple):
@@ -121,14 +130,15 @@ class ScriptedSidecar:
         self.events: list[Event] = []
         self._unread_events: defaultdict[Uid, deque[Event]] = defaultdict(deque)
         self._within = within
-        self._host = ScriptedHost(
-            path,
-            timeout=timeout,
-            flush=flush,
-            window=window,
-            max_timers=max_timers,
-            on_event=self._on_event,
+        config = Config(
+            timeout_s=timeout,
+            flush_s=flush,
+            socket=SocketSettings(path=path),
+            state=StateSettings(dir=path.parent),
+            limits=LimitSettings(window=window),
+            timers=TimerSettings(max_live=max_timers),
         )
+        self._host = ScriptedHost(config, self._on_event)
         self.refused: list[tuple[str | None, Refusal]] = self._host.refused
         self._host.start()
 

@@ -13,27 +13,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Final
 
 import anyio
 
-from liveness import __version__
-from liveness.compiled import Reader, Wheel
+from liveness.assembly import make_attended_clock, make_server
+from liveness.compiled import Reader
+from liveness.config.settings import Config
 from liveness.core.access import Access, Allowed, Peer
-from liveness.core.attended_clock import AttendedClock
-from liveness.core.back_pressure import DiskLimits
 from liveness.core.changes import Commit, Decisions
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.effects import Close, Deliver, LogLine, LogRefusal, ReadFirst
 from liveness.core.framing import encode, encode_notices
-from liveness.core.handshake import Terms
 from liveness.core.link import Link
-from liveness.core.link_registry import LinkRegistryLimits
-from liveness.core.outbox import OutboxLimits, UnreadReplies
-from liveness.core.presence import Presence
 from liveness.core.records import (
     EVENTS,
     GATEWAY,
@@ -51,23 +45,16 @@ from liveness.core.records import (
     TimerRecord,
     Uid,
 )
-from liveness.core.server import MayRead, Server, ServerLimits
-from liveness.core.timer_scheduler import RING_S, TimerScheduler
-from liveness.core.timer_states import RETRY_POLICY
+from liveness.core.server import MayRead
 from liveness.core.uids import is_uid
 from liveness.core.wheel import BUCKET_S
 from liveness.errors import Code
 from liveness.host_clock import read_host
 from liveness.testing.scripted_disk import ScriptedDisk
 
-MAX_REPLIES: Final = 1_000
-SLOTS: Final = 30
-GATEWAY_HOLD_S: Final = 60.0
-RECONNECT_S: Final = 1.0
 LIST_ROWS: Final = 1_000
 RECEIVE_BYTES: Final = 16_384
 BACKLOG: Final = 512
-MAX_LOADED: Final = 1_000_000
 # What the script does not bound. The core works in bounded steps; here one does all.
 UNLIMITED: Final = 2**31
 # The clock of deadlines is this far ahead, so that users and timers fire at their exact
@@ -110,8 +97,8 @@ class ScriptedSocket:
 class ScriptedConversation(Conversation):
     """A link's state machine that shows its requests to the script."""
 
-    def __init__(self, host: "ScriptedHost") -> None:
-        super().__init__(host.limits, Reader)
+    def __init__(self, limits: ConversationLimits, host: "ScriptedHost") -> None:
+        super().__init__(limits, Reader)
         self._host = host
 
     def receive(self, data: bytes, now: float) -> Iterator[Request]:
@@ -137,25 +124,14 @@ class ScriptedHost:
     """Runs the server; `ScriptedSidecar` is its interface for tests.
 
     Args:
-        path: The socket.
-        timeout: The silence timeout of gateways that name none, in seconds.
-        flush: How long a gateway may collect, in seconds.
-        window: Records that may be unacknowledged on a link.
-        max_timers: Timers that may be live.
+        config: The settings.
         on_event: Called with event, uid, conn and gateway of all that is reported.
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        timeout: float,
-        flush: float,
-        window: int,
-        max_timers: int,
-        on_event: Callable[[str, Uid, int | None, str], None],
+        self, config: Config, on_event: Callable[[str, Uid, int | None, str], None]
     ) -> None:
-        self.limits = ConversationLimits()
+        self.config = config
         self.refuse_next: dict[str, Code] = {}  # by gateway, at its next hello
         self.refused: list[tuple[str | None, Refusal]] = []
         self.disk = ScriptedDisk()
@@ -164,8 +140,7 @@ class ScriptedHost:
         self.listener: socket.socket | None = None
         self.sockets: dict[int, ScriptedSocket] = {}  # by number of the link
         self.selector = DefaultSelector()
-        self._path, self._timeout, self._flush = path, timeout, flush
-        self._window, self._max_timers, self._on_event = window, max_timers, on_event
+        self._path, self._on_event = config.socket.path, on_event
         self._us = 0  # microseconds that have passed: no sum of these is rounded
         self._number = 0
         # Pairs of a time by the event loop's clock and the scripted time of that moment.
@@ -273,41 +248,21 @@ class ScriptedHost:
         disk.waiting.clear()
         disk.written = 0
         now = self._us / 1e6 + START_MONO_S
-        self.attended = AttendedClock(
-            mono=now, cpu=0.0, reconnect_grace=0.0, patience=math.inf
-        )
+        self.attended = make_attended_clock(self.config, mono=now, cpu=0.0)
         self.attended.turn(mono=now + AHEAD_S, cpu=0.0, asked=math.inf)
-        presence = Presence(
-            Wheel(timeout=self._timeout, slots=SLOTS),
-            decided=decided,
-            timeout=self._timeout,
-            gateway_hold=GATEWAY_HOLD_S,
-            reconnect_grace=RECONNECT_S + self._flush,
-        )
-        scheduler = TimerScheduler(
-            lambda mono: Wheel(timeout=RING_S, slots=SLOTS, now=mono),
-            decided,
-            at=self.at(),
-            next_id=disk.next_timer,
-            states=disk.states(),
-            retry_policy=RETRY_POLICY,
-            max_live=self._max_timers,
-            max_loaded=MAX_LOADED,
-        )
-        self.server = Server(
-            presence,
-            scheduler,
+        self.server = make_server(
+            self.config,
+            disk=disk,
             decided=decided,
             attended=self.attended,
-            disk=disk,
-            unread=UnreadReplies(UNLIMITED),
             counts=LinkCounters(),
             access=Access(
                 gateways=ANYONE, watchers=ANYONE, everyone=ANYONE, admin=ANYONE
             ),
-            terms=self._terms(),
-            limits=self._server_limits(),
-            new_conversation=lambda: ScriptedConversation(self),
+            at=self.at(),
+            next_timer=disk.next_timer,
+            timer_states=disk.states(),
+            new_conversation=lambda limits: ScriptedConversation(limits, self),
         )
         mono = self.at().mono
         clocks = [
@@ -316,7 +271,7 @@ class ScriptedHost:
         ]
         disk.clocks = []
         self.server.restore([*disk.online.values()], clocks, self.at())
-        for gateway in presence.gateways.values():
+        for gateway in self.server.presence.gateways.values():
             gateway.unlinked(self.at().now)  # its time to connect begins now
         self._path.unlink(missing_ok=True)  # a crash leaves it
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -324,40 +279,6 @@ class ScriptedHost:
         self.listener.bind(str(self._path))
         self.listener.listen(BACKLOG)
         self.selector.register(self.listener, EVENT_READ)
-
-    def _terms(self) -> Terms:
-        return Terms(
-            version=__version__,
-            timeout=self._timeout,
-            flush=self._flush,
-            window=self._window,
-            run_timeout=RETRY_POLICY.attempt_ms / 1_000,
-            limits=self.limits,
-        )
-
-    def _server_limits(self) -> ServerLimits:
-        return ServerLimits(
-            registry=LinkRegistryLimits(
-                hello_s=math.inf,
-                max_links=UNLIMITED,
-                max_handshakes=UNLIMITED,
-                max_gateways=UNLIMITED,
-                max_names=UNLIMITED,
-                max_unfinished_bytes=UNLIMITED,
-            ),
-            outbox=OutboxLimits(
-                window=self._window,
-                max_replies=MAX_REPLIES,
-                max_reply_bytes=UNLIMITED,
-                unread_s=math.inf,
-                gateway_unread_s=math.inf,
-            ),
-            disk=DiskLimits(
-                pause_firing=UNLIMITED,
-                pause_reading=UNLIMITED,
-                max_pending_commands=UNLIMITED,
-            ),
-        )
 
     def stop_listening(self) -> None:
         """Accept no more links."""

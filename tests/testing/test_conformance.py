@@ -7,13 +7,14 @@ scripted one. What time they take passes there too.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from liveness.core.conversation import ConversationLimits
+from liveness.config.settings import LimitSettings
 from liveness.core.cursors import CursorRow
 from liveness.core.records import EVENTS
 from liveness.core.records import Record as Decided
@@ -166,8 +167,10 @@ def name() -> str:
 @pytest.fixture
 def tight(sidecar: Scripted) -> Scripted:
     """One with few timers."""
-    sidecar.script._host.limits = ConversationLimits(max_refused=MOST_REFUSED)
-    return sidecar
+    sidecar.kill()
+    host = sidecar.script._host
+    host.config = replace(host.config, limits=LimitSettings(max_refused=MOST_REFUSED))
+    return sidecar.start()
 
 
 @pytest.fixture

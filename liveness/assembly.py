@@ -1,29 +1,27 @@
-"""Makes the parts of a sidecar from its settings.
+"""Makes the server from the settings, for each of its shells.
 
 The parts do not know `Config`: each gets plain numbers.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from liveness import __version__
-from liveness.compiled import Reader, Wheel
+from liveness.compiled import Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.attended_clock import AttendedClock
 from liveness.core.back_pressure import DiskLimits
-from liveness.core.changes import Decisions
+from liveness.core.changes import Decisions, Disk
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.handshake import Terms
-from liveness.core.link_registry import LinkRegistryLimits
+from liveness.core.link_registry import LinkCounts, LinkRegistryLimits
 from liveness.core.outbox import OutboxLimits, UnreadReplies
 from liveness.core.presence import Presence
+from liveness.core.records import Instant
 from liveness.core.server import Server, ServerLimits
 from liveness.core.storm_guard import GuardRules
 from liveness.core.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
-from liveness.metrics import Counts
-from liveness.service.common.clock import Clock
-from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.timer_store import TimerStore
 
 # After a restart, a long absence or a lost link, a gateway gets time to send what it has
 # collected: a second to reconnect, and one flush interval, of a second at most.
@@ -76,23 +74,38 @@ def _registry_limits(config: Config) -> LinkRegistryLimits:
 
 def make_server(
     config: Config,
-    table: TimerStore,
     *,
-    clock: Clock,
-    log_writer: LogWriter,
+    disk: Disk,
     decided: Decisions,
     attended: AttendedClock,
+    counts: LinkCounts,
     access: Access,
-    counts: Counts,
+    at: Instant,
+    next_timer: int,
+    timer_states: dict[str, int],
+    new_conversation: Callable[[ConversationLimits], Conversation],
 ) -> Server:
-    """The server, with its users, timers and links."""
+    """The server, with its users, timers and links.
+
+    Args:
+        config: The settings.
+        disk: How far the disk is.
+        decided: Empty, with the cursors on disk.
+        attended: The clock of deadlines.
+        counts: What is counted of links.
+        access: What each user of the host may do.
+        at: Now.
+        next_timer: The number of the next timer.
+        timer_states: How many timers the disk has in each state.
+        new_conversation: Makes the state machine of a new link.
+    """
     limits, terms = config.limits, _terms(config)
     scheduler = TimerScheduler(
         lambda mono: Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono),
         decided,
-        at=clock.instant(attended.now, clock.mono()),
-        next_id=table.next_id,
-        states=table.states(),
+        at=at,
+        next_id=next_timer,
+        states=timer_states,
         retry_policy=config.timers.retry_policy,
         max_live=config.timers.max_live,
         max_loaded=config.timers.max_loaded,
@@ -102,7 +115,7 @@ def make_server(
         scheduler,
         decided=decided,
         attended=attended,
-        disk=log_writer,
+        disk=disk,
         unread=UnreadReplies(limits.max_unread_bytes),
         counts=counts,
         access=access,
@@ -116,15 +129,21 @@ def make_server(
                 max_pending_commands=config.timers.max_pending,
             ),
         ),
-        new_conversation=lambda: Conversation(terms.limits, Reader),
+        new_conversation=lambda: new_conversation(terms.limits),
     )
 
 
-def make_attended_clock(config: Config, clock: Clock) -> AttendedClock:
-    """The clock of deadlines."""
+def make_attended_clock(config: Config, *, mono: float, cpu: float) -> AttendedClock:
+    """The clock of deadlines, stopped.
+
+    Args:
+        config: The settings.
+        mono: Monotonic seconds now.
+        cpu: CPU seconds that this process has used so far.
+    """
     return AttendedClock(
-        mono=clock.mono(),
-        cpu=clock.cpu(),
+        mono=mono,
+        cpu=cpu,
         reconnect_grace=_reconnect_grace(config),
         patience=config.limits.gateway_hold_s,
     )
