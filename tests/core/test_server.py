@@ -1,0 +1,314 @@
+"""The server of links: what goes in, and which effects come out, in which order."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from liveness.assembly import make_attended_clock, make_server
+from liveness.compiled import Reader
+from liveness.config.settings import (
+    Config,
+    LimitSettings,
+    SocketSettings,
+    StateSettings,
+)
+from liveness.core.access import Access, Allowed, Peer
+from liveness.core.changes import Commit, Decisions
+from liveness.core.conversation import Conversation
+from liveness.core.cursors import Cursors
+from liveness.core.effects import (
+    Close,
+    Deliver,
+    Effect,
+    HasRoom,
+    LogLine,
+    LogRefusal,
+    ReadFirst,
+    SearchSkipped,
+    Send,
+    SendList,
+)
+from liveness.core.framing import decode, encode
+from liveness.core.link import Link
+from liveness.core.records import Instant
+from liveness.core.server import MayRead, Server
+from liveness.testing.scripted_disk import FULL, ScriptedDisk
+from liveness.testing.scripted_host import LinkCounters
+
+ANYONE: Final = Allowed(anyone=True)
+PEER: Final = Peer(7, 1_000, frozenset())
+QUIET: Final = (LogLine, LogRefusal)
+
+
+class Shell:
+    """A server on a disk in memory; time passes by hand."""
+
+    def __init__(self, **limits: Any) -> None:
+        config = Config(
+            socket=SocketSettings(path=Path("/nowhere/g.sock")),
+            state=StateSettings(dir=Path("/nowhere")),
+            limits=LimitSettings(**limits),
+        )
+        self.disk, self.counts, self.mono, self.links = (
+            ScriptedDisk(),
+            LinkCounters(),
+            0.0,
+            0,
+        )
+        self.cursors = Cursors()
+        self.decided = Decisions(1, self.cursors)
+        self.attended = make_attended_clock(config, mono=0.0, cpu=0.0)
+        self.server = self._server(config)
+
+    def _server(self, config: Config) -> Server:
+        return make_server(
+            config,
+            disk=self.disk,
+            decided=self.decided,
+            attended=self.attended,
+            counts=self.counts,
+            access=Access(
+                gateways=ANYONE, watchers=ANYONE, everyone=ANYONE, admin=ANYONE
+            ),
+            at=self.at,
+            next_timer=1,
+            timer_states={},
+            new_conversation=lambda limits: Conversation(limits, Reader),
+        )
+
+    @property
+    def at(self) -> Instant:
+        return Instant(self.attended.now, self.mono, int(self.mono * 1000))
+
+    def connect(self) -> Link:
+        self.links += 1
+        return self.server.connected(self.links, PEER, self.at)
+
+    def says(self, link: Link, *frames: object) -> list[Effect]:
+        """Have a link send frames; what the server wants done then, but for the log."""
+        data = b"".join(map(encode, frames))
+        self.server.received(link, data, self.at, None)
+        return self.effects()
+
+    def effects(self) -> list[Effect]:
+        taken = [*self.server.effects]
+        self.server.effects.clear()
+        self.disk.waiting.extend(it for it in taken if isinstance(it, Commit))
+        return [it for it in taken if not isinstance(it, QUIET)]
+
+    def write(self) -> None:
+        """Have the disk write everything."""
+        self.disk.write(self.cursors, self.server.scheduler)
+
+    def gateway(self, name: str = "g", **options: object) -> Link:
+        """A gateway whose welcome is sent."""
+        link = self.connect()
+        self.says(link, hello(name, **options))
+        self.write()
+        assert name_of(link.outbox.take_frames()) == "welcome"
+        return link
+
+    def lets_pass(self, seconds: float) -> None:
+        """Let time pass, with every link read empty at its end."""
+        self.mono += seconds
+        self.server.advance(self.mono, cpu=0.0, asked=seconds)
+        for link in self.server.registry.links.values():
+            self.server.read_empty(link, self.attended.now)
+
+
+def hello(name: str = "g", **options: object) -> list[object]:
+    return ["hello", {"protocol": 1, "name": name, **options}]
+
+
+def name_of(frame: bytes) -> object:
+    (content, *_) = decode(frame)
+    return content
+
+
+def kinds(effects: list[Effect]) -> list[type]:
+    return [type(effect) for effect in effects]
+
+
+@pytest.fixture
+def shell() -> Shell:
+    return Shell()
+
+
+def test_a_keepalive_of_an_online_user_wants_nothing_done(shell: Shell) -> None:
+    link = shell.gateway()
+    shell.says(link, ["login", "u"], ["ping", 1])
+    assert shell.says(link, ["keepalive", "u"], ["keepalive", ["u"]]) == []
+
+
+def test_a_reply_waits_for_the_commit_that_it_depends_on(shell: Shell) -> None:
+    link = shell.gateway()
+    effects = shell.says(link, ["login", "u"], ["ping", 1], ["where", ["u"]], ["list"])
+    commit, pong, where, listing = effects
+    assert kinds(effects) == [Commit, Send, Send, SendList]
+    assert isinstance(commit, Commit)
+    assert [record.seq for record in commit.changes.records] == [1]
+    for reply in (pong, where, listing):
+        assert isinstance(reply, Send | SendList)
+        assert (reply.link, reply.after) == (link.number, commit.ticket)
+    assert link.outbox.take_frames() == b""
+    assert not link.outbox.take_up_list()
+    shell.write()
+    assert isinstance(pong, Send)
+    assert isinstance(where, Send)
+    assert link.outbox.take_frames() == pong.frame + where.frame
+    assert link.outbox.take_up_list()
+
+
+def test_whatever_reaches_a_peer_says_which_commit_comes_first() -> None:
+    assert all("after" in effect._fields for effect in (Send, SendList, Deliver))
+
+
+def test_a_reply_to_nothing_new_waits_for_nothing(shell: Shell) -> None:
+    link = shell.gateway()
+    (pong,) = shell.says(link, ["ping", 1])
+    assert isinstance(pong, Send)
+    assert pong.after == shell.decided.ticket == shell.disk.log_ticket
+
+
+def test_welcome_waits_for_the_cursor_of_its_name(shell: Shell) -> None:
+    link = shell.connect()
+    effects = shell.says(link, hello())
+    assert kinds(effects) == [Commit, Send, Deliver]
+    commit, welcome, deliver = effects
+    assert isinstance(commit, Commit)
+    assert isinstance(welcome, Send)
+    assert isinstance(deliver, Deliver)
+    assert commit.ticket == welcome.after == deliver.after
+    assert link.outbox.take_frames() == b""
+    shell.write()
+    assert shell.disk.cursors["gateway", "g"].seq == 0
+    assert link.outbox.take_frames() == welcome.frame
+
+
+def test_a_replaced_link_is_read_before_its_successor_is_welcomed(shell: Shell) -> None:
+    older, newer = shell.gateway(), shell.connect()
+    # What follows the hello is kept until then.
+    effects = shell.says(newer, hello(), ["login", "n"])
+    assert effects == [ReadFirst(older.number)]
+    assert shell.server.may_read(newer) is MayRead.NO
+    assert shell.says(older, ["login", "o"]) == []
+    shell.server.replace(older)
+    effects = shell.effects()
+    assert kinds(effects) == [Close, Commit, Send, Deliver]
+    close, commit, welcome, _ = effects
+    assert close == Close(older.number, "replaced")
+    assert isinstance(commit, Commit)
+    assert isinstance(welcome, Send)
+    assert [record.uid for record in commit.changes.records] == ["o"]
+    assert (welcome.link, welcome.after) == (newer.number, commit.ticket)
+    assert not older.is_open
+    assert older.outbox.last_frame
+    uids = [record.uid for record in shell.decided.changes.records]
+    assert uids == ["n"]
+
+
+def test_a_successor_that_ends_meanwhile_takes_no_name(shell: Shell) -> None:
+    older, newer = shell.gateway(), shell.connect()
+    assert shell.says(newer, hello()) == [ReadFirst(older.number)]
+    shell.server.received(newer, b"", shell.at, None)
+    shell.server.replace(older)
+    assert kinds(shell.effects()) == [Close, Close]
+    assert shell.server.registry.named == {}
+
+
+def test_a_replaced_watcher_has_nothing_to_be_read(shell: Shell) -> None:
+    older = shell.gateway("w", role="watcher")
+    effects = shell.says(shell.connect(), hello("w", role="watcher"))
+    assert kinds(effects) == [Close, Commit, Send, Deliver]
+    assert effects[0] == Close(older.number, "replaced")
+
+
+def test_a_fresh_gateway_is_welcomed_once_its_old_sessions_have_ended(
+    shell: Shell,
+) -> None:
+    older = shell.gateway()
+    shell.says(older, ["login", ["a", "b"]], ["ping", 1])
+    shell.server.closed(older)
+    newer = shell.connect()
+    assert kinds(shell.says(newer, hello(fresh=True), ["login", "c"])) == []
+    assert shell.server.has_resets
+    assert shell.server.may_read(newer) is MayRead.NO
+    assert shell.server.reset_sessions(shell.at) == [newer]
+    effects = shell.effects()
+    assert kinds(effects) == [SearchSkipped, Commit, Send, Deliver]
+    commit = effects[1]
+    assert isinstance(commit, Commit)
+    ended = [(record.uid, record.kind) for record in commit.changes.records]
+    assert sorted(ended) == [("a", "offline"), ("b", "offline")]
+    assert [record.uid for record in shell.decided.changes.records] == ["c"]
+    assert not shell.server.has_resets
+
+
+def test_an_ack_asks_for_more_only_if_there_is_more(shell: Shell) -> None:
+    shell = Shell(window=2)
+    link = shell.gateway(kinds=["online"])
+    shell.says(link, ["login", ["a", "b", "c"]], ["ping", 1])
+    shell.write()
+    assert link.outbox.room == 2
+    link.outbox.records_begin([1, 2], 0)
+    assert link.outbox._reading is not None
+    link.outbox._reading.seq = 2
+    link.outbox.records_sent(0)
+    assert (link.outbox.room, link.outbox.unacked) == (0, 2)
+    assert shell.says(link, ["ack", 1]) == [HasRoom(link.number)]
+    assert shell.counts.notices_acked == 1
+    assert shell.cursors["gateway", "g"].seq == 1
+    assert shell.says(link, ["ack", 0]) == [HasRoom(link.number)]
+    assert shell.cursors["gateway", "g"].seq == 1
+
+
+def test_a_link_that_ends_on_a_failing_disk_is_told_only_why(shell: Shell) -> None:
+    link = shell.gateway()
+    shell.disk.failure = FULL
+    shell.says(link, ["login", "u"], ["ping", "not answered"])
+    shell.server.registry.end_all("a test")
+    assert kinds(shell.effects()) == [Close]
+    assert not link.outbox.has_replies
+    assert shell.server.unread.memory == 0
+    assert name_of(link.outbox.last_frame) == "bye"
+
+
+def test_a_fault_of_a_request_ends_its_link_and_no_other(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlucky, other = shell.gateway("unlucky"), shell.gateway("other")
+    with monkeypatch.context() as broken:
+        broken.delattr(type(shell.server.presence), "login")
+        effects = shell.says(unlucky, ["login", "u"])
+    assert effects == [Close(unlucky.number, "internal")]
+    assert shell.counts.refused == {"internal": 1}
+    assert kinds(shell.says(other, ["ping", 1])) == [Send]
+
+
+def test_a_silent_user_is_fired_once_its_gateway_was_read_and_committed(
+    shell: Shell,
+) -> None:
+    link = shell.gateway()
+    shell.says(link, ["login", "u"])
+    shell.server.commit()
+    shell.effects()
+    for _ in range(301):
+        shell.lets_pass(0.1)
+        shell.server.fire(shell.at)
+        shell.server.commit()
+    (commit,) = shell.effects()
+    assert isinstance(commit, Commit)
+    ((record,), (due,)) = commit.changes.records, commit.changes.due
+    assert (record.uid, record.kind, due) == ("u", "offline", 30.0)
+
+
+def test_a_closed_link_leaves_nothing_behind(shell: Shell) -> None:
+    link = shell.gateway()
+    shell.says(link, ["login", "u"], ["ping", "x" * 1_000])
+    assert shell.server.unread.memory > 1_000
+    shell.server.closed(link)
+    registry = shell.server.registry
+    assert (registry.links, registry.named, shell.server.unread.memory) == ({}, {}, 0)
+    assert replace(shell.server.presence.gateway("g"), users=0).is_linked is False
