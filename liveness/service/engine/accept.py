@@ -32,9 +32,8 @@ async def accept_links(
     async with trio.open_nursery() as nursery:
         with engine.accepting:
             while True:
-                engine.draining_backlog = (
-                    engine.draining_backlog and acceptor.has_waiting()
-                )
+                if engine.is_draining_backlog and not acceptor.has_waiting():
+                    engine.backlog_accepted()
                 sock = await acceptor.accept()
                 try:
                     peer = peer_of(sock)

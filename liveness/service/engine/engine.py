@@ -91,7 +91,7 @@ class Engine:
         self.accepting = trio.CancelScope()  # cancelled by `close_links`
         self.all_closed = trio.Event()  # set after `close_links`
         # Until the links that connected before this process listened are accepted.
-        self.draining_backlog = False
+        self.is_draining_backlog = False
         self._sockets: dict[int, LinkSocket] = {}  # by number of the link
         self._turns_at = clock.mono()  # when the next turn is due
         self._lags = WindowedMax(LAG_SHOWN_S)
@@ -151,7 +151,7 @@ class Engine:
         self._attended.begin(mono=self._turns_at, cpu=self._clock.cpu())
         if len(self.presence):
             self._attended.pause(self._turns_at, reconnect_grace=0.0)
-            self.draining_backlog = True
+            self.is_draining_backlog = True
         # A gateway cannot answer its timers before it is back.
         self.server.scheduler.was_absent(
             self._turns_at, self._turns_at + self._attended.reconnect_grace
@@ -163,10 +163,14 @@ class Engine:
 
     # --- links come and go ----------------------------------------------------
 
+    def backlog_accepted(self) -> None:
+        """Note that no link waits any more that connected before this process listened."""
+        self.is_draining_backlog = False
+
     def opened(self, socket: LinkSocket) -> None:
         """Take the socket of a link that the server was told of."""
         self._sockets[socket.link.number] = socket
-        if self.draining_backlog:
+        if self.is_draining_backlog:
             socket.link.must_read_bytes = socket.unread()
         self.carry_out()
 
@@ -232,7 +236,9 @@ class Engine:
             self._reset_sessions()
         if not server.pressure.reading_is_paused:
             has_more = self._reader.read_ready(now)
-            server.caught_up(self._clock.mono(), all_accepted=not self.draining_backlog)
+            server.caught_up(
+                self._clock.mono(), all_accepted=not self.is_draining_backlog
+            )
         # A hello that was read just now may have begun a reset.
         return has_more or (server.has_resets and not is_throttled)
 
