@@ -13,8 +13,7 @@ It does not use the sidecar's own metrics. Figures come from
 This file lists the scenarios and the options. `suite.py` runs them.
 """
 
-# Imports: client, compiled, console, core, errors, service.engine, service.links,
-#   service.storage.
+# Imports: client, compiled, console, core, errors.
 # Never: starlette, hypercorn, structlog.
 
 from dataclasses import dataclass

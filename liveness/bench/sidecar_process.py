@@ -12,7 +12,6 @@ from liveness.bench import socket_activation
 from liveness.bench.load import LoadGateway
 from liveness.bench.program import PYTHON, Program, temporary_folder
 from liveness.console.admin_client import CommandError, readiness
-from liveness.service.links.sockets import BACKLOG
 
 SOCKET: Final = "gateway.sock"
 AS_INSTALLED: Final[Mapping[str, str]] = MappingProxyType({})
@@ -90,6 +89,6 @@ def replaceable_sidecar(
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
     ):
         listener.bind(str(own / SOCKET))
-        listener.listen(BACKLOG)
+        listener.listen()
         with SidecarProcess(own, timeout_s=timeout_s, listener=listener) as sidecar:
             yield sidecar

@@ -23,11 +23,13 @@ from liveness.core.back_pressure import FIRE_PER_TURN
 from liveness.core.changes import Decisions
 from liveness.core.presence import Presence
 from liveness.core.records import Instant, Login, Record
-from liveness.service.engine.engine import LEAST_SLEEP_S
 
 DAY_S: Final = 86_400
 TIMEOUT_S: Final = 30.0  # of the other users
 SLOTS: Final = 30
+
+# As of the engine: the shortest sleep after a turn.
+LEAST_SLEEP_S: Final = 0.0005
 
 # Other users that come due each second around a border. They log in `LEAD_S` before it, and
 # come due until `BUSY_S` after it, the longest that the million keeps the wheel busy.

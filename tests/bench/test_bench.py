@@ -18,6 +18,7 @@ from liveness.bench import (
     SCENARIOS,
     BenchOptions,
     full_options,
+    virtual_day,
 )
 from liveness.bench.cost import ratios
 from liveness.bench.figures import Figure, as_table, summary
@@ -28,6 +29,7 @@ from liveness.bench.system_kinds import KINDS, plan
 from liveness.bench.verdict import judge, quantile
 from liveness.cli import main
 from liveness.console.progress import progress_bar, time_share
+from liveness.service.engine import engine
 
 OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]
 
@@ -99,6 +101,11 @@ def test_the_run_of_a_million_has_their_rate_and_their_sizes() -> None:
 
 def test_every_scenario_of_the_help_can_be_measured() -> None:
     assert [*MEASURED] == [*SCENARIOS]
+
+
+def test_the_virtual_day_fires_and_sleeps_as_the_engine_does() -> None:
+    assert virtual_day.FIRE_PER_TURN == engine.FIRE_PER_TURN
+    assert virtual_day.LEAST_SLEEP_S == engine.LEAST_SLEEP_S
 
 
 # --- progress -----------------------------------------------------------------------------
