@@ -37,7 +37,6 @@ COMPARED_SYSTEMS: Final = {
     "reference": "the sidecar with its wheel in Python",
     "redis": "redis-server, a key with a TTL for each user",
     "zset": "redis-server, a sorted set of deadlines, swept every second",
-    "etcd": "etcd, a lease for each user",
     "asyncio": "a process with a timer for each user",
 }
 

@@ -33,7 +33,6 @@ def facts(folder: Path | None) -> dict[str, Any]:
         "msgpack": version("msgpack"),
         "sqlite": sqlite3.sqlite_version,
         "redis": _version("redis-server", r"v=(\S+)"),
-        "etcd": _version("etcd", r"etcd Version: (\S+)"),
         "huge_pages": _huge_pages(),
     }
 

@@ -31,7 +31,13 @@ PLOTS: Final = {
     "cost.svg": "CPU time per event, by the number of users",
     "lateness.svg": "When a client receives a silence report, by the number of users",
 }
-SYSTEMS: Final = {OURS: "the sidecar", **COMPARED_SYSTEMS}
+# No longer in the bench; the committed reports have its figures.
+ETCD: Final = "etcd"
+SYSTEMS: Final = {
+    OURS: "the sidecar",
+    **COMPARED_SYSTEMS,
+    ETCD: "etcd, a lease for each user",
+}
 # The table of systems: the head of each column, and the name of its figure.
 COLUMNS: Final = {
     "CPU per event": f"{CPU}, {SINGLES}",
@@ -64,7 +70,7 @@ GREY: Final = "#808080"
 COLOURS: Final = dict(
     zip(
         SYSTEMS,
-        ("#2f81f7", "#8a6df0", "#e5534b", "#d9822b", "#b0872c", "#3fa45b"),
+        ("#2f81f7", "#8a6df0", "#e5534b", "#d9822b", "#3fa45b", "#b0872c"),
         strict=True,
     )
 )
@@ -172,6 +178,7 @@ def section(runs: Sequence[PerformanceReport]) -> str:
         _paragraph(CHOSEN),
         *_promises(runs),
         *_systems(figures),
+        *_dates_of_etcd(runs),
     ]
     if has_others(figures):
         links = (
@@ -248,10 +255,23 @@ def _systems(figures: Iterable[Figure]) -> Iterator[str]:
         yield _table(heads, rows)
 
 
+def _dates_of_etcd(runs: Sequence[PerformanceReport]) -> Iterator[str]:
+    dates = {
+        run.content["date"][:10]
+        for run in runs
+        if any(figure.system == ETCD for figure in run.figures)
+    }
+    if dates:
+        when = " and ".join(sorted(dates))
+        yield f"etcd was measured on {when}; the bench no longer measures it."
+
+
 def _facts(content: Mapping[str, Any]) -> str:
     """The machine and versions of a run, and the command to repeat it."""
     machine = content["machine"]
-    others = [f"{name} {machine[name]}" for name in ("redis", "etcd") if machine[name]]
+    others = [
+        f"{name} {machine[name]}" for name in ("redis", ETCD) if machine.get(name)
+    ]
     versions = ", ".join(
         [f"Python {machine['python']}", f"SQLite {machine['sqlite']}", *others]
     )

@@ -26,7 +26,7 @@ from liveness.errors import LivenessError
 MISSED: Final = 1
 USAGE: Final = 2
 # Version of the report; `report.schema.json` describes it.
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 
 MEASURED: Final[dict[str, Callable[[BenchOptions, Stage], list[Figure]]]] = {
     scenario.__name__: scenario

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from liveness.bench import BenchOptions
-from liveness.bench.etcd import EtcdServer, Leases, deleted
 from liveness.bench.figures import OURS
 from liveness.bench.machine import available_bytes
 from liveness.bench.pipeline import pipelined
@@ -26,21 +25,19 @@ class SystemKind(NamedTuple):
 
     # Takes a folder for its files, and the number of users.
     open: Callable[[Path, int], AbstractContextManager[System]]
-    program: tuple[str, str] | None = None  # and the Debian package that has it
+    program: str | None = None  # that it needs, from the Debian package of this name
     most: int | None = None  # users; more would take too long
 
 
 REFERENCE: Final = "reference"
 SETEX: Final = "redis"
-REDIS: Final = ("redis-server", "redis-server")
-ETCD: Final = ("etcd", "etcd-server")
+REDIS: Final = "redis-server"
 _REFERENCE: Final = partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"})
 KINDS: Final[dict[str, SystemKind]] = {
     OURS: SystemKind(partial(measured, sidecar)),
     REFERENCE: SystemKind(partial(measured, _REFERENCE), most=1_000_000),
     SETEX: SystemKind(partial(pipelined, RedisServer, Setex, expired), REDIS),
     "zset": SystemKind(partial(pipelined, RedisServer, Zset, swept), REDIS),
-    "etcd": SystemKind(partial(pipelined, EtcdServer, Leases, deleted), ETCD, 10_000),
     "asyncio": SystemKind(partial(measured, AsyncioTimers)),
 }
 
@@ -75,11 +72,11 @@ def plan(options: BenchOptions) -> SystemPlan:
 def missing_program(options: BenchOptions) -> str:
     """Which program is not installed, and what to do; "" if none is missing."""
     for name in _chosen(options):
-        program, package = KINDS[name].program or (None, None)
+        program = KINDS[name].program
         if program and not shutil.which(program):
             return (
                 f"{name} is measured too, and {program} is not installed: "
-                f"apt install {package}, or leave it out with --without {name}"
+                f"apt install {program}, or leave it out with --without {name}"
             )
     return ""
 

@@ -43,7 +43,7 @@ TARGETS = (
 )
 # What `.ci/run` looks for, besides what set-up needs.
 NEEDED = (
-    "chromium curl etcd fiu-run gcc mount nc prometheus promtool redis-server stat strace "
+    "chromium curl fiu-run gcc mount nc prometheus promtool redis-server stat strace "
     "systemd-analyze"
 )
 STEPS = ("check", "docs", "tests", "mutants ARGS=--changed")
