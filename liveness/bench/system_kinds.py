@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 from liveness.bench import BenchOptions
 from liveness.bench.figures import OURS
 from liveness.bench.machine import available_bytes
-from liveness.bench.pipeline import pipelined
 from liveness.bench.program import temporary_folder
-from liveness.bench.redis import RedisServer, Setex, Zset, expired, swept
+from liveness.bench.redis import Setex, Zset, expired, redis_system, swept
 from liveness.bench.sidecars import AsyncioTimers, measured, sidecar
 from liveness.bench.systems import System
 
@@ -36,8 +35,8 @@ _REFERENCE: Final = partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"})
 KINDS: Final[dict[str, SystemKind]] = {
     OURS: SystemKind(partial(measured, sidecar)),
     REFERENCE: SystemKind(partial(measured, _REFERENCE), most=1_000_000),
-    SETEX: SystemKind(partial(pipelined, RedisServer, Setex, expired), REDIS),
-    "zset": SystemKind(partial(pipelined, RedisServer, Zset, swept), REDIS),
+    SETEX: SystemKind(partial(redis_system, Setex, expired), REDIS),
+    "zset": SystemKind(partial(redis_system, Zset, swept), REDIS),
     "asyncio": SystemKind(partial(measured, AsyncioTimers)),
 }
 
