@@ -145,6 +145,25 @@ class WaitableCount:
             return self.value >= count
 
 
+def connected(path: Path) -> socket.socket:
+    """A link to a server."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(ANSWER_S)
+        sock.connect(str(path))
+        sock.settimeout(None)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def shut_down(sock: socket.socket) -> None:
+    """End a link, also for the thread that reads it."""
+    with suppress(OSError):  # the server has closed it already
+        sock.shutdown(socket.SHUT_RDWR)
+
+
 class LoadGateway:
     """One link. A thread reads it, and acknowledges every record.
 
@@ -158,14 +177,7 @@ class LoadGateway:
         self._records = WaitableCount()
         self._replies: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._writing = threading.Lock()
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._sock.settimeout(ANSWER_S)
-            self._sock.connect(str(path))
-            self._sock.settimeout(None)
-        except OSError:
-            self._sock.close()
-            raise
+        self._sock = connected(path)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
@@ -244,8 +256,7 @@ class LoadGateway:
         self._records.add(len(notices.records))
 
     def _close(self) -> None:
-        with suppress(OSError):  # the server has closed it already
-            self._sock.shutdown(socket.SHUT_RDWR)
+        shut_down(self._sock)
         self._reader.join()
         self._sock.close()
 

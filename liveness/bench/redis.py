@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,8 +22,10 @@ from liveness.bench.load import (
     LoadError,
     Notices,
     WaitableCount,
+    connected,
     cut,
     now,
+    shut_down,
     uid,
 )
 from liveness.bench.program import Program
@@ -57,7 +59,7 @@ class Pipeline:
     def __init__(self, path: Path) -> None:
         self._replies = WaitableCount()
         self._expected = 0
-        self._sock = _connected(path)
+        self._sock = connected(path)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -65,7 +67,7 @@ class Pipeline:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _shut_down(self._sock)
+        shut_down(self._sock)
         self._reader.join()
         self._sock.close()
 
@@ -261,27 +263,11 @@ def redis_system(
     with RedisServer(folder) as server:
         server.start()
         with (
-            _connected(server.socket) as sock,
+            connected(server.socket) as sock,
             server.link() as link,
-            OfflineStream(listen(sock), partial(_shut_down, sock)) as offlines,
+            OfflineStream(listen(sock), partial(shut_down, sock)) as offlines,
         ):
             yield use(server, link, offlines)
-
-
-def _connected(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.connect(str(path))
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _shut_down(sock: socket.socket) -> None:
-    """Ends a link, also for the thread that reads it."""
-    with suppress(OSError):  # the server has closed it already
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _number(replies: BinaryIO, kind: bytes) -> int:
