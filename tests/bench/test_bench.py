@@ -104,8 +104,7 @@ def test_every_scenario_of_the_help_can_be_measured() -> None:
     assert [*MEASURED] == [*SCENARIOS]
 
 
-def test_the_virtual_day_fires_and_sleeps_as_the_engine_does() -> None:
-    assert virtual_day.FIRE_PER_TURN == engine.FIRE_PER_TURN
+def test_the_virtual_day_sleeps_as_the_engine_does() -> None:
     assert virtual_day.LEAST_SLEEP_S == engine.LEAST_SLEEP_S
 
 
