@@ -13,10 +13,11 @@ from liveness.core.records import Changes, Logged
 
 
 class Commit(NamedTuple):
-    """Write these changes, and the cursors that moved; `ticket` is then durable."""
+    """Write these changes; `ticket` is then durable."""
 
     changes: Changes
     ticket: int
+    with_cursors: bool = False  # it stands for the cursors that have moved, too
 
 
 class Disk(Protocol):
@@ -104,7 +105,8 @@ class Decisions:
             with_cursors: Make a commit also if only cursors moved, so that the ticket
                 stands for them. Otherwise they wait for the next one.
         """
-        if not self.changes and not (with_cursors and self.cursors.has_moved):
+        with_cursors = with_cursors and self.cursors.has_moved
+        if not self.changes and not with_cursors:
             return None
         self.ticket += 1
-        return Commit(self.take(), self.ticket)
+        return Commit(self.take(), self.ticket, with_cursors)

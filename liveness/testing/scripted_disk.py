@@ -60,7 +60,7 @@ class ScriptedDisk:
             return
         self.cursors |= {key: row for key, row in cursors.take_moved().items() if row}
         while self.waiting:
-            changes, self.written = self.waiting.popleft()
+            changes, self.written, _ = self.waiting.popleft()
             self.records += changes.records
             for session, row in changes.online.items():
                 if row is not None:

@@ -163,7 +163,7 @@ class LogWriter:
 
     def append(self, commit: Commit) -> None:
         """Queue a commit. It is durable once `durable_ticket` reaches its ticket."""
-        changes, ticket = commit
+        changes, ticket, with_cursors = commit
         self._appended = ticket
         self._observe("decided", changes.due)
         commands: list[TimerCommand] = [
@@ -171,7 +171,7 @@ class LogWriter:
         ]
         if commands:
             self.timers.append(commands, ticket=ticket)
-        if changes.records or changes.online or not commands:
+        if changes.records or changes.online or with_cursors or not commands:
             self._queue.append(commit)
             self.records_pending += changes.weight
             self.pending_ends += changes.ends
@@ -331,7 +331,7 @@ class LogWriter:
 
     def _gather(self) -> Batch:
         batch = Batch()
-        for changes, _ in self._queue:
+        for changes, *_ in self._queue:
             if batch.records and (
                 len(batch.records) + len(changes.records) > COMMIT_RECORDS
             ):

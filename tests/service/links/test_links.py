@@ -78,6 +78,32 @@ async def test_nothing_is_sent_before_what_it_shows_is_on_disk(rig: Rig) -> None
     assert rig.store.cursors()["gateway", "new"].seq == 3_000
 
 
+async def test_a_new_name_is_on_disk_before_welcome_also_beside_a_timer(
+    rig: Rig,
+) -> None:
+    # Both are in one commit, of which the log would have nothing but the name.
+    other, newcomer = await rig.gateway("other"), await rig.connect()
+    await trio.sleep(5)
+    await other.send(["after", "k", 10_000])
+    await newcomer.send(["hello", {"protocol": 1, "name": "new"}])
+    await newcomer.expect("welcome")
+    assert ("gateway", "new") in rig.store.cursors()
+
+
+async def test_an_ack_is_on_disk_before_the_pong_behind_it_also_beside_a_timer(
+    rig: Rig,
+) -> None:
+    gateway = await rig.gateway("g", kinds=["online"])
+    await gateway.send(["login", ["u", "v"]])
+    await gateway.records(2)
+    await gateway.send(["ack", 1])
+    await trio.sleep(5)
+    assert rig.store.cursors()["gateway", "g"].seq == 1
+    await gateway.send(["ack", 2], ["after", "k", 10_000], ["ping", 1])
+    await gateway.expect("pong")
+    assert rig.store.cursors()["gateway", "g"].seq == 2
+
+
 async def test_a_pong_with_nothing_before_it_waits_for_no_disk(rig: Rig) -> None:
     gateway = await rig.gateway("g")
     await gateway.send(["keepalive", "u"])

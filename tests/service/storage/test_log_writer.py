@@ -125,6 +125,18 @@ async def test_changes_queued_during_a_commit_go_into_the_next(rig: Rig) -> None
     assert rig.store.bounds() == (1, 6)
 
 
+async def test_a_commit_that_is_not_queued_yet_is_not_durable(rig: Rig) -> None:
+    decided = rig.log_writer._decided
+    decided.changes = changes(1)
+    commit = decided.commit(with_cursors=False)
+    assert commit is not None
+    assert rig.log_writer.log_ticket < commit.ticket
+    assert rig.log_writer.ticket_of("g") < commit.ticket
+    rig.log_writer.append(commit)
+    await rig.log_writer.flushed()
+    assert rig.log_writer.log_ticket == commit.ticket
+
+
 async def test_a_commit_takes_only_so_many_records_or_one_decision(rig: Rig) -> None:
     part = COMMIT_RECORDS * 2 // 5
     with disk.locked(rig.store.path):
