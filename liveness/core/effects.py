@@ -1,7 +1,9 @@
 """What the server has its shell do: plain values, to be carried out in order.
 
 Links are named by their number. Nothing reaches a peer but by `Send`, `SendList` and
-`Deliver`, and each says in `after` which commit has to be durable first.
+`Deliver`. A reply says in `after` which commit has to be durable before it is sent, and
+the link's outbox, which has it already, keeps it until then. The shell's part is to write
+what the outbox gives. Records are durable before anyone reads them.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -12,7 +14,7 @@ from liveness.core.records import Refusal
 
 
 class Send(NamedTuple):
-    """Send a frame, which waits in the link's outbox."""
+    """Write a frame, once the link's outbox gives it."""
 
     link: int
     frame: bytes
@@ -29,11 +31,10 @@ class SendList(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """From now on, send the records behind a position."""
+    """From now on, send the records behind a position, as the outbox has room."""
 
     link: int
     position: ReadPosition
-    after: int
 
 
 class HasRoom(NamedTuple):
@@ -46,7 +47,6 @@ class Close(NamedTuple):
     """Read no more of a link; close it once its outbox is written."""
 
     link: int
-    why: str
 
 
 class ReadFirst(NamedTuple):

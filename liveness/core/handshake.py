@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from liveness.core.changes import Decisions, Disk
 from liveness.core.conversation import ConversationLimits
 from liveness.core.cursors import ReadPosition
-from liveness.core.effects import Deliver, Effect, SearchSkipped
+from liveness.core.effects import Effect, SearchSkipped
 from liveness.core.frames import FEATURES, PROTOCOL
 from liveness.core.link import Link
-from liveness.core.link_registry import LinkRegistry
 from liveness.core.records import GATEWAY, Hello, Subscription
 from liveness.core.skipped_ranges import SkippedRanges
 
@@ -36,12 +35,11 @@ class Terms:
 
 
 class Handshake:
-    """Gives each link its position in the log, and sends it `welcome`."""
+    """Gives each link its position in the log, and the terms for its `welcome`."""
 
     def __init__(
         self,
         effects: deque[Effect],
-        registry: LinkRegistry,
         decided: Decisions,
         skipped: SkippedRanges,
         *,
@@ -50,13 +48,14 @@ class Handshake:
     ) -> None:
         self.terms = terms
         self._effects = effects
-        self._registry = registry
         self._decided = decided
         self._skipped = skipped
         self._disk = disk
 
-    def welcome(self, link: Link, hello: Hello, wall_ms: int) -> None:
-        """Send `welcome`, once the name's cursor and all records before it are durable.
+    def answer(
+        self, link: Link, hello: Hello, wall_ms: int
+    ) -> tuple[dict[str, object], ReadPosition]:
+        """Store the cursor of a name; return the terms, and where its link begins.
 
         Args:
             link: The link that said hello.
@@ -89,22 +88,12 @@ class Handshake:
             )
             if hello.after is None:
                 position = seq
-        commit = self._decided.commit(with_cursors=True)
-        if commit is not None:
-            self._effects.append(commit)
-        ticket = self._decided.ticket
-        reading = ReadPosition(
-            Subscription(
-                None if hello.scope == "all" else hello.name,
-                hello.kinds,
-                runs=hello.name if hello.role == GATEWAY else None,
-            ),
-            position,
+        wanted = Subscription(
+            None if hello.scope == "all" else hello.name,
+            hello.kinds,
+            runs=hello.name if hello.role == GATEWAY else None,
         )
-        # `next` is a seq: before it is sent, all records below it must be durable.
-        self._registry.send(link, ["welcome", terms], after=ticket, is_log_only=True)
-        link.outbox.welcome(hello, reading, ticket)
-        self._effects.append(Deliver(link.number, reading, ticket))
+        return terms, ReadPosition(wanted, position)
 
     def _start_position(self, hello: Hello, newest: int) -> int:
         """The position that a hello asks for; by default the newest."""

@@ -215,7 +215,7 @@ class LinkRegistry:
             link.is_open = False
             link.why_closed = why
             link.outbox.end(frame)
-            self._effects.append(Close(link.number, why))
+            self._effects.append(Close(link.number))
         self._unregister(link)
 
     def closed(self, link: Link) -> None:

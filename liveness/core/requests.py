@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, assert_never
 
 from liveness.core.changes import Decisions, Disk
 from liveness.core.clearance import GatewayState
-from liveness.core.effects import Effect, HasRoom, LogLine, ReadFirst, SendList
+from liveness.core.effects import Deliver, Effect, HasRoom, LogLine, ReadFirst, SendList
 from liveness.core.frames import bad_uid_text
 from liveness.core.handshake import Handshake
 from liveness.core.link import Link
@@ -44,7 +44,7 @@ RESET_STEPS: Final = 2_000
 WELCOMES: Final = 5
 
 
-class _Arrival(NamedTuple):
+class Arrival(NamedTuple):
     """A link whose hello was accepted, and that is not welcomed yet."""
 
     link: Link
@@ -80,8 +80,8 @@ class Requests:
         # hello; the link whose older one is read first, by number of that; and the
         # gateways whose old sessions are being ended, as their hello said `fresh`.
         self._backlogs: dict[int, list[tuple[Request, Instant]]] = {}
-        self._replacing: dict[int, _Arrival] = {}
-        self._resets: dict[int, _Arrival] = {}
+        self._replacing: dict[int, Arrival] = {}
+        self._resets: dict[int, Arrival] = {}
         self._place = 0  # in the wheel's table: one search serves all resets
 
     def defers(self, link: Link) -> bool:
@@ -240,7 +240,7 @@ class Requests:
         offset = None
         if hello.clock is not None:
             offset = None if host is None else host.offset_of(hello.clock)
-        arrival = _Arrival(link, hello, at, offset)
+        arrival = Arrival(link, hello, at, offset)
         older = self._registry.named.get((hello.role, hello.name))
         if older is not None and older.gateway is not None:
             # Events that it has sent by now are applied first. What it sends from now on
@@ -253,22 +253,31 @@ class Requests:
             self._end_replaced(older)
         self._join(arrival)
 
-    def replace(self, older: Link) -> None:
-        """End a link that was read to where its successor said hello; welcome that."""
-        arrival = self._replacing.pop(older.number)
+    def replace(self, older: Link) -> Arrival:
+        """End a link that was read to where its successor said hello; return that."""
         if older.is_open:
             self._end_replaced(older)
+        return self._replacing.pop(older.number)
+
+    def join(self, arrival: Arrival) -> None:
+        """Give a link its name, unless it has ended; then apply what it sent meanwhile."""
         backlog = self._backlogs.pop(arrival.link.number)
         if arrival.link.is_open:
             self._join(arrival)
             self._take_all(arrival.link, backlog)
+
+    def welcome(self, arrival: Arrival, wall_ms: int) -> None:
+        """Welcome a link whose old sessions have ended; apply what it sent meanwhile."""
+        backlog = self._backlogs.pop(arrival.link.number)
+        self._welcome(arrival.link, arrival.hello, wall_ms)
+        self._take_all(arrival.link, backlog)
 
     def _end_replaced(self, older: Link) -> None:
         message = "the same name connected anew; do not reconnect by yourself"
         refusal = older.conversation.close(Code.REPLACED, message)
         self._registry.refuse(older, refusal)
 
-    def _join(self, arrival: _Arrival) -> None:
+    def _join(self, arrival: Arrival) -> None:
         """Register a link under its name, and welcome it or reset its sessions first."""
         link, hello, at, offset = arrival
         self._registry.name(link, hello)
@@ -283,7 +292,15 @@ class Requests:
                 self._resets[link.number] = arrival
                 self._backlogs[link.number] = []
                 return
-        self._handshake.welcome(link, hello, at.wall_ms)
+        self._welcome(link, hello, at.wall_ms)
+
+    def _welcome(self, link: Link, hello: Hello, wall_ms: int) -> None:
+        """Send `welcome`, once the name's cursor and all records before it are durable."""
+        terms, reading = self._handshake.answer(link, hello, wall_ms)
+        ticket = self.commit(with_cursors=True)
+        self._registry.send(link, ["welcome", terms], after=ticket, is_log_only=True)
+        link.outbox.welcome(hello, reading, ticket)
+        self._effects.append(Deliver(link.number, reading))
 
     def _report_another_clock(self, name: str) -> None:
         message = (
@@ -305,11 +322,11 @@ class Requests:
         """Whether the sessions of any gateway are being reset."""
         return bool(self._resets)
 
-    def reset_sessions(self, at: Instant) -> list[Link]:
+    def reset_sessions(self, at: Instant) -> list[Arrival]:
         """End some more sessions of the gateways that came back fresh.
 
         Returns:
-            The links that were welcomed; they are to be read again.
+            The links that have none left; `welcome` them.
         """
         # A gateway that joins during a search is in the next one too, if it has sessions left.
         gateways = [
@@ -322,19 +339,18 @@ class Requests:
                 gateways, self._place, at, limit=RESET_STEPS
             )
             self._place = max(0, place)
-        welcomed = list[Link]()
+        ready = list[Arrival]()
         for number, reset in list(self._resets.items()):
             if self._gateway_of(reset).users:
                 continue
             del self._resets[number]
-            backlog, link = self._backlogs.pop(number), reset.link
-            if link.is_open:
-                self._handshake.welcome(link, reset.hello, at.wall_ms)
-                self._take_all(link, backlog)
-                welcomed.append(link)
-            if len(welcomed) == WELCOMES:
+            if not reset.link.is_open:
+                del self._backlogs[number]
+                continue
+            ready.append(reset)
+            if len(ready) == WELCOMES:
                 break
-        return welcomed
+        return ready
 
     def _cancel_reset(self, gateway: GatewayState) -> bool:
         """Forget the reset that an older link began; return whether there was one."""
@@ -345,6 +361,6 @@ class Requests:
         return bool(older)
 
     @staticmethod
-    def _gateway_of(reset: _Arrival) -> GatewayState:
+    def _gateway_of(reset: Arrival) -> GatewayState:
         assert reset.link.gateway is not None
         return reset.link.gateway

@@ -133,7 +133,6 @@ class Server:
             registry=self.registry,
             handshake=Handshake(
                 self.effects,
-                self.registry,
                 decided,
                 self.skipped,
                 disk=disk,
@@ -227,10 +226,7 @@ class Server:
             for request in link.conversation.receive(data, at.now):
                 self._requests.take(link, request, at, host)
         except Exception as error:
-            # A bug of the sidecar: this link is refused and ends, the others go on.
-            self._report_fault(link, error)
-            message = "a fault of the sidecar, see its log; connect anew"
-            self.registry.refuse(link, link.conversation.close(Code.INTERNAL, message))
+            self._end_by_fault(link, error)
         self.registry.count_partial_frame(link)
         self.registry.shed_unread()
 
@@ -242,7 +238,11 @@ class Server:
 
     def replace(self, older: Link) -> None:
         """Go on after `ReadFirst`: end the link, and welcome the one that replaces it."""
-        self._requests.replace(older)
+        arrival = self._requests.replace(older)
+        try:
+            self._requests.join(arrival)
+        except Exception as error:
+            self._end_by_fault(arrival.link, error)
 
     def closed(self, link: Link) -> None:
         """Forget a link whose socket is closed."""
@@ -256,6 +256,12 @@ class Server:
     def can_read_on(self, link: Link) -> bool:
         """Whether to read a link on in a turn that follows at once."""
         return not link.outbox.is_full and not self._is_held_back(link)
+
+    def _end_by_fault(self, link: Link, error: Exception) -> None:
+        """End a link by a bug of the sidecar; the others go on."""
+        self._report_fault(link, error)
+        message = "a fault of the sidecar, see its log; connect anew"
+        self.registry.refuse(link, link.conversation.close(Code.INTERNAL, message))
 
     def _report_fault(self, link: Link, error: Exception) -> None:
         fields: dict[str, object] = {"link": link.number, "exc_info": error}
@@ -323,7 +329,13 @@ class Server:
 
     def reset_sessions(self, at: Instant) -> list[Link]:
         """End some more of these sessions; return the links that were welcomed."""
-        return self._requests.reset_sessions(at)
+        arrivals = self._requests.reset_sessions(at)
+        for arrival in arrivals:
+            try:
+                self._requests.welcome(arrival, at.wall_ms)
+            except Exception as error:
+                self._end_by_fault(arrival.link, error)
+        return [arrival.link for arrival in arrivals]
 
     def fire(self, at: Instant, *, limit: int | None = None) -> int:
         """End the sessions of users that are due, and find the timers that are due.

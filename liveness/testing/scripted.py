@@ -27,6 +27,7 @@ from liveness.testing.scripted_host import REFUSED, ROUNDING_S, UNLIMITED, Scrip
 
 # The settings that concern a gateway, as the sidecar has them by default.
 MAX_REPLIES: Final = LimitSettings().max_replies
+LEAST_FLUSH_S: Final = 0.001  # 0 would be the default
 MAX_TIMERS: Final = TimerSettings().max_live
 
 
@@ -132,7 +133,7 @@ class ScriptedSidecar:
         self._within = within
         config = Config(
             timeout_s=timeout,
-            flush_s=flush,
+            flush_s=max(flush, LEAST_FLUSH_S),
             socket=SocketSettings(path=path),
             state=StateSettings(dir=path.parent),
             limits=LimitSettings(window=window),
@@ -346,12 +347,11 @@ class ScriptedSidecar:
         inside forgets it.
         """
         self._host.turn()
-        disk = self._host.disk
-        disk.failure = FULL
+        self._host.disk.failure = FULL
         try:
             yield
         finally:
-            disk.failure = None
+            self._host.disk.failure = None
             self._host.turn()
             self._host.settle()
 
@@ -393,7 +393,7 @@ class ScriptedSidecar:
         if self._host.listener is not None:
             raise ValueError("it is running; call stop() or crash() first")
         if new_log:
-            self._host.disk = ScriptedDisk()
+            self._host.disk = ScriptedDisk(failure=self._host.disk.failure)
         self._host.start()
 
     # --- waiting --------------------------------------------------------------

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
-from typing import Final
+from typing import Final, assert_never
 
 import anyio
 
@@ -25,7 +25,18 @@ from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.cursors import Cursors, ReadPosition
-from liveness.core.effects import Close, Deliver, LogLine, LogRefusal, ReadFirst
+from liveness.core.effects import (
+    Close,
+    Deliver,
+    HasRoom,
+    LogLine,
+    LogRefusal,
+    ReadFirst,
+    SearchSkipped,
+    Send,
+    SendList,
+    WriteAttempt,
+)
 from liveness.core.framing import encode, encode_notices
 from liveness.core.link import Link
 from liveness.core.records import (
@@ -57,7 +68,7 @@ RECEIVE_BYTES: Final = 16_384
 BACKLOG: Final = 512
 # What the script does not bound. The core works in bounded steps; here one does all.
 UNLIMITED: Final = 2**31
-# The clock of deadlines is this far ahead, so that users and timers fire at their exact
+# The wheels are this far ahead, so that users and timers fire at their exact
 # deadline, not at the end of its bucket. Two buckets contain at least one whole one.
 AHEAD_S: Final = 2 * BUCKET_S
 # What is due fires this much later, so that rounding does not make it too early.
@@ -151,7 +162,7 @@ class ScriptedHost:
 
     def at(self, later_s: float = 0.0) -> Instant:
         """This moment, or one that is a little later."""
-        now = self.attended.now - AHEAD_S + later_s
+        now = self.attended.now + later_s
         mono = START_MONO_S + self._us / 1e6 + later_s
         return Instant(now, mono, START_WALL_MS + self._us // 1_000)
 
@@ -160,7 +171,7 @@ class ScriptedHost:
         until = self._us + round(seconds * 1e6)
         if self.listener is None or not self.is_reading:
             self._us = until  # time for nobody
-            self.attended.begin(mono=self.at(AHEAD_S).mono, cpu=0.0)
+            self.attended.begin(mono=self.at().mono, cpu=0.0)
         else:
             while (us := self._us + round(self._next_in() * 1e6)) < until:
                 self._move_to(us)
@@ -170,8 +181,8 @@ class ScriptedHost:
     def _move_to(self, us: int) -> None:
         self._us = us
         server, presence = self.server, self.server.presence
-        server.advance(self.at(AHEAD_S).mono, cpu=0.0, asked=math.inf)
-        presence.advance(self.attended.now, UNLIMITED)
+        server.advance(self.at().mono, cpu=0.0, asked=math.inf)
+        presence.advance(self.attended.now + AHEAD_S, UNLIMITED)
         at = self.at(ROUNDING_S)
         for link in server.registry.named.values():
             server.read_empty(link, at.now)
@@ -249,7 +260,6 @@ class ScriptedHost:
         disk.written = 0
         now = self._us / 1e6 + START_MONO_S
         self.attended = make_attended_clock(self.config, mono=now, cpu=0.0)
-        self.attended.turn(mono=now + AHEAD_S, cpu=0.0, asked=math.inf)
         self.server = make_server(
             self.config,
             disk=disk,
@@ -327,8 +337,10 @@ class ScriptedHost:
         """Write what was decided, and to all links; wake those that wait."""
         if self.listener is not None and self.is_reading:
             self.fire_timers()
+        self.server.note_cursors(self.at())
         self.server.commit()
         self.carry_out()
+        self._search_skipped()
         self.write_links()
         if notify:
             self.changed.set()
@@ -354,15 +366,19 @@ class ScriptedHost:
                     raise fault
                 case Close():
                     self._finish(self.sockets[effect.link])
-                case _:
-                    pass  # the others wake tasks, and here is only one
+                case Send() | SendList() | HasRoom() | WriteAttempt() | SearchSkipped():
+                    pass  # here nothing sleeps that would have to be woken
+                case LogLine():
+                    pass
+                case never:
+                    assert_never(never)
         self.disk.write(self.cursors, server.scheduler)
-        self._search_skipped()
 
     def _search_skipped(self) -> None:
         """Fire timers again whose records their gateways skipped."""
         skipped = self.server.skipped
-        for gateway in [] if self.disk.failure else skipped.gateways():
+        while not self.disk.failure and (gateways := skipped.gateways()):
+            gateway = gateways[0]
             after, until = skipped.next(gateway)
             found = [
                 record
@@ -406,9 +422,10 @@ class ScriptedHost:
             self._clock = self._clock or reading
             host = reading._replace(offset=0.0)  # `in_scripted_time` has done it
         self.server.received(link, data, self.at(), host)
+        self.carry_out()
         while self.server.has_resets:
             self.server.reset_sessions(self.at())
-        self.carry_out()
+            self.carry_out()
 
     def write_links(self) -> None:
         """Write to all links what may be sent now, as far as their peers read."""

@@ -17,7 +17,7 @@ from liveness.config.settings import (
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
 from liveness.core.conversation import Conversation
-from liveness.core.cursors import Cursors
+from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.effects import (
     Close,
     Deliver,
@@ -98,6 +98,11 @@ class Shell:
         self.disk.waiting.extend(it for it in taken if isinstance(it, Commit))
         return [it for it in taken if not isinstance(it, QUIET)]
 
+    def reading_of(self, link: Link) -> ReadPosition:
+        """Where a link reads the log."""
+        assert link.outbox._reading is not None
+        return link.outbox._reading
+
     def write(self) -> None:
         """Have the disk write everything."""
         self.disk.write(self.cursors, self.server.scheduler)
@@ -162,7 +167,7 @@ def test_a_reply_waits_for_the_commit_that_it_depends_on(shell: Shell) -> None:
 
 
 def test_whatever_reaches_a_peer_says_which_commit_comes_first() -> None:
-    assert all("after" in effect._fields for effect in (Send, SendList, Deliver))
+    assert all("after" in effect._fields for effect in (Send, SendList))
 
 
 def test_a_reply_to_nothing_new_waits_for_nothing(shell: Shell) -> None:
@@ -179,8 +184,9 @@ def test_welcome_waits_for_the_cursor_of_its_name(shell: Shell) -> None:
     commit, welcome, deliver = effects
     assert isinstance(commit, Commit)
     assert isinstance(welcome, Send)
-    assert isinstance(deliver, Deliver)
-    assert commit.ticket == welcome.after == deliver.after
+    assert deliver == Deliver(link.number, shell.reading_of(link))
+    assert commit.ticket == welcome.after
+    assert link.outbox.room == 0
     assert link.outbox.take_frames() == b""
     shell.write()
     assert shell.disk.cursors["gateway", "g"].seq == 0
@@ -198,7 +204,7 @@ def test_a_replaced_link_is_read_before_its_successor_is_welcomed(shell: Shell) 
     effects = shell.effects()
     assert kinds(effects) == [Close, Commit, Send, Deliver]
     close, commit, welcome, _ = effects
-    assert close == Close(older.number, "replaced")
+    assert close == Close(older.number)
     assert isinstance(commit, Commit)
     assert isinstance(welcome, Send)
     assert [record.uid for record in commit.changes.records] == ["o"]
@@ -222,7 +228,7 @@ def test_a_replaced_watcher_has_nothing_to_be_read(shell: Shell) -> None:
     older = shell.gateway("w", role="watcher")
     effects = shell.says(shell.connect(), hello("w", role="watcher"))
     assert kinds(effects) == [Close, Commit, Send, Deliver]
-    assert effects[0] == Close(older.number, "replaced")
+    assert effects[0] == Close(older.number)
 
 
 def test_a_fresh_gateway_is_welcomed_once_its_old_sessions_have_ended(
@@ -253,8 +259,7 @@ def test_an_ack_asks_for_more_only_if_there_is_more(shell: Shell) -> None:
     shell.write()
     assert link.outbox.room == 2
     link.outbox.records_begin([1, 2], 0)
-    assert link.outbox._reading is not None
-    link.outbox._reading.seq = 2
+    shell.reading_of(link).seq = 2
     link.outbox.records_sent(0)
     assert (link.outbox.room, link.outbox.unacked) == (0, 2)
     assert shell.says(link, ["ack", 1]) == [HasRoom(link.number)]
@@ -282,9 +287,32 @@ def test_a_fault_of_a_request_ends_its_link_and_no_other(
     with monkeypatch.context() as broken:
         broken.delattr(type(shell.server.presence), "login")
         effects = shell.says(unlucky, ["login", "u"])
-    assert effects == [Close(unlucky.number, "internal")]
+    assert effects == [Close(unlucky.number)]
     assert shell.counts.refused == {"internal": 1}
     assert kinds(shell.says(other, ["ping", 1])) == [Send]
+
+
+def test_a_fault_of_a_welcome_ends_its_link_and_no_other(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    other = shell.gateway("other")
+    older, newer = shell.gateway(), shell.connect()
+    assert shell.says(newer, hello(), ["ping", 1]) == [ReadFirst(older.number)]
+    with monkeypatch.context() as patch:
+        patch.setattr(shell.server.presence, "set_timeout", broken)
+        shell.server.replace(older)
+    assert shell.effects() == [Close(older.number), Close(newer.number)]
+    fresh = shell.connect()
+    shell.says(fresh, hello(fresh=True), ["ping", 1])
+    with monkeypatch.context() as patch:
+        patch.setattr(shell.server.registry, "send", broken)
+        assert shell.server.reset_sessions(shell.at) == [fresh]
+    assert Close(fresh.number) in shell.effects()
+    assert shell.counts.refused["internal"] == 2
+    assert kinds(shell.says(other, ["ping", 1]))[-1] is Send
 
 
 def test_a_silent_user_is_fired_once_its_gateway_was_read_and_committed(

@@ -508,6 +508,61 @@ async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
         assert record["at"] - record["seen"] == 80_000
 
 
+async def test_a_gateway_that_comes_back_fresh_replaces_its_older_link(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada"])
+    async with gateways(script, "gw", fresh=True):
+        _, error = await gateway.last()
+        assert error["code"] == "replaced"
+        assert (await script.offline("ada"))["reason"] == "gateway_lost"
+
+
+async def test_two_new_names_on_a_full_disk_are_welcomed_afterwards(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada"])
+    await gateway.sync()
+    async with (
+        await anyio.connect_unix(script.path) as one,
+        await anyio.connect_unix(script.path) as other,
+    ):
+        with script.disk_full():
+            for stream, name in ((one, "one"), (other, "other")):
+                await stream.send(packed(hello(name)))
+            await script.until(lambda: {"one", "other"} <= {*script.links})
+        for stream in (one, other):
+            await Gateway(stream).expect("welcome")
+
+
+async def test_after_a_crash_no_timeout_counts_that_is_over(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    async with gateways(script, "long", timeout=60) as long:
+        await long.send(["login", "ada"])
+        await long.sync()
+    async with gateways(script, "long", timeout=10) as long:
+        for _ in range(14):
+            await long.send(["keepalive", "ada"])
+            await script.pass_time(5)
+    script.crash()
+    script.start()
+    await script.pass_time(12)
+    assert script.users == {}
+
+
+async def test_a_new_disk_is_as_full_as_the_old_one(script: ScriptedSidecar) -> None:
+    with script.disk_full():
+        script.crash()
+        script.start(new_log=True)
+        async with await anyio.connect_unix(script.path) as stream:
+            await stream.send(packed(hello("gw")))
+            await script.linked("gw")
+            with anyio.move_on_after(0.05) as waiting:
+                await Gateway(stream).receive()
+            assert waiting.cancelled_caught
+
+
 async def test_after_a_restart_a_gateway_has_a_second_to_come_back(
     script: ScriptedSidecar,
 ) -> None:

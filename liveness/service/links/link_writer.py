@@ -191,7 +191,7 @@ class LinkWriter:
             del entries
             await self._send(frame)
             self._count(count, deadlines)
-        outbox.records_sent(wall_ms)
+        outbox.records_sent(delivery.clock.wall_ms())
         if delivery.log_writer.cursors.has_moved:
             delivery.log_writer.cursors_moved()
         return True

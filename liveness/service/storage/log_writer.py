@@ -93,6 +93,7 @@ class LogWriter:
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
         self._is_urgent = False
+        self._cursors_wait = False  # `run` was woken for them
         # `trim` sets these two.
         self._note_use_after_ms = math.inf
         self._most_bytes = END
@@ -180,7 +181,9 @@ class LogWriter:
 
     def cursors_moved(self) -> None:
         """Write the cursors that moved, with the next commit or a little later."""
-        self._wake.notify()
+        if not self._cursors_wait:
+            self._cursors_wait = True
+            self._wake.notify()
 
     def write_attempt(self, gateway: str, key: str) -> None:
         """Write the waiting attempt of a timer to the timers' table now, if it has one."""
@@ -327,7 +330,7 @@ class LogWriter:
         """Note that a name has a link, users, or a new record to read."""
         self.cursors.note_use(key, now_ms, every_ms=self._note_use_after_ms)
         if self.cursors.has_moved:
-            self._wake.notify()
+            self.cursors_moved()
 
     def _gather(self) -> Batch:
         batch = Batch()
@@ -344,6 +347,7 @@ class LogWriter:
             batch.ends += changes.ends
             batch.online.update(changes.online)
         batch.cursors = self.cursors.take_moved()
+        self._cursors_wait = False
         return batch
 
     async def _commit(self) -> None:
