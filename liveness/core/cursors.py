@@ -74,8 +74,7 @@ class Cursors(dict[tuple[str, str], CursorRow]):
         """Note that a name has acknowledged up to *seq*."""
         known = self.get(key)
         if known is not None and known.seq < seq:  # None: the name was forgotten
-            used_ms = max(known.used_ms, wall_ms)
-            self.put(key, known._replace(seq=seq, used_ms=used_ms))
+            self.put(key, known._replace(seq=seq, used_ms=wall_ms))
 
     def store_longest_timeout(self, gateway: str, timeout: float) -> None:
         """Store the longest timeout that a session of a gateway may still have."""

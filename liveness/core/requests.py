@@ -44,7 +44,7 @@ RESET_STEPS: Final = 2_000
 WELCOMES: Final = 5
 
 
-class Arrival(NamedTuple):
+class PendingWelcome(NamedTuple):
     """A link whose hello was accepted, and that is not welcomed yet."""
 
     link: Link
@@ -80,8 +80,8 @@ class Requests:
         # hello; the link whose older one is read first, by number of that; and the
         # gateways whose old sessions are being ended, as their hello said `fresh`.
         self._backlogs: dict[int, list[tuple[Request, Instant]]] = {}
-        self._replacing: dict[int, Arrival] = {}
-        self._resets: dict[int, Arrival] = {}
+        self._replacing: dict[int, PendingWelcome] = {}
+        self._resets: dict[int, PendingWelcome] = {}
         self._place = 0  # in the wheel's table: one search serves all resets
 
     def defers(self, link: Link) -> bool:
@@ -240,7 +240,7 @@ class Requests:
         offset = None
         if hello.clock is not None:
             offset = None if host is None else host.offset_of(hello.clock)
-        arrival = Arrival(link, hello, at, offset)
+        arrival = PendingWelcome(link, hello, at, offset)
         older = self._registry.named.get((hello.role, hello.name))
         if older is not None and older.gateway is not None:
             # Events that it has sent by now are applied first. What it sends from now on
@@ -253,20 +253,20 @@ class Requests:
             self._end_replaced(older)
         self._join(arrival)
 
-    def replace(self, older: Link) -> Arrival:
+    def replace(self, older: Link) -> PendingWelcome:
         """End a link that was read to where its successor said hello; return that."""
         if older.is_open:
             self._end_replaced(older)
         return self._replacing.pop(older.number)
 
-    def join(self, arrival: Arrival) -> None:
+    def join(self, arrival: PendingWelcome) -> None:
         """Give a link its name, unless it has ended; then apply what it sent meanwhile."""
         backlog = self._backlogs.pop(arrival.link.number)
         if arrival.link.is_open:
             self._join(arrival)
             self._take_all(arrival.link, backlog)
 
-    def welcome(self, arrival: Arrival, wall_ms: int) -> None:
+    def welcome(self, arrival: PendingWelcome, wall_ms: int) -> None:
         """Welcome a link whose old sessions have ended; apply what it sent meanwhile."""
         backlog = self._backlogs.pop(arrival.link.number)
         self._welcome(arrival.link, arrival.hello, wall_ms)
@@ -277,7 +277,7 @@ class Requests:
         refusal = older.conversation.close(Code.REPLACED, message)
         self._registry.refuse(older, refusal)
 
-    def _join(self, arrival: Arrival) -> None:
+    def _join(self, arrival: PendingWelcome) -> None:
         """Register a link under its name, and welcome it or reset its sessions first."""
         link, hello, at, offset = arrival
         self._registry.name(link, hello)
@@ -322,7 +322,7 @@ class Requests:
         """Whether the sessions of any gateway are being reset."""
         return bool(self._resets)
 
-    def reset_sessions(self, at: Instant) -> list[Arrival]:
+    def reset_sessions(self, at: Instant) -> list[PendingWelcome]:
         """End some more sessions of the gateways that came back fresh.
 
         Returns:
@@ -339,7 +339,7 @@ class Requests:
                 gateways, self._place, at, limit=RESET_STEPS
             )
             self._place = max(0, place)
-        ready = list[Arrival]()
+        ready = list[PendingWelcome]()
         for number, reset in list(self._resets.items()):
             if self._gateway_of(reset).users:
                 continue
@@ -361,6 +361,6 @@ class Requests:
         return bool(older)
 
     @staticmethod
-    def _gateway_of(reset: Arrival) -> GatewayState:
+    def _gateway_of(reset: PendingWelcome) -> GatewayState:
         assert reset.link.gateway is not None
         return reset.link.gateway
