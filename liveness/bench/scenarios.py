@@ -122,6 +122,7 @@ def day(options: BenchOptions, stage: Stage) -> list[Figure]:
         linked_sidecar(options.folder, timeout_s=timeout_s) as (sidecar, gateway),
         Stragglers(sidecar.socket, first_s=3.0, seconds=patience_s) as stragglers,
     ):
+        stragglers.wait_for_first()
         stage("everyone logs in for a day", None)
         began = time.perf_counter()
         gateway.send(frames)

@@ -49,6 +49,11 @@ class Stragglers:
     def __exit__(self, *error: object) -> None:
         self._gateway.__exit__(*error)
 
+    def wait_for_first(self) -> None:
+        """Return when the first of them is due."""
+        first = next(iter(self._due.values()))
+        time.sleep(max(0.0, first.mono - time.perf_counter()))
+
     def figures(
         self,
         scenario: str,

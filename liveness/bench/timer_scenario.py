@@ -151,15 +151,13 @@ def _create_and_cancel(
         senders.ping()
         flow = _Flow(gateway, _keys(_Flow.count(seconds)))
         stage("timers are created and cancelled", flow.share)
-        first_due = time.perf_counter() + FIRST_STRAGGLER_S
         with (
             Stragglers(
                 server.socket, first_s=FIRST_STRAGGLER_S, seconds=seconds
             ) as stragglers,
             _sending(senders, users, options),
         ):
-            # The window begins when the first straggler is due.
-            time.sleep(max(0.0, first_due - time.perf_counter()))
+            stragglers.wait_for_first()
             with Window(server) as window:
                 began = time.perf_counter()
                 per_s = flow.run()
