@@ -275,11 +275,9 @@ class Server:
         """
         if self._attended.is_paused:
             return [*self.registry.links.values()]
+        names = [(GATEWAY, gateway.name) for gateway in self.presence.due_gateways()]
         named = self.registry.named
-        due = self.presence.due_gateways()
-        return [
-            link for it in due if (link := named.get((GATEWAY, it.name))) is not None
-        ]
+        return [named[name] for name in names if name in named]
 
     def _is_held_back(self, link: Link) -> bool:
         return link.gateway is not None and link.gateway.reading_paused_at is not None
