@@ -60,7 +60,7 @@ from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.skipped_runs import SkippedRuns
+from liveness.service.storage.skipped_attempts import SkippedAttempts
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 
@@ -133,7 +133,7 @@ class SidecarService:
             new_conversation=lambda limits: Conversation(limits, Reader),
         )
         self.presence, self.scheduler = self.server.presence, self.server.scheduler
-        self._skipped_runs = SkippedRuns(
+        self._skipped_attempts = SkippedAttempts(
             self.server.skipped, log_writer, self.feed.disk, clock=clock
         )
         self.engine = Engine(
@@ -141,7 +141,7 @@ class SidecarService:
             attended=attended,
             clock=clock,
             log_writer=log_writer,
-            skipped_runs=self._skipped_runs,
+            skipped_attempts=self._skipped_attempts,
             spools=self._spools,
         )
         self._timer_loop = TimerLoop(self.engine, table, counts)
@@ -198,7 +198,7 @@ class SidecarService:
             nursery.start_soon(self._trim)
             nursery.start_soon(self._write, self.log_writer.timers.run)
             nursery.start_soon(self.log_writer.timers.write_back)
-            nursery.start_soon(self._skipped_runs.run, self.engine.fire_again)
+            nursery.start_soon(self._skipped_attempts.run, self.engine.fire_again)
             nursery.start_soon(self._summaries.run)
             timers = trio.CancelScope()
             nursery.start_soon(_within, timers, self._timer_loop.run)

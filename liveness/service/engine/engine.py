@@ -37,7 +37,7 @@ from liveness.service.engine.operator_log import OperatorLog
 from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
 from liveness.service.links.spools import Spools
 from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.skipped_runs import SkippedRuns
+from liveness.service.storage.skipped_attempts import SkippedAttempts
 
 # Reads are gathered for this long, unless a deadline comes before. Waking up for each of
 # 3,000 one-uid frames a second would cost several times what fifty turns do.
@@ -69,7 +69,7 @@ class Engine:
         attended: Its clock.
         clock: The clocks of this process.
         log_writer: Writes its commits.
-        skipped_runs: Searches what gateways skip.
+        skipped_attempts: Searches what gateways skip.
         spools: Lists on disk.
     """
 
@@ -80,7 +80,7 @@ class Engine:
         attended: AttendedClock,
         clock: Clock,
         log_writer: LogWriter,
-        skipped_runs: SkippedRuns,
+        skipped_attempts: SkippedAttempts,
         spools: Spools,
     ) -> None:
         self.server = server
@@ -98,7 +98,7 @@ class Engine:
         self._attended = attended
         self._clock = clock
         self._log_writer = log_writer
-        self._skipped_runs = skipped_runs
+        self._skipped_attempts = skipped_attempts
         self._spools = spools
         self._operator_log = OperatorLog(clock)
         self._reader = LinkReader(
@@ -344,7 +344,7 @@ class Engine:
                 case WriteAttempt():
                     self._log_writer.write_attempt(effect.gateway, effect.key)
                 case SearchSkipped():
-                    self._skipped_runs.wake.notify()
+                    self._skipped_attempts.wake.notify()
                 case LogRefusal():
                     peer = self._sockets[effect.link].link.peer
                     self._operator_log.log_refusal(effect, peer)

@@ -37,7 +37,7 @@ from liveness.service.http.event_stream import (
     StreamWriter,
     event,
 )
-from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
+from liveness.service.storage.log_tail import TailReader, LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line
 
@@ -120,7 +120,7 @@ class FeedApi:
         is_new: bool,
     ) -> None:
         log_writer, log = self._log_writer, self._log_writer.store.log
-        cursor = Cursor(
+        reader = TailReader(
             log_writer,
             self._feed,
             ReadPosition(subscription, position),
@@ -129,17 +129,17 @@ class FeedApi:
         first = json_line({"log": log, "seq": position, "new": is_new})
         await writer.send(event("log", first, id=f"{log}:{position}"))
         id_ = f"id: {log}".encode()  # in front of each event
-        self._feed.follow(cursor, writer.wake.notify)
+        self._feed.follow(reader, writer.wake.notify)
         try:
             least = inf  # the fewest records that it has been behind
             while True:
-                while cursor.is_behind:
+                while reader.is_behind:
                     is_last = writer.is_stopping()
-                    behind = log_writer.durable_seq - cursor.position
+                    behind = log_writer.durable_seq - reader.position
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
-                    entries = await self._read(cursor)
+                    entries = await self._read(reader)
                     entries.reverse()
                     while entries:
                         await writer.send(_take_events(entries, id_))
@@ -149,12 +149,12 @@ class FeedApi:
                 await trio.sleep(GATHER_S)
                 await writer.wait()
         finally:
-            self._feed.unfollow(cursor)
+            self._feed.unfollow(reader)
 
-    async def _read(self, cursor: Cursor) -> list[TailEntry]:
+    async def _read(self, reader: TailReader) -> list[TailEntry]:
         try:
             wall_ms = self._clock.wall_ms()
-            return await cursor.take(
+            return await reader.take(
                 EVENTS_AT_ONCE, wall_ms=wall_ms, most_bytes=EVENTS_BYTES
             )
         except (sqlite3.Error, OSError) as error:

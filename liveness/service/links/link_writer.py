@@ -1,7 +1,7 @@
 """Writes what is in a link's outbox to its socket.
 
 A list that must wait for its turn, for room on the disk or for a file descriptor does not
-delay other replies. Records are read from the log by the link's cursor, as many as the
+delay other replies. Records are read from the log at the link's position, as many as the
 window has room for: there is no queue of them that could grow or be lost.
 """
 
@@ -24,7 +24,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.spools import SpoolFull, Spools, TooLarge
-from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
+from liveness.service.storage.log_tail import TailReader, LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 
 # A frame ends at about this many bytes: it is in memory until it is read, and a timer may
@@ -65,7 +65,7 @@ class LinkWriter:
         self._sock = sock
         self._outbox = outbox
         self._delivery = delivery
-        self._cursor: Cursor | None = None
+        self._reader: TailReader | None = None
         self._needed_bytes = 0  # of the next list on disk, as far as is known
         # When to try again, after a failure to read the disk.
         self._list_retry_at = self._notices_retry_at = 0.0
@@ -74,8 +74,8 @@ class LinkWriter:
     def deliver(self, reading: ReadPosition) -> None:
         """Write the records behind a position, too."""
         delivery = self._delivery
-        self._cursor = Cursor(delivery.log_writer, delivery.feed, reading)
-        delivery.feed.follow(self._cursor, self.wake.notify)
+        self._reader = TailReader(delivery.log_writer, delivery.feed, reading)
+        delivery.feed.follow(self._reader, self.wake.notify)
 
     def end(self) -> None:
         """Write what is in the outbox, and return from `run`."""
@@ -86,8 +86,8 @@ class LinkWriter:
 
     def close(self) -> None:
         """Stop following the log."""
-        if self._cursor is not None:
-            self._delivery.feed.unfollow(self._cursor)
+        if self._reader is not None:
+            self._delivery.feed.unfollow(self._reader)
 
     async def run(self) -> None:
         """Write replies and records until `end`, or until the link breaks."""
@@ -169,15 +169,15 @@ class LinkWriter:
 
     async def _write_notices(self) -> bool:
         """Write a frame of records; return whether any were read from the log."""
-        cursor, outbox, delivery = self._cursor, self._outbox, self._delivery
-        if cursor is None or trio.current_time() < self._notices_retry_at:
+        reader, outbox, delivery = self._reader, self._outbox, self._delivery
+        if reader is None or trio.current_time() < self._notices_retry_at:
             return False
-        room, position = outbox.room, cursor.position
+        room, position = outbox.room, reader.position
         if room <= 0:
             return False
         wall_ms = delivery.clock.wall_ms()
         try:
-            entries = await cursor.take(room, wall_ms=wall_ms, most_bytes=NOTICES_BYTES)
+            entries = await reader.take(room, wall_ms=wall_ms, most_bytes=NOTICES_BYTES)
         except (sqlite3.Error, OSError) as error:
             message = "the log cannot be read; it is tried again"
             delivery.every(_log.warning, message, key=message, error=str(error))

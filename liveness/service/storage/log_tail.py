@@ -1,4 +1,4 @@
-"""The tail of the log in memory, and a cursor for each reader.
+"""The tail of the log in memory, and a reader for each reader.
 
 The newest records stay in memory, so that live readers need no disk. A reader that is
 further behind reads from disk. Readers have no queues: a slow one costs no memory, only
@@ -105,7 +105,7 @@ class LogTail:
         self._keep = keep
         self._weight = 0
         self._tail: deque[TailCommit] = deque()
-        self._readers: dict[Cursor, Callable[[], None]] = {}
+        self._readers: dict[TailReader, Callable[[], None]] = {}
         self._awaiting: dict[Callable[[], None], None] = {}
         self.disk = trio.CapacityLimiter(DISK_READERS)
         self.guests = trio.CapacityLimiter(GUESTS)
@@ -118,8 +118,8 @@ class LogTail:
             self._weight += commit.weight
             while self._weight > self._keep and len(self._tail) > 1:
                 self._weight -= self._tail.popleft().weight
-            for cursor, notify in self._readers.items():
-                if not cursor.passes(commit):
+            for reader, notify in self._readers.items():
+                if not reader.passes(commit):
                     notify()
         self.notify_waiting()
 
@@ -129,13 +129,13 @@ class LogTail:
         for notify in awaiting:
             notify()
 
-    def follow(self, cursor: "Cursor", notify: Callable[[], None]) -> None:
-        """Call *notify* after each commit with records that concern *cursor*."""
-        self._readers[cursor] = notify
+    def follow(self, reader: "TailReader", notify: Callable[[], None]) -> None:
+        """Call *notify* after each commit with records that concern *reader*."""
+        self._readers[reader] = notify
 
-    def unfollow(self, cursor: "Cursor") -> None:
+    def unfollow(self, reader: "TailReader") -> None:
         """Undo `follow`."""
-        self._readers.pop(cursor, None)
+        self._readers.pop(reader, None)
 
     def notify_at_commit(self, notify: Callable[[], None]) -> None:
         """Call *notify* once, after the next commit."""
@@ -164,7 +164,7 @@ class LogTail:
                     yield entry
 
 
-class Cursor:
+class TailReader:
     """Reads the log for one reader.
 
     Args:

@@ -26,7 +26,7 @@ from liveness.core.records import (
 )
 from liveness.service.storage.log_pages import PAGE_BYTES
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
+from liveness.service.storage.log_tail import TailReader, LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 from tests.helpers.strategies import BOUNDED, examples
 from tests.service.storage.journals import journal_of
@@ -62,8 +62,10 @@ class Log:
     log_writer: LogWriter
     feed: LogTail
 
-    def cursor(self, wanted: Subscription = EVERYTHING, *, position: int = 0) -> Cursor:
-        return Cursor(self.log_writer, self.feed, ReadPosition(wanted, position))
+    def cursor(
+        self, wanted: Subscription = EVERYTHING, *, position: int = 0
+    ) -> TailReader:
+        return TailReader(self.log_writer, self.feed, ReadPosition(wanted, position))
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log
             yield Log(log_writer, feed)
 
 
-async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Logged | Gap]:
+async def all_of(cursor: TailReader, limit: int = 1_000) -> list[Logged | Gap]:
     taken = []
     while cursor.is_behind:
         before = cursor.position

@@ -22,13 +22,13 @@ from liveness.service.storage.database import reading
 from liveness.service.storage.log_writer import LogWriter
 
 # Attempts that fire again at once. Each takes one command to the timers' table.
-RUNS_AT_ONCE: Final = 1_000
+ATTEMPTS_AT_ONCE: Final = 1_000
 RETRY_S: Final = 1.0
 
 _log = structlog.get_logger("timers")
 
 
-class SkippedRuns:
+class SkippedAttempts:
     """Reads the skipped ranges of the log.
 
     Args:
@@ -76,7 +76,7 @@ class SkippedRuns:
                 after=after,
                 until=until,
                 wanted=Subscription(gateway, frozenset({TIMER})),
-                limit=RUNS_AT_ONCE,
+                limit=ATTEMPTS_AT_ONCE,
             )
             page = await in_thread(read, limiter=self._limiter)
         except (sqlite3.Error, OSError) as error:
