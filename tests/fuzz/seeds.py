@@ -15,6 +15,11 @@ CONNECT_MUTE: Final = bytes([5 | 8 << 4])
 CONNECT: Final = bytes([5])
 SAY: Final = 0
 MOST_SAID: Final = 255
+# How a script of `server` begins and ends: a link, bytes of it; the disk writes, a minute
+# passes, and the disk writes again.
+OPEN: Final = bytes([0])
+READ: Final = 4
+SETTLE: Final = bytes([7, 6 | 5 << 3, 7])
 # Then a minute passes in which the links are read, the sidecar crashes, and another does.
 AFTERWARDS: Final = bytes([3 | 6 << 4, 0, 7, 3 | 6 << 4, 0])
 
@@ -33,6 +38,9 @@ def seeds(target: str) -> Iterator[bytes]:
                 yield from streams(before + data)
             case "presence":
                 yield script(case, before + data)
+            case "server":
+                whole = (before + data)[:MOST_SAID]
+                yield OPEN + bytes([READ, len(whole)]) + whole + SETTLE
             case _:
                 raise ValueError(target)
 

@@ -1,9 +1,10 @@
 """What is fuzzed: any bytes in, and an exception out where they find a fault.
 
-Three targets, each the core alone, as it is and as it is compiled:
+Four targets, each the core alone, as it is and as it is compiled:
 
 - `wire`: a stream, cut into pieces, read by both readers;
 - `link`: the same, to the requests and refusals that a link makes of it;
+- `server`: links, time and a disk, at the whole server (`tests.fuzz.server_target`);
 - `presence`: two gateways over time, their links, the users that they tell of and the
   restarts between, on both wheels, each held to the rules of `tests.core.sessions`.
 
@@ -41,6 +42,7 @@ from tests.core.conftest import READERS, WHEELS
 from tests.core.link_trace import told
 from tests.core.scene import Shown
 from tests.core.sessions import Sessions
+from tests.fuzz.server_target import server
 
 # Small ones, so that a short input is often at a limit, and the defaults.
 LIMITS: Final = (
@@ -347,4 +349,5 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "wire": wire,
     "link": link,
     "presence": presence,
+    "server": server,
 }

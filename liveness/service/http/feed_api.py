@@ -37,7 +37,7 @@ from liveness.service.http.event_stream import (
     StreamWriter,
     event,
 )
-from liveness.service.storage.log_tail import TailReader, LogTail, TailEntry
+from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line
 

@@ -24,7 +24,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.spools import SpoolFull, Spools, TooLarge
-from liveness.service.storage.log_tail import TailReader, LogTail, TailEntry
+from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
 from liveness.service.storage.log_writer import LogWriter
 
 # A frame ends at about this many bytes: it is in memory until it is read, and a timer may

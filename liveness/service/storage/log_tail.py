@@ -1,4 +1,4 @@
-"""The tail of the log in memory, and a reader for each reader.
+"""The tail of the log in memory, and what reads it.
 
 The newest records stay in memory, so that live readers need no disk. A reader that is
 further behind reads from disk. Readers have no queues: a slow one costs no memory, only

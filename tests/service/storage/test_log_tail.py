@@ -26,7 +26,7 @@ from liveness.core.records import (
 )
 from liveness.service.storage.log_pages import PAGE_BYTES
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.log_tail import TailReader, LogTail, TailEntry
+from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
 from liveness.service.storage.log_writer import LogWriter
 from tests.helpers.strategies import BOUNDED, examples
 from tests.service.storage.journals import journal_of

@@ -1,0 +1,113 @@
+"""A server of links on a disk in memory; time passes by hand."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from liveness.assembly import make_attended_clock, make_server
+from liveness.compiled import Reader
+from liveness.config.settings import (
+    Config,
+    LimitSettings,
+    SocketSettings,
+    StateSettings,
+)
+from liveness.core.access import Access, Allowed, Peer
+from liveness.core.changes import Commit, Decisions
+from liveness.core.conversation import Conversation
+from liveness.core.cursors import Cursors, ReadPosition
+from liveness.core.effects import Effect, LogLine, LogRefusal
+from liveness.core.framing import encode
+from liveness.core.link import Link
+from liveness.core.records import Instant
+from liveness.core.server import Server
+from liveness.testing.scripted_disk import ScriptedDisk
+from liveness.testing.scripted_host import LinkCounters
+
+ANYONE: Final = Allowed(anyone=True)
+PEER: Final = Peer(7, 1_000, frozenset())
+QUIET: Final = (LogLine, LogRefusal)
+
+
+class Shell:
+    """A server on a disk in memory; time passes by hand."""
+
+    def __init__(self, **limits: Any) -> None:
+        config = Config(
+            socket=SocketSettings(path=Path("/nowhere/g.sock")),
+            state=StateSettings(dir=Path("/nowhere")),
+            limits=LimitSettings(**limits),
+        )
+        self.disk, self.counts, self.mono, self.links = (
+            ScriptedDisk(),
+            LinkCounters(),
+            0.0,
+            0,
+        )
+        self.cursors = Cursors()
+        self.decided = Decisions(1, self.cursors)
+        self.attended = make_attended_clock(config, mono=0.0, cpu=0.0)
+        self.server = self._server(config)
+
+    def _server(self, config: Config) -> Server:
+        return make_server(
+            config,
+            disk=self.disk,
+            decided=self.decided,
+            attended=self.attended,
+            counts=self.counts,
+            access=Access(
+                gateways=ANYONE, watchers=ANYONE, everyone=ANYONE, admin=ANYONE
+            ),
+            at=self.at,
+            next_timer=1,
+            timer_states={},
+            new_conversation=lambda limits: Conversation(limits, Reader),
+        )
+
+    @property
+    def at(self) -> Instant:
+        return Instant(self.attended.now, self.mono, int(self.mono * 1000))
+
+    def connect(self) -> Link:
+        self.links += 1
+        return self.server.connected(self.links, PEER, self.at)
+
+    def says(self, link: Link, *frames: object) -> list[Effect]:
+        """Have a link send frames; what the server wants done then, but for the log."""
+        data = b"".join(map(encode, frames))
+        self.server.received(link, data, self.at, None)
+        return self.effects()
+
+    def effects(self) -> list[Effect]:
+        taken = [*self.server.effects]
+        self.server.effects.clear()
+        self.disk.waiting.extend(it for it in taken if isinstance(it, Commit))
+        return [it for it in taken if not isinstance(it, QUIET)]
+
+    def reading_of(self, link: Link) -> ReadPosition:
+        """Where a link reads the log."""
+        assert link.outbox._reading is not None
+        return link.outbox._reading
+
+    def write(self) -> None:
+        """Have the disk write everything."""
+        self.disk.write(self.cursors, self.server.scheduler)
+
+    def gateway(self, name: str = "g", **options: object) -> Link:
+        """A gateway whose welcome is sent."""
+        link = self.connect()
+        self.says(link, hello(name, **options))
+        self.write()
+        assert link.outbox.take_frames()
+        return link
+
+    def lets_pass(self, seconds: float) -> None:
+        """Let time pass, with every link read empty at its end."""
+        self.mono += seconds
+        self.server.advance(self.mono, cpu=0.0, asked=seconds)
+        for link in self.server.registry.links.values():
+            self.server.read_empty(link, self.attended.now)
+
+
+def hello(name: str = "g", **options: object) -> list[object]:
+    return ["hello", {"protocol": 1, "name": name, **options}]
