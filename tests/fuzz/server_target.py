@@ -157,5 +157,5 @@ def server(data: bytes) -> None:
         world.carry_out()
     assert world.server.unread.memory == 0
     requests = world.server._requests
-    assert not (requests._backlogs or requests._replacing or requests._resets)
+    assert requests._backlogs == requests._replacing == requests._resets == {}
     assert world.server.registry.named == {}

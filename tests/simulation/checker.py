@@ -475,20 +475,26 @@ class Checker:
                 return True
         if self.plan.retention_s == WEEK_S:
             return False
-        before = [
-            min(it.ended_at, self.history.processes[it.sidecar].ended_at)
+        used = [
+            (
+                it.welcomed_at,
+                min(it.ended_at, self.history.processes[it.sidecar].ended_at),
+            )
             for it in self.history.links
             if it.name_and_role == link.name_and_role
             and it.number < link.number
             and it.welcomed_at < inf  # else it may never have been read
         ]
-        used_at = max(before, default=0.0)
         if link.role == "gateway":
             # It is kept for as long as there is something for it to read.
             decided = [self.at[seq] for seq in self._in_scope(link)]
-            used_at = max([used_at, *(it for it in decided if it < link.welcomed_at)])
-        away_s = link.welcomed_at - used_at
-        return away_s >= self.plan.retention_s or len(self.history.wall) > 1
+            used += [(at, at) for at in decided if at < link.welcomed_at]
+        # A use after it was forgotten does not bring its cursor back.
+        used_at, unused_s = min(used, default=(0.0, 0.0))[0], 0.0
+        for began, ended in sorted([*used, (link.welcomed_at, inf)]):
+            unused_s = max(unused_s, began - used_at)
+            used_at = max(used_at, ended)
+        return unused_s >= self.plan.retention_s or len(self.history.wall) > 1
 
     def _listed(self, link: Link) -> Iterator[str]:
         """Whoever is listed is whom the log has online at that seq."""
