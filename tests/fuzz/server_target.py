@@ -157,5 +157,6 @@ def server(data: bytes) -> None:
         world.carry_out()
     assert world.server.unread.memory == 0
     requests = world.server._requests
-    assert requests._backlogs == requests._replacing == requests._resets == {}
+    assert requests._backlogs == {}
+    assert requests._replacing == requests._resets == {}
     assert world.server.registry.named == {}
