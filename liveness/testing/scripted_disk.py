@@ -7,10 +7,12 @@ from secrets import token_hex
 
 from liveness.core.changes import Commit
 from liveness.core.cursors import CursorRow, Cursors
+from liveness.core.framing import encode
 from liveness.core.records import Gap, Logged, OnlineRow, Stopped, Subscription
 from liveness.core.timer_scheduler import Coming, Due, LoadedWindow, TimerScheduler
 from liveness.core.timer_states import RETRY_POLICY, TimerTransaction
 
+LIST_ROWS = 1_000
 FULL = "the disk is full, as the script says"
 
 
@@ -106,6 +108,19 @@ class ScriptedDisk:
             if wanted.wants(record):
                 found.append(record)
         return found, after
+
+    def listed(self, gateway: str | None) -> bytes:
+        """The frames of a list: the sessions of *gateway*; None: all sessions."""
+        rows = [
+            (row.uid, row.gateway, row.session, row.conn)
+            for row in self.online.values()
+            if gateway in (None, row.gateway)
+        ]
+        frames: list[object] = []
+        while len(rows) > LIST_ROWS:
+            frames.append(["list", rows[:LIST_ROWS]])
+            rows = rows[LIST_ROWS:]
+        return b"".join(map(encode, [*frames, ["list", rows, self.durable_seq]]))
 
     def due(self, numbers: Iterable[int]) -> list[Due]:
         """Those of the timers with these ids that are still live."""

@@ -6,13 +6,11 @@ It runs the sidecar's own server from a single task, without threads. Between tw
 
 import math
 import socket
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Final, assert_never
 
@@ -47,7 +45,6 @@ from liveness.core.records import (
     ActivityBatch,
     After,
     Hello,
-    HostReading,
     Instant,
     Login,
     Logout,
@@ -60,10 +57,9 @@ from liveness.core.server import MayRead
 from liveness.core.uids import is_uid
 from liveness.core.wheel import BUCKET_S
 from liveness.errors import Code
-from liveness.host_clock import read_host
+from liveness.testing.scripted_clock import ScriptedClock
 from liveness.testing.scripted_disk import ScriptedDisk
 
-LIST_ROWS: Final = 1_000
 RECEIVE_BYTES: Final = 16_384
 BACKLOG: Final = 512
 # What the script does not bound. The core works in bounded steps; here one does all.
@@ -73,12 +69,6 @@ UNLIMITED: Final = 2**31
 AHEAD_S: Final = 2 * BUCKET_S
 # What is due fires this much later, so that rounding does not make it too early.
 ROUNDING_S: Final = 1e-6
-# Between two calls of `pass_time` the time of logins runs at this share of real time, so
-# that the older of two connections is still the older.
-IDLE_RATE: Final = 1e-6
-# The clocks begin at fixed times, so that a test gets the same records every time.
-START_MONO_S: Final = 1_000.0
-START_WALL_MS: Final = 1_795_168_800_000
 ANYONE: Final = Allowed(anyone=True)
 REFUSED: Final = "the script of this test refuses it"
 
@@ -124,7 +114,7 @@ class ScriptedConversation(Conversation):
                 assert self.hello is not None
                 self._host.note_events(self.hello.name, request)
                 if isinstance(request, Login):
-                    request = self._host.in_scripted_time(request)
+                    request = self._host.clock.in_scripted_time(request)
             elif isinstance(request, After):
                 # Otherwise rounding up to whole milliseconds would add one.
                 request = request._replace(seconds=request.seconds - ROUNDING_S)
@@ -152,34 +142,31 @@ class ScriptedHost:
         self.sockets: dict[int, ScriptedSocket] = {}  # by number of the link
         self.selector = DefaultSelector()
         self._path, self._on_event = config.socket.path, on_event
-        self._us = 0  # microseconds that have passed: no sum of these is rounded
+        self.clock = ScriptedClock()
         self._number = 0
-        # Pairs of a time by the event loop's clock and the scripted time of that moment.
-        self._time_points = [(anyio.current_time(), START_MONO_S)]
-        self._clock: HostReading | None = None
 
     # --- the clock ------------------------------------------------------------
 
     def at(self, later_s: float = 0.0) -> Instant:
         """This moment, or one that is a little later."""
         now = self.attended.now + later_s
-        mono = START_MONO_S + self._us / 1e6 + later_s
-        return Instant(now, mono, START_WALL_MS + self._us // 1_000)
+        return Instant(now, self.clock.mono + later_s, self.clock.wall_ms)
 
     def pass_time(self, seconds: float) -> None:
         """Fire everything that comes due within *seconds*, each at its moment."""
-        until = self._us + round(seconds * 1e6)
+        clock = self.clock
+        until = clock.us + round(seconds * 1e6)
         if self.listener is None or not self.is_reading:
-            self._us = until  # time for nobody
-            self.attended.begin(mono=self.at().mono, cpu=0.0)
+            clock.us = until  # time for nobody
+            self.attended.begin(mono=clock.mono, cpu=0.0)
         else:
-            while (us := self._us + round(self._next_in() * 1e6)) < until:
+            while (us := clock.us + round(self._next_in() * 1e6)) < until:
                 self._move_to(us)
             self._move_to(until)
-        self._time_points.append((anyio.current_time(), self.at().mono))
+        clock.note()
 
     def _move_to(self, us: int) -> None:
-        self._us = us
+        self.clock.us = us
         server, presence = self.server, self.server.presence
         server.advance(self.at().mono, cpu=0.0, asked=math.inf)
         presence.advance(self.attended.now + AHEAD_S, UNLIMITED)
@@ -226,30 +213,6 @@ class ScriptedHost:
             timer_in = min(BUCKET_S if scheduler.has_due else ring, timer_in)
         return max(min(user_in, timer_in, UNLIMITED), BUCKET_S / 10)
 
-    def _scripted_time(self, loop_s: float) -> float:
-        """Turn a time of the event loop's clock into one of the scripted clock."""
-        place = bisect_right(self._time_points, loop_s, key=itemgetter(0))
-        point_loop_s, point_s = self._time_points[max(place - 1, 0)]
-        return point_s + (loop_s - point_loop_s) * IDLE_RATE
-
-    def in_scripted_time(self, login: Login) -> Login:
-        """A login with its age and its beginnings by the scripted clock.
-
-        So the newer of two connections stays the newer, however much time passes by each
-        clock.
-        """
-        now, began = anyio.current_time(), login.began
-        if began is not None and self._clock is not None:
-            theirs = [None if at is None else at - self._clock.offset for at in began]
-            began = [
-                # A time in the future stays as far in the future.
-                None if at is None
-                else self._scripted_time(min(at, now)) + max(at - now, 0.0)
-                for at in theirs
-            ]  # fmt: skip
-        age = self.at().mono - self._scripted_time(now - login.age)
-        return replace(login, age=age, began=began)
-
     # --- the process ----------------------------------------------------------
 
     def start(self) -> None:
@@ -258,8 +221,7 @@ class ScriptedHost:
         decided, self.cursors = Decisions(disk.durable_seq + 1, cursors), cursors
         disk.waiting.clear()
         disk.written = 0
-        now = self._us / 1e6 + START_MONO_S
-        self.attended = make_attended_clock(self.config, mono=now, cpu=0.0)
+        self.attended = make_attended_clock(self.config, mono=self.clock.mono, cpu=0.0)
         self.server = make_server(
             self.config,
             disk=disk,
@@ -417,10 +379,7 @@ class ScriptedHost:
         return has_read
 
     def _received(self, link: Link, data: bytes) -> None:
-        host = None
-        if link.hello is None and (reading := read_host(anyio.current_time)):
-            self._clock = self._clock or reading
-            host = reading._replace(offset=0.0)  # `in_scripted_time` has done it
+        host = self.clock.host() if link.hello is None else None
         self.server.received(link, data, self.at(), host)
         self.carry_out()
         while self.server.has_resets:
@@ -461,7 +420,7 @@ class ScriptedHost:
             held.sent = partial(outbox.frames_sent, len(frames))
             return frames
         if outbox.take_up_list():
-            data = b"".join(self._list(outbox.lists[0].gateway))
+            data = self.disk.listed(outbox.lists[0].gateway)
             outbox.list_begins(len(data))
             held.sent = outbox.list_sent
             return data
@@ -480,19 +439,6 @@ class ScriptedHost:
         outbox.records_begin([record.seq for record in records], before)
         held.sent = partial(outbox.records_sent, at.wall_ms)
         return encode_notices([encode(record.as_map()) for record in records])
-
-    def _list(self, gateway: str | None) -> Iterator[bytes]:
-        """The frames of a list."""
-        online = self.disk.online.values()
-        rows = [
-            (row.uid, row.gateway, row.session, row.conn)
-            for row in online
-            if gateway in (None, row.gateway)
-        ]
-        while len(rows) > LIST_ROWS:
-            yield encode(["list", rows[:LIST_ROWS]])
-            rows = rows[LIST_ROWS:]
-        yield encode(["list", rows, self.disk.durable_seq])
 
     def _finish(self, held: ScriptedSocket) -> None:
         """Write the rest to a link that has ended, and shut it down."""
