@@ -28,11 +28,11 @@ from tests.helpers.tree import ROOT
 CORPUS: Final = Path(__file__).parent / "corpus"
 FINDINGS: Final = ROOT / "build" / "fuzz"
 
-# By default some two minutes, of which each target has a third.
-RUNS: Final = {"wire": 200_000, "link": 100_000, "presence": 5_000}
+# By default some three minutes, of which each target has about as much.
+RUNS: Final = {"wire": 200_000, "link": 100_000, "presence": 5_000, "server": 30_000}
 # Longer inputs say the same again, and take a time for each frame or event. It is beyond
 # the smaller limits of `targets`.
-MOST_BYTES: Final = {"wire": 200, "link": 250, "presence": 128}
+MOST_BYTES: Final = {"wire": 200, "link": 250, "presence": 128, "server": 200}
 # An input takes milliseconds and the process 60 MiB. More is a finding: what one sends
 # has to take a bounded time and memory.
 MOST_S: Final = 10
