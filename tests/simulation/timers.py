@@ -135,7 +135,9 @@ def _may_be_again(
     began, now = at[before["seq"]], at[record["seq"]]
     return record["attempt"] == before["attempt"] and any(
         (it.hello.get("fresh") or not it.welcome.get("known", True))
-        and began - AWAY_S < it.welcomed_at < now
+        # A gateway that hangs reads its welcome late.
+        and it.opened_at < now
+        and began - AWAY_S < it.welcomed_at
         for it in history.gateway_links(record["gateway"])
     )
 
