@@ -1,9 +1,9 @@
 """What the server has its shell do: plain values, to be carried out in order.
 
-Links are named by their number. Nothing reaches a peer but by `Send`, `SendList` and
-`Deliver`. A reply says in `after` which commit has to be durable before it is sent, and
-the link's outbox, which has it already, keeps it until then. The shell's part is to write
-what the outbox gives. Records are durable before anyone reads them.
+Links are named by their number. A reply says in `after` which commit has to be durable
+before it is sent. The link's outbox has it already, and keeps it until then: the shell
+writes what the outbox gives. Records are durable before anyone reads them. Only the last
+frame of a link that ends, an error or `bye`, waits for no commit: it says nothing of any.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -14,7 +14,7 @@ from liveness.core.records import Refusal
 
 
 class Send(NamedTuple):
-    """Write a frame, once the link's outbox gives it."""
+    """The outbox of a link has another frame: write what it gives."""
 
     link: int
     frame: bytes
@@ -31,7 +31,10 @@ class SendList(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """From now on, send the records behind a position, as the outbox has room."""
+    """From now on, send the records behind a position, as the outbox has room.
+
+    The shell moves the position as it reads; the outbox reads it.
+    """
 
     link: int
     position: ReadPosition

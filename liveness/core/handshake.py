@@ -46,7 +46,7 @@ class Handshake:
         disk: Disk,
         terms: Terms,
     ) -> None:
-        self.terms = terms
+        self._terms = terms
         self._effects = effects
         self._decided = decided
         self._skipped = skipped
@@ -108,7 +108,7 @@ class Handshake:
         return disk.first - 1
 
     def _shown(self, link: Link, hello: Hello, following: int) -> dict[str, object]:
-        own, limits = self.terms, self.terms.limits
+        own, limits = self._terms, self._terms.limits
         shown: dict[str, object] = {
             "protocol": PROTOCOL,
             "server": f"liveness/{own.version}",

@@ -18,6 +18,9 @@ from liveness.core.framing import encode
 from liveness.core.records import GATEWAY, Hello
 
 NOTICES_PER_FRAME: Final = 1_000
+# A frame ends at about this many bytes: it is in memory until it is read, and a timer may
+# have 4 KB.
+NOTICES_BYTES: Final = 2**17
 # Replies are joined up to this size, as they are then in memory twice.
 JOINED_BYTES: Final = 65_536
 
@@ -218,14 +221,16 @@ class Outbox:
 
     def follow(self, wall_ms: int) -> None:
         """If all records are acknowledged, move the cursor to the position."""
-        if self._reading is not None and not self._unacked:
-            self._store_cursor(self._reading.seq, wall_ms)
+        position = self.position
+        if position is not None and not self._unacked:
+            self._store_cursor(position, wall_ms)
 
     def drop_replies(self) -> None:
         """Drop the queued replies; complete the frame that is being written."""
         self._replies.clear()
         self.lists.clear()
         self._count_bytes(-self._reply_bytes)
+        self._list_limit = None
         self.is_given_up = True
 
     def end(self, frame: object | None) -> None:
@@ -253,8 +258,8 @@ class Outbox:
         hello = self._hello
         assert hello is not None
         if hello.role == GATEWAY or hello.ack:
-            if not self._unacked and self._reading is not None:
-                seq = max(seq, self._reading.seq)
+            if not self._unacked:
+                seq = max(seq, self.position or 0)
             self._cursors.move((hello.role, hello.name), seq, wall_ms)
 
     # --- what may be written now ----------------------------------------------

@@ -253,15 +253,18 @@ class Requests:
             self._end_replaced(older)
         self._join(arrival)
 
-    def replace(self, older: Link) -> PendingWelcome:
-        """End a link that was read to where its successor said hello; return that."""
-        if older.is_open:
-            self._end_replaced(older)
+    def successor_of(self, older: Link) -> PendingWelcome:
+        """The link that waits until *older* was read; it waits no more."""
         return self._replacing.pop(older.number)
 
-    def join(self, arrival: PendingWelcome) -> None:
-        """Give a link its name, unless it has ended; then apply what it sent meanwhile."""
+    def replace(self, older: Link, arrival: PendingWelcome) -> None:
+        """End *older*, and give its name to the other link, unless that has ended.
+
+        Then apply what that link sent meanwhile.
+        """
         backlog = self._backlogs.pop(arrival.link.number)
+        if older.is_open:
+            self._end_replaced(older)
         if arrival.link.is_open:
             self._join(arrival)
             self._take_all(arrival.link, backlog)

@@ -2,7 +2,7 @@
 
 A shell gives it what happens: a link connects, bytes arrive, time passes, a row is read.
 The server changes its state at once, and adds to `effects` what the shell is to do, in
-order. Two shells run it: `service.engine` on sockets, clock and disk, and
+order and before it calls the server again. Two shells run it: `service.engine` on sockets, clock and disk, and
 `liveness.testing` on sockets and a scripted clock and disk.
 
 A turn of a shell has four phases. It accounts for the time that passed (`advance`), reads
@@ -58,7 +58,7 @@ class MayRead(Enum):
 
     YES = 1
     LATER = 2
-    NO = 3  # it has ended, or is being reset: there is nothing to read
+    NO = 3  # it has ended, or is not welcomed yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Server:
         presence: The users.
         scheduler: The timers.
         decided: Where both put their decisions.
-        attended: The clock of deadlines; the shell turns it.
+        attended: The clock of deadlines; the shell begins and pauses it.
         disk: How far the disk is.
         unread: The replies that links have not read.
         counts: What is counted of links.
@@ -238,9 +238,9 @@ class Server:
 
     def replace(self, older: Link) -> None:
         """Go on after `ReadFirst`: end the link, and welcome the one that replaces it."""
-        arrival = self._requests.replace(older)
+        arrival = self._requests.successor_of(older)
         try:
-            self._requests.join(arrival)
+            self._requests.replace(older, arrival)
         except Exception as error:
             self._end_by_fault(arrival.link, error)
 
@@ -251,6 +251,7 @@ class Server:
     def failed(self, link: Link, error: Exception) -> None:
         """Note a fault of the sidecar that ended a link while it was written to."""
         self._counts.refused[Code.INTERNAL.value] += 1
+        link.why_closed = Code.INTERNAL.value
         self._report_fault(link, error)
 
     def can_read_on(self, link: Link) -> bool:

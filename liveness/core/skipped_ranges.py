@@ -50,7 +50,7 @@ class SkippedRanges:
     def searched(self, gateway: str, reached: int) -> None:
         """Note that the first range of a gateway was searched up to *reached*."""
         ranges = self._ranges[gateway]
-        _, until = ranges[0]  # `add` may have extended it
+        _, until = ranges[0]  # not all of it may have been on disk
         if reached < until:
             ranges[0] = reached, until
         elif ranges[1:]:

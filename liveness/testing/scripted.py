@@ -365,7 +365,7 @@ class ScriptedSidecar:
         self._host.server.scheduler.deleted(self._host.disk.trim())
 
     def stop(self, reason: str = "the sidecar stops") -> None:
-        """Stop as planned, with `bye`. After `start`, users' clocks continue."""
+        """Stop as planned, with `bye` to all that read. After `start`, users' clocks continue."""
         self._host.turn()
         self._host.stop_listening()
         self.path.unlink()

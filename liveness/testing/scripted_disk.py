@@ -8,6 +8,7 @@ from secrets import token_hex
 from liveness.core.changes import Commit
 from liveness.core.cursors import CursorRow, Cursors
 from liveness.core.framing import encode
+from liveness.core.outbox import NOTICES_BYTES
 from liveness.core.records import Gap, Logged, OnlineRow, Stopped, Subscription
 from liveness.core.timer_scheduler import Coming, Due, LoadedWindow, TimerScheduler
 from liveness.core.timer_states import RETRY_POLICY, TimerTransaction
@@ -60,7 +61,11 @@ class ScriptedDisk:
         """Write what waits, and report to the scheduler what became of commands."""
         if self.failure:
             return
-        self.cursors |= {key: row for key, row in cursors.take_moved().items() if row}
+        for key, cursor in cursors.take_moved().items():
+            if cursor is not None:
+                self.cursors[key] = cursor
+            else:
+                self.cursors.pop(key, None)
         while self.waiting:
             changes, self.written, _ = self.waiting.popleft()
             self.records += changes.records
@@ -88,25 +93,26 @@ class ScriptedDisk:
 
     def read(
         self, after: int, wanted: Subscription, limit: int, wall_ms: int
-    ) -> tuple[list[Logged | Gap], int]:
-        """Find records above a seq for a reader; return them and the seq reached."""
-        found: list[Logged | Gap] = []
+    ) -> tuple[list[tuple[int, bytes]], int]:
+        """Find records above a seq for a reader; return them and the seq reached.
+
+        Each record is its seq and its encoding. Together they have about `NOTICES_BYTES`.
+        """
+        found: list[tuple[int, bytes]] = []
         if after + 1 < self.first:
             gap = Gap(after + 1, self.first, wall_ms)
-            concerns = {None, wanted.gateway}
-            names = {
-                name
-                for record in self.records[after : gap.seq]
-                for name in (record.gateway, record.from_gateway)
-            }
-            if wanted.gateway is None or names & (concerns - {None}):
-                return [gap], gap.seq
+            trimmed = self.records[after : gap.seq]
+            names = {name for it in trimmed for name in (it.gateway, it.from_gateway)}
             after = gap.seq
-        while after < len(self.records) and len(found) < limit:
+            if wanted.gateway is None or wanted.gateway in names:
+                return [(gap.seq, encode(gap.as_map()))], after
+        size = 0
+        while after < len(self.records) and len(found) < limit and size < NOTICES_BYTES:
             record = self.records[after]
             after += 1
             if wanted.wants(record):
-                found.append(record)
+                found.append((record.seq, encode(record.as_map())))
+                size += len(found[-1][1])
         return found, after
 
     def listed(self, gateway: str | None) -> bytes:

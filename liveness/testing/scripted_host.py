@@ -35,7 +35,7 @@ from liveness.core.effects import (
     SendList,
     WriteAttempt,
 )
-from liveness.core.framing import encode, encode_notices
+from liveness.core.framing import encode_notices
 from liveness.core.link import Link
 from liveness.core.records import (
     EVENTS,
@@ -75,7 +75,7 @@ REFUSED: Final = "the script of this test refuses it"
 
 @dataclass(slots=True)
 class LinkCounters:
-    """As the metrics of a sidecar."""
+    """What is counted of links; nobody reads it."""
 
     refused: Counter[str] = field(default_factory=Counter)
     limits_met: Counter[str] = field(default_factory=Counter)
@@ -157,8 +157,9 @@ class ScriptedHost:
         clock = self.clock
         until = clock.us + round(seconds * 1e6)
         if self.listener is None or not self.is_reading:
-            clock.us = until  # time for nobody
+            began, clock.us = clock.mono, until  # time for nobody
             self.attended.begin(mono=clock.mono, cpu=0.0)
+            self.server.scheduler.was_absent(began, clock.mono)
         else:
             while (us := clock.us + round(self._next_in() * 1e6)) < until:
                 self._move_to(us)
@@ -245,6 +246,9 @@ class ScriptedHost:
         self.server.restore([*disk.online.values()], clocks, self.at())
         for gateway in self.server.presence.gateways.values():
             gateway.unlinked(self.at().now)  # its time to connect begins now
+        if disk.timers:  # a gateway cannot answer them before it is back
+            mono, grace = self.clock.mono, self.attended.reconnect_grace
+            self.server.scheduler.was_absent(mono, mono + grace)
         self._path.unlink(missing_ok=True)  # a crash leaves it
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.setblocking(False)
@@ -339,7 +343,8 @@ class ScriptedHost:
     def _search_skipped(self) -> None:
         """Fire timers again whose records their gateways skipped."""
         skipped = self.server.skipped
-        while not self.disk.failure and (gateways := skipped.gateways()):
+        is_running = self.listener is not None and not self.disk.failure
+        while is_running and (gateways := skipped.gateways()):
             gateway = gateways[0]
             after, until = skipped.next(gateway)
             found = [
@@ -436,9 +441,9 @@ class ScriptedHost:
         if not records:
             outbox.records_sent(at.wall_ms)
             return b""
-        outbox.records_begin([record.seq for record in records], before)
+        outbox.records_begin([seq for seq, _ in records], before)
         held.sent = partial(outbox.records_sent, at.wall_ms)
-        return encode_notices([encode(record.as_map()) for record in records])
+        return encode_notices([encoded for _, encoded in records])
 
     def _finish(self, held: ScriptedSocket) -> None:
         """Write the rest to a link that has ended, and shut it down."""

@@ -163,6 +163,18 @@ def test_an_ack_asks_for_more_only_if_there_is_more(shell: Shell) -> None:
     assert shell.cursors["gateway", "g"].seq == 1
 
 
+def test_a_cursor_follows_only_what_is_written(shell: Shell) -> None:
+    link = shell.gateway(kinds=["online"], ack=False)
+    shell.says(link, ["login", ["a", "b", "c"]], ["ping", 1])
+    shell.write()
+    shell.reading_of(link).seq = 3
+    link.outbox.records_begin([1, 2, 3], 0)
+    shell.server.note_cursors(shell.at)
+    assert shell.cursors["gateway", "g"].seq == 0
+    link.outbox.records_sent(0)
+    assert shell.cursors["gateway", "g"].seq == 3
+
+
 def test_a_link_that_ends_on_a_failing_disk_is_told_only_why(shell: Shell) -> None:
     link = shell.gateway()
     shell.disk.failure = FULL

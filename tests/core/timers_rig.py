@@ -244,7 +244,7 @@ class Rig:
             self.timetable.reading_failed()
 
     def was_handed(self, gateway: str) -> int:
-        """As the engine tells it: up to which seq a gateway was handed its records."""
+        """As the server knows it: up to which seq a gateway was handed its records."""
         return self.handed.get(gateway, PLENTY)
 
     # --- as the service runs ----------------------------------------------------

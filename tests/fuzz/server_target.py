@@ -97,7 +97,7 @@ class World(Shell):
             before = reading.seq
             found, reading.seq = self.disk.read(before, reading.wanted, room, 0)
             if found:
-                outbox.records_begin([record.seq for record in found], before)
+                outbox.records_begin([seq for seq, _ in found], before)
             outbox.records_sent(0)
 
     def passes(self, seconds: float) -> None:

@@ -681,6 +681,34 @@ async def test_a_timer_without_an_answer_is_tried_again_until_it_fails(
     assert timer.message == "no answer within 60 s"
 
 
+async def test_time_in_which_nothing_is_read_is_no_missing_answer(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["after", "k", 1])
+    await script.pass_time(1)
+    with script.not_reading():
+        await gateway.send(["done", "k", "well"])
+        await script.pass_time(3_600)
+    assert (await script.timer("gw", "k", "done")).message == "well"
+
+
+async def test_a_crash_forgets_what_a_fresh_gateway_skipped(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw", kinds=["moved"]) as gateway:
+        await gateway.send(["after", "k", 1])
+        await gateway.sync()
+    await script.until(lambda: not script.links)
+    await script.pass_time(1)
+    with script.disk_full():
+        async with await anyio.connect_unix(script.path) as stream:
+            await stream.send(packed(hello("gw", fresh=True)))
+            await script.linked("gw")
+            script.crash()
+    assert script.timers["gw", "k"].state == "fired"
+    assert script.timers["gw", "k"].attempts == 1
+
+
 async def test_answers_and_cancels_set_the_state_of_a_timer(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:

@@ -243,7 +243,7 @@ class Engine:
         return has_more or (server.has_resets and not is_throttled)
 
     def _fire(self) -> int:
-        """Fire due users and request due timers; return how many users went offline."""
+        """Fire due users and request due timers; return how many users were judged."""
         scheduler = self.server.scheduler
         fired = self.server.fire(self.instant())
         if scheduler.has_due or scheduler.wants_filling:

@@ -17,7 +17,7 @@ import trio
 
 from liveness.core.cursors import ReadPosition
 from liveness.core.framing import encode_notices
-from liveness.core.outbox import LimitMet, Outbox
+from liveness.core.outbox import NOTICES_BYTES, LimitMet, Outbox
 from liveness.core.records import Record
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
@@ -27,9 +27,6 @@ from liveness.service.links.spools import SpoolFull, Spools, TooLarge
 from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
 from liveness.service.storage.log_writer import LogWriter
 
-# A frame ends at about this many bytes: it is in memory until it is read, and a timer may
-# have 4 KB.
-NOTICES_BYTES: Final = 2**17
 # The pause after a failure to read the disk.
 RETRY_S: Final = 1.0
 # How long a link that ends may take to read its last frames.

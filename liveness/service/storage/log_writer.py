@@ -3,7 +3,7 @@
 All changes that are queued during a commit go into the next one. No record is delivered
 before it is durable: each batch is published after its commit. A commit that fails is
 repeated, whole, until it succeeds. Meanwhile the sidecar is not ready, and pending
-records grow up to the bounds at which the engine stops firing and then reading.
+records grow up to the bounds at which the server stops firing and then reading.
 
 Timer commands go to a writer of their own (`timer_writer`). An attempt is recorded in the
 log first; the timers' table follows.

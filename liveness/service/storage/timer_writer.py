@@ -116,7 +116,9 @@ class TimerWriter:
         # only after a command has ended the attempt.
         self._fires: OrderedDict[tuple[str, str], _WaitingFire] = OrderedDict()
         self._fire_keys: dict[str, dict[str, None]] = {}  # their keys, by gateway
-        self._fires_until = 0  # the log's attempts up to this seq were given to `begun`
+        self._fires_until = (
+            0  # the log's attempts up to this seq were given to `add_fires`
+        )
         self._is_written_back = True
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
