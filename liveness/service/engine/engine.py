@@ -168,7 +168,7 @@ class Engine:
         self.is_draining_backlog = False
 
     def opened(self, socket: LinkSocket) -> None:
-        """Take the socket of a link that the server was told of."""
+        """Take the socket of a link that the server has opened."""
         self._sockets[socket.link.number] = socket
         if self.is_draining_backlog:
             socket.link.must_read_bytes = socket.unread()
