@@ -34,14 +34,16 @@ def _reconnect_grace(config: Config) -> float:
 
 
 def _presence(config: Config, decided: Decisions) -> Presence:
+    separator = config.presence.device_separator
     return Presence(
-        Wheel(timeout=config.timeout_s, slots=config.slots),
+        Wheel(timeout=config.timeout_s, slots=config.slots, separator=separator),
         decided=decided,
         timeout=config.timeout_s,
         gateway_hold=config.limits.gateway_hold_s,
         reconnect_grace=_reconnect_grace(config),
         max_users=config.limits.max_users,
         max_gateway_users=config.limits.max_gateway_users,
+        device_separator=separator,
         guard=_guard_rules(config),
     )
 
@@ -128,6 +130,7 @@ def make_server(
                 pause_reading=limits.pause_reading,
                 max_pending_commands=config.timers.max_pending,
             ),
+            max_where_rows=limits.max_where_rows,
         ),
         new_conversation=lambda: new_conversation(terms.limits),
     )
@@ -157,6 +160,7 @@ def _terms(config: Config) -> Terms:
         flush=config.flush,
         window=limits.window,
         run_timeout=config.timers.run_timeout_s,
+        device_separator=config.presence.device_separator,
         limits=ConversationLimits(
             max_frame_bytes=limits.max_frame_bytes,
             max_batch=limits.max_batch,

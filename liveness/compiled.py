@@ -19,6 +19,7 @@ PURE_WHEEL: Final = "LIVENESS_PURE_WHEEL"
 
 _COMPILED: Final = (
     "liveness.core._table",
+    "liveness.core._devices",
     "liveness.core._wheel",
     "liveness.core._wire",
 )

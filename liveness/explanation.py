@@ -7,7 +7,7 @@ Then the sentence says so.
 Times are local, to the second; the date is shown if it is not today's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -25,9 +25,11 @@ from liveness.core.records import (
     Record,
     Uid,
 )
-from liveness.text import duration, escaped, json_ready
+from liveness.text import duration, escaped, json_ready, uid_text
 
 RECORDS: Final = 20  # how many of a user's records are shown, without a `limit`
+DEVICES: Final = 100  # how many of a user's devices are shown
+DEVICES_IN_SENTENCE: Final = 5
 # Shorter durations are shown in seconds only.
 READ_AS_SECONDS: Final = 120.0
 
@@ -35,10 +37,11 @@ READ_AS_SECONDS: Final = 120.0
 class Known(NamedTuple):
     """What is known of a user.
 
-    `status` is a row of the online set if no sidecar runs; None: the user is offline.
-    `records` are its newest, newest first. `opening` is the record that its session began
-    with; None: not found. `back_to` is how far back the log was searched; None: all of
-    it, from `oldest` on (None: the log is empty).
+    `status` is a row of the online set if no sidecar runs; None: there is no session of
+    this uid. `records` are its newest, newest first. `opening` is the record that its
+    session began with; None: not found. `back_to` is how far back the log was searched;
+    None: all of it, from `oldest` on (None: the log is empty). `devices` are those of its
+    user, at most `DEVICES`; None: devices are not counted.
     """
 
     status: UserStatus | OnlineRow | None
@@ -46,6 +49,20 @@ class Known(NamedTuple):
     opening: Record | None
     back_to: LogPosition | None
     oldest: LogPosition | None
+    devices: "UserDevices | None" = None
+
+
+class UserDevices(NamedTuple):
+    """A user's devices online, in the order of their logins.
+
+    `is_asked` is whether the question is for the user itself, rather than for one of them.
+    `online` is how many there are, of which `shown` are known.
+    """
+
+    user: Uid
+    is_asked: bool
+    online: int
+    shown: Mapping[Uid, UserStatus | OnlineRow]
 
 
 _HELD: Final = {
@@ -63,13 +80,47 @@ _UNHEARD: Final = "not heard since the sidecar restarted"
 
 
 def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
-    """Everything known of a user, for JSON; `told` is the sentence."""
-    status = known.status
+    """Everything known of a user, for JSON; `told` is the sentence.
+
+    Where devices are counted, `devices` has those of the user, each like a user without
+    records; the name of a user with devices has no session itself.
+    """
+    devices = known.devices
+    shown = {
+        **json_ready({"uid": uid}),
+        "online": known.status is not None or _is_user_online(devices),
+        **_session(known.status),
+        "records": [json_ready(record.as_map()) for record in known.records],
+        "looked_back_to": known.back_to and known.back_to._asdict(),
+        "told": sentence(known, now_ms=now_ms),
+    }
+    if devices is not None:
+        shown |= {
+            **json_ready({"user": devices.user}),
+            "devices_online": devices.online,
+            "devices": [
+                {**json_ready({"uid": device}), **_session(status)}
+                for device, status in devices.shown.items()
+            ],
+        }
+    return shown
+
+
+def _is_user_online(devices: UserDevices | None) -> bool:
+    return devices is not None and devices.is_asked and devices.online > 0
+
+
+def _is_alone(known: Known) -> bool:
+    """Whether a user's only device has the user's name."""
+    devices = known.devices
+    return devices is not None and devices.online == 1 and known.status is not None
+
+
+def _session(status: UserStatus | OnlineRow | None) -> dict[str, Any]:
+    """What is known of a session, for JSON; null where it is not known."""
     user = status if isinstance(status, UserStatus) else None
     slot = None if user is None else user.slot
     return {
-        **json_ready({"uid": uid}),
-        "online": status is not None,
         "gateway": None if status is None else status.gateway,
         "session": None if status is None else status.session,
         "conn": None if status is None else status.conn,
@@ -80,9 +131,6 @@ def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
         "fires_in": None if user is None else round(user.fires_in, 3),
         "held": None if user is None else user.held,
         "timeout": None if status is None else status.timeout,
-        "records": [json_ready(record.as_map()) for record in known.records],
-        "looked_back_to": known.back_to and known.back_to._asdict(),
-        "told": sentence(known, now_ms=now_ms),
     }
 
 
@@ -91,7 +139,10 @@ def sentence(known: Known, *, now_ms: int) -> str:
     status = known.status
     newest = known.records[0] if known.records else None
     at = _Clock(now_ms)
-    if isinstance(status, UserStatus):
+    devices = known.devices
+    if devices is not None and _is_user_online(devices) and not _is_alone(known):
+        parts = _devices(devices, at)
+    elif isinstance(status, UserStatus):
         parts = _online(status, known.opening, at)
     elif status is not None:
         parts = [f"online through {escaped(status.gateway)} when the log ended"]
@@ -151,6 +202,22 @@ def _online(user: UserStatus, opening: Record | None, at: _Clock) -> list[str]:
     if user.absence is not None and user.held != user.absence:
         parts.append(f"{gateway} {_ABSENCE[user.absence]}")
     parts.append(_began(opening, at) or f"connected {at(user.since)}")
+    return parts
+
+
+def _devices(devices: UserDevices, at: _Clock) -> list[str]:
+    """A user's devices, the latest login first."""
+    parts = [f"online with {devices.online} device{'' if devices.online == 1 else 's'}"]
+    newest = [*devices.shown.items()][::-1][:DEVICES_IN_SENTENCE]
+    for device, status in newest:
+        part = f"{escaped(uid_text(device))} through {escaped(status.gateway)}"
+        if isinstance(status, UserStatus) and status.last and status.seen:
+            part += f", last heard {at.ago(status.seen)}"
+        if isinstance(status, UserStatus) and status.held is not None:
+            part += f", {_HELD[status.held].format(gateway=escaped(status.gateway))}"
+        parts.append(part)
+    if devices.online > len(newest):
+        parts.append(f"and {devices.online - len(newest)} more")
     return parts
 
 

@@ -38,7 +38,7 @@ FILES: Final = ("gateway", "admin", "state")
 # and a deleted old record concern only their reader.
 LIMITS: Final = (
     "limits.hello_s", "limits.max_frame_bytes", "limits.max_unfinished_bytes",
-    "limits.max_batch", "limits.max_replies", "limits.max_reply_bytes",
+    "limits.max_batch", "limits.max_where_rows", "limits.max_replies", "limits.max_reply_bytes",
     "limits.max_unread_bytes", "limits.max_spool_bytes", "limits.unread_s",
     "limits.max_refused", "limits.max_links", "limits.max_handshakes",
     "limits.max_gateways", "limits.max_names", "limits.max_gateway_users",

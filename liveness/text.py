@@ -65,9 +65,10 @@ def uid_of(text: str) -> str | int:
 def json_ready(record: Mapping[str, object]) -> dict[str, object]:
     """A record whose uid any reader of JSON can hold: text, or an integer up to 2^53."""
     ready = dict(record)
-    uid = ready.get("uid")
-    if isinstance(uid, str) or (isinstance(uid, int) and uid > EXACT_IN_JSON):
-        ready["uid"] = uid_text(uid)
+    for key in ("uid", "user"):
+        uid = ready.get(key)
+        if isinstance(uid, str) or (isinstance(uid, int) and uid > EXACT_IN_JSON):
+            ready[key] = uid_text(uid)
     return ready
 
 

@@ -37,8 +37,8 @@ _TIME: Final = re.compile(r"\d?\d:\d\d(:\d\d(\.\d{1,6})?)?", re.ASCII)
 # Every key that a record may have: a column each.
 COLUMNS: Final = (
     "seq", "at", "kind", "uid", "gateway", "session", "conn", "reason", "seen", "last",
-    "silence", "restored", "from", "from_session", "from_conn", "key", "due", "attempt",
-    "payload", "ext",
+    "silence", "restored", "from", "from_session", "from_conn", "user", "devices", "key",
+    "due", "attempt", "payload", "ext",
 )  # fmt: skip
 # A spreadsheet reads text that begins so as a formula, also in the full-width forms.
 _FORMULA: Final = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
@@ -95,6 +95,8 @@ def _cells(record: Logged) -> dict[str, object]:
     cells = record.as_map()
     if isinstance(record, Record):
         cells["uid"] = uid_text(record.uid)
+        if record.user_devices is not None:
+            cells["user"] = uid_text(record.user_devices[0])
     for name, value in cells.items():
         if isinstance(value, str):
             text = value if value.isprintable() else escaped(value)

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from liveness.core.devices import MAX_SEPARATOR_CHARS
 from liveness.core.frames import MAX_NAME_BYTES
 from liveness.core.uids import is_text
 
@@ -107,6 +108,15 @@ def check_ties(text: str) -> None:
         raise ValueError(f"it must be {TIES}")
     if len({name for name, _, _ in ties}) < len(ties):
         raise ValueError("a name is there twice; only one user may have it")
+
+
+def check_separator(text: str) -> None:
+    """Check what separates a device from its user in a uid; it may be empty."""
+    if len(text) > MAX_SEPARATOR_CHARS or not (text == "" or is_text(text, 255)):
+        raise ValueError(
+            f"it must be 1 to {MAX_SEPARATOR_CHARS} characters, no control characters, "
+            "or empty: users have no devices"
+        )
 
 
 def check_group(text: str) -> None:

@@ -20,6 +20,7 @@ from liveness.config.checks import (
     check_group,
     check_hold,
     check_host_names,
+    check_separator,
     check_socket_path,
     check_ties,
     check_waits,
@@ -230,6 +231,12 @@ class LimitSettings:
         "the oldest of them end; max_frame_bytes at least",
         "bytes",
     )
+    max_where_rows: int = fixed(
+        20_000,
+        "most sessions in an answer to where; with more, it is refused, as the users have "
+        "too many devices",
+        "sessions",
+    )
     max_batch: int = setting(4_000, "most uids in one frame", (1, 100_000), "uids")
     window: int = setting(
         10_000,
@@ -297,6 +304,19 @@ class LimitSettings:
         "each 512 bytes of its payload",
         (1_000, 1_000_000),
         "records",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresenceSettings:
+    """What a uid stands for."""
+
+    device_separator: str = setting(
+        "",
+        "separates a device from its user in a uid, so that records count the devices "
+        "of each user; empty: each uid is a user",
+        unit="1 to 3 characters",
+        check=check_separator,
     )
 
 
@@ -407,6 +427,7 @@ class Config:
     http: HttpSettings = HttpSettings()
     state: StateSettings
     logging: LoggingSettings = LoggingSettings()
+    presence: PresenceSettings = PresenceSettings()
     timers: TimerSettings = TimerSettings()
     guard: GuardSettings = GuardSettings()
     limits: LimitSettings = LimitSettings()

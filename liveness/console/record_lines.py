@@ -66,6 +66,8 @@ def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
         if record.get("silence") is not None and record["reason"] != LOGOUT:
             since = "the restart" if record.get("restored") else record["last"]
             what += f"  {record['silence']:.3f} s since {since}"
+        if (devices := record.get("devices")) is not None:
+            what += f"  {devices} device{'' if devices == 1 else 's'} online"
     head = f"{paint(DIM, when)}  {paint(kind, f'{kind:<7}')}"
     return f"{head}  {what}  {paint(DIM, f'seq {seq}')}"
 

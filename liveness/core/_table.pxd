@@ -61,12 +61,28 @@ cdef struct Index:
     Slot *slots
     uint64_t mask
 
+# The place of each key by its hash, in one index or two: while it is resized, the slots of
+# the old one are moved to the other.
+cdef struct Places:
+    Index index, old
+    uint64_t moved  # how many slots of the old index are moved
+
 cdef struct List:
     int32_t first, last, count
     int32_t after  # the list behind it in a queue, or among the free ones
 
 cdef Py_ssize_t (*keyed_hash)(const void *, Py_ssize_t) noexcept nogil
 
+cdef int new_places(Places *places) except -1
+cdef void drop_places(Places *places) noexcept
+cdef void insert(Places *places, uint32_t hashed, int32_t place) noexcept
+cdef Slot *slot_of(Places *places, uint32_t hashed, int32_t place) noexcept
+cdef void erase(Places *places, uint32_t hashed, int32_t place) noexcept
+cdef int grow(Places *places, uint64_t count) except -1
+cdef void resize(Places *places, uint64_t count, uint64_t steps) noexcept
+
+cdef void *pages(size_t size) except NULL
+cdef void free_pages(void *at, size_t size) noexcept
 cdef void *room_for(Py_ssize_t count, Py_ssize_t size) except NULL
 cdef void *more_room(void *room, Py_ssize_t count, Py_ssize_t size) except NULL
 
@@ -110,24 +126,20 @@ cdef class Table:
     cdef Cell **cells
     cdef int chunks, chunk_room
     cdef int32_t count
-    cdef Index index, old
-    cdef uint64_t moved  # how many slots of the old index are moved
+    cdef Places places
     # Lists by number.
     cdef List *lists
     cdef int32_t list_count, list_room, free_list
 
     cdef int32_t add(self, object uid, const User *user) except -1
-    cdef object remove(self, int32_t place)
-    cdef object entry(self, int32_t place)
+    cdef void remove(self, int32_t place) noexcept
+    cdef object entry(self, int32_t place, int32_t devices)
     cdef object uid_at(self, int32_t place)
     cdef int32_t place_of(self, object uid) except? -1
     cdef int32_t known(self, object uid) except -1
     cdef void forget_text(self, int32_t place) noexcept
     cdef int add_chunk(self) except -1
     cdef void drop_chunk(self) noexcept
-    cdef Slot *slot_of(self, uint32_t hashed, int32_t place) noexcept
-    cdef void erase(self, uint32_t hashed, int32_t place) noexcept
-    cdef void resize_index(self, uint64_t steps) noexcept
     cdef int32_t new_list(self) except -1
     cdef void drop_list(self, int32_t number) noexcept
     cdef void link_anew(self, int32_t place, User *user) noexcept
@@ -140,9 +152,9 @@ cdef class Table:
 
     cdef inline int32_t search(self, const Sign *sign, uint32_t hashed) noexcept nogil:
         """The place of a uid, or NONE."""
-        cdef int32_t place = self.search_in(&self.index, sign, hashed)
-        if place == NONE and self.old.slots != NULL:
-            place = self.search_in(&self.old, sign, hashed)
+        cdef int32_t place = self.search_in(&self.places.index, sign, hashed)
+        if place == NONE and self.places.old.slots != NULL:
+            place = self.search_in(&self.places.old, sign, hashed)
         return place
 
     cdef inline int32_t search_in(
@@ -160,11 +172,12 @@ cdef class Table:
 
     cdef inline int32_t likely(self, uint32_t hashed) noexcept nogil:
         """The first place with this hash, nearly always the right one; or NONE."""
-        cdef uint64_t at = hashed & self.index.mask
-        while self.index.slots[at].place:
-            if self.index.slots[at].hash == hashed:
-                return self.index.slots[at].place - 1
-            at = (at + 1) & self.index.mask
+        cdef Index *index = &self.places.index
+        cdef uint64_t at = hashed & index.mask
+        while index.slots[at].place:
+            if index.slots[at].hash == hashed:
+                return index.slots[at].place - 1
+            at = (at + 1) & index.mask
         return NONE
 
     cdef inline void append(self, int32_t place, User *user, int32_t number) noexcept nogil:

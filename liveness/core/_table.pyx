@@ -72,9 +72,7 @@ cdef class Table:
 
     def __cinit__(self):
         self.free_list = NONE
-        self.index = Index(
-            <Slot *> pages(SMALLEST_INDEX * sizeof(Slot)), SMALLEST_INDEX - 1
-        )
+        new_places(&self.places)
 
     def __dealloc__(self):
         cdef int32_t place
@@ -82,8 +80,7 @@ cdef class Table:
             self.forget_text(place)
         while self.chunks:
             self.drop_chunk()
-        drop_index(&self.index)
-        drop_index(&self.old)
+        drop_places(&self.places)
         PyMem_Free(self.users)
         PyMem_Free(self.cells)
         PyMem_Free(self.lists)
@@ -98,9 +95,7 @@ cdef class Table:
             raise ValueError(f"{uid!r} is no uid")
         if place == self.chunks << CHUNK_BITS:
             self.add_chunk()
-        self.resize_index(STEP)
-        if 16 * <uint64_t> (place + 1) > 15 * (self.index.mask + 1):
-            raise MemoryError("the index cannot grow")
+        grow(&self.places, self.count)
         cell = self.cell(place)
         cell.kind, cell.size = sign.kind, sign.size
         if sign.kind == INTEGER:
@@ -115,40 +110,38 @@ cdef class Table:
             set_word(cell, <int64_t> far)
         self.user(place)[0] = user[0]
         self.count += 1
-        insert(&self.index, hash_of(&sign), place + 1)
+        insert(&self.places, hash_of(&sign), place + 1)
         return place
 
-    cdef object remove(self, int32_t place):
-        """Remove a user; the last one takes its place. Return its entry."""
+    cdef void remove(self, int32_t place) noexcept:
+        """Remove a user; the last one takes its place."""
         cdef Sign sign
         cdef int32_t last = self.count - 1
         cdef User *user = self.user(place)
         cdef Cell *cell = self.cell(place)
-        known = self.entry(place)
         self.unlink(user)
         sign_of(cell, &sign)
-        self.erase(hash_of(&sign), place + 1)
+        erase(&self.places, hash_of(&sign), place + 1)
         self.forget_text(place)
         if place != last:
             user[0] = self.user(last)[0]
             cell[0] = self.cell(last)[0]
             sign_of(cell, &sign)
-            self.slot_of(hash_of(&sign), last + 1).place = place + 1
+            slot_of(&self.places, hash_of(&sign), last + 1).place = place + 1
             self.link_anew(place, user)
         self.count = last
         if last <= (self.chunks - 2) * CHUNK:
             self.drop_chunk()
-        self.resize_index(STEP)
-        return known
+        resize(&self.places, self.count, STEP)
 
-    cdef object entry(self, int32_t place):
+    cdef object entry(self, int32_t place, int32_t devices):
         cdef User *user = self.user(place)
         return new_tuple(
             Entry,
             (
                 self.uid_at(place), user.gateway, user.session,
                 None if user.conn == NO_CONN else user.conn, user.start, user.timeout,
-                user.deadline, user.seen, user.event, user.flags,
+                user.deadline, user.seen, user.event, user.flags, devices,
             ),
         )
 
@@ -185,76 +178,15 @@ cdef class Table:
         try:
             self.cells[self.chunks] = <Cell *> pages(CHUNK * sizeof(Cell))
         except MemoryError:
-            give_pages(self.users[self.chunks], CHUNK * sizeof(User))
+            free_pages(self.users[self.chunks], CHUNK * sizeof(User))
             raise
         self.chunks += 1
         return 0
 
     cdef void drop_chunk(self) noexcept:
         self.chunks -= 1
-        give_pages(self.users[self.chunks], CHUNK * sizeof(User))
-        give_pages(self.cells[self.chunks], CHUNK * sizeof(Cell))
-
-    # --- the index ------------------------------------------------------------
-
-    cdef Slot *slot_of(self, uint32_t hashed, int32_t place) noexcept:
-        """The slot of an entry, in either index; *place* is its place plus one."""
-        cdef uint64_t at = hashed & self.index.mask
-        while self.index.slots[at].place:
-            if self.index.slots[at].place == place:
-                return &self.index.slots[at]
-            at = (at + 1) & self.index.mask
-        at = hashed & self.old.mask
-        while self.old.slots[at].place != place:
-            at = (at + 1) & self.old.mask
-        return &self.old.slots[at]
-
-    cdef void erase(self, uint32_t hashed, int32_t place) noexcept:
-        """Free a slot, and move back the slots that a collision had put behind it."""
-        cdef Slot *slots = self.index.slots
-        cdef Slot *slot = self.slot_of(hashed, place)
-        cdef uint64_t mask = self.index.mask, at, gap
-        if not slots <= slot <= slots + mask:
-            slot.place = GONE
-            return
-        gap = at = slot - slots
-        while True:
-            at = (at + 1) & mask
-            if not slots[at].place:
-                break
-            if ((at - slots[at].hash) & mask) >= ((at - gap) & mask):
-                slots[gap] = slots[at]
-                gap = at
-        slots[gap].place = 0
-
-    cdef void resize_index(self, uint64_t steps) noexcept:
-        """Move up to *steps* slots to a larger or smaller index, if one is needed.
-
-        Without memory for it, the next call tries again.
-        """
-        cdef uint64_t size = self.index.mask + 1, count = self.count
-        cdef Slot slot
-        cdef Slot *slots
-        if self.old.slots == NULL:
-            if 4 * count > 3 * size:
-                size *= 2
-            elif 8 * count < size and size > SMALLEST_INDEX:
-                size //= 2
-            else:
-                return
-            slots = <Slot *> take_pages(size * sizeof(Slot))
-            if slots == NULL:
-                return
-            self.old, self.index, self.moved = self.index, Index(slots, size - 1), 0
-        while steps and self.moved <= self.old.mask:
-            slot = self.old.slots[self.moved]
-            if slot.place > 0:
-                insert(&self.index, slot.hash, slot.place)
-                self.old.slots[self.moved].place = GONE
-            self.moved += 1
-            steps -= 1
-        if self.moved > self.old.mask:
-            drop_index(&self.old)
+        free_pages(self.users[self.chunks], CHUNK * sizeof(User))
+        free_pages(self.cells[self.chunks], CHUNK * sizeof(Cell))
 
     # --- the lists ------------------------------------------------------------
 
@@ -289,10 +221,100 @@ cdef class Table:
             self.user(user.next).prev = place
 
 
-# --- memory -------------------------------------------------------------------
+# --- the index ----------------------------------------------------------------
 
 
-cdef void insert(Index *index, uint32_t hashed, int32_t place) noexcept:
+cdef int new_places(Places *places) except -1:
+    places.index = Index(
+        <Slot *> pages(SMALLEST_INDEX * sizeof(Slot)), SMALLEST_INDEX - 1
+    )
+    return 0
+
+
+cdef void drop_places(Places *places) noexcept:
+    drop_index(&places.index)
+    drop_index(&places.old)
+
+
+cdef void insert(Places *places, uint32_t hashed, int32_t place) noexcept:
+    """Add a slot; *place* is that of the entry plus one. `grow` made sure of room."""
+    insert_in(&places.index, hashed, place)
+
+
+cdef Slot *slot_of(Places *places, uint32_t hashed, int32_t place) noexcept:
+    """The slot of an entry, in either index; *place* is its place plus one."""
+    cdef Index *index = &places.index
+    cdef uint64_t at = hashed & index.mask
+    while index.slots[at].place:
+        if index.slots[at].place == place:
+            return &index.slots[at]
+        at = (at + 1) & index.mask
+    index = &places.old
+    at = hashed & index.mask
+    while index.slots[at].place != place:
+        at = (at + 1) & index.mask
+    return &index.slots[at]
+
+
+cdef void erase(Places *places, uint32_t hashed, int32_t place) noexcept:
+    """Free a slot, and move back the slots that a collision had put behind it."""
+    cdef Slot *slots = places.index.slots
+    cdef Slot *slot = slot_of(places, hashed, place)
+    cdef uint64_t mask = places.index.mask, at, gap
+    if not slots <= slot <= slots + mask:
+        slot.place = GONE
+        return
+    gap = at = slot - slots
+    while True:
+        at = (at + 1) & mask
+        if not slots[at].place:
+            break
+        if ((at - slots[at].hash) & mask) >= ((at - gap) & mask):
+            slots[gap] = slots[at]
+            gap = at
+    slots[gap].place = 0
+
+
+cdef int grow(Places *places, uint64_t count) except -1:
+    """Make room for one more entry than *count*."""
+    resize(places, count, STEP)
+    if 16 * (count + 1) > 15 * (places.index.mask + 1):
+        raise MemoryError("the index cannot grow")
+    return 0
+
+
+cdef void resize(Places *places, uint64_t count, uint64_t steps) noexcept:
+    """Move up to *steps* slots to a larger or smaller index, if one is needed.
+
+    Without memory for it, the next call tries again.
+    """
+    cdef uint64_t size = places.index.mask + 1
+    cdef Slot slot
+    cdef Slot *slots
+    if places.old.slots == NULL:
+        if 4 * count > 3 * size:
+            size *= 2
+        elif 8 * count < size and size > SMALLEST_INDEX:
+            size //= 2
+        else:
+            return
+        slots = <Slot *> take_pages(size * sizeof(Slot))
+        if slots == NULL:
+            return
+        places.old, places.index = places.index, Index(slots, size - 1)
+        places.moved = 0
+    while steps and places.moved <= places.old.mask:
+        slot = places.old.slots[places.moved]
+        if slot.place > 0:
+            insert_in(&places.index, slot.hash, slot.place)
+            places.old.slots[places.moved].place = GONE
+        places.moved += 1
+        steps -= 1
+    if places.moved > places.old.mask:
+        drop_index(&places.old)
+
+
+cdef void insert_in(Index *index, uint32_t hashed, int32_t place) noexcept:
     cdef uint64_t at = hashed & index.mask
     while index.slots[at].place:
         at = (at + 1) & index.mask
@@ -301,8 +323,11 @@ cdef void insert(Index *index, uint32_t hashed, int32_t place) noexcept:
 
 cdef void drop_index(Index *index) noexcept:
     if index.slots != NULL:
-        give_pages(index.slots, (index.mask + 1) * sizeof(Slot))
+        free_pages(index.slots, (index.mask + 1) * sizeof(Slot))
         index.slots = NULL
+
+
+# --- memory -------------------------------------------------------------------
 
 
 cdef void *pages(size_t size) except NULL:
@@ -311,6 +336,10 @@ cdef void *pages(size_t size) except NULL:
     if taken == NULL:
         raise MemoryError
     return taken
+
+
+cdef void free_pages(void *at, size_t size) noexcept:
+    give_pages(at, size)
 
 
 cdef void *room_for(Py_ssize_t count, Py_ssize_t size) except NULL:

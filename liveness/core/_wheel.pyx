@@ -17,8 +17,9 @@ from libc.string cimport memcpy, memset
 
 from array import array
 
+from liveness.core._devices cimport Devices
 from liveness.core._table cimport (
-    NONE, List, Table, User, fetch, hash_of, is_of, more_room, room_for,
+    NONE, List, Table, User, fetch, hash_of, is_of, more_room, resize, room_for,
 )
 from liveness.core._wire cimport NO_CONN, NOBODY, PackedActivity, Sign, packed
 from liveness.core import intervals
@@ -67,7 +68,7 @@ cdef inline double edge(int bucket) noexcept nogil:
     return shortest
 
 
-@cython.no_gc  # its only object is its table, which has none
+@cython.no_gc  # its objects, the table and the devices, have none
 cdef class Wheel:
     """The timing wheel and the table of all users on it; see `wheel.Wheel`."""
 
@@ -79,6 +80,7 @@ cdef class Wheel:
     cdef int ring, layers
     cdef int64_t per_slot, size, bucket
     cdef Table table
+    cdef Devices devices  # None without a separator
     # Lists by their numbers in the table.
     cdef int32_t *buckets
     cdef int32_t *layer_lists
@@ -92,13 +94,16 @@ cdef class Wheel:
     cdef double *timeouts
     cdef uint64_t *silences  # counts: BUCKETS of each gateway
 
-    def __cinit__(self, *, double timeout, int slots, double now=0.0):
+    def __cinit__(
+        self, *, double timeout, int slots, double now=0.0, str separator=""
+    ):
         cdef double width_s
         cdef int64_t width
         cdef int at
         if not (2 <= slots <= 3_600 and 1e-6 * slots <= timeout <= HORIZON):
             raise ValueError(f"no wheel has {slots} slots for {timeout} s")
         self.table = Table()
+        self.devices = Devices(separator) if separator else None
         self.passed = Queue(NONE, NONE)
         width_s = timeout / slots
         self.slots, self.origin, self.default_timeout = slots, now, timeout
@@ -181,8 +186,21 @@ cdef class Wheel:
 
     def find(self, uid):
         """Return the entry of *uid*, or None."""
-        cdef int32_t place = self.table.place_of(uid)
-        return None if place == NONE else self.table.entry(place)
+        cdef int32_t place = self.table.place_of(uid), devices = 0
+        if place == NONE:
+            return None
+        if self.devices is not None:
+            devices = self.devices.count(self.table, place)
+        return self.table.entry(place, devices)
+
+    def devices_of(self, user, int64_t limit):
+        """Return the uids of a user's devices; see `wheel.Wheel.devices_of`."""
+        return [] if self.devices is None else self.devices.of(self.table, user, limit)
+
+    @property
+    def users(self):
+        """How many users have a device online; see `wheel.Wheel.users`."""
+        return self.table.count if self.devices is None else self.devices.users
 
     def touch(self, int32_t gateway, activity, *, double now, double mono):
         """Give users that sent an event a whole timeout; see `wheel.Wheel.touch`."""
@@ -216,7 +234,7 @@ cdef class Wheel:
         user.conn = NO_CONN if conn is None else conn
         user.start, user.seen = start, mono
         user.timeout, user.deadline = whole, now + whole
-        self.add(uid, &user)
+        return self.add(uid, &user)
 
     def put(self, entry):
         """Add an entry as it is; its user has none."""
@@ -242,7 +260,7 @@ cdef class Wheel:
 
     def close(self, uid):
         """End the session of *uid*, which has one; return its entry."""
-        return self.table.remove(self.table.known(uid))
+        return self.remove(self.table.known(uid))
 
     # --- how often users send events --------------------------------------------
 
@@ -281,7 +299,9 @@ cdef class Wheel:
         self.cascade(&self.passed, steps)
         for layer in range(self.layers):
             steps = self.cascade(&self.cascading[layer], steps)
-        self.table.resize_index(STRIDE)
+        resize(&self.table.places, self.table.count, STRIDE)
+        if self.devices is not None:
+            resize(&self.devices.places, self.devices.users, STRIDE)
 
     def next_due(self):
         """The attended moment at which `advance` will next have something to do."""
@@ -327,7 +347,7 @@ cdef class Wheel:
         cdef List *due = table.lists + self.due_list(gateway, renewed)
         gone = []
         while limit > 0 and due.count and table.user(due.first).deadline <= until:
-            gone.append(table.remove(due.first))
+            gone.append(self.remove(due.first))
             limit -= 1
         return gone
 
@@ -477,12 +497,32 @@ cdef class Wheel:
     cdef uint64_t *silences_of(self, int64_t gateway) except NULL:
         return self.silences + self.checked(gateway) * <int64_t> BUCKETS
 
-    cdef int add(self, object uid, User *user) except -1:
-        """Add a user with this uid, to the list that it belongs in."""
+    cdef int32_t add(self, object uid, User *user) except -1:
+        """Add a user with this uid, to the list that it belongs in.
+
+        Returns:
+            The number of its user's devices; 0 without a separator.
+        """
         cdef Table table = self.table
-        cdef int32_t target = self.current_list(user), place = table.add(uid, user)
+        cdef int32_t target = self.current_list(user), place
+        if self.devices is not None:
+            self.devices.make_room(table.count)
+        place = table.add(uid, user)
         table.append(place, table.user(place), target)
-        return 0
+        return 0 if self.devices is None else self.devices.add(table, place)
+
+    cdef object remove(self, int32_t place):
+        """Remove the user at a place; return its entry."""
+        cdef Table table = self.table
+        if self.devices is None:
+            entry = table.entry(place, 0)
+            table.remove(place)
+            return entry
+        entry = table.entry(place, self.devices.count(table, place) - 1)
+        self.devices.remove(table, place)
+        table.remove(place)
+        self.devices.moved(table, table.count, place)
+        return entry
 
     # --- the layers -----------------------------------------------------------
 
@@ -594,9 +634,9 @@ cdef class Wheel:
         cdef const Sign *sign
         for at in range(start, stop):
             hashes[at - start] = hash_of(signs + at)
-            fetch(&table.index.slots[hashes[at - start] & table.index.mask])
-            if table.old.slots != NULL:
-                fetch(&table.old.slots[hashes[at - start] & table.old.mask])
+            fetch(&table.places.index.slots[hashes[at - start] & table.places.index.mask])
+            if table.places.old.slots != NULL:
+                fetch(&table.places.old.slots[hashes[at - start] & table.places.old.mask])
         for at in range(start, stop):
             place = places[at - start] = table.likely(hashes[at - start])
             if place != NONE:

@@ -162,11 +162,12 @@ class Conversation:
         n: int,
         frame: str,
         index: int | None = None,
+        limit: str | None = None,
     ) -> Refusal:
-        """Refuse a part of a frame whose request was already yielded."""
+        """Refuse a frame whose request was already yielded, or a part of it."""
         if self._count_refusal(now) > self._limits.max_refused:
             return self._too_many()
-        return Refusal(code, message, n, False, frame, index)
+        return Refusal(code, message, n, False, frame, index, limit=limit)
 
     # --- refusals -------------------------------------------------------------
 

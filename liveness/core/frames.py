@@ -50,7 +50,7 @@ MAX_AGE_S: Final = 1e9
 # What `welcome.features` lists: the options and frames of this version.
 FEATURES: Final = (
     "ack", "after", "age", "began", "conn", "fresh", "kinds", "list", "ping", "scope",
-    "timeout", "timers", "where",
+    "timeout", "timers", "users", "where",
 )  # fmt: skip
 
 
@@ -103,6 +103,11 @@ def parse_hello(frame: Frame) -> Hello:
     fresh = _flag(options, "fresh", False)
     if fresh and role == WATCHER:
         raise _bad_hello("fresh is for gateways; a watcher holds no connections")
+    users = _flag(options, "users", False)
+    if users and role == GATEWAY:
+        raise _bad_hello(
+            "users is for watchers; a gateway has to close each of its connections"
+        )
     return Hello(
         name=name,
         role=role,
@@ -115,6 +120,7 @@ def parse_hello(frame: Frame) -> Hello:
         ping=_seconds(options, "ping", MIN_PING_S, MAX_PING_S),
         fresh=fresh,
         clock=_clock(options),
+        users=users,
     )
 
 

@@ -22,6 +22,7 @@ class Terms:
         timeout: The default silence timeout, in seconds.
         flush: How long a gateway may collect keepalives, in seconds.
         window: Records that may be unacknowledged on a link.
+        device_separator: Separates a device from its user in a uid; "" if it is not set.
         run_timeout: How long a gateway has to answer an attempt of a timer, in seconds.
         limits: What a link may send.
     """
@@ -31,6 +32,7 @@ class Terms:
     flush: float
     window: int
     run_timeout: float
+    device_separator: str
     limits: ConversationLimits
 
 
@@ -92,6 +94,7 @@ class Handshake:
             None if hello.scope == "all" else hello.name,
             hello.kinds,
             runs=hello.name if hello.role == GATEWAY else None,
+            users=hello.users,
         )
         return terms, ReadPosition(wanted, position)
 
@@ -122,6 +125,8 @@ class Handshake:
             "window": own.window,
             "run_timeout": own.run_timeout,
         }
+        if own.device_separator:
+            shown["device_separator"] = own.device_separator
         if hello.clock is not None:
             gateway = link.gateway
             shown["began"] = gateway is not None and gateway.clock_offset is not None

@@ -87,6 +87,7 @@ class UserStatus:
     slot: Slot | None  # None: it is due
     held: str | None  # what it waits for if it is due: see `clearance`
     absence: str | None  # whether its gateway is `AWAY` or `MUTE`
+    devices: int = 0  # of its user, online; 0 if they are not counted
 
 
 class Presence(SessionTable):
@@ -100,6 +101,7 @@ class Presence(SessionTable):
         reconnect_grace: Seconds a gateway has to catch up after its link began or ended.
         max_users: Users online above which no session is opened.
         max_gateway_users: The same, of one gateway.
+        device_separator: The wheel's; "": devices are not counted.
         guard: The rules of the storm guard; None: there is none.
     """
 
@@ -113,6 +115,7 @@ class Presence(SessionTable):
         reconnect_grace: float,
         max_users: int = NO_LIMIT,
         max_gateway_users: int = NO_LIMIT,
+        device_separator: str = "",
         guard: GuardRules | None = None,
     ) -> None:
         super().__init__(
@@ -122,6 +125,7 @@ class Presence(SessionTable):
             reconnect_grace=reconnect_grace,
             max_users=max_users,
             max_gateway_users=max_gateway_users,
+            device_separator=device_separator,
         )
         self.guard = None if guard is None else Guard(guard, wheel, self.gateways)
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS[1:], 0))
@@ -243,6 +247,7 @@ class Presence(SessionTable):
             slot=slot,
             held=why if slot is None else None,
             absence=gateway.absence(at.now),
+            devices=entry.devices,
         )
 
     # --- endings --------------------------------------------------------------
@@ -356,7 +361,7 @@ class Presence(SessionTable):
         record = Record(
             self.decided.next_seq, MOVED, entry.uid, self._by_number[entry.gateway].name,
             entry.session, entry.conn, LOGIN, at.wall_ms, from_gateway=gateway.name,
-            from_conn=conn,
+            from_conn=conn, user_devices=self._user_devices(entry.uid, entry.devices),
         )  # fmt: skip
         self.decided.record(record)
 

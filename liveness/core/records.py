@@ -110,6 +110,26 @@ class Record(NamedTuple):
     from_gateway: str | None = None
     from_session: int | None = None
     from_conn: int | None = None
+    # The user, and how many of its devices are online after this; None: not counted.
+    user_devices: tuple[Uid, int] | None = None
+
+    @property
+    def is_users(self) -> bool:
+        """Whether a user came or left with this: its first device, or its last.
+
+        Where devices are not counted, each uid is a user.
+        """
+        if self.kind == MOVED:
+            return False
+        if self.user_devices is None:
+            return True
+        return self.user_devices[1] == (1 if self.kind == ONLINE else 0)
+
+    def is_of(self, uid: Uid) -> bool:
+        """Whether this is about a uid, or about a device of a user of that name."""
+        if self.user_devices is not None and self.user_devices[0] == uid:
+            return True
+        return self.uid == uid
 
     def as_map(self) -> dict[str, object]:
         """The record as the wire and every outlet show it: absent keys left out."""
@@ -137,6 +157,8 @@ class Record(NamedTuple):
                 shown["from_session"] = self.from_session
             if self.from_conn is not None:
                 shown["from_conn"] = self.from_conn
+        if self.user_devices is not None:
+            shown["user"], shown["devices"] = self.user_devices
         return shown
 
 
@@ -162,6 +184,15 @@ class TimerRecord(NamedTuple):
     def uid(self) -> None:
         """None: a timer belongs to no user."""
         return None
+
+    @property
+    def is_users(self) -> bool:
+        """False: a timer belongs to no user."""
+        return False
+
+    def is_of(self, _uid: Uid) -> bool:
+        """False: a timer belongs to no user."""
+        return False
 
     def as_map(self) -> dict[str, object]:
         """The record as the wire and every outlet show it: absent keys left out."""
@@ -222,19 +253,21 @@ def record_of(fields: Sequence[Any]) -> Logged:
     """
     if len(fields) > 1 and fields[1] == TIMER:
         return TimerRecord._make(fields)
-    return Record._make(fields)
+    return Record(*fields)  # logs before schema 4 have no `user_devices`
 
 
 class Subscription(NamedTuple):
     """The records that a reader gets: of these kinds, a gateway, a user (None: all).
 
-    A gateway also gets the timers that it `runs`, whatever the rest says.
+    A gateway also gets the timers that it `runs`, whatever the rest says. With `users`,
+    records of sessions are only those with which a user comes or leaves.
     """
 
     gateway: str | None
     kinds: frozenset[str]
     runs: str | None = None
     uid: Uid | None = None
+    users: bool = False
 
     def wants(self, record: Logged) -> bool:
         """Whether the reader gets this record."""
@@ -246,7 +279,8 @@ class Subscription(NamedTuple):
                 self.gateway is None
                 or self.gateway in (record.gateway, record.from_gateway)
             )
-            and (self.uid is None or self.uid == record.uid)
+            and (self.uid is None or record.is_of(self.uid))
+            and (not self.users or record.kind == TIMER or record.is_users)
         )
 
 
@@ -306,6 +340,7 @@ class Hello:
     ping: float | None = None
     fresh: bool = False
     clock: HostTime | None = None  # when it was written
+    users: bool = False
 
 
 class ActivityBatch(ABC):

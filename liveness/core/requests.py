@@ -67,6 +67,7 @@ class Requests:
         handshake: Handshake,
         disk: Disk,
         counts: LinkCounts,
+        max_where_rows: int,
     ) -> None:
         self._effects = effects
         self._presence = presence
@@ -76,6 +77,7 @@ class Requests:
         self._handshake = handshake
         self._disk = disk
         self._counts = counts
+        self._max_where_rows = max_where_rows
         # Links that are not welcomed yet. By number of the link: what it sent behind its
         # hello; the link whose older one is read first, by number of that; and the
         # gateways whose old sessions are being ended, as their hello said `fresh`.
@@ -149,7 +151,12 @@ class Requests:
                 ticket = self.commit(with_cursors=True)
                 self._registry.send(link, ["pong", request.payload], after=ticket)
             case Where():
-                found = self._presence.where(request.uids)
+                most = max(self._max_where_rows, len(request.uids))
+                found = self._presence.where(request.uids, limit=most + 1)
+                if len(found) > most:
+                    refusal = self._too_many_devices(link, most, at)
+                    self._registry.refuse(link, refusal)
+                    return
                 if not self._registry.sees_everyone(link):
                     assert link.hello is not None
                     found = [row for row in found if row[1] == link.hello.name]
@@ -182,6 +189,18 @@ class Requests:
             frame="after",
             key=key,
             limit="timers.max_live",
+        )
+
+    @staticmethod
+    def _too_many_devices(link: Link, most: int, at: Instant) -> Refusal:
+        return link.conversation.refuse(
+            Code.BAD_OPTION,
+            f"these users have more than {most} devices online "
+            "(limits.max_where_rows); ask for fewer users at once",
+            at.now,
+            n=link.conversation.n,
+            frame="where",
+            limit="limits.max_where_rows",
         )
 
     @staticmethod

@@ -68,6 +68,7 @@ class ServerLimits:
     registry: LinkRegistryLimits
     outbox: OutboxLimits
     disk: DiskLimits
+    max_where_rows: int  # in one answer to where
 
 
 class Server:
@@ -140,6 +141,7 @@ class Server:
             ),
             disk=disk,
             counts=counts,
+            max_where_rows=limits.max_where_rows,
         )
         self._warnings = OperatorWarnings(self.effects, presence)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from liveness.core.changes import Decisions
 from liveness.core.clearance import GatewayState
+from liveness.core.devices import user_of
 from liveness.core.records import (
     EVENT_NUMBER,
     EVENTS,
@@ -26,7 +27,7 @@ from liveness.core.records import (
 from liveness.core.table import OWN_TIMEOUT, Entry
 from liveness.core.wheel import Wheel
 
-NO_LIMIT: Final = 2**63
+NO_LIMIT: Final = 2**63 - 1
 
 # Gateways whose cadence one call looks at: about a millisecond of work.
 CADENCES_PER_LOOK: Final = 200
@@ -46,6 +47,7 @@ class SessionTable:
         reconnect_grace: float,
         max_users: int,
         max_gateway_users: int,
+        device_separator: str,
     ) -> None:
         self.wheel = wheel
         self.decided = decided
@@ -57,6 +59,7 @@ class SessionTable:
         self._reconnect_grace = reconnect_grace
         self._max_users = max_users
         self._max_gateway_users = max_gateway_users
+        self._separator = device_separator
         self._by_number: list[GatewayState] = []
         self._free: list[int] = []  # numbers of gateways that were forgotten
         self._next_cadence = 0  # number of the gateway to look at next
@@ -64,14 +67,34 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self.wheel)
 
-    def where(self, uids: Sequence[Uid]) -> list[tuple[Uid, str, int, int | None]]:
-        """Return uid, gateway, session and conn of each of *uids* that is online."""
-        entries = (self.wheel.find(uid) for uid in uids)
-        return [
-            (entry.uid, self._by_number[entry.gateway].name, entry.session, entry.conn)
-            for entry in entries
-            if entry is not None
-        ]
+    def where(
+        self, uids: Sequence[Uid], *, limit: int = NO_LIMIT
+    ) -> list[tuple[Uid, str, int, int | None]]:
+        """Return uid, gateway, session and conn of each of *uids* that is online.
+
+        For the name of a user, return those of each of its devices: at most *limit* rows.
+        """
+        rows: list[tuple[Uid, str, int, int | None]] = []
+        for uid in uids:
+            for device in self.devices_of(uid, limit - len(rows)) or [uid]:
+                entry = self.wheel.find(device)
+                if entry is not None:
+                    gateway = self._by_number[entry.gateway].name
+                    rows.append((device, gateway, entry.session, entry.conn))
+            if len(rows) >= limit:
+                break
+        return rows
+
+    def user_of(self, uid: Uid) -> Uid | None:
+        """Return the user that a uid belongs to; None if devices are not counted."""
+        return user_of(uid, self._separator) if self._separator else None
+
+    def devices_of(self, user: Uid, limit: int) -> list[Uid]:
+        """Return the uids of a user's devices online, at most *limit*, oldest first.
+
+        If devices are not counted, there are none.
+        """
+        return self.wheel.devices_of(user, limit) if self._separator else []
 
     # --- gateways -------------------------------------------------------------
 
@@ -247,7 +270,7 @@ class SessionTable:
     ) -> None:
         """Open a session, and record it; *before* is the one that it takes over from."""
         seq = self.decided.next_seq
-        self.wheel.open(
+        devices = self.wheel.open(
             uid,
             gateway=gateway.number,
             session=seq,
@@ -263,7 +286,10 @@ class SessionTable:
         self.decided.changes.online[seq] = OnlineRow(
             seq, uid, at.unix_ms(start), conn, gateway.name, timeout
         )
-        record = Record(seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms)
+        record = Record(
+            seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms,
+            user_devices=self._user_devices(uid, devices),
+        )  # fmt: skip
         if before is None:
             self.opened[event] += 1
         else:
@@ -300,5 +326,10 @@ class SessionTable:
             at.unix_ms(entry.seen) if entry.event else None,
             EVENTS[entry.event] if entry.event else None,
             round(at.mono - entry.seen, 3), not entry.event,
+            user_devices=self._user_devices(entry.uid, entry.devices),
         )  # fmt: skip
         self.decided.record(record, due=due)
+
+    def _user_devices(self, uid: Uid, devices: int) -> tuple[Uid, int] | None:
+        """The user of a uid, with the number of its devices; None if they don't count."""
+        return (user_of(uid, self._separator), devices) if self._separator else None

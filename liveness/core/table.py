@@ -40,9 +40,10 @@ class Entry(NamedTuple):
     seen: float  # monotonic: when the last event was received
     event: int  # index into `records.EVENTS`; 0 when restored unheard
     flags: int
+    devices: int = 0  # of its user online; once removed, those left; 0 if not counted
 
 
-# The same as a plain tuple: a restart makes a million of them.
+# The same as a plain tuple, without `devices`: a restart makes a million of them.
 EntryFields: TypeAlias = tuple[
     Uid, int, int, int | None, float, float, float, float, int, int
 ]
@@ -71,7 +72,7 @@ class Table:
 
     def add(self, fields: EntryFields) -> int:
         """Add a user, in no list yet; return its place."""
-        entry, place = Entry._make(fields), self._take()
+        entry, place = Entry(*fields), self._take()
         self.index[entry.uid] = place
         self.uid[place] = entry.uid
         self.gateway[place] = entry.gateway

@@ -37,7 +37,7 @@ from liveness.core.records import (
     Instant,
     TimerRecord,
 )
-from liveness.core.table import OWN_TIMEOUT, Entry
+from liveness.core.table import OWN_TIMEOUT
 from liveness.core.timer_states import (
     FIRED,
     PENDING,
@@ -457,9 +457,7 @@ class TimerScheduler:
     def _insert(self, number: int, gateway: int, due: float) -> None:
         """Put a timer on the ring; one that is already due comes next."""
         due = max(due, self._now)
-        self._wheel.put(
-            Entry(number, gateway, 0, None, 0.0, 0.0, due, 0.0, 0, OWN_TIMEOUT)
-        )
+        self._wheel.put((number, gateway, 0, None, 0.0, 0.0, due, 0.0, 0, OWN_TIMEOUT))
 
     def _empty_ring(self) -> None:
         """Empty the ring, which holds too many; it is filled again, earliest first."""

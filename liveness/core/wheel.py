@@ -30,6 +30,7 @@ from collections.abc import Collection, Iterator
 from math import inf
 from typing import Final, NamedTuple
 
+from liveness.core.devices import Devices
 from liveness.core.intervals import SAMPLED, Silences
 from liveness.core.records import ActivityBatch, Uid
 from liveness.core.table import (
@@ -86,12 +87,16 @@ class Wheel:
         timeout: Seconds of one revolution of the ring; the default for gateways.
         slots: Slots of the ring and of each layer above, 2 to 3,600.
         now: Attended seconds at the start.
+        separator: Separates a device from its user in a uid (see `devices`); "": the
+            devices of users are not counted.
     """
 
     # A sensible `steps` for `advance`: some milliseconds of work.
     steps: Final = 4_000
 
-    def __init__(self, *, timeout: float, slots: int, now: float = 0.0) -> None:
+    def __init__(
+        self, *, timeout: float, slots: int, now: float = 0.0, separator: str = ""
+    ) -> None:
         self.slots = slots
         width_s, ring = timeout / slots, 0
         while width_s > MAX_BUCKETS_PER_SLOT * BUCKET_S and width_s / slots >= BUCKET_S:
@@ -100,6 +105,7 @@ class Wheel:
         per_slot = max(1, round(width_s / BUCKET_S + 0.499))
         self.bucket_s = width_s / per_slot
         self._table = Table()
+        self._devices = Devices(separator) if separator else None
         self._layers = Layers(
             self._table,
             slots=slots,
@@ -135,7 +141,24 @@ class Wheel:
     def find(self, uid: Uid) -> Entry | None:
         """Return the entry of *uid*, or None."""
         place = self._table.index.get(uid)
-        return None if place is None else self._table.entry(place)
+        if place is None:
+            return None
+        entry = self._table.entry(place)
+        if self._devices is None:
+            return entry
+        return entry._replace(devices=self._devices.count(uid))
+
+    def devices_of(self, user: Uid, limit: int) -> list[Uid]:
+        """Return the uids of a user's devices, at most *limit*, the oldest login first.
+
+        Without a separator there are none.
+        """
+        return [] if self._devices is None else self._devices.of(user, limit)
+
+    @property
+    def users(self) -> int:
+        """How many users have a device online; without a separator, how many uids."""
+        return len(self) if self._devices is None else len(self._devices)
 
     def touch(
         self, gateway: int, activity: ActivityBatch, *, now: float, mono: float
@@ -207,7 +230,7 @@ class Wheel:
         now: float,
         mono: float,
         exact: bool = False,
-    ) -> None:
+    ) -> int:
         """Begin a session of *uid*, which has none.
 
         Args:
@@ -221,6 +244,8 @@ class Wheel:
             now: Attended seconds.
             mono: Monotonic seconds of its last event.
             exact: Whether *start* is independent of when the login was read.
+        Returns:
+            How many devices of its user are online now; 0 without a separator.
         """
         whole = self._gateway_timeout[gateway] if timeout is None else timeout
         flags = EXACT_START * exact | OWN_TIMEOUT * (timeout is not None)
@@ -228,11 +253,14 @@ class Wheel:
         self.put(
             (uid, gateway, session, conn, start, whole, deadline, mono, event, flags)
         )
+        return 0 if self._devices is None else self._devices.count(uid)
 
     def put(self, entry: EntryFields) -> None:
         """Add an entry as it is; its user has none."""
         place = self._table.add(entry)
         self._table.append(place, self._current_list(place))
+        if self._devices is not None:
+            self._devices.add(entry[0])
 
     def timeout_of(self, gateway: int) -> float:
         """The silence timeout of *gateway*'s users."""
@@ -265,7 +293,7 @@ class Wheel:
 
     def close(self, uid: Uid) -> Entry:
         """End the session of *uid*, which has one; return its entry."""
-        return self._table.remove(self._table.index[uid])
+        return self._remove(self._table.index[uid])
 
     # --- how often users send events --------------------------------------------
 
@@ -334,7 +362,7 @@ class Wheel:
             renewed: From which due list: of renewed users, or of the others.
         """
         places = self._due_places(2 * gateway + renewed, until, limit)
-        return [self._table.remove(place) for place in places]
+        return [self._remove(place) for place in places]
 
     def renew(
         self, gateway: int, *, until: float, limit: int, most: float = inf
@@ -423,6 +451,12 @@ class Wheel:
         )
 
     # --- within ---------------------------------------------------------------
+
+    def _remove(self, place: int) -> Entry:
+        entry = self._table.remove(place)
+        if self._devices is None:
+            return entry
+        return entry._replace(devices=self._devices.remove(entry.uid))
 
     def _current_list(self, place: int) -> int:
         """The list an entry belongs in now: a due list once its bucket has passed."""

@@ -51,6 +51,7 @@ class Scene:
         hold: Longest hold of due users, in seconds.
         reconnect_grace: Seconds that a gateway is given to catch up.
         guard: When the storm guard holds users; None: never.
+        separator: Separates a device from its user; "": devices are not counted.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class Scene:
         hold: float = 60.0,
         reconnect_grace: float = 0.0,
         guard: GuardRules | None = None,
+        separator: str = "",
     ) -> None:
         self.now, self.mono, self.wall_ms = 0.0, 1_000.0, 1_795_168_800_000
         self.wheel_class, self.timeout = wheel_class, timeout
         self.hold, self.reconnect_grace, self.guard = hold, reconnect_grace, guard
+        self.separator = separator
         self.disk: dict[int, OnlineRow] = {}  # by session
         self.timeouts: dict[str, float | None] = {}
         self.in_force: dict[str, float] = {}
@@ -74,11 +77,17 @@ class Scene:
     def start(self) -> None:
         """Start a sidecar, with the gateways' timeouts that are on disk."""
         self.presence = Presence(
-            self.wheel_class(timeout=self.timeout, slots=30, now=self.now),
+            self.wheel_class(
+                timeout=self.timeout,
+                slots=30,
+                now=self.now,
+                separator=self.separator,
+            ),
             decided=Decisions(len(self.log) + 1),
             timeout=self.timeout,
             gateway_hold=self.hold,
             reconnect_grace=self.reconnect_grace,
+            device_separator=self.separator,
             guard=self.guard,
         )
         for name, timeout in self.timeouts.items():

@@ -8,6 +8,7 @@ from liveness.compiled import Reader
 from liveness.config.settings import (
     Config,
     LimitSettings,
+    PresenceSettings,
     SocketSettings,
     StateSettings,
 )
@@ -31,10 +32,11 @@ QUIET: Final = (LogLine, LogRefusal)
 class Shell:
     """A server on a disk in memory; time passes by hand."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, *, device_separator: str = "", **limits: Any) -> None:
         config = Config(
             socket=SocketSettings(path=Path("/nowhere/g.sock")),
             state=StateSettings(dir=Path("/nowhere")),
+            presence=PresenceSettings(device_separator=device_separator),
             limits=LimitSettings(**limits),
         )
         self.disk, self.counts, self.mono, self.links = (

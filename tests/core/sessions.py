@@ -8,6 +8,7 @@ a quarter second, far wider than a bucket, so that it knows exactly who is due.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 from liveness.core.records import EVENTS, ActivityBatch, OnlineRow, Uid
@@ -40,12 +41,18 @@ class Sessions:
         wheel_class: The wheel to run on.
         timeout: The server's timeout, in seconds.
         uids: Who is asked for from the start; others are once they were named.
+        separator: Separates a device from its user; "": devices are not counted.
     """
 
     def __init__(
-        self, wheel_class: type[Wheel], *, timeout: float, uids: Iterable[Uid] = ()
+        self,
+        wheel_class: type[Wheel],
+        *,
+        timeout: float,
+        uids: Iterable[Uid] = (),
+        separator: str = "",
     ) -> None:
-        self.scene = Scene(wheel_class, timeout=timeout)
+        self.scene = Scene(wheel_class, timeout=timeout, separator=separator)
         self.online: dict[Uid, Session] = {}
         self.named = dict.fromkeys(uids)
         self.linked: dict[str, None] = {}
@@ -88,20 +95,42 @@ class Sessions:
     def shown(self, kind: str, uid: Uid, reason: str) -> Shown:
         session = self.online[uid]
         conn = {} if session.conn is None else {"conn": session.conn}
-        return conn | {
-            "seq": self.seq,
-            "kind": kind,
-            "uid": uid,
-            "gateway": session.gateway,
-            "session": session.session,
-            "reason": reason,
-            "at": self.scene.wall_ms,
-        }
+        return (
+            conn
+            | self.devices(uid)
+            | {
+                "seq": self.seq,
+                "kind": kind,
+                "uid": uid,
+                "gateway": session.gateway,
+                "session": session.session,
+                "reason": reason,
+                "at": self.scene.wall_ms,
+            }
+        )
+
+    def devices(self, uid: Uid) -> Shown:
+        """The user of a uid, and how many of its devices are online."""
+        separator = self.scene.separator
+        if not separator:
+            return {}
+        user = self.user_of(uid)
+        return {"user": user, "devices": len(self.devices_of(user))}
+
+    def devices_of(self, user: Uid) -> list[Uid]:
+        return [uid for uid in self.online if self.user_of(uid) == user]
+
+    def user_of(self, uid: Uid) -> Uid:
+        separator = self.scene.separator
+        if isinstance(uid, int) or uid.find(separator) <= 0:
+            return uid
+        return uid[: uid.index(separator)]
 
     def ended(self, uid: Uid, reason: str) -> Shown:
         self.seq += 1
         shown = self.shown("offline", uid, reason)
         session = self.online.pop(uid)
+        shown |= self.devices(uid)
         shown["silence"] = (self.scene.wall_ms - session.seen_ms) / 1_000
         if session.last is None:
             return shown | {"restored": True}
@@ -289,6 +318,13 @@ class Sessions:
             self.link_begins(name)
         self.check()
 
+    def asked(self, uid: Uid) -> list[Uid]:
+        """Whom a question about a uid concerns: of a user, each of its devices."""
+        if not self.scene.separator:
+            return [uid]
+        # In the order of the wheel: `check` compares which they are.
+        return self.scene.presence.devices_of(uid, 100) or [uid]
+
     # --- what must hold ------------------------------------------------------------------
 
     def check(self) -> None:
@@ -301,9 +337,14 @@ class Sessions:
         }
         assert presence.where([*self.named]) == [
             (uid, s.gateway, s.session, s.conn)
-            for uid, s in ((uid, self.online.get(uid)) for uid in self.named)
-            if s is not None
+            for uid in chain.from_iterable(map(self.asked, self.named))
+            if (s := self.online.get(uid)) is not None
         ]
+        if scene.separator:
+            online = {self.user_of(uid) for uid in self.online}
+            assert presence.wheel.users == len(online)
+            for user in online:
+                assert {*presence.devices_of(user, 100)} == {*self.devices_of(user)}
         for name in self.timeouts:
             users = sum(s.gateway == name for s in self.online.values())
             assert presence.gateway(name).users == users

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.core.conversation import Conversation, ConversationLimits
+from liveness.core.devices import user_of
 from liveness.core.framing import Reader, encode
 from liveness.core.records import ActivityBatch, ListedActivity, Uid
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
@@ -44,7 +45,10 @@ DAY: Final = 86_400.0
 EVENT_NAMES: Final = {2: "keepalive", 3: "message"}
 HELLO: Final = ["hello", {"protocol": 1, "name": "g"}]
 # Enough for the index to grow, and to shrink again when they leave.
-CROWD: Final = range(10**6, 10**6 + 1_000)
+CROWD: Final[tuple[Uid, ...]] = (
+    *range(10**6, 10**6 + 1_000),
+    *(f"crowd-{user}/{device}" for user in range(1_300) for device in range(user % 3)),
+)
 
 Touch = tuple[Any, int | None, int]  # uid, conn, event
 
@@ -55,9 +59,13 @@ Touch = tuple[Any, int | None, int]  # uid, conn, event
 class Pair:
     """Both wheels, which must answer every question alike."""
 
-    def __init__(self, *, timeout: float, slots: int, now: float) -> None:
-        self.reference = Wheel(timeout=timeout, slots=slots, now=now)
-        self.compiled: Wheel = _wheel.Wheel(timeout=timeout, slots=slots, now=now)
+    def __init__(
+        self, *, timeout: float, slots: int, now: float, separator: str = ""
+    ) -> None:
+        given = {"timeout": timeout, "slots": slots, "now": now}
+        self.reference = Wheel(**given, separator=separator)  # type: ignore[arg-type]
+        self.compiled: Wheel = _wheel.Wheel(**given, separator=separator)
+        self.separator = separator
         self.link = Conversation(ConversationLimits(), _wire.Reader)
         list(self.link.receive(encode(HELLO), 0.0))
         self.now = now
@@ -95,7 +103,7 @@ class Pair:
 
     def put(self, entry: Entry) -> None:
         self.met[entry.uid] = self.online[entry.uid] = None
-        self.same("put", entry)
+        self.same("put", entry[:-1])
 
     def touch(self, gateway: int, signs: ActivityBatch) -> None:
         self.same("touch", gateway, signs, now=self.now, mono=self.now + 0.25)
@@ -123,10 +131,11 @@ class Pair:
     def check(self) -> None:
         for method in ("__len__", "waiting", "next_due", "slot_users", "layer_users"):
             self.same(method)
-        for attribute in ("slots", "bucket_s", "hand"):
+        for attribute in ("slots", "bucket_s", "hand", "users"):
             self.same("__getattribute__", attribute)
         for uid in self.met:
             self.same("find", uid)
+            self.same("devices_of", user_of(uid, self.separator or "/"), 1_000)
         for uid in self.online:
             self.same("slot_of", uid)
         for gateway in range(self.gateways):
@@ -170,7 +179,11 @@ def gaps(pair: Pair, timeout: float) -> st.SearchStrategy[float]:
 
 # Of each size in bytes that a uid may have.
 long_uids = st.integers(1, 255).map(lambda size: "é" * (size // 2) + "x" * (size % 2))
-pool = st.sampled_from(HARD_UIDS) | st.integers(0, 40) | long_uids | uids
+users = st.sampled_from(["a", "é", "a" * 30, "/", "", "a/", "b//"])
+devices = st.builds(
+    "{}{}{}".format, users, st.sampled_from(["/", "::"]), st.integers(0, 9)
+)
+pool = st.sampled_from(HARD_UIDS) | st.integers(0, 40) | long_uids | uids | devices
 STEPS: Final = (
     *("open", "open", "put", "put", "listed", "listed", "packed", "packed", "advance"),
     *("advance", "advance", "advance", "amend", "close", "fire", "fire", "renew"),
@@ -190,6 +203,7 @@ def test_the_compiled_wheel_does_to_the_bit_what_the_reference_does(
         timeout=timeout,
         slots=data.draw(st.sampled_from([2, 3, 30, 30, 30, 500])),
         now=data.draw(st.sampled_from([0.0, 0.1, 12_345.678, 1e7 / 3])),
+        separator=data.draw(st.sampled_from(["", "/", "/", "::", "é"])),
     )
     pair.add_gateway()
     for step in data.draw(st.lists(st.sampled_from(STEPS), min_size=10, max_size=40)):
@@ -263,7 +277,7 @@ def take_step(
         case "crowd":
             for uid in CROWD:
                 if uid not in pair.online:
-                    pair.open(uid, gateway, uid, None, exact=False)
+                    pair.open(uid, gateway, 1, None, exact=False)
         case "leave":
             for uid in CROWD:
                 if uid in pair.online:

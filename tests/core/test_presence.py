@@ -627,9 +627,25 @@ def test_a_wall_clock_set_back_over_a_restart_locks_no_user_to_its_old_session(
     assert brief(scene.login("h", ["u"], [6])) == MOVED
 
 
+# --- devices ----------------------------------------------------------------------------
+
+
+def test_devices_that_fall_silent_together_are_counted_one_by_one(
+    wheel_class: WheelClass,
+) -> None:
+    scene = Scene(wheel_class, separator="/")
+    scene.link("g")
+    online = scene.login("g", ["ada/a", "ada/b", 7])
+    scene.wait(31, "g")
+    shown = [*online, *scene.log[3:]]
+    assert [(record["user"], record["devices"]) for record in shown] == [
+        ("ada", 1), ("ada", 2), (7, 1), ("ada", 1), ("ada", 0), (7, 0),
+    ]  # fmt: skip
+
+
 # --- the machine -----------------------------------------------------------------------
 
-UIDS: Final[tuple[Uid, ...]] = ("a", 7, "7")
+UIDS: Final[tuple[Uid, ...]] = ("a", 7, "7", "a/1", "a/2")
 SERVER_TIMEOUT: Final = 2.0
 
 names = st.sampled_from(["g", "h"])
@@ -646,10 +662,16 @@ class Rules(RuleBasedStateMachine):
     """The rules of "Sessions", applied to a presence and to a dictionary."""
 
     implementation: WheelClass = Wheel
+    separator = ""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sessions = Sessions(self.implementation, timeout=SERVER_TIMEOUT, uids=UIDS)
+        self.sessions = Sessions(
+            self.implementation,
+            timeout=SERVER_TIMEOUT,
+            uids=UIDS,
+            separator=self.separator,
+        )
         for name in ("g", "h"):
             self.sessions.hello(name, timeout=None, is_fresh=False, clock_offset=0.0)
 
@@ -698,9 +720,13 @@ class Rules(RuleBasedStateMachine):
         self.sessions.planned_stop(away)
 
 
-def test_presence_keeps_every_rule_of_sessions(wheel_class: WheelClass) -> None:
+@pytest.mark.parametrize("device_separator", ["", "/"], ids=["uids", "devices"])
+def test_presence_keeps_every_rule_of_sessions(
+    wheel_class: WheelClass, device_separator: str
+) -> None:
     class OnThisWheel(Rules):
         implementation = wheel_class
+        separator = device_separator
 
     run_state_machine_as_test(
         OnThisWheel,

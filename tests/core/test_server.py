@@ -1,6 +1,7 @@
 """The server of links: what goes in, and which effects come out, in which order."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,9 @@ from liveness.core.effects import (
     Send,
     SendList,
 )
-from liveness.core.framing import decode
+from liveness.core.framing import Reader, decode
+from liveness.core.link import Link
+from liveness.core.records import SESSION_KINDS, Subscription
 from liveness.core.server import MayRead
 from liveness.testing.scripted_disk import FULL
 from tests.core.server_shell import Shell, hello
@@ -246,3 +249,75 @@ def test_a_closed_link_leaves_nothing_behind(shell: Shell) -> None:
     registry = shell.server.registry
     assert (registry.links, registry.named, shell.server.unread.memory) == ({}, {}, 0)
     assert replace(shell.server.presence.gateway("g"), users=0).is_linked is False
+
+
+def answers(link: Link) -> list[Any]:
+    """The replies that a link may be sent now."""
+    reader = Reader(max_frame_bytes=100_000, max_batch=4_000)
+    return [*reader.feed(link.outbox.take_frames())]
+
+
+def test_a_question_about_a_user_is_one_about_each_device() -> None:
+    shell = Shell(device_separator="/", max_where_rows=5)
+    link = shell.gateway()
+    shell.says(link, ["login", ["ada/a", "ada/b", "ada", "eve/a", 7]])
+    shell.says(link, ["where", ["ada", "eve/a", "eve/b", 7]], ["where", "eve"])
+    shell.write()
+    rows = [["ada/a", 1], ["ada/b", 2], ["ada", 3], ["eve/a", 4], [7, 5]]
+    where, eve = (frame[1] for frame in answers(link))
+    assert [[uid, session] for uid, _, session, _ in where] == rows
+    assert [[uid, session] for uid, _, session, _ in eve] == [["eve/a", 4]]
+
+
+def test_a_question_about_more_devices_than_an_answer_has_is_refused() -> None:
+    shell = Shell(device_separator="/", max_where_rows=3)
+    link = shell.gateway()
+    shell.says(link, ["login", [f"ada/{n}" for n in range(4)]])
+    shell.says(link, ["where", "ada"], ["where", ["ada/0", "ada/1", "ada/2", "ada/3"]])
+    shell.write()
+    (error, where) = answers(link)
+    assert (error[0], error[1]["code"], error[1]["frame"]) == (
+        "error",
+        "bad-option",
+        "where",
+    )
+    assert "limits.max_where_rows" in error[1]["message"]
+    assert shell.counts.limits_met == {"limits.max_where_rows": 1}
+    assert len(where[1]) == 4
+
+
+@pytest.mark.parametrize(("separator", "shown"), [("", None), ("::", "::")])
+def test_a_welcome_has_the_separator_of_devices(
+    separator: str, shown: str | None
+) -> None:
+    shell = Shell(device_separator=separator)
+    link = shell.connect()
+    shell.says(link, hello("w", role="watcher", users=True))
+    shell.write()
+    ((_, terms),) = answers(link)
+    assert terms.get("device_separator") == shown
+    assert shell.reading_of(link).wanted.users
+
+
+@pytest.mark.parametrize(
+    ("separator", "wanted"),
+    [("/", ["ada/a", 7, "ada/b", 7]), ("", ["ada/a", "ada/b", 7, "ada/a", "ada/b", 7])],
+)
+def test_a_reader_of_users_gets_their_first_devices_and_their_last(
+    separator: str, wanted: list[object]
+) -> None:
+    shell = Shell(device_separator=separator)
+    link, other = shell.gateway(), shell.gateway("h")
+    shell.says(link, ["login", ["ada/a", "ada/b", 7], {"conn": [1, 2, 3]}])
+    shell.says(other, ["login", "ada/a", {"conn": 1}])
+    shell.says(other, ["logout", "ada/a"])
+    shell.says(link, ["logout", ["ada/b", 7]])
+    records = shell.decided.changes.records
+    reader = Subscription(None, frozenset(SESSION_KINDS), users=True)
+    assert [record.uid for record in records if reader.wants(record)] == wanted
+    assert [record.user_devices for record in records if record.kind == "moved"] == [
+        ("ada", 2) if separator else None
+    ]
+    of_ada = reader._replace(uid="ada", users=False)
+    found = [record.uid for record in records if of_ada.wants(record)]
+    assert found == (["ada/a", "ada/b", "ada/a", "ada/a", "ada/b"] if separator else [])

@@ -95,7 +95,7 @@ class Model:
         entry = entry._replace(timeout=lasts, deadline=self.now + remaining, event=0)
         self.longest = max(self.longest, remaining)
         self.entries[uid] = entry
-        self.wheel.put(entry)
+        self.wheel.put(entry[:-1])
 
     def entry_of(
         self, uid: Uid, *, gateway: int, timeout: float | None, conn: int | None

@@ -43,8 +43,10 @@ def schema_1(
     """Makes a log of schema 1."""
     with closing(sqlite3.connect(path)) as db, db:
         db.executescript(_SCHEMA_1)
-        marks = ", ".join("?" for _ in Record._fields)
-        db.executemany(f"insert into log values ({marks})", records)
+        columns = Record._fields.index("user_devices")  # which came with schema 4
+        marks = ", ".join("?" * columns)
+        rows = (record[:columns] for record in records)
+        db.executemany(f"insert into log values ({marks})", rows)
         db.executemany(
             "insert into online values (?, ?, ?, ?, ?, ?)",
             ((row.uid, row.session, *row[2:]) for row in online),

@@ -36,7 +36,9 @@ _TEXTS: Final = {
     "key": MAX_KEY_BYTES,
     "ext": MAX_KEY_BYTES,
 }
-_CHOICES: Final = {"state": STATES, "role": ROLES}
+_CHOICES: Final = {"state": STATES, "role": ROLES, "users": ("true", "false")}
+# Parameters of a query that choose records.
+SUBSCRIPTION: Final = ("kind", "uid", "gateway", "users")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -155,9 +157,10 @@ def _checked(name: str, value: object, where: str) -> str:
 
 
 def subscription_in(query: dict[str, str]) -> Subscription:
-    """Take `kind`, `uid` and `gateway` out of the query: which records a reader gets.
+    """Take the names of `SUBSCRIPTION` out of the query: which records a reader gets.
 
     Several kinds have commas between them. A uid is written as on the command line.
+    `users=true` asks for the records with which a user comes or leaves.
 
     Raises:
         ApiError: A kind or the uid is invalid.
@@ -168,7 +171,10 @@ def subscription_in(query: dict[str, str]) -> Subscription:
         raise ApiError(400, f"{message} {', '.join(KINDS)}, with commas between")
     uid = query.pop("uid", None)
     return Subscription(
-        query.pop("gateway", None), kinds, uid=None if uid is None else uid_in(uid)
+        query.pop("gateway", None),
+        kinds,
+        uid=None if uid is None else uid_in(uid),
+        users=query.pop("users", "false") == "true",
     )
 
 

@@ -1,6 +1,6 @@
 """The log as server-sent events: one for each record, as it is written.
 
-    GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME
+    GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME&users=true
 
 The id of an event is `LOG:SEQ`. A browser that reconnects sends its last id, and continues
 behind it. If that id is of another log, the stream begins at the oldest record kept, or, if
@@ -28,7 +28,13 @@ from liveness.core.uids import MAX_INTEGER
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
-from liveness.service.http.api import ApiError, answering, query_of, subscription_in
+from liveness.service.http.api import (
+    SUBSCRIPTION,
+    ApiError,
+    answering,
+    query_of,
+    subscription_in,
+)
 from liveness.service.http.event_stream import (
     STOPPING,
     StreamEnded,
@@ -79,7 +85,7 @@ class FeedApi:
         return [Route("/v1/feed", answering(self._answer))]
 
     async def _answer(self, request: Request) -> Response:
-        query = query_of(request, "after", "kind", "uid", "gateway")
+        query = query_of(request, "after", *SUBSCRIPTION)
         after = _number(query.pop("after", None))
         subscription = subscription_in(query)
         position, is_new = self._start(after, request.headers.get("last-event-id"))

@@ -1,7 +1,7 @@
 """The state of the sidecar as a summary, once or every second.
 
     GET /v1/wheel   one summary
-    GET /v1/live    ?kind=offline,moved&uid=UID&gateway=NAME
+    GET /v1/live    ?kind=offline,moved&uid=UID&gateway=NAME&users=true
                     the last minutes, then every second a summary with the newest records
 
 A stream of summaries costs the same whatever the load: each summary has only the newest of
@@ -16,7 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from liveness.core.records import Subscription
-from liveness.service.http.api import answering, json_text, query_of, subscription_in
+from liveness.service.http.api import (
+    SUBSCRIPTION,
+    answering,
+    json_text,
+    query_of,
+    subscription_in,
+)
 from liveness.service.http.event_stream import (
     StreamKind,
     Streams,
@@ -69,7 +75,7 @@ class LiveApi:
         return json_text(await self._shared.page(None))
 
     async def _live(self, request: Request) -> Response:
-        query = query_of(request, "kind", "uid", "gateway")
+        query = query_of(request, *SUBSCRIPTION)
         subscription = subscription_in(query)
 
         async def produce(writer: StreamWriter) -> None:

@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.records import Uid
-from liveness.explanation import RECORDS, Known, answer
+from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
 from liveness.metrics import Counts
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
@@ -92,11 +92,33 @@ class UsersApi:
         status = self._engine.status_of(uid)
         if status is not None and status.session != session:
             opening = None
-        known = Known(status, found.records, opening, found.back_to, found.oldest)
+        known = Known(
+            status,
+            found.records,
+            opening,
+            found.back_to,
+            found.oldest,
+            self._devices_of(uid),
+        )
         page = answer(uid, known, now_ms=self._wall_ms())
-        if status is not None and status.session > self._log_writer.durable_seq:
-            page["session"] = None  # after a crash another record may get this number
+        for shown in (page, *page.get("devices", ())):
+            if (shown["session"] or 0) > self._log_writer.durable_seq:
+                shown["session"] = None  # after a crash another record may get this seq
         return JSONResponse(page)
+
+    def _devices_of(self, uid: Uid) -> UserDevices | None:
+        """The devices of a uid's user; None if they are not counted."""
+        presence = self._engine.presence
+        user = presence.user_of(uid)
+        if user is None:
+            return None
+        shown = {
+            device: status
+            for device in presence.devices_of(user, DEVICES)
+            if (status := self._engine.status_of(device)) is not None
+        }
+        online = next((status.devices for status in shown.values()), 0)
+        return UserDevices(user, user == uid, online, shown)
 
 
 def _uid_of_path(request: Request) -> Uid:

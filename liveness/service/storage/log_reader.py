@@ -99,14 +99,11 @@ class RecordFilter(NamedTuple):
         """Whether a record matches."""
         return (
             record.kind in self.kinds
-            and (self.uid is None or self._is_of_user(record))
+            and (self.uid is None or record.is_of(self.uid))
             and self.gateway in (None, record.gateway, record.from_gateway)
             and (self.since is None or self.since <= record.at)
             and (self.until is None or record.at < self.until)
         )
-
-    def _is_of_user(self, record: Logged) -> bool:
-        return isinstance(record, Record) and record.uid == self.uid
 
     def condition(self) -> tuple[str, list[Any]]:
         """An SQL condition that every page with a matching record meets, and its values."""
@@ -116,9 +113,10 @@ class RecordFilter(NamedTuple):
             # First the uid alone, as few pages contain a long one. Most pages contain the
             # bytes of a short one, but few of them after a kind.
             groups.append([uid])
-            groups.append(
-                [encode(kind) + uid for kind in SESSION_KINDS if kind in self.kinds]
-            )
+            kinds = [kind for kind in SESSION_KINDS if kind in self.kinds]
+            # As a uid, or as the user of a device.
+            groups.append([encode(kind) + uid for kind in kinds])
+            groups[-1] += [encode([self.uid, 0])[:-1]] if kinds else []
         elif len(self.kinds) < len(KINDS):
             groups.append([encode(kind) for kind in sorted(self.kinds)])
         if self.gateway is not None:
@@ -203,6 +201,19 @@ class LogReader:
         query = "select * from online where uid = ?"
         row = self._read(lambda db: db.execute(query, [uid]).fetchone())
         return None if row is None else OnlineRow._make(row)
+
+    def online_devices(self, user: Uid, separator: str) -> list[OnlineRow]:
+        """The open sessions of a user's devices, the oldest first, as of the last commit."""
+        if not isinstance(user, str):
+            row = self.online(user)
+            return [] if row is None else [row]
+        query = (
+            "select * from online where uid = :user or "
+            "substr(uid, 1, length(:device)) = :device order by session"
+        )
+        values = {"user": user, "device": user + separator}
+        rows = self._read(lambda db: db.execute(query, values).fetchall())
+        return [OnlineRow._make(row) for row in rows]
 
     def log(self) -> str:
         """The log's id."""

@@ -18,7 +18,7 @@ from typing import Final
 from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
 from liveness.core.uids import MAX_UID_BYTES
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 TABLES: Final = f"""
 create table meta (key text primary key, value any) strict, without rowid;
 create table log (

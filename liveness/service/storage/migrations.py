@@ -123,7 +123,11 @@ def _to_checksums(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-LOG: Final[Steps] = {1: _to_pages, 2: _to_checksums}
+def _to_devices(_db: sqlite3.Connection) -> None:
+    """Records may have one more field; those without it stay as they are."""
+
+
+LOG: Final[Steps] = {1: _to_pages, 2: _to_checksums, 3: _to_devices}
 
 # --- timers -------------------------------------------------------------------
 

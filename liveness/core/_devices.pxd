@@ -1,0 +1,36 @@
+"""What `_wheel` uses of `_devices`: the devices of each user, by places of the table."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from liveness.core._table cimport Index, Places, Slot, Table
+from liveness.core._wire cimport Sign
+
+cdef enum:
+    MOST_SEPARATOR_BYTES = 12  # three characters
+
+cdef struct Device:
+    int32_t next, prev  # in the ring of one user's devices
+    int32_t count  # how many there are, in the first of them; else 0
+
+
+cdef class Devices:
+    cdef unsigned char[MOST_SEPARATOR_BYTES] separator
+    cdef Py_ssize_t separator_size
+    cdef Places places  # by user: where its first device is
+    cdef Device **devices
+    cdef int chunks, chunk_room
+    cdef int32_t users  # with at least one device; users with integers have one each
+
+    cdef int make_room(self, int32_t place) except -1
+    cdef int32_t add(self, Table table, int32_t place) noexcept
+    cdef void remove(self, Table table, int32_t place) noexcept
+    cdef void moved(self, Table table, int32_t before, int32_t place) noexcept
+    cdef int32_t count(self, Table table, int32_t place) noexcept
+    cdef list of(self, Table table, object user, int64_t limit)
+    cdef Device *device(self, int32_t place) noexcept
+    cdef void user_at(self, Table table, int32_t place, Sign *user) noexcept
+    cdef Slot *find(self, Table table, const Sign *user, uint32_t hashed) noexcept
+    cdef Slot *find_in(
+        self, const Index *index, Table table, const Sign *user, uint32_t hashed
+    ) noexcept
+    cdef void drop_chunk(self) noexcept

@@ -1,0 +1,207 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""How many devices each user has online, compiled; it behaves as `devices.Devices`.
+
+    device  12 bytes for each entry of the table: its neighbours in the ring of the devices
+            of its user, in the order of their logins, and in the first one their number
+    index   16 bytes a user on average, as that of the table: where the first device is
+
+The names of the users are not kept: each is the beginning of its devices' uids.
+"""
+
+from cpython.mem cimport PyMem_Free
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from liveness.core._table cimport (
+    CHUNK, CHUNK_BITS, GONE, NONE, Index, Places, Slot, Table, drop_places, erase, free_pages,
+    grow, hash_of, insert, more_room, new_places, pages, resize, sign_of, slot_of,
+)
+from liveness.core._wire cimport INTEGER, NOBODY, STRING, Sign, set_key
+
+cdef extern from *:
+    """
+    #define _GNU_SOURCE
+    #include <string.h>
+    """
+    void *memmem(const void *, size_t, const void *, size_t) noexcept nogil
+
+cdef enum:
+    STEP = 8  # slots of the old index moved with each device that is removed
+
+
+cdef class Devices:
+    """The devices of each user; see `devices.Devices`."""
+
+    def __cinit__(self, str separator not None):
+        cdef bytes encoded = separator.encode()
+        if not 1 <= len(encoded) <= MOST_SEPARATOR_BYTES:
+            raise ValueError(f"{separator!r} separates no device from its user")
+        self.separator_size = len(encoded)
+        memcpy(self.separator, <const char *> encoded, self.separator_size)
+        new_places(&self.places)
+
+    def __dealloc__(self):
+        while self.chunks:
+            self.drop_chunk()
+        drop_places(&self.places)
+        PyMem_Free(self.devices)
+
+    cdef int make_room(self, int32_t place) except -1:
+        """Make room for a device at a place that the table will take next."""
+        cdef int room = max(16, 2 * self.chunk_room)
+        if place >> CHUNK_BITS == self.chunks:
+            if self.chunks == self.chunk_room:
+                self.devices = <Device **> more_room(
+                    self.devices, room, sizeof(Device *)
+                )
+                self.chunk_room = room
+            self.devices[self.chunks] = <Device *> pages(CHUNK * sizeof(Device))
+            self.chunks += 1
+        grow(&self.places, self.users)
+        return 0
+
+    cdef int32_t add(self, Table table, int32_t place) noexcept:
+        """Add the entry at a place; return the number of its user's devices."""
+        cdef Sign user
+        cdef Slot *slot
+        cdef Device *first
+        cdef Device *device = self.device(place)
+        cdef uint32_t hashed
+        self.user_at(table, place, &user)
+        device.next = device.prev = place
+        device.count = 1
+        if user.kind == INTEGER:
+            self.users += 1
+            return 1
+        hashed = hash_of(&user)
+        slot = self.find(table, &user, hashed)
+        if slot == NULL:
+            self.users += 1
+            insert(&self.places, hashed, place + 1)
+            return 1
+        first = self.device(slot.place - 1)
+        device.next, device.prev, device.count = slot.place - 1, first.prev, 0
+        self.device(first.prev).next = place
+        first.prev = place
+        first.count += 1
+        return first.count
+
+    cdef void remove(self, Table table, int32_t place) noexcept:
+        """Remove the entry at a place, before the table does."""
+        cdef Sign user
+        cdef Slot *slot
+        cdef Device *device = self.device(place)
+        cdef int32_t count
+        cdef uint32_t hashed
+        self.user_at(table, place, &user)
+        if user.kind == INTEGER:
+            self.users -= 1
+            return
+        hashed = hash_of(&user)
+        slot = self.find(table, &user, hashed)
+        count = self.device(slot.place - 1).count - 1
+        if not count:
+            self.users -= 1
+            erase(&self.places, hashed, place + 1)
+            resize(&self.places, self.users, STEP)
+            return
+        self.device(device.prev).next = device.next
+        self.device(device.next).prev = device.prev
+        if slot.place == place + 1:
+            slot.place = device.next + 1
+        self.device(slot.place - 1).count = count
+
+    cdef void moved(self, Table table, int32_t before, int32_t place) noexcept:
+        """Note that the table has removed an entry at *place*, and put its last one there.
+
+        Args:
+            table: The table.
+            before: Where the last one was, so how many entries are left.
+            place: Where it is now; the same as *before* if it was the one removed.
+        """
+        cdef Sign user
+        cdef Device *device = self.device(place)
+        if before != place:
+            device[0] = self.device(before)[0]
+            if device.next == before:
+                device.next = device.prev = place
+            else:
+                self.device(device.prev).next = place
+                self.device(device.next).prev = place
+            self.user_at(table, place, &user)
+            if device.count and user.kind == STRING:
+                slot_of(&self.places, hash_of(&user), before + 1).place = place + 1
+        if before <= (self.chunks - 2) * CHUNK:
+            self.drop_chunk()
+
+    cdef int32_t count(self, Table table, int32_t place) noexcept:
+        """How many devices the user of the entry at a place has online."""
+        cdef Sign user
+        self.user_at(table, place, &user)
+        if user.kind == INTEGER:
+            return 1
+        return self.device(self.find(table, &user, hash_of(&user)).place - 1).count
+
+    cdef list of(self, Table table, object user, int64_t limit):
+        """The uids of a user's devices, at most *limit*, in the order of their logins."""
+        cdef Sign sign
+        cdef Slot *slot
+        cdef int32_t first, place
+        uids = []
+        set_key(user, &sign)
+        if sign.kind == NOBODY or limit < 1:
+            return uids
+        if sign.kind == INTEGER:
+            place = table.place_of(user)
+            return uids if place == NONE else [table.uid_at(place)]
+        slot = self.find(table, &sign, hash_of(&sign))
+        if slot != NULL:
+            first = place = slot.place - 1
+            while len(uids) < limit:
+                uids.append(table.uid_at(place))
+                place = self.device(place).next
+                if place == first:
+                    break
+        return uids
+
+    cdef Device *device(self, int32_t place) noexcept:
+        return self.devices[place >> CHUNK_BITS] + (place & CHUNK - 1)
+
+    cdef void user_at(self, Table table, int32_t place, Sign *user) noexcept:
+        """The user of the entry at a place, valid until its cell changes."""
+        cdef const unsigned char *found
+        sign_of(table.cell(place), user)
+        if user.kind == STRING:
+            found = <const unsigned char *> memmem(
+                user.key.text, user.size, self.separator, self.separator_size
+            )
+            if found != NULL and found != user.key.text:
+                user.size = found - user.key.text
+
+    cdef Slot *find(self, Table table, const Sign *user, uint32_t hashed) noexcept:
+        """The slot of a user, or NULL."""
+        cdef Slot *slot = self.find_in(&self.places.index, table, user, hashed)
+        if slot == NULL and self.places.old.slots != NULL:
+            slot = self.find_in(&self.places.old, table, user, hashed)
+        return slot
+
+    cdef Slot *find_in(
+        self, const Index *index, Table table, const Sign *user, uint32_t hashed
+    ) noexcept:
+        cdef uint64_t at = hashed & index.mask
+        cdef Slot *slot = &index.slots[at]
+        cdef Sign known
+        while slot.place:
+            if slot.hash == hashed and slot.place != GONE:
+                self.user_at(table, slot.place - 1, &known)
+                if known.size == user.size and not memcmp(
+                    known.key.text, user.key.text, user.size
+                ):
+                    return slot
+            at = (at + 1) & index.mask
+            slot = &index.slots[at]
+        return NULL
+
+    cdef void drop_chunk(self) noexcept:
+        self.chunks -= 1
+        free_pages(self.devices[self.chunks], CHUNK * sizeof(Device))
