@@ -28,6 +28,7 @@ SCENARIOS: Final = {
     "day": "all users log in for a day; how that delays others, then and hours later",
     "restart": "a planned stop, then a crash, with all users online; and under load",
     "timers": "ten million pending timers; others are created, cancelled and fire",
+    "devices": "what it costs to count the devices of each user",
     "client": "CPU cost of the client library in a gateway",
     "cost": "CPU and memory by the number of users, compared with other systems",
     "lateness": "when silent users are reported, compared with other systems",

@@ -56,10 +56,10 @@ def uid(number: int, kind: str = "user") -> str:
 
 
 class LoadUsers:
-    """Simulated users, each on one connection, numbered from 0."""
+    """Simulated users, each on one connection, numbered from 0; *suffix* ends each uid."""
 
-    def __init__(self, count: int, *, kind: str = "user") -> None:
-        self.uids = [uid(number, kind) for number in range(count)]
+    def __init__(self, count: int, *, kind: str = "user", suffix: str = "") -> None:
+        self.uids = [uid(number, kind) + suffix for number in range(count)]
         # As the protocol advises: start time in milliseconds, and a counter.
         first = (time.time_ns() // 1_000_000) << 20
         self._conns = range(first, first + count)
@@ -72,6 +72,10 @@ class LoadUsers:
         return b"".join(
             self._frame("login", batch, options) for batch in cut(part, BATCH)
         )
+
+    def logouts(self, part: range) -> bytes:
+        """Frames of 1,000 that log out the users of *part*."""
+        return b"".join(self._frame("logout", batch, {}) for batch in cut(part, BATCH))
 
     def keepalives(self) -> list[tuple[range, bytes]]:
         """Frames of maximum size that together name all users; each with its users."""

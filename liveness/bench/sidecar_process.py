@@ -58,21 +58,23 @@ class SidecarProcess(Program):
 
 
 @contextmanager
-def fresh_sidecar(folder: Path | None, *, timeout_s: float) -> Iterator[SidecarProcess]:
+def fresh_sidecar(
+    folder: Path | None, *, timeout_s: float, env: Mapping[str, str] = AS_INSTALLED
+) -> Iterator[SidecarProcess]:
     """A sidecar that is not started yet; it and its files are removed at the end."""
     with (
         temporary_folder(folder) as own,
-        SidecarProcess(own, timeout_s=timeout_s) as sidecar,
+        SidecarProcess(own, timeout_s=timeout_s, env=env) as sidecar,
     ):
         yield sidecar
 
 
 @contextmanager
 def linked_sidecar(
-    folder: Path | None, *, timeout_s: float
+    folder: Path | None, *, timeout_s: float, env: Mapping[str, str] = AS_INSTALLED
 ) -> Iterator[tuple[SidecarProcess, LoadGateway]]:
     """A sidecar that runs, and a link to it; raises if it ended by itself."""
-    with fresh_sidecar(folder, timeout_s=timeout_s) as sidecar:
+    with fresh_sidecar(folder, timeout_s=timeout_s, env=env) as sidecar:
         sidecar.start()
         with LoadGateway(sidecar.socket) as gateway:
             yield sidecar, gateway

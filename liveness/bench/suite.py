@@ -14,6 +14,7 @@ from liveness import __version__
 from liveness.bench import BenchOptions, machine, scenarios, system_kinds
 from liveness.bench.client_cost import client
 from liveness.bench.cost import cost
+from liveness.bench.device_cost import devices
 from liveness.bench.figures import Figure, are_met, as_table, summary
 from liveness.bench.lateness import lateness
 from liveness.bench.program import ProgramError, exit_on_signals
@@ -38,6 +39,7 @@ MEASURED: Final[dict[str, Callable[[BenchOptions, Stage], list[Figure]]]] = {
         scenarios.day,
         scenarios.restart,
         timers,
+        devices,
         client,
         cost,
         lateness,

@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 from liveness.config.settings import (
     Config,
     LimitSettings,
+    PresenceSettings,
     SocketSettings,
     StateSettings,
     TimerSettings,
@@ -67,6 +68,7 @@ async def scripted_sidecar(
     window: int = 10_000,
     within: float = 10.0,
     max_timers: int = MAX_TIMERS,
+    device_separator: str = "",
 ) -> AsyncIterator["ScriptedSidecar"]:
     """Serve on a Unix socket in a private temporary folder, until the context is left.
 
@@ -77,6 +79,7 @@ async def scripted_sidecar(
         window: Records that may be unacknowledged on a link.
         within: After this many seconds of the event loop's clock a wait fails.
         max_timers: Timers that may be pending or fired; one more is refused.
+        device_separator: Separates a device from its user in a uid; "": each is a user.
     """
     with TemporaryDirectory(prefix="liveness-") as folder:
         script = ScriptedSidecar(
@@ -86,6 +89,7 @@ async def scripted_sidecar(
             window=window,
             within=within,
             max_timers=max_timers,
+            device_separator=device_separator,
         )
         only: BaseException | None = None
         try:
@@ -126,6 +130,7 @@ class ScriptedSidecar:
         window: int,
         within: float,
         max_timers: int,
+        device_separator: str,
     ) -> None:
         self.path = path
         self.events: list[Event] = []
@@ -138,6 +143,7 @@ class ScriptedSidecar:
             state=StateSettings(dir=path.parent),
             limits=LimitSettings(window=window),
             timers=TimerSettings(max_live=max_timers),
+            presence=PresenceSettings(device_separator=device_separator),
         )
         self._host = ScriptedHost(config, self._on_event)
         self.refused: list[tuple[str | None, Refusal]] = self._host.refused

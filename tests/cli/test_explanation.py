@@ -12,7 +12,7 @@ from liveness.core.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD, WHY
 from liveness.core.presence import UserStatus
 from liveness.core.records import OFFLINE_REASONS, LogPosition, OnlineRow, Record
 from liveness.core.wheel import Slot
-from liveness.explanation import Known, sentence
+from liveness.explanation import Known, UserDevices, sentence
 
 ZONE = "Europe/Berlin"
 
@@ -165,6 +165,27 @@ def test_without_a_sidecar_one_is_online_as_far_as_the_log_goes() -> None:
     row = OnlineRow(3, "eve", ms("14:01:55"), 42, "gw-2", None)
     assert online(row) == f"online through gw-2 when the log ended{BEGAN}"
     assert online(row, None) == "online through gw-2 when the log ended; since 14:01:55"
+
+
+def test_a_user_is_online_with_devices_of_which_the_newest_are_named() -> None:
+    row = OnlineRow(3, "eve/9", ms("14:01:55"), 42, "gw-1", None)
+    shown: dict[str | int, UserStatus | OnlineRow] = {
+        f"eve/{n}": ONLINE for n in range(5)
+    }
+    shown |= {"eve/8": replace(DUE, held=AWAY), "eve/9": row}
+    of_user = EMPTY._replace(devices=UserDevices("eve", True, 7, shown))
+    assert sentence(of_user, now_ms=NOW) == (
+        "online with 7 devices; eve/9 through gw-1; eve/8 through gw-2, last heard 31.0 s "
+        "ago, held: gw-2 is not connected, and gets time to come back; "
+        "eve/4 through gw-2, last heard 12.5 s ago; eve/3 through gw-2, last heard 12.5 s "
+        "ago; eve/2 through gw-2, last heard 12.5 s ago; and 2 more"
+    )
+    none = EMPTY._replace(devices=UserDevices("eve", True, 0, {}))
+    assert sentence(none, now_ms=NOW) == "never heard of: the log is empty"
+    of_device = of_user._replace(
+        devices=UserDevices("eve", False, 7, shown), status=ONLINE, opening=LOGIN
+    )
+    assert sentence(of_device, now_ms=NOW) == online(ONLINE)
 
 
 def test_an_end_that_is_not_on_disk_yet_is_told_as_that() -> None:

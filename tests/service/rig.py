@@ -26,6 +26,7 @@ from liveness.config.settings import (
     GuardSettings,
     HttpSettings,
     LimitSettings,
+    PresenceSettings,
     SocketSettings,
     StateSettings,
     TimerSettings,
@@ -45,6 +46,7 @@ from tests.helpers.wire import Frame
 OFF: Final = GuardSettings()
 PLAIN: Final = HttpSettings()
 USUAL: Final = TimerSettings()
+UIDS: Final = PresenceSettings()
 # Virtual seconds: far beyond any delay of the product's.
 LONG_S: Final = 600.0
 # An idle sidecar may look up ten times a second, and at its ticks, and no more.
@@ -185,6 +187,7 @@ async def running(
     guard: GuardSettings = OFF,
     http: HttpSettings = PLAIN,
     timers: TimerSettings = USUAL,
+    presence: PresenceSettings = UIDS,
     listen: Callable[[Path], AbstractContextManager[socket.socket]] = listening,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
@@ -196,6 +199,7 @@ async def running(
         guard=guard,
         http=http,
         timers=timers,
+        presence=presence,
         limits=LimitSettings(**limits),
     )
     with (

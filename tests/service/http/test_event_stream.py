@@ -135,6 +135,8 @@ async def test_a_reader_from_where_this_log_has_not_been_begins_anew(
         ("&gateway=one", [1, 2, 3, 5, 6]),
         ("&gateway=two&kind=online,offline", [4]),
         ("&uid=7&kind=moved&gateway=two", [6]),
+        ("&users=true", [1, 2, 3, 4, 5]),
+        ("&users=false&kind=moved", [6]),
     ],
 )
 async def test_a_reader_gets_what_it_asks_for(
@@ -198,6 +200,7 @@ async def test_a_reader_that_falls_back_too_far_is_let_go(rig: Rig) -> None:
         ("/v1/feed?after=-1", "", "after is '-1'"),
         ("/v1/feed?after=" + "9" * 30, "", "after is '999"),
         ("/v1/feed?gateway=", "", "gateway is ''"),
+        ("/v1/feed?users=1", "", "users is '1' in the query; it must be one of true"),
         ("/v1/feed?since=1", "", "'since'"),
         ("/v1/feed", "7", "Last-Event-ID is '7'"),
         ("/v1/feed", "x:y", "Last-Event-ID is 'x:y'"),

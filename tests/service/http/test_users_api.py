@@ -8,6 +8,7 @@ from urllib.parse import quote, unquote
 import pytest
 from starlette.applications import Starlette
 
+from liveness.config.settings import PresenceSettings
 from liveness.service.common.clock import Clock
 from liveness.service.http.users_api import MAX_RECORDS, UsersApi
 from liveness.service.storage.database import connect
@@ -64,6 +65,31 @@ async def test_a_user_is_shown_from_login_to_silence(rig: Rig) -> None:
         **dict.fromkeys(("gateway", "session", "conn", "last", "seen", "slot")),
         **dict.fromkeys(("layer", "fires_in", "held", "timeout")),
     }  # fmt: skip
+
+
+@pytest.mark.rig(presence=PresenceSettings(device_separator="/"))
+async def test_a_user_is_shown_with_all_devices(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada/a", "ada/b", "eve"], "gw-1")
+    ada = await user(rig, "ada")
+    assert (ada["online"], ada["session"], ada["user"]) == (True, None, "ada")
+    assert ada["devices_online"] == 2
+    sessions = [(it["uid"], it["gateway"], it["session"]) for it in ada["devices"]]
+    assert sessions == [("ada/a", "gw-1", 1), ("ada/b", "gw-1", 2)]
+    assert [record["uid"] for record in ada["records"]] == ["ada/b", "ada/a"]
+    assert ada["told"].startswith(
+        "online with 2 devices; ada/b through gw-1, last heard"
+    )
+    phone = await user(rig, "ada/a")
+    assert (phone["session"], phone["user"], phone["devices_online"]) == (1, "ada", 2)
+    assert phone["told"].startswith("online through gw-1; ")
+    eve = await user(rig, "eve")
+    assert (eve["session"], eve["user"], eve["devices_online"]) == (3, "eve", 1)
+    assert eve["told"].startswith("online through gw-1; ")
+    await gateway.send(["logout", ["ada/a", "ada/b"]])
+    await gateway.sync()
+    ada = await user(rig, "ada")
+    assert (ada["online"], ada["devices_online"], ada["devices"]) == (False, 0, [])
+    assert " by a logout through gw-1" in ada["told"]
 
 
 @pytest.mark.rig(pause_firing=100)

@@ -34,7 +34,7 @@ from liveness.service.storage.log_schema import SCHEMA
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from liveness.service.storage.read_only_access import opened_unchanged
 from tests.helpers.disk import tear_a_leaf
-from tests.service.storage.journals import online
+from tests.service.storage.journals import online, row
 
 # The bytes of each occur in another uid, a kind, a gateway or a number.
 UIDS: list[Uid] = [
@@ -152,6 +152,45 @@ def test_matching_records_are_found_in_order(
     with open_log(folder, clock=still) as book:
         found = [*book.records(sought)]
     assert found == [record for record in RECORDS if is_wanted(sought, record)]
+
+
+def test_records_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
+    conn = 2**40
+    records = [
+        online(1, "ada/a")._replace(user_devices=("ada", 1)),
+        online(2, "eve/a", gateway="ada")._replace(user_devices=("eve", 1)),
+        Record(
+            *(3, "moved", "ada/a", "h", 3, conn, "login", 1_000),
+            *(None, None, None, False, "g", 1, conn, ("ada", 1)),
+        ),
+        online(4, "ada"),  # from before devices were counted
+        online(5, 7)._replace(user_devices=(7, 1)),
+    ]
+    for record in records:
+        store.write(Batch(records=[record]))
+    with open_log(store.folder, clock=still) as book:
+        of_ada = RecordFilter("ada")
+        assert [record.seq for record in book.records(of_ada)] == [1, 3, 4]
+        moved = of_ada._replace(kinds=frozenset({"moved"}))
+        assert [*book.records(moved)] == [records[2]]
+        assert [record.seq for record in book.records(RecordFilter("ada/a"))] == [1, 3]
+        assert [record.seq for record in book.newest_of(7, limit=9).records] == [5]
+
+
+def test_sessions_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
+    uids: list[Uid] = ["ada", "ada/a", "adam/a", "/ada", 7, "7/a", "ada/b"]
+    sessions = {n: row(n, uid) for n, uid in enumerate(uids, start=1)}
+    store.write(Batch(records=[online(9)], online={**sessions}))
+    with open_log(store.folder, clock=still) as book:
+        for user, devices in (
+            ("ada", ["ada", "ada/a", "ada/b"]),
+            (7, [7]),
+            ("7", ["7/a"]),
+            ("nobody", []),
+            (8, []),
+        ):
+            found = [it.uid for it in book.online_devices(user, "/")]
+            assert found == devices
 
 
 def is_wanted(sought: RecordFilter, record: Logged) -> bool:
