@@ -11,8 +11,15 @@ from time import perf_counter
 from typing import Any, Final
 from urllib.parse import quote
 
-from liveness.cli.options import Json, Socket, State, UserName, declared
-from liveness.config.sources import load, socket_path, state_folder
+from liveness.cli.options import (
+    Json,
+    Socket,
+    State,
+    UserName,
+    declared,
+    device_separator,
+)
+from liveness.config.sources import socket_path, state_folder
 from liveness.console.admin_client import (
     CommandError,
     NoSidecar,
@@ -22,7 +29,7 @@ from liveness.console.admin_client import (
 from liveness.console.terminal import report_line
 from liveness.core.devices import user_of
 from liveness.core.records import LogPosition, Uid
-from liveness.errors import ConfigError, StateError
+from liveness.errors import StateError
 from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
 from liveness.text import local_time, printable, uid_text
 
@@ -48,29 +55,20 @@ def _user_in_log(folder: Path, uid: Uid) -> tuple[dict[str, Any], LogPosition | 
     # Imported only here: it is not needed where a sidecar answers.
     from liveness.service.storage.log_reader import open_log
 
-    separator = _separator()
+    separator = device_separator()
     devices: UserDevices | None = None
-    with open_log(folder, clock=perf_counter) as log:
+    with open_log(folder, clock=perf_counter, separator=separator) as log:
         row, end = log.online(uid), log.newest()
         session = None if row is None else row.session
         found, opening = log.newest_with_opening(uid, session, limit=RECORDS)
         if separator:
             user = user_of(uid, separator)
-            rows = log.online_devices(user, separator)
+            rows = log.online_devices(user)
             shown = {row.uid: row for row in rows[:DEVICES]}
             devices = UserDevices(user, user == uid, len(rows), shown)
     known = Known(row, found.records, opening, found.back_to, found.oldest, devices)
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
     return answer(uid, known, now_ms=now_ms), end
-
-
-def _separator() -> str:
-    """What separates a device from its user, by the settings of the sidecar."""
-    try:
-        return load().config.presence.device_separator
-    except ConfigError as error:
-        report_line(f"{error}; so devices of users are not looked for")
-        return ""
 
 
 command: Final = declared("explain", "explain ada")

@@ -5,7 +5,14 @@ from time import perf_counter
 from typing import Annotated, Final
 
 from liveness.cli.log import damaged_records
-from liveness.cli.options import Json, State, UserName, declared, number
+from liveness.cli.options import (
+    Json,
+    State,
+    UserName,
+    declared,
+    device_separator,
+    number,
+)
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import json_line, text_line
@@ -29,7 +36,8 @@ def show_history(
 ) -> None:
     """Show a user's records, the newest last; no sidecar has to run."""
     folder = state_folder(state)
-    with open_log(folder, clock=perf_counter) as log:
+    separator = device_separator()
+    with open_log(folder, clock=perf_counter, separator=separator) as log:
         found = log.newest_of(uid, limit=limit)
     damaged = damaged_records(log)
     if not found.records:

@@ -22,6 +22,7 @@ from liveness.cli.options import (
     Kinds,
     State,
     declared,
+    device_separator,
     user_of,
 )
 from liveness.config.sources import state_folder
@@ -95,8 +96,8 @@ def _cells(record: Logged) -> dict[str, object]:
     cells = record.as_map()
     if isinstance(record, Record):
         cells["uid"] = uid_text(record.uid)
-        if record.user_devices is not None:
-            cells["user"] = uid_text(record.user_devices[0])
+        if record.devices is not None:
+            cells["user"] = uid_text(record.user)
     for name, value in cells.items():
         if isinstance(value, str):
             text = value if value.isprintable() else escaped(value)
@@ -176,7 +177,8 @@ def show_log(
     if since is not None and until is not None and since >= until:
         raise _usage_error("--since is not before --until: nothing lies between")
     kinds = frozenset(kind or KINDS)
-    selection = RecordFilter(uid, kinds, gateway, since, until)
+    separator = "" if uid is None else device_separator()
+    selection = RecordFilter(uid, kinds, gateway, since, until, separator)
     form = "json" if json else "csv" if csv else "text"
     log(state_folder(state), selection, form=form, out=sys.stdout)
 

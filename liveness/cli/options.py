@@ -12,9 +12,12 @@ from typing import Annotated, Any, Final
 from cyclopts import App, Parameter, Token
 
 from liveness.config.settings import SETTINGS
+from liveness.config.sources import load
+from liveness.console.terminal import report_line
 from liveness.core.frames import MAX_NAME_BYTES
 from liveness.core.records import KINDS, ROLES
 from liveness.core.uids import is_text
+from liveness.errors import ConfigError
 from liveness.text import uid_of
 
 BACKGROUND: Final = 10  # niceness of commands that must not slow the sidecar down
@@ -28,6 +31,15 @@ def declared(name: str, example: str, *, help: str | None = None) -> App:
         help_epilogue=f"Example: liveness {example}",
         version_flags=[],  # there is a command for it
     )
+
+
+def device_separator() -> str:
+    """What separates a device from its user, by the settings that `serve` would use."""
+    try:
+        return load().config.presence.device_separator
+    except ConfigError as error:
+        report_line(f"{error}; so devices of users are not looked for")
+        return ""
 
 
 # --- converters -----------------------------------------------------------------------

@@ -19,13 +19,14 @@ cdef class Devices:
     cdef Places places  # by user: where its first device is
     cdef Device **devices
     cdef int chunks, chunk_room
-    cdef int32_t users  # with at least one device; users with integers have one each
+    cdef int32_t names, integers  # users online: those in the index, and the others
 
     cdef int make_room(self, int32_t place) except -1
     cdef int32_t add(self, Table table, int32_t place) noexcept
-    cdef void remove(self, Table table, int32_t place) noexcept
+    cdef int32_t remove(self, Table table, int32_t place) noexcept
     cdef void moved(self, Table table, int32_t before, int32_t place) noexcept
     cdef int32_t count(self, Table table, int32_t place) noexcept
+    cdef object shown(self, Table table, int32_t place, int32_t count)
     cdef list of(self, Table table, object user, int64_t limit)
     cdef Device *device(self, int32_t place) noexcept
     cdef void user_at(self, Table table, int32_t place, Sign *user) noexcept

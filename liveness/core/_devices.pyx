@@ -57,7 +57,7 @@ cdef class Devices:
                 self.chunk_room = room
             self.devices[self.chunks] = <Device *> pages(CHUNK * sizeof(Device))
             self.chunks += 1
-        grow(&self.places, self.users)
+        grow(&self.places, self.names)
         return 0
 
     cdef int32_t add(self, Table table, int32_t place) noexcept:
@@ -71,12 +71,12 @@ cdef class Devices:
         device.next = device.prev = place
         device.count = 1
         if user.kind == INTEGER:
-            self.users += 1
+            self.integers += 1
             return 1
         hashed = hash_of(&user)
         slot = self.find(table, &user, hashed)
         if slot == NULL:
-            self.users += 1
+            self.names += 1
             insert(&self.places, hashed, place + 1)
             return 1
         first = self.device(slot.place - 1)
@@ -86,8 +86,8 @@ cdef class Devices:
         first.count += 1
         return first.count
 
-    cdef void remove(self, Table table, int32_t place) noexcept:
-        """Remove the entry at a place, before the table does."""
+    cdef int32_t remove(self, Table table, int32_t place) noexcept:
+        """Remove the entry at a place, before the table does; return how many are left."""
         cdef Sign user
         cdef Slot *slot
         cdef Device *device = self.device(place)
@@ -95,21 +95,22 @@ cdef class Devices:
         cdef uint32_t hashed
         self.user_at(table, place, &user)
         if user.kind == INTEGER:
-            self.users -= 1
-            return
+            self.integers -= 1
+            return 0
         hashed = hash_of(&user)
         slot = self.find(table, &user, hashed)
         count = self.device(slot.place - 1).count - 1
         if not count:
-            self.users -= 1
+            self.names -= 1
             erase(&self.places, hashed, place + 1)
-            resize(&self.places, self.users, STEP)
-            return
+            resize(&self.places, self.names, STEP)
+            return 0
         self.device(device.prev).next = device.next
         self.device(device.next).prev = device.prev
         if slot.place == place + 1:
             slot.place = device.next + 1
         self.device(slot.place - 1).count = count
+        return count
 
     cdef void moved(self, Table table, int32_t before, int32_t place) noexcept:
         """Note that the table has removed an entry at *place*, and put its last one there.
@@ -141,6 +142,16 @@ cdef class Devices:
         if user.kind == INTEGER:
             return 1
         return self.device(self.find(table, &user, hash_of(&user)).place - 1).count
+
+    cdef object shown(self, Table table, int32_t place, int32_t count):
+        """The size of the user of the entry at a place, with its number of devices."""
+        cdef Sign user
+        cdef int at, size = 0
+        self.user_at(table, place, &user)
+        if user.size != table.cell(place).size:
+            for at in range(user.size):
+                size += user.key.text[at] & 0xC0 != 0x80  # a byte that begins a character
+        return size, count
 
     cdef list of(self, Table table, object user, int64_t limit):
         """The uids of a user's devices, at most *limit*, in the order of their logins."""

@@ -133,7 +133,7 @@ cdef class Table:
 
     cdef int32_t add(self, object uid, const User *user) except -1
     cdef void remove(self, int32_t place) noexcept
-    cdef object entry(self, int32_t place, int32_t devices)
+    cdef object entry(self, int32_t place, object user_devices)
     cdef object uid_at(self, int32_t place)
     cdef int32_t place_of(self, object uid) except? -1
     cdef int32_t known(self, object uid) except -1

@@ -134,14 +134,14 @@ cdef class Table:
             self.drop_chunk()
         resize(&self.places, self.count, STEP)
 
-    cdef object entry(self, int32_t place, int32_t devices):
+    cdef object entry(self, int32_t place, object user_devices):
         cdef User *user = self.user(place)
         return new_tuple(
             Entry,
             (
                 self.uid_at(place), user.gateway, user.session,
                 None if user.conn == NO_CONN else user.conn, user.start, user.timeout,
-                user.deadline, user.seen, user.event, user.flags, devices,
+                user.deadline, user.seen, user.event, user.flags, user_devices,
             ),
         )
 

@@ -23,7 +23,7 @@ from liveness.core._table cimport (
 )
 from liveness.core._wire cimport NO_CONN, NOBODY, PackedActivity, Sign, packed
 from liveness.core import intervals
-from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED
+from liveness.core.table import EXACT_START, NOT_COUNTED, OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
     BAD_UID, BUCKET_S, MAX_BUCKETS_PER_SLOT, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Slot,
     Snapshot,
@@ -186,12 +186,14 @@ cdef class Wheel:
 
     def find(self, uid):
         """Return the entry of *uid*, or None."""
-        cdef int32_t place = self.table.place_of(uid), devices = 0
+        cdef Table table = self.table
+        cdef int32_t place = table.place_of(uid)
         if place == NONE:
             return None
-        if self.devices is not None:
-            devices = self.devices.count(self.table, place)
-        return self.table.entry(place, devices)
+        if self.devices is None:
+            return table.entry(place, NOT_COUNTED)
+        devices = self.devices.shown(table, place, self.devices.count(table, place))
+        return table.entry(place, devices)
 
     def devices_of(self, user, int64_t limit):
         """Return the uids of a user's devices; see `wheel.Wheel.devices_of`."""
@@ -200,7 +202,9 @@ cdef class Wheel:
     @property
     def users(self):
         """How many users have a device online; see `wheel.Wheel.users`."""
-        return self.table.count if self.devices is None else self.devices.users
+        if self.devices is None:
+            return self.table.count
+        return self.devices.names + self.devices.integers
 
     def touch(self, int32_t gateway, activity, *, double now, double mono):
         """Give users that sent an event a whole timeout; see `wheel.Wheel.touch`."""
@@ -301,7 +305,7 @@ cdef class Wheel:
             steps = self.cascade(&self.cascading[layer], steps)
         resize(&self.table.places, self.table.count, STRIDE)
         if self.devices is not None:
-            resize(&self.devices.places, self.devices.users, STRIDE)
+            resize(&self.devices.places, self.devices.names, STRIDE)
 
     def next_due(self):
         """The attended moment at which `advance` will next have something to do."""
@@ -497,29 +501,32 @@ cdef class Wheel:
     cdef uint64_t *silences_of(self, int64_t gateway) except NULL:
         return self.silences + self.checked(gateway) * <int64_t> BUCKETS
 
-    cdef int32_t add(self, object uid, User *user) except -1:
-        """Add a user with this uid, to the list that it belongs in.
-
-        Returns:
-            The number of its user's devices; 0 without a separator.
-        """
+    cdef object add(self, object uid, User *user):
+        """Add a user with this uid, to the list that it belongs in; see `open`."""
         cdef Table table = self.table
         cdef int32_t target = self.current_list(user), place
         if self.devices is not None:
             self.devices.make_room(table.count)
         place = table.add(uid, user)
         table.append(place, table.user(place), target)
-        return 0 if self.devices is None else self.devices.add(table, place)
+        if self.devices is None:
+            return NOT_COUNTED
+        return self.devices.shown(table, place, self.devices.add(table, place))
 
     cdef object remove(self, int32_t place):
         """Remove the user at a place; return its entry."""
         cdef Table table = self.table
+        cdef int32_t left
         if self.devices is None:
-            entry = table.entry(place, 0)
+            entry = table.entry(place, NOT_COUNTED)
             table.remove(place)
             return entry
-        entry = table.entry(place, self.devices.count(table, place) - 1)
-        self.devices.remove(table, place)
+        left = self.devices.remove(table, place)
+        try:
+            entry = table.entry(place, self.devices.shown(table, place, left))
+        except MemoryError:
+            self.devices.add(table, place)
+            raise
         table.remove(place)
         self.devices.moved(table, table.count, place)
         return entry

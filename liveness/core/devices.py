@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from liveness.core.records import Uid
+from liveness.core.table import UserDevices
 
 MAX_SEPARATOR_CHARS: Final = 3
 
@@ -38,25 +39,29 @@ class Devices:
         """How many users have a device online."""
         return len(self._by_user)
 
-    def add(self, uid: Uid) -> int:
-        """Add a device; return how many its user has now."""
-        devices = self._by_user.setdefault(user_of(uid, self._separator), {})
-        devices[uid] = None
-        return len(devices)
+    def add(self, uid: Uid) -> None:
+        """Add a device."""
+        self._by_user.setdefault(user_of(uid, self._separator), {})[uid] = None
 
-    def remove(self, uid: Uid) -> int:
+    def remove(self, uid: Uid) -> UserDevices:
         """Remove a device; return how many its user still has."""
         user = user_of(uid, self._separator)
         devices = self._by_user[user]
         del devices[uid]
         if not devices:
             del self._by_user[user]
-        return len(devices)
+        return _size_of(user, uid), len(devices)
 
-    def count(self, uid: Uid) -> int:
+    def count(self, uid: Uid) -> UserDevices:
         """How many devices the user of a device has."""
-        return len(self._by_user[user_of(uid, self._separator)])
+        user = user_of(uid, self._separator)
+        return _size_of(user, uid), len(self._by_user[user])
 
     def of(self, user: Uid, limit: int) -> list[Uid]:
         """The uids of a user's devices, at most *limit*, in the order of their logins."""
         return list(islice(self._by_user.get(user, ()), limit))
+
+
+def _size_of(user: Uid, uid: Uid) -> int:
+    """How many characters of a uid are its user; 0 if all are."""
+    return len(user) if isinstance(user, str) and user != uid else 0

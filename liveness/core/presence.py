@@ -247,7 +247,7 @@ class Presence(SessionTable):
             slot=slot,
             held=why if slot is None else None,
             absence=gateway.absence(at.now),
-            devices=entry.devices,
+            devices=entry.user_devices[1] or 0,
         )
 
     # --- endings --------------------------------------------------------------
@@ -358,10 +358,11 @@ class Presence(SessionTable):
         would have closed the connection; this record has it closed now. The caller must
         be certain which is older: by `age` alone it might be the user's newest.
         """
+        user_size, devices = entry.user_devices
         record = Record(
             self.decided.next_seq, MOVED, entry.uid, self._by_number[entry.gateway].name,
             entry.session, entry.conn, LOGIN, at.wall_ms, from_gateway=gateway.name,
-            from_conn=conn, user_devices=self._user_devices(entry.uid, entry.devices),
+            from_conn=conn, user_size=user_size, devices=devices,
         )  # fmt: skip
         self.decided.record(record)
 

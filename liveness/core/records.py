@@ -110,8 +110,15 @@ class Record(NamedTuple):
     from_gateway: str | None = None
     from_session: int | None = None
     from_conn: int | None = None
-    # The user, and how many of its devices are online after this; None: not counted.
-    user_devices: tuple[Uid, int] | None = None
+    # How many characters of the uid are the user (0: all), and how many devices of that
+    # user are online after this; None: devices are not counted.
+    user_size: int | None = None
+    devices: int | None = None
+
+    @property
+    def user(self) -> Uid:
+        """The user of this uid; where devices are not counted, each uid is one."""
+        return self.uid[: self.user_size] if self.user_size else self.uid  # type: ignore[index]  # an integer is all of its user
 
     @property
     def is_users(self) -> bool:
@@ -121,15 +128,13 @@ class Record(NamedTuple):
         """
         if self.kind == MOVED:
             return False
-        if self.user_devices is None:
+        if self.devices is None:
             return True
-        return self.user_devices[1] == (1 if self.kind == ONLINE else 0)
+        return self.devices == (1 if self.kind == ONLINE else 0)
 
     def is_of(self, uid: Uid) -> bool:
         """Whether this is about a uid, or about a device of a user of that name."""
-        if self.user_devices is not None and self.user_devices[0] == uid:
-            return True
-        return self.uid == uid
+        return uid in (self.uid, self.user)
 
     def as_map(self) -> dict[str, object]:
         """The record as the wire and every outlet show it: absent keys left out."""
@@ -157,8 +162,8 @@ class Record(NamedTuple):
                 shown["from_session"] = self.from_session
             if self.from_conn is not None:
                 shown["from_conn"] = self.from_conn
-        if self.user_devices is not None:
-            shown["user"], shown["devices"] = self.user_devices
+        if self.devices is not None:
+            shown["user"], shown["devices"] = self.user, self.devices
         return shown
 
 
@@ -253,7 +258,7 @@ def record_of(fields: Sequence[Any]) -> Logged:
     """
     if len(fields) > 1 and fields[1] == TIMER:
         return TimerRecord._make(fields)
-    return Record(*fields)  # logs before schema 4 have no `user_devices`
+    return Record(*fields)  # logs before schema 4 have no `devices`
 
 
 class Subscription(NamedTuple):

@@ -59,7 +59,7 @@ class SessionTable:
         self._reconnect_grace = reconnect_grace
         self._max_users = max_users
         self._max_gateway_users = max_gateway_users
-        self._separator = device_separator
+        self.device_separator = device_separator
         self._by_number: list[GatewayState] = []
         self._free: list[int] = []  # numbers of gateways that were forgotten
         self._next_cadence = 0  # number of the gateway to look at next
@@ -87,14 +87,14 @@ class SessionTable:
 
     def user_of(self, uid: Uid) -> Uid | None:
         """Return the user that a uid belongs to; None if devices are not counted."""
-        return user_of(uid, self._separator) if self._separator else None
+        return user_of(uid, self.device_separator) if self.device_separator else None
 
     def devices_of(self, user: Uid, limit: int) -> list[Uid]:
         """Return the uids of a user's devices online, at most *limit*, oldest first.
 
         If devices are not counted, there are none.
         """
-        return self.wheel.devices_of(user, limit) if self._separator else []
+        return self.wheel.devices_of(user, limit) if self.device_separator else []
 
     # --- gateways -------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class SessionTable:
     ) -> None:
         """Open a session, and record it; *before* is the one that it takes over from."""
         seq = self.decided.next_seq
-        devices = self.wheel.open(
+        user_size, devices = self.wheel.open(
             uid,
             gateway=gateway.number,
             session=seq,
@@ -288,7 +288,7 @@ class SessionTable:
         )
         record = Record(
             seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms,
-            user_devices=self._user_devices(uid, devices),
+            user_size=user_size, devices=devices,
         )  # fmt: skip
         if before is None:
             self.opened[event] += 1
@@ -320,16 +320,13 @@ class SessionTable:
         gateway = self._close(entry)
         self.ended[reason] += 1
         self.decided.changes.ends += 1
+        user_size, devices = entry.user_devices
         record = Record(
             self.decided.next_seq, OFFLINE, entry.uid, gateway.name, entry.session,
             entry.conn, reason, at.wall_ms,
             at.unix_ms(entry.seen) if entry.event else None,
             EVENTS[entry.event] if entry.event else None,
             round(at.mono - entry.seen, 3), not entry.event,
-            user_devices=self._user_devices(entry.uid, entry.devices),
+            user_size=user_size, devices=devices,
         )  # fmt: skip
         self.decided.record(record, due=due)
-
-    def _user_devices(self, uid: Uid, devices: int) -> tuple[Uid, int] | None:
-        """The user of a uid, with the number of its devices; None if they don't count."""
-        return (user_of(uid, self._separator), devices) if self._separator else None

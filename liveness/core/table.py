@@ -27,6 +27,12 @@ EXACT_START: Final = 4  # `start` does not depend on when a login was read
 GROWTH: Final = 4096
 
 
+# How many characters of a uid are its user (0: all), and how many devices of that user are
+# online.
+UserDevices: TypeAlias = tuple[int, int] | tuple[None, None]
+NOT_COUNTED: Final[UserDevices] = (None, None)
+
+
 class Entry(NamedTuple):
     """A copy of what the table has of one user."""
 
@@ -40,10 +46,10 @@ class Entry(NamedTuple):
     seen: float  # monotonic: when the last event was received
     event: int  # index into `records.EVENTS`; 0 when restored unheard
     flags: int
-    devices: int = 0  # of its user online; once removed, those left; 0 if not counted
+    user_devices: UserDevices = NOT_COUNTED  # after a removal, those that are left
 
 
-# The same as a plain tuple, without `devices`: a restart makes a million of them.
+# The same as a plain tuple, without `user_devices`: a restart makes a million of them.
 EntryFields: TypeAlias = tuple[
     Uid, int, int, int | None, float, float, float, float, int, int
 ]

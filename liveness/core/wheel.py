@@ -36,11 +36,13 @@ from liveness.core.records import ActivityBatch, Uid
 from liveness.core.table import (
     EXACT_START,
     NO_CONN,
+    NOT_COUNTED,
     OWN_TIMEOUT,
     RENEWED,
     Entry,
     EntryFields,
     Table,
+    UserDevices,
 )
 from liveness.core.uids import is_uid
 from liveness.core.wheel_layers import Layers
@@ -146,7 +148,7 @@ class Wheel:
         entry = self._table.entry(place)
         if self._devices is None:
             return entry
-        return entry._replace(devices=self._devices.count(uid))
+        return entry._replace(user_devices=self._devices.count(uid))
 
     def devices_of(self, user: Uid, limit: int) -> list[Uid]:
         """Return the uids of a user's devices, at most *limit*, the oldest login first.
@@ -230,7 +232,7 @@ class Wheel:
         now: float,
         mono: float,
         exact: bool = False,
-    ) -> int:
+    ) -> UserDevices:
         """Begin a session of *uid*, which has none.
 
         Args:
@@ -245,7 +247,7 @@ class Wheel:
             mono: Monotonic seconds of its last event.
             exact: Whether *start* is independent of when the login was read.
         Returns:
-            How many devices of its user are online now; 0 without a separator.
+            The size of its user, and how many devices of that are online now.
         """
         whole = self._gateway_timeout[gateway] if timeout is None else timeout
         flags = EXACT_START * exact | OWN_TIMEOUT * (timeout is not None)
@@ -253,7 +255,7 @@ class Wheel:
         self.put(
             (uid, gateway, session, conn, start, whole, deadline, mono, event, flags)
         )
-        return 0 if self._devices is None else self._devices.count(uid)
+        return NOT_COUNTED if self._devices is None else self._devices.count(uid)
 
     def put(self, entry: EntryFields) -> None:
         """Add an entry as it is; its user has none."""
@@ -456,7 +458,7 @@ class Wheel:
         entry = self._table.remove(place)
         if self._devices is None:
             return entry
-        return entry._replace(devices=self._devices.remove(entry.uid))
+        return entry._replace(user_devices=self._devices.remove(entry.uid))
 
     def _current_list(self, place: int) -> int:
         """The list an entry belongs in now: a due list once its bucket has passed."""

@@ -7,14 +7,17 @@ index grow and shrink, and their memory is given back.
 import gc
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from liveness.core.conversation import Conversation, ConversationLimits
+from liveness.core.devices import user_of
 from liveness.core.framing import Reader, encode
 from liveness.core.records import ActivityBatch, ListedActivity, Uid
+from liveness.core.table import Entry
 from liveness.core.wheel import UNKNOWN, Wheel
 from tests.core.conftest import READERS
 
@@ -30,16 +33,19 @@ def uid_of(number: int) -> Uid:
     kinds: tuple[Uid, ...] = (
         number,
         f"user-{number}",
-        f"the fourth device of user {number}",
+        f"user-{number % 5_000}/device {number}",
         f"é{number}",
         f"{number:09}" + "x" * (number % 240),
     )
     return kinds[number % len(kinds)]
 
 
-def open_user(wheel: Wheel, number: int, *, own: float | None, now: float) -> Uid:
+def open_user(
+    wheel: Wheel, number: int, *, own: float | None, now: float
+) -> tuple[Uid, int]:
+    """The uid, and how many devices its user has then."""
     uid = uid_of(number)
-    wheel.open(
+    _, devices = wheel.open(
         uid,
         gateway=0,
         session=number,
@@ -50,15 +56,16 @@ def open_user(wheel: Wheel, number: int, *, own: float | None, now: float) -> Ui
         now=now,
         mono=now,
     )
-    return uid
+    return uid, devices or 0
 
 
 class Crowds:
     """A wheel, and the deadline of every user; all is drawn from one seed."""
 
     def __init__(self, wheel_class: type[Wheel], seed: int) -> None:
-        self.wheel = wheel_class(timeout=TIMEOUT, slots=30)
+        self.wheel = wheel_class(timeout=TIMEOUT, slots=30, separator="/")
         self.wheel.add_gateway()
+        self.devices = Counter[Uid]()  # of each user
         self.deadlines: dict[Uid, float] = {}
         self.own: set[Uid] = set()  # users with a timeout of their own
         self.random = random.Random(seed)
@@ -72,7 +79,9 @@ class Crowds:
     def come(self) -> None:
         for number in range(self.users, self.users + PIECE):
             own = None if number % 16 else OWN_TIMEOUT
-            uid = open_user(self.wheel, number, own=own, now=self.now)
+            uid, devices = open_user(self.wheel, number, own=own, now=self.now)
+            self.devices[user_of(uid, "/")] += 1
+            assert devices == self.devices[user_of(uid, "/")]
             self.deadlines[uid] = self.now + (own or TIMEOUT)
             if own:
                 self.own.add(uid)
@@ -105,7 +114,9 @@ class Crowds:
 
     def leave(self, uids: list[Uid]) -> None:
         for uid in uids:
-            assert self.wheel.close(uid).deadline == self.deadlines.pop(uid)
+            entry = self.wheel.close(uid)
+            assert entry.deadline == self.deadlines.pop(uid)
+            self.left(entry)
         self.own.difference_update(uids)
         self.operations += len(uids)
 
@@ -117,12 +128,21 @@ class Crowds:
         for entry in fired:
             assert entry.deadline == self.deadlines.pop(entry.uid)
             assert entry.deadline < self.now
+            self.left(entry)
         self.own.difference_update(entry.uid for entry in fired)
         self.operations += len(fired)
         soonest = min(self.deadlines.values(), default=self.now)
         assert soonest >= self.now - 1.01 * self.wheel.bucket_s
 
+    def left(self, entry: Entry) -> None:
+        """A device is offline: count those that its user still has."""
+        user = user_of(entry.uid, "/")
+        self.devices[user] -= 1
+        assert entry.user_devices[1] == self.devices[user]
+
     def check(self) -> None:
+        self.devices = +self.devices
+        assert self.wheel.users == len(self.devices)
         shot = self.wheel.snapshot(self.now)
         assert len(self.wheel) == len(shot.sessions) == len(self.deadlines)
         assert len(set(shot.sessions)) == len(shot.sessions)
@@ -134,6 +154,11 @@ class Crowds:
             assert entry is not None
             assert (entry.uid, entry.deadline) == (uid, self.deadlines[uid])
             assert type(entry.uid) is type(uid)
+            user = user_of(uid, "/")
+            devices = self.wheel.devices_of(user, ALL)
+            assert uid in devices
+            assert len({*devices}) == self.devices[user]
+            assert entry.user_devices[1] == self.devices[user]
 
     # --- the life of a crowd -------------------------------------------------------------
 
@@ -210,11 +235,12 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("separator", ["", "/"], ids=["uids", "devices"])
 def test_the_memory_of_a_million_users_is_given_back_when_they_go(
-    compiled_wheel: type[Wheel],
+    compiled_wheel: type[Wheel], separator: str
 ) -> None:
     users, at_once = 1_000_000, 10_000
-    wheel = compiled_wheel(timeout=TIMEOUT, slots=30)
+    wheel = compiled_wheel(timeout=TIMEOUT, slots=30, separator=separator)
     wheel.add_gateway()
     before = resident_bytes()
     for number in range(users):
@@ -226,4 +252,4 @@ def test_the_memory_of_a_million_users_is_given_back_when_they_go(
         pass
     assert len(wheel) == 0
     # The rest belongs to malloc and the interpreter.
-    assert resident_bytes() - before < took / 8
+    assert resident_bytes() - before < took / 6

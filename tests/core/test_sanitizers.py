@@ -88,7 +88,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("files", "only", "marked"),
     [
-        (("differential", "crowds", "wheel", "wire"), "not reference", "not slow"),
+        (("differential", "crowds", "wheel", "framing"), "not reference", "not slow"),
         (("crowds",), "ten_million", "slow"),
     ],
     ids=["the tests", "ten million operations"],
@@ -104,7 +104,7 @@ def test_the_compiled_parts_touch_no_memory_but_their_own(
     assert "runtime error" not in done.stdout
     # And they were at work: in the process, and in the code that it ran.
     compiled = [*sanitized.glob("liveness/core/*.so")]
-    assert len(compiled) == 3
+    assert len(compiled) == 4
     for name in ("/libasan.so", "/libubsan.so", *map(str, compiled)):
         assert name in done.stdout
     for code in compiled:

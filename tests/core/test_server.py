@@ -317,7 +317,7 @@ def test_a_reader_of_users_gets_their_first_devices_and_their_last(
     assert [record.uid for record in records if reader.wants(record)] == wanted
     (moved,) = (record for record in records if record.kind == "moved")
     assert isinstance(moved, Record)
-    assert moved.user_devices == (("ada", 2) if separator else None)
+    assert (moved.user, moved.devices) == (("ada", 2) if separator else ("ada/a", None))
     of_ada = reader._replace(uid="ada", users=False)
     found = [record.uid for record in records if of_ada.wants(record)]
     assert found == (["ada/a", "ada/b", "ada/a", "ada/a", "ada/b"] if separator else [])

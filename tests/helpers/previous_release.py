@@ -43,7 +43,7 @@ def schema_1(
     """Makes a log of schema 1."""
     with closing(sqlite3.connect(path)) as db, db:
         db.executescript(_SCHEMA_1)
-        columns = Record._fields.index("user_devices")  # which came with schema 4
+        columns = Record._fields.index("user_size")  # which came with schema 4
         marks = ", ".join("?" * columns)
         rows = (record[:columns] for record in records)
         db.executemany(f"insert into log values ({marks})", rows)

@@ -57,7 +57,9 @@ class UsersApi:
         self._engine = engine
         self._log_writer = log_writer
         self._log_reader = LogReader(
-            partial(reading, log_writer.store.path), clock=perf_counter
+            partial(reading, log_writer.store.path),
+            clock=perf_counter,
+            separator=engine.presence.device_separator,
         )
         self._wall_ms = wall_ms
 

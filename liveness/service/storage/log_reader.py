@@ -87,13 +87,17 @@ class SearchResult(NamedTuple):
 
 
 class RecordFilter(NamedTuple):
-    """The conditions that a record has to meet, all of them. Stamps are milliseconds."""
+    """The conditions that a record has to meet, all of them. Stamps are milliseconds.
+
+    A `uid` may be the name of a user with devices: those that `separator` separates.
+    """
 
     uid: Uid | None = None
     kinds: frozenset[str] = frozenset(KINDS)
     gateway: str | None = None
     since: int | None = None
     until: int | None = None
+    separator: str = ""
 
     def matches(self, record: Logged) -> bool:
         """Whether a record matches."""
@@ -114,9 +118,11 @@ class RecordFilter(NamedTuple):
             # bytes of a short one, but few of them after a kind.
             groups.append([uid])
             kinds = [kind for kind in SESSION_KINDS if kind in self.kinds]
-            # As a uid, or as the user of a device.
             groups.append([encode(kind) + uid for kind in kinds])
-            groups[-1] += [encode([self.uid, 0])[:-1]] if kinds else []
+            if kinds and self.separator and isinstance(self.uid, str):
+                device = (self.uid + self.separator).encode()
+                groups[0].append(device)
+                groups[1].append(device)
         elif len(self.kinds) < len(KINDS):
             groups.append([encode(kind) for kind in sorted(self.kinds)])
         if self.gateway is not None:
@@ -136,19 +142,23 @@ class LogReader:
     Args:
         connect: Opens the log's database for one read.
         clock: Monotonic seconds.
+        separator: Separates a device from its user in a uid; "": users have no devices.
     Raises:
         sqlite3.Error: From each method: the file cannot be read.
     """
 
-    def __init__(self, connect: Connect, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, connect: Connect, *, clock: Callable[[], float], separator: str = ""
+    ) -> None:
         self._connect = connect
         self._clock = clock
+        self._separator = separator
         self.damaged: list[SeqRange] = []  # the records that were left out
 
     def newest_of(self, uid: Uid, *, limit: int, within_s: float = inf) -> SearchResult:
         """The newest records of a user: at most *limit*, found in about *within_s*."""
         deadline = self._clock() + within_s
-        query = RecordFilter(uid)
+        query = RecordFilter(uid, separator=self._separator)
         found: list[Record] = []
         edge: LogPosition | None = None
         for chunk in self._chunks(query, is_back=True):
@@ -202,16 +212,16 @@ class LogReader:
         row = self._read(lambda db: db.execute(query, [uid]).fetchone())
         return None if row is None else OnlineRow._make(row)
 
-    def online_devices(self, user: Uid, separator: str) -> list[OnlineRow]:
+    def online_devices(self, user: Uid) -> list[OnlineRow]:
         """The open sessions of a user's devices, the oldest first, as of the last commit."""
-        if not isinstance(user, str):
+        if not (self._separator and isinstance(user, str)):
             row = self.online(user)
             return [] if row is None else [row]
         query = (
             "select * from online where uid = :user or "
             "substr(uid, 1, length(:device)) = :device order by session"
         )
-        values = {"user": user, "device": user + separator}
+        values = {"user": user, "device": user + self._separator}
         rows = self._read(lambda db: db.execute(query, values).fetchall())
         return [OnlineRow._make(row) for row in rows]
 
@@ -378,7 +388,9 @@ def _page(
 
 
 @contextmanager
-def open_log(folder: Path, *, clock: Callable[[], float]) -> Iterator[LogReader]:
+def open_log(
+    folder: Path, *, clock: Callable[[], float], separator: str = ""
+) -> Iterator[LogReader]:
     """Search the log in a state directory, whether a sidecar has it open or not.
 
     Raises:
@@ -389,6 +401,7 @@ def open_log(folder: Path, *, clock: Callable[[], float]) -> Iterator[LogReader]
         # A running sidecar checked the WAL when it started, and writes to it now.
         if file_state(path).wal is not None and not is_in_use(folder):
             check_wal(path)
-        yield LogReader(partial(opened_unchanged, path), clock=clock)
+        connect = partial(opened_unchanged, path)
+        yield LogReader(connect, clock=clock, separator=separator)
     except sqlite3.Error as error:
         raise read_error(path, error) from error

@@ -157,19 +157,18 @@ def test_matching_records_are_found_in_order(
 def test_records_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
     conn = 2**40
     records = [
-        online(1, "ada/a")._replace(user_devices=("ada", 1)),
-        online(2, "eve/a", gateway="ada")._replace(user_devices=("eve", 1)),
-        Record(
-            *(3, "moved", "ada/a", "h", 3, conn, "login", 1_000),
-            *(None, None, None, False, "g", 1, conn, ("ada", 1)),
+        online(1, "ada/a")._replace(user_size=3, devices=1),
+        online(2, "eve/a", gateway="ada")._replace(user_size=3, devices=1),
+        Record(3, "moved", "ada/a", "h", 3, conn, "login", 1_000)._replace(
+            from_gateway="g", from_session=1, from_conn=conn, user_size=3, devices=1
         ),
         online(4, "ada"),  # from before devices were counted
-        online(5, 7)._replace(user_devices=(7, 1)),
+        online(5, 7)._replace(user_size=0, devices=1),
     ]
     for record in records:
         store.write(Batch(records=[record]))
-    with open_log(store.folder, clock=still) as book:
-        of_ada = RecordFilter("ada")
+    with open_log(store.folder, clock=still, separator="/") as book:
+        of_ada = RecordFilter("ada", separator="/")
         assert [record.seq for record in book.records(of_ada)] == [1, 3, 4]
         moved = of_ada._replace(kinds=frozenset({"moved"}))
         assert [*book.records(moved)] == [records[2]]
@@ -181,7 +180,7 @@ def test_sessions_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
     uids: list[Uid] = ["ada", "ada/a", "adam/a", "/ada", 7, "7/a", "ada/b"]
     sessions = {n: row(n, uid) for n, uid in enumerate(uids, start=1)}
     store.write(Batch(records=[online(9)], online={**sessions}))
-    with open_log(store.folder, clock=still) as book:
+    with open_log(store.folder, clock=still, separator="/") as book:
         for user, devices in (
             ("ada", ["ada", "ada/a", "ada/b"]),
             (7, [7]),
@@ -189,7 +188,7 @@ def test_sessions_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
             ("nobody", []),
             (8, []),
         ):
-            found = [it.uid for it in book.online_devices(user, "/")]
+            found = [it.uid for it in book.online_devices(user)]
             assert found == devices
 
 
