@@ -60,8 +60,8 @@ class LoadUsers:
 
     def __init__(self, count: int, *, kind: str = "user", suffix: str = "") -> None:
         self.uids = [uid(number, kind) + suffix for number in range(count)]
-        # As the protocol advises: start time in milliseconds, and a counter.
-        first = (time.time_ns() // 1_000_000) << 20
+        # As the protocol advises: start time in units of 2^-20 s, and a counter.
+        first = time.time_ns() * 2**20 // 10**9
         self._conns = range(first, first + count)
 
     def __len__(self) -> int:

@@ -59,8 +59,8 @@ class Reports:
     """The open connections, and what the sidecar does not know of them yet.
 
     Args:
-        first_conn: The first conn to assign. No process of this gateway's name may have
-            used it or a higher one before.
+        first_conn: The first conn to assign; the next ones follow it. No process of this
+            gateway's name may have used one of them before.
     """
 
     def __init__(self, first_conn: int) -> None:

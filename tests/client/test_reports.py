@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import islice
+from time import time_ns
 from typing import Any, Final
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.client.reports import AGE_STEP_S, MAX_CHANGES_PER_WRITE, Reports
+from liveness.client.sidecar import client_of
 from liveness.core.framing import decode
 from liveness.core.records import Uid
 from liveness.errors import ReportError
@@ -189,6 +192,15 @@ def test_no_conn_is_given_twice() -> None:
     login(reports, "ada", None)
     given += [conn for _, _, conn in told(reports)]
     assert given == [1_000, 1_001, 1_002, 1_003]
+
+
+def test_the_conns_of_a_process_are_above_earlier_ones_and_exact_in_doubles() -> None:
+    began, sidecar = time_ns(), client_of("gw", None, ("offline",), fresh=True)
+    ended, conn = time_ns(), sidecar.reports.new_conn()
+    assert began * 2**20 // 10**9 <= conn <= ended * 2**20 // 10**9
+    assert conn + 2**20 < 2**53
+    first_unsafe_s = 2**53 / 2**20
+    assert datetime.fromtimestamp(first_unsafe_s, UTC).year == 2242
 
 
 def test_every_login_without_conn_is_that_of_a_new_connection() -> None:
