@@ -323,7 +323,14 @@ def no_uids() -> BadFrame:
     return BadFrame(Code.BAD_FRAME, "the second element is a uid or an array of uids")
 
 
-def _bad_conn() -> BadFrame:
+def _bad_conn(conn: object = None, place: str = "") -> BadFrame:
+    if type(conn) is float:
+        # Encoders of some languages write every large number so.
+        return _bad_option(
+            f"conn{place} is {conn:g}, a float; it must be an integer. Many encoders write "
+            "large numbers as doubles, which round them: choose conns below 2^53, and "
+            "encode them as 64-bit integers (in JavaScript, BigInt)",
+        )
     return _bad_option(
         "conn must be an integer from 0 to 2^63-1 or, for an array of uids, an array of "
         "them of the same length",
@@ -345,7 +352,7 @@ def one_conn(conn: object) -> int | None:
     """Check the conn of a single uid."""
     if conn is None or is_natural(conn):
         return conn
-    raise _bad_conn()
+    raise _bad_conn(conn)
 
 
 def conns_beside(uids: Sequence[object], conn: object) -> Sequence[int | None]:
@@ -354,8 +361,9 @@ def conns_beside(uids: Sequence[object], conn: object) -> Sequence[int | None]:
         return (None,) * len(uids)
     if type(conn) is not tuple or len(conn) != len(uids):
         raise _bad_conn()
-    if not all(number is None or is_natural(number) for number in conn):
-        raise _bad_conn()
+    for index, number in enumerate(conn):
+        if number is not None and not is_natural(number):
+            raise _bad_conn(number, f" {index} of the array (from 0)")
     return conn
 
 

@@ -252,6 +252,25 @@ def test_a_refused_timer_frame_says_what_is_right(
     assert said in answer.message
 
 
+@pytest.mark.parametrize("name", ["keepalive", "login", "logout"])
+@pytest.mark.parametrize(
+    ("uids", "conn", "said"),
+    [
+        ("a", 1.9e18, "conn is 1.9e+18, a float; it must be an integer. "),
+        (["a", "b"], [7, 2.0**40], "conn 1 of the array (from 0) is 1.09951e+12, a "),
+    ],
+    ids=["one", "array"],
+)
+def test_a_conn_that_became_a_float_is_refused_with_the_cause(
+    name: str, uids: object, conn: object, said: str
+) -> None:
+    (answer,) = asked(link_of(), [name, uids, {"conn": conn}])
+    assert isinstance(answer, Refusal)
+    assert (answer.code, answer.index) == (Code.BAD_OPTION, None)
+    assert answer.message.startswith(said)
+    assert "doubles, which round them: choose conns below 2^53, and" in answer.message
+
+
 @pytest.mark.parametrize(("name", "what"), [("login", "events"), ("done", "timers")])
 def test_a_watcher_is_told_which_frames_it_may_not_send(name: str, what: str) -> None:
     hello = ["hello", {"protocol": 1, "name": "w", "role": "watcher"}]
