@@ -120,7 +120,7 @@ def _session(status: UserStatus | OnlineRow | None) -> dict[str, Any]:
     """What is known of a session, for JSON; null where it is not known."""
     user = status if isinstance(status, UserStatus) else None
     slot = None if user is None else user.slot
-    return {
+    session = {
         "gateway": None if status is None else status.gateway,
         "session": None if status is None else status.session,
         "conn": None if status is None else status.conn,
@@ -132,6 +132,7 @@ def _session(status: UserStatus | OnlineRow | None) -> dict[str, Any]:
         "held": None if user is None else user.held,
         "timeout": None if status is None else status.timeout,
     }
+    return json_ready(session)
 
 
 def sentence(known: Known, *, now_ms: int) -> str:

@@ -14,6 +14,8 @@ from liveness.core.uids import MAX_UID_BYTES, is_uid
 
 # Many readers of JSON use doubles, in which larger integers are not exact.
 EXACT_IN_JSON: Final = 2**53
+# The keys of a record whose integers may be larger.
+ID_KEYS: Final = ("uid", "user", "conn", "from_conn")
 _UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 _LIKE_AN_INTEGER: Final = re.compile(r"(str:)*int:[0-9]+")
 
@@ -63,13 +65,30 @@ def uid_of(text: str) -> str | int:
 
 
 def json_ready(record: Mapping[str, object]) -> dict[str, object]:
-    """A record whose uid any reader of JSON can hold: text, or an integer up to 2^53."""
+    """A record for JSON, whose uid and conns any reader can hold.
+
+    They are text, or integers up to 2^53; a larger one is the text `int:N`.
+    """
     ready = dict(record)
-    for key in ("uid", "user"):
-        uid = ready.get(key)
-        if isinstance(uid, str) or (isinstance(uid, int) and uid > EXACT_IN_JSON):
-            ready[key] = uid_text(uid)
+    for key in ID_KEYS:
+        value = ready.get(key)
+        if isinstance(value, str) or (isinstance(value, int) and value > EXACT_IN_JSON):
+            ready[key] = uid_text(value)
     return ready
+
+
+def from_json(ready: Mapping[str, object]) -> dict[str, object]:
+    """The record that `json_ready` made *ready* from.
+
+    Raises:
+        ValueError: A uid or a conn is not as `json_ready` writes it.
+    """
+    record = dict(ready)
+    for key in ID_KEYS:
+        value = record.get(key)
+        if isinstance(value, str):
+            record[key] = uid_of(value)
+    return record
 
 
 def json_line(value: object) -> str:

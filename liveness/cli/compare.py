@@ -39,7 +39,7 @@ from liveness.console.terminal import report_line
 from liveness.core.records import GAP, OFFLINE, Logged, Record, Uid
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
-from liveness.text import local_time
+from liveness.text import from_json, local_time
 
 STDIN: Final = 0
 PIECE_BYTES: Final = 65_536
@@ -281,7 +281,7 @@ def _evidence_in_sidecar(socket_path: Path, uid: Uid) -> Evidence:
     return Evidence(
         is_online=found["online"],
         seen=found["seen"],
-        records=[_record(record | {"uid": uid}) for record in found["records"]],
+        records=[_record(from_json(record)) for record in found["records"]],
         is_complete=found["looked_back_to"] is None,
     )
 

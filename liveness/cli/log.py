@@ -28,9 +28,9 @@ from liveness.cli.options import (
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import json_line, text_line
-from liveness.core.records import KINDS, Logged, Record
+from liveness.core.records import KINDS, Logged
 from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
-from liveness.text import escaped, uid_text
+from liveness.text import ID_KEYS, escaped, uid_text
 
 _AGO: Final = re.compile(r"-?(\d{1,9}) ?(s|m|min|h|d)( ago)?", re.ASCII)
 _UNIT_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
@@ -86,7 +86,10 @@ def damaged_records(reader: LogReader) -> str:
 
 
 def _cells(record: Logged) -> dict[str, object]:
-    """A record for a spreadsheet, which must not read text as a formula.
+    """A record for a spreadsheet, which must not round ids or read text as a formula.
+
+    Integers that are ids are `int:N`: a spreadsheet keeps 15 digits of a number, and a conn
+    of the client library has 16.
 
     Text that begins like a formula gets an apostrophe in front. So does text that begins
     with an apostrophe, so that the original can be restored. Control characters are
@@ -94,10 +97,9 @@ def _cells(record: Logged) -> dict[str, object]:
     cell where the spreadsheet separates cells by semicolons.
     """
     cells = record.as_map()
-    if isinstance(record, Record):
-        cells["uid"] = uid_text(record.uid)
-        if record.devices is not None:
-            cells["user"] = uid_text(record.user)
+    for name in ID_KEYS:
+        if isinstance(value := cells.get(name), str | int):
+            cells[name] = uid_text(value)
     for name, value in cells.items():
         if isinstance(value, str):
             text = value if value.isprintable() else escaped(value)

@@ -105,3 +105,21 @@ def test_users_who_are_not_the_same_are_not_in_a_table_either(tmp_path: Path) ->
         ),
     )
     assert [row["uid"] for row in rows] == ["int:7", "7", "str:int:7", "'=7"]
+
+
+def test_a_spreadsheet_rounds_no_conn(tmp_path: Path) -> None:
+    conns = [None, 5, 2**53 + 1]
+    rows = table(
+        tmp_path,
+        *(
+            Record(
+                *(seq, "moved", "a", "g", seq, conn, "login", 5),
+                from_gateway="g",
+                from_conn=conn,
+            )
+            for seq, conn in enumerate(conns, 1)
+        ),
+    )
+    shown = ["", "int:5", "int:9007199254740993"]
+    assert [row["conn"] for row in rows] == shown
+    assert [row["from_conn"] for row in rows] == shown

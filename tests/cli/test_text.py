@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from liveness.core.uids import is_uid
 from liveness.text import (
     escaped,
+    from_json,
     json_ready,
     local_time,
     relative,
@@ -82,6 +83,31 @@ def test_an_integer_beyond_2_53_is_a_string_in_json(
     record = {"seq": 1, "uid": uid}
     assert json_ready(record) == {"seq": 1, "uid": ready}
     assert record["uid"] == uid
+
+
+@pytest.mark.parametrize(
+    ("conn", "ready"),
+    [(None, None), (0, 0), (2**53, 2**53), (2**63 - 1, "int:9223372036854775807")],
+)
+def test_a_conn_beyond_2_53_is_a_string_in_json(
+    conn: int | None, ready: int | str | None
+) -> None:
+    record = {"conn": conn, "from_conn": conn, "session": 2**53 + 1}
+    shown = {"conn": ready, "from_conn": ready, "session": 2**53 + 1}
+    assert json_ready(record) == shown
+
+
+conns = st.none() | st.integers(0, 2**63 - 1)
+
+
+@given(uids.filter(is_uid), conns, conns)
+def test_a_record_is_read_back_from_its_json(
+    uid: str | int, conn: int | None, from_conn: int | None
+) -> None:
+    record = {"seq": 1, "uid": uid, "conn": conn, "from_conn": from_conn}
+    as_json = json.dumps(json_ready(record))
+    # A reader that has doubles only.
+    assert from_json(json.loads(as_json, parse_int=lambda n: int(float(n)))) == record
 
 
 def test_a_record_without_a_user_is_left_as_it_is() -> None:

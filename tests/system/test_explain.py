@@ -157,7 +157,11 @@ def test_the_log_is_shown_by_kind_gateway_user_and_time_in_three_forms(
     (timer,) = (row for row in rows if row["kind"] == "timer")
     assert timer["payload"] == r"'=1+1\x1b[31m"
     (moved,) = (row for row in rows if row["kind"] == "moved")
-    assert (moved["from"], moved["from_conn"], moved["silence"]) == ("gw-1", "2", "")
+    assert (moved["from"], moved["from_conn"], moved["silence"]) == (
+        "gw-1",
+        "int:2",
+        "",
+    )
     watcher = scene.watcher(after=0, kinds=["online", "offline", "moved", "timer"])
     keys = {key for record in watcher.take(8) for key in record}
     assert {*rows[0]} == keys | {"restored"}  # which none of these has

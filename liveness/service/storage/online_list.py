@@ -25,7 +25,9 @@ select group_concat(line, char(10)), count(*), max(session) from (
             when typeof(uid) = 'integer' and uid > {EXACT_IN_JSON} then 'int:' || uid
             when typeof(uid) = 'text' and instr(uid, 'int:') then uid_text(uid)
             else uid end,
-        'gateway', gateway, 'session', session, 'conn', conn, 'since', start) as line
+        'gateway', gateway, 'session', session, 'conn', case
+            when conn > {EXACT_IN_JSON} then 'int:' || conn else conn end,
+        'since', start) as line
     from online where session > :after order by session limit :most)
 """
 

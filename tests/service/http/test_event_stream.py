@@ -433,14 +433,19 @@ async def test_every_user_online_is_a_line(rig: Rig) -> None:
     log = rig.store.log
     assert await users(rig) == ([], {"log": log, "seq": 0, "users": 0})
     gateway = await rig.gateway("gw")
-    await gateway.send(["login", USERS, {"conn": [*range(len(USERS))]}])
+    conns = [*range(len(USERS) - 2), 2**53, 2**53 + 1]
+    await gateway.send(["login", USERS, {"conn": conns}])
     await gateway.send(["login", [f"u-{n}" for n in range(2_500)]])
     await gateway.send(["logout", "u-1"])
     await gateway.sync()
     lines, last = await users(rig)
     assert last == {"log": log, "seq": 2_508, "users": 2_506}
     assert [line["uid"] for line in lines[:8]] == [*NAMES, "u-0"]
-    assert [line["conn"] for line in lines[:8]] == [*range(7), None]
+    assert [line["conn"] for line in lines[:8]] == [
+        *conns[:-1],
+        f"int:{2**53 + 1}",
+        None,
+    ]
     assert len({(line["uid"], type(line["uid"])) for line in lines}) == 2_506
     session = {"gateway": "gw", "session": 1, "conn": 0, "since": rig.log()[0].at}
     assert lines[0] == {"uid": "7", **session}

@@ -118,6 +118,20 @@ async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
     assert (await user(rig, "eve"))["session"] == 1
 
 
+async def test_a_conn_beyond_2_53_keeps_its_digits(rig: Rig) -> None:
+    conn, newer = 2**53 + 1, 2**63 - 1
+    gateway = await rig.gateway("gw-1")
+    await gateway.send(["login", "eve", {"conn": conn}])
+    await gateway.send(["login", "eve", {"conn": newer}])
+    await gateway.sync()
+    found = await user(rig, "eve")
+    assert found["conn"] == f"int:{newer}"
+    assert f"(connection {newer})" in found["told"]
+    moved, online = found["records"]
+    assert (moved["conn"], moved["from_conn"]) == (f"int:{newer}", f"int:{conn}")
+    assert online["conn"] == f"int:{conn}"
+
+
 async def test_users_of_hard_names_are_found_by_their_names(rig: Rig) -> None:
     await rig.gateway_of(HARD_UIDS)
     for uid in HARD_UIDS:
