@@ -163,7 +163,7 @@ class SidecarService:
         engine, log_writer = self.engine, self.log_writer
         readers = (log_writer, self.feed, self.streams)
         return (
-            LiveApi(self._summaries, *readers, self._turnstile),
+            LiveApi(self._summaries, *readers, self._turnstile, mono=self._clock.mono),
             FeedApi(
                 *readers,
                 clock=self._clock,

@@ -2,20 +2,28 @@
 
     GET /v1/wheel   one summary
     GET /v1/live    ?kind=offline,moved&uid=UID&gateway=NAME&users=true
-                    the last minutes, then every second a summary with the newest records
+                    the last minutes and the newest records, then every second a summary
+                    with the newest records since the one before
 
 A stream of summaries costs the same whatever the load: each summary has only the newest of
-the records that match, and how many it leaves out. A slow reader misses seconds.
+the records that match, and how many it leaves out. A slow reader misses seconds. The records
+at the beginning come from memory; after a restart of the sidecar, from the end of the log.
 """
 
+import sqlite3
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
 
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from liveness.core.records import Subscription
+from liveness.core.records import Logged, Subscription
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.common.threads import in_thread
 from liveness.service.http.api import (
     SUBSCRIPTION,
     answering,
@@ -38,8 +46,26 @@ from liveness.text import json_line
 # In one summary: more than a person can read in a second.
 MAX_RECORDS: Final = 50
 # The newest records since the last summary that are searched: twice as many as a second
-# has at the promised load. Older ones count as left out, matching or not.
+# has at the promised load. Older ones count as left out, matching or not. A stream begins
+# with what matches among as many of the newest records.
 MAX_SEARCHED: Final = 20_000
+# Records that one read from disk searches, back from the end of the log.
+SEARCH_STEP: Final = 1_000
+
+_log = structlog.get_logger("http")
+
+
+class RecentRecords(NamedTuple):
+    """The newest records that match, the oldest first: all that match above `after`."""
+
+    entries: list[TailEntry]
+    after: int
+
+    @property
+    def text(self) -> str:
+        """As members of a JSON object."""
+        records = ",".join(entry.json for entry in self.entries)
+        return f'"records":[{records}],"records_after":{self.after}'
 
 
 class LiveApi:
@@ -52,7 +78,10 @@ class LiveApi:
         feed: LogTail,
         streams: Streams,
         turnstile: Turnstile,
+        *,
+        mono: Callable[[], float],
     ) -> None:
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=mono)
         self._summaries = summaries
         self._log_writer = log_writer
         self._feed = feed
@@ -92,7 +121,8 @@ class LiveApi:
         try:
             position = log_writer.durable_seq
             log = log_writer.store.log
-            history = summaries.history_text
+            recent = await self._recent(position, subscription)
+            history = f"{summaries.history_text[:-1]},{recent.text}}}"
             await writer.send(event("history", history, id=f"{log}:{position}"))
             while True:
                 await writer.wait()
@@ -123,3 +153,40 @@ class LiveApi:
             newest.append(entry)
             count += 1
         return ",".join(entry.json for entry in newest), count - len(newest)
+
+    async def _recent(self, newest: int, subscription: Subscription) -> RecentRecords:
+        """The newest records up to *newest* that match, of the last `MAX_SEARCHED`."""
+        after = max(newest - MAX_SEARCHED, self._log_writer.first - 1)
+        entries = self._feed.newest(after, subscription, MAX_RECORDS)
+        first = self._feed.first
+        reached = newest if first is None else first - 1  # what is above was searched
+        while len(entries) < MAX_RECORDS and reached > after:
+            step = max(after, reached - SEARCH_STEP)
+            read = partial(self._read, step, reached, subscription)
+            try:
+                found = await in_thread(read, limiter=self._feed.guests)
+            except (sqlite3.Error, OSError) as error:
+                message = (
+                    "the log cannot be read: a stream begins without older records"
+                )
+                self._log_throttled(
+                    _log.warning, message, key=message, error=str(error)
+                )
+                return RecentRecords(entries, reached)
+            entries = [*map(TailEntry, found), *entries]
+            reached = step
+        if len(entries) >= MAX_RECORDS:
+            entries = entries[-MAX_RECORDS:]
+            after = entries[0].record.seq - 1
+        return RecentRecords(entries, after)
+
+    def _read(self, after: int, until: int, subscription: Subscription) -> list[Logged]:
+        """The matching records of a range of the log; damaged ones are left out."""
+        found: list[Logged] = []
+        while after < until:
+            rows = self._log_writer.store.read(
+                after=after, until=until, wanted=subscription, limit=SEARCH_STEP
+            )
+            found += rows.records
+            after = max(rows.reached, after + 1)
+        return found

@@ -141,6 +141,11 @@ class LogTail:
         """Call *notify* once, after the next commit."""
         self._awaiting[notify] = None
 
+    @property
+    def first(self) -> int | None:
+        """The oldest seq in memory."""
+        return self._tail[0].first if self._tail else None
+
     def reaches(self, after: int) -> bool:
         """Whether all records above *after* are in memory."""
         return bool(self._tail) and self._tail[0].first <= after + 1
@@ -162,6 +167,24 @@ class LogTail:
                 assert not isinstance(record, Gap)  # a gap is made for one reader only
                 if record.seq > after and wanted.wants(record):
                     yield entry
+
+    def newest(self, after: int, wanted: Subscription, limit: int) -> list[TailEntry]:
+        """The newest entries above *after* that concern a reader, from memory.
+
+        They are at most *limit*, the oldest first.
+        """
+        found: list[TailEntry] = []
+        for commit in reversed(self._tail):
+            if commit.last <= after:
+                break
+            for entry in reversed(commit.entries):
+                record = entry.record
+                assert not isinstance(record, Gap)
+                if record.seq > after and wanted.wants(record):
+                    found.append(entry)
+                    if len(found) == limit:
+                        return found[::-1]
+        return found[::-1]
 
 
 class TailReader:

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.config.settings import HttpSettings
 from liveness.core.records import TIMER, TimerRecord
+from liveness.service.http import live_api
 from liveness.service.http.event_stream import QUIET_S, STOPPING
 from liveness.service.http.feed_api import EVENTS_BYTES, _take_events
 from liveness.service.http.live_api import MAX_RECORDS
 from liveness.service.storage.log_tail import TailEntry
 from tests.service.http.asgi import ask
 from tests.service.http.reading import LONG_S, Event, Reader, reading
-from tests.service.rig import Rig
+from tests.service.rig import Rig, running
 
 USERS = ["7", 7, 'quo"te', 2**53 + 1, "int:7", "str:int:7", "İ\u2028\\"]
 NAMES = [
@@ -344,6 +346,63 @@ async def test_a_summary_comes_every_second_whatever_the_load(rig: Rig) -> None:
         assert last["gateways"][0]["unacked"] == count
 
 
+async def opening(rig: Rig, query: str = "") -> tuple[list[int], int]:
+    """The seqs of the records that a stream begins with, and where that search ended."""
+    async with reading(rig.door(), f"/v1/live{query}") as reader:
+        (history,) = await reader.events(1)
+    found = history.data["records"]
+    return [record["seq"] for record in found], history.data["records_after"]
+
+
+@pytest.mark.rig(tail=1_000)
+async def test_a_stream_begins_with_the_newest_records(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await opening(rig) == ([], 0)
+    gateway = await rig.gateway_of(["first", "second"], kinds=[])
+    await gateway.send(["logout", "first"])
+    await gateway.sync()
+    assert await opening(rig) == ([1, 2, 3], 0)
+    # Most are no longer in memory.
+    for start in range(0, 2_500, 500):
+        uids = [f"u{number}" for number in range(start, start + 500)]
+        await gateway.send(["login", uids])
+        await gateway.sync()
+    assert await opening(rig) == ([*range(2_454, 2_504)], 2_453)
+    assert await opening(rig, "?kind=offline") == ([3], 0)
+    assert await opening(rig, "?uid=second") == ([2], 0)
+    assert await opening(rig, "?gateway=nobody") == ([], 0)
+    monkeypatch.setattr(live_api, "MAX_SEARCHED", 1_500)
+    assert await opening(rig, "?uid=u1100") == ([1_104], 1_003)
+    assert await opening(rig, "?uid=second") == ([], 1_003)
+
+
+async def test_after_a_restart_a_stream_begins_with_the_end_of_the_log(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as rig:
+        await rig.gateway_of([f"u{number}" for number in range(60)])
+    async with running(tmp_path) as rig:
+        assert await opening(rig) == ([*range(11, 61)], 10)
+        gateway = await rig.gateway("other")
+        await gateway.send(["login", "new"])
+        await gateway.sync()
+        assert await opening(rig) == ([*range(12, 62)], 11)
+        assert await opening(rig, "?kind=moved") == ([], 0)
+
+
+async def test_a_stream_begins_also_where_the_log_cannot_be_read(
+    rig: Rig, tmp_path: Path
+) -> None:
+    await rig.gateway_of([*"ab"])
+    rig.sidecar.feed._tail.clear()
+    await rig.gateway_of([*"cd"], "other")
+    with capture_logs() as lines:
+        rig.store.path.rename(tmp_path / "away")
+        assert await opening(rig) == ([3, 4], 2)
+    assert "a stream begins without older records" in lines[0]["event"]
+
+
 async def test_a_second_in_which_nothing_was_sent_is_in_the_next(
     rig: Rig, jumping: MockClock
 ) -> None:
@@ -400,7 +459,7 @@ def flat(columns: dict[str, Any]) -> list[list[float]]:
         column
         for found in columns.values()
         for column in (found.values() if isinstance(found, dict) else [found])
-        if isinstance(column, list)
+        if isinstance(column, list) and found is not columns["records"]
     ]
 
 

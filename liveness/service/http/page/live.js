@@ -1,8 +1,8 @@
 /*
  * The live page: draws what the sidecar reports once a second.
  *
- * One EventSource (`/v1/live`) sends the last minutes when it opens, then a summary each
- * second. A change of the filter opens a new one. Between two summaries only the wheel
+ * One EventSource (`/v1/live`) sends the last minutes and the newest records when it opens,
+ * then a summary each second. A change of the filter opens a new one. Between two summaries only the wheel
  * moves: the hand continues at its known speed, and dots show users who sent something and
  * users who went offline. If no summary comes, the hand stops, and the page shows since when.
  *
@@ -96,6 +96,9 @@ function visible(text) {
 }
 
 const uidText = (uid) => (typeof uid === "number" ? `int:${uid}` : uid);
+
+/** A conn's digits. Numbers here are exact up to 2^53; a larger one comes as the text int:N. */
+const connText = (conn) => `${conn}`.replace("int:", "");
 
 /** An element with a name from the wire; <bdi> isolates its writing direction. */
 function named(text, name = "bdi") {
@@ -486,20 +489,19 @@ class Chart {
 
   paint() {
     const columns = this.columns();
-    const points = past.at.length;
     const sums = past.at.map((_, i) => columns.reduce((sum, column) => sum + (column[i] ?? 0), 0));
-    let [low, high] = [0, nice(Math.max(1, ...sums))];
-    if (this.form === "curve" && points) [low, high] = around(Math.min(...sums), Math.max(...sums));
+    // All begin at 0, so that heights can be compared. A curve needs some room above it.
+    const high = nice(Math.max(1, ...sums) * (this.form === "curve" ? 1.05 : 1));
     const x = (i) => (WIDTH - (end() - past.at[i]) / 1000).toFixed(1);
-    const y = (value) => (HEIGHT * (1 - (value - low) / (high - low))).toFixed(1);
-    const below = Array(points).fill(0);
+    const y = (value) => (HEIGHT * (1 - value / high)).toFixed(1);
+    const below = Array(past.at.length).fill(0);
     columns.forEach((column, s) => {
       const above = below.map((value, i) => value + (column[i] ?? 0));
       setAttributes(this.paths[s], { d: this[this.form](x, y, below, above) });
       above.forEach((value, i) => (below[i] = value));
     });
     setText(this.top, short(high));
-    setText(this.bottom, short(low));
+    setText(this.bottom, short(0));
     this.read();
   }
 
@@ -566,34 +568,35 @@ function nice(n) {
   return unit * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((factor) => factor * unit >= n * 0.9999);
 }
 
-/** A round range around both, wide enough that small changes look small. */
-function around(low, high) {
-  const room = Math.max(high - low, 0.08 * high, 2);
-  const step = nice(room / 2);
-  const bottom = Math.max(0, Math.floor((low - room / 4) / step) * step);
-  return [bottom, Math.max(bottom + 2 * step, Math.ceil(high / step) * step)];
-}
-
 function inspect(ms) {
   inspected = ms;
   for (const chart of charts) chart.read();
 }
 
-function addToHistory(summary) {
+/**
+ * The events of users. A gateway also logs out the connections that a record had it close: such
+ * a logout ends no session, and is no user's. So count the sessions that a logout ended.
+ */
+function ofUsers(events, offlines) {
+  return "logout" in offlines ? { ...events, logout: offlines.logout } : events;
+}
+
+function addToHistory({ at, users, second }) {
   // If the host's clock was set back, drop the points that are now in the future.
   const columns = [past.at, past.users, ...Object.values(past.events), ...Object.values(past.offlines)];
-  while (end() >= summary.at) for (const column of columns) column.pop();
+  while (end() >= at) for (const column of columns) column.pop();
   const keep = (column, value) => {
     column.push(value);
     while (column.length > HISTORY_POINTS) column.shift();
   };
-  keep(past.at, summary.at);
-  keep(past.users, summary.users);
+  keep(past.at, at);
+  keep(past.users, users);
+  const counted = { events: ofUsers(second.events, second.offlines), offlines: second.offlines };
   for (const group of ["events", "offlines"]) {
-    const names = new Set([...Object.keys(past[group]), ...Object.keys(summary.second[group])]);
+    const names = new Set([...Object.keys(past[group]), ...Object.keys(counted[group])]);
     for (const name of names) {
       past[group][name] ??= Array(past.at.length - 1).fill(0);
-      keep(past[group][name], summary.second[group][name] ?? 0);
+      keep(past[group][name], counted[group][name] ?? 0);
     }
   }
 }
@@ -616,7 +619,8 @@ function buildLateness() {
   byId("stages").append(make("div", { class: "stage heads" }, ...heads));
   for (const [stage, name] of Object.entries(STAGES)) {
     const scale = make("div", { class: "scale", "aria-hidden": "true" });
-    for (const part of ["within", "beyond", "promise", "span", "p50", "p99"]) scale.append(make("i", { class: part }));
+    const parts = stage === "decided" ? ["within", "beyond", "promise"] : ["within"];
+    for (const part of [...parts, "span", "p50", "p99"]) scale.append(make("i", { class: part }));
     const [p50, p99] = [make("b", {}, "–"), make("b", {}, "–")];
     byId("stages").append(make("div", { class: "stage" }, make("span", {}, name), scale, p50, p99));
     stages[stage] = { scale, p50, p99 };
@@ -631,12 +635,11 @@ function showLateness({ lateness }) {
   for (const stage of Object.keys(STAGES)) {
     const { count, p50_s, p99_s } = lateness[stage];
     const { scale, p50, p99 } = stages[stage];
-    scale.style.setProperty("--promise", along(promise_s));
+    scale.style.setProperty("--promise", stage === "decided" ? along(promise_s) : "100%");
     for (const [part, s] of [["p50", p50_s], ["p99", p99_s]]) {
       if (count) scale.style.setProperty(`--${part}`, along(s));
     }
     for (const mark of scale.querySelectorAll(".span, .p50, .p99")) mark.hidden = !count;
-    scale.classList.toggle("late", Boolean(count) && p99_s > promise_s);
     setText(p50, count ? seconds(p50_s) : "–");
     setText(p99, count ? seconds(p99_s) : "–");
   }
@@ -645,14 +648,16 @@ function showLateness({ lateness }) {
     const label = stages.axis.childNodes[n] ?? stages.axis.appendChild(make("span"));
     label.style.setProperty("--at", along(s));
     label.classList.toggle("named", n === 2);
-    setText(label, n === 2 ? `promise ${seconds(s)}` : seconds(s));
+    setText(label, seconds(s));
   });
+  // Only the decision is promised, so its row alone is judged, as the words are.
   const { count, p99_s } = lateness.decided;
+  const isMissed = count > 0 && p99_s > promise_s;
+  stages.decided.scale.classList.toggle("late", isMissed);
   const verdict = byId("verdict");
-  const isMet = count && p99_s <= promise_s;
-  verdict.className = `verdict ${count ? (isMet ? "met" : "missed") : ""}`;
-  const span = `over ${seconds(over_s)}`;
-  setText(verdict, !count ? `nobody fell silent ${span}` : isMet ? `within the promise, ${span}` : `p99 beyond the promise of ${seconds(promise_s)}, ${span}`);
+  verdict.className = `verdict ${count ? (isMissed ? "missed" : "met") : ""}`;
+  const promise = `promised ${seconds(promise_s)} at p99, over ${seconds(over_s)}`;
+  setText(verdict, !count ? `nobody fell silent over ${seconds(over_s)}` : `decided ${isMissed ? "beyond" : "within"} the ${promise}`);
 }
 
 // --- figures, gateways, notices ----------------------------------------------------
@@ -790,7 +795,17 @@ function showHead(summary) {
 
 // --- the feed ----------------------------------------------------------------------
 
-const feed = { filter: { kinds: [], uid: "", gateway: "" }, rows: [], waiting: [], isPaused: false, refused: "" };
+const FEED_KINDS = ["online", "offline", "moved"];
+const feed = {
+  filter: { kinds: FEED_KINDS, uid: "", gateway: "" },
+  rows: [], // as shown, the newest first
+  waiting: [], // the same, while the list is paused
+  isPaused: false,
+  isOld: true, // the rows are those of the filter before
+  searched: 0, // how many of the newest records it began with; 0: all
+  missed: null, // what a stream that was opened again began with
+  refused: "",
+};
 
 function why(record) {
   const silent = record.silence === undefined ? "" : `${record.silence.toFixed(1)} s of silence`;
@@ -830,28 +845,35 @@ const breakRow = (text) => make("li", { class: "break" }, text);
 
 function matches(record) {
   const { kinds, uid, gateway } = feed.filter;
-  if (kinds.length && !kinds.includes(record.kind)) return false;
+  if (!kinds.includes(record.kind)) return false;
   if (uid && uidText(record.uid) !== uid) return false;
   return !gateway || [record.gateway, record.from].includes(gateway);
 }
 
-/** Whether every record that matches `filter` also matches `other`. */
-function isWithin(filter, other) {
-  const { kinds, uid, gateway } = filter;
-  const areKindsWithin = !other.kinds.length || (kinds.length > 0 && kinds.every((kind) => other.kinds.includes(kind)));
-  return areKindsWithin && [uid, ""].includes(other.uid) && [gateway, ""].includes(other.gateway);
-}
+const rowsOf = (log, records) => records.map((record) => ({ id: `${log}:${record.seq}`, record }));
 
-/** Adds a row that says: the records below were selected by an earlier filter. */
-function markFilterChange(list) {
-  if (list[0]?.isFilterChange) list.shift(); // no records since the last change
-  list.unshift({ text: `Filter changed at ${clock(latest.at)}: the records below are those that matched the filter before.`, isFilterChange: true });
+/** Takes the newest records that a stream begins with. */
+function openFeed(id, { records, records_after }) {
+  const [log, newest] = id.split(":");
+  feed.refused = "";
+  feed.searched = records_after ? newest - records_after : 0;
+  if (!feed.isOld) {
+    feed.missed = { log, records, after: records_after }; // shown with the next summary
+    return;
+  }
+  feed.isOld = false;
+  feed.missed = null;
+  feed.rows = rowsOf(log, records).reverse();
+  if (records.length && records_after) feed.rows.push({ text: "Older records are in the log: see liveness log." });
+  feed.waiting = [];
+  byId("records").replaceChildren();
+  showRows(feed.rows);
+  showPause();
 }
 
 function showFeed(summary, gap) {
   const known = new Set([...feed.rows, ...feed.waiting].map(({ id }) => id));
-  const rows = summary.records.map((record) => ({ id: `${summary.log}:${record.seq}`, record }));
-  const fresh = rows.filter(({ id, record }) => matches(record) && !known.has(id));
+  const fresh = rowsOf(summary.log, summary.records).filter(({ id }) => !known.has(id));
   if (summary.left_out) fresh.unshift({ text: `${plural(summary.left_out, "more record")} at ${clock(summary.at)}` });
   if (gap) fresh.unshift({ text: gap });
   const to = feed.isPaused ? feed.waiting : feed.rows;
@@ -870,8 +892,10 @@ function showRows(fresh) {
 
 function showFeedNote() {
   const { kinds, uid, gateway } = feed.filter;
-  const conditions = [kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`].filter(Boolean);
-  const none = conditions.length ? `Nothing yet: ${conditions.join(" ")}.` : "Nothing yet. Users who come online, go offline or move are listed here.";
+  const areAll = kinds.length === FEED_KINDS.length;
+  const conditions = [!areAll && kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`].filter(Boolean);
+  const place = feed.searched ? `None among the newest ${plural(feed.searched, "record")}` : "Nothing yet";
+  const none = conditions.length ? `${place}: ${conditions.join(" ")}.` : "Nothing yet. Users who come online, go offline or move are listed here.";
   setText(byId("feed-note"), feed.refused || (feed.rows.some(({ record }) => record) ? "" : none));
 }
 
@@ -887,17 +911,16 @@ function watchFeed() {
   const apply = () => {
     const data = new FormData(form);
     const kinds = data.getAll("kind");
-    const all = form.querySelectorAll("[name=kind]").length;
-    const before = feed.filter;
-    feed.filter = { kinds: kinds.length === all ? [] : kinds, uid: data.get("uid").trim(), gateway: data.get("gateway").trim() };
+    feed.filter = { kinds: kinds.length ? kinds : FEED_KINDS, uid: data.get("uid").trim(), gateway: data.get("gateway").trim() };
     feed.refused = "";
-    const isKept = ({ record }) => !record || matches(record);
+    // What is here and matches, until the new stream begins with the newest that match.
+    feed.isOld = true;
+    const isKept = ({ record }) => record && matches(record);
     feed.rows = feed.rows.filter(isKept);
     feed.waiting = feed.waiting.filter(isKept);
-    if (latest && !isWithin(feed.filter, before)) markFilterChange(feed.isPaused ? feed.waiting : feed.rows);
     byId("records").replaceChildren();
     showRows(feed.rows);
-    connect({ keepsPrevious: true });
+    connect();
   };
   form.addEventListener("change", apply);
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -915,15 +938,7 @@ function watchFeed() {
 
 // --- the explanation of a user -----------------------------------------------------
 
-const explained = { uid: null, number: 0, answer: null, at: 0 };
-
-/**
- * A JSON reviver: a conn has up to 63 bits, but a number here 53. Where digits would be lost,
- * it is the text from the answer, or null in browsers that do not pass that text.
- */
-function keepDigits(key, value, context) {
-  return key !== "conn" || value === null || Number.isSafeInteger(value) ? value : (context?.source ?? null);
-}
+const explained = { uid: null, number: 0, answer: null, at: 0, isNew: false };
 
 function uidInAddress() {
   const found = /^#uid=(.*)$/s.exec(location.hash);
@@ -943,28 +958,28 @@ async function explain({ isNew }) {
   try {
     const response = await fetch(`/v1/users/${encodeURIComponent(uid)}`, { headers: { accept: "application/json" } });
     if (response.status === 401) return signIn();
-    answer = JSON.parse(await response.text(), keepDigits);
+    answer = await response.json();
   } catch {
     answer = { error: "The sidecar does not answer; ask again when this page is live." };
   }
   if (number !== explained.number) return; // another user was asked for meanwhile
   if (answer.error && !isNew) return; // keep the last good answer
   showExplained(answer);
+  revealExplained();
   if (isNew) announce(answer.error ?? answer.told);
 }
 
 function showExplained(found) {
   explained.answer = found;
-  const isOnRing = found.online && found.slot !== null && found.fires_in <= (latest?.timeout ?? 0);
-  wheel.found = isOnRing ? found.slot : null;
+  markExplained();
   if (found.error) {
     byId("explained").replaceChildren(make("p", { class: "sentence" }, found.error));
     return;
   }
   const facts = make("dl", { class: "facts" });
-  const fact = (name, value) => {
+  const fact = (name, value, is = "cut") => {
     if (value === null || value === undefined) return;
-    facts.append(make("div", {}, make("dt", {}, name), make("dd", { class: "cut" }, value)));
+    facts.append(make("div", { class: is === "whole" ? "wide" : "" }, make("dt", {}, name), make("dd", { class: is }, value)));
   };
   fact("User", named(uidText(found.uid)));
   fact("Gateway", found.gateway === null ? null : named(found.gateway));
@@ -974,7 +989,7 @@ function showExplained(found) {
     fact("Fires in", found.held ? `held: ${found.held}` : found.fires_in === null ? null : seconds(found.fires_in));
     fact("Timeout", seconds(found.timeout));
     fact("Slot", found.slot === null ? null : found.layer ? `${found.slot} of layer ${found.layer}` : `${found.slot}`);
-    fact("Connection", found.conn === null ? null : `${found.conn}`);
+    fact("Connection", found.conn === null ? null : connText(found.conn), "whole");
     fact("Session", found.session === null ? null : whole(found.session));
   }
   const records = make("ol", { class: "records", "aria-label": "Records of this user, the newest first" });
@@ -985,13 +1000,30 @@ function showExplained(found) {
   }
 }
 
+/** Marks the explained user on the ring, once both the answer and a summary have come. */
+function markExplained() {
+  const { answer } = explained;
+  const isOnRing = latest && answer?.online && answer.slot !== null && answer.fires_in <= latest.timeout;
+  wheel.found = isOnRing ? answer.slot : null;
+}
+
+/** Scrolls to a new answer, unless it can be seen: on a page just opened, below the figures. */
+function revealExplained() {
+  if (!explained.isNew || !explained.answer || !latest) return;
+  explained.isNew = false;
+  const box = byId("explain").getBoundingClientRect();
+  if (box.top >= 0 && box.bottom <= innerHeight) return;
+  byId("explain").scrollIntoView({ block: "start", behavior: REDUCED.matches ? "auto" : "smooth" });
+}
+
 function watchExplain() {
   const input = byId("explain-uid");
   const ask = () => {
     const uid = uidInAddress();
     explained.uid = uid || null;
     explained.answer = null;
-    wheel.found = null;
+    explained.isNew = Boolean(uid);
+    markExplained();
     if (!uid) return;
     input.value = uid;
     explain({ isNew: true });
@@ -1002,13 +1034,7 @@ function watchExplain() {
     if (hash === location.hash) ask();
     else location.hash = hash;
   });
-  addEventListener("hashchange", () => {
-    ask();
-    const box = byId("explain").getBoundingClientRect();
-    if (explained.uid && (box.top < 0 || box.bottom > innerHeight)) {
-      byId("explain").scrollIntoView({ block: "start", behavior: REDUCED.matches ? "auto" : "smooth" });
-    }
-  });
+  addEventListener("hashchange", ask);
   ask();
 }
 
@@ -1020,34 +1046,30 @@ function refreshExplained() {
 
 // --- the stream --------------------------------------------------------------------
 
-const link = { stream: null, previous: null, state: "connecting", heard: 0, opened: 0, retry: 0, wasLost: false };
+const link = { stream: null, state: "connecting", heard: 0, opened: 0, retry: 0, wasLost: false };
 let latest = null;
 
-/** Opens the stream. After a filter change the previous one stays open for its next summary. */
-function connect({ keepsPrevious = false } = {}) {
+function connect() {
   clearTimeout(link.retry);
   link.retry = 0;
-  link.previous?.close();
-  link.previous = link.stream;
-  if (!keepsPrevious) link.previous?.close();
+  link.stream?.close();
   const { kinds, uid, gateway } = feed.filter;
-  const query = new URLSearchParams();
-  if (kinds.length) query.set("kind", kinds.join(","));
+  const query = new URLSearchParams({ kind: kinds });
   if (uid) query.set("uid", uid);
   if (gateway) query.set("gateway", gateway);
-  const stream = new EventSource(`/v1/live${query.size ? `?${query}` : ""}`);
+  const stream = new EventSource(`/v1/live?${query}`);
   link.stream = stream;
   link.opened = performance.now();
-  stream.addEventListener("history", ({ data }) => {
-    const { every_s, at: moments, users, events, offlines } = JSON.parse(data);
-    Object.assign(past, { every_s, at: moments, users, events, offlines });
-  });
-  stream.addEventListener("summary", ({ data }) => {
-    if (stream === link.stream) return showSummary(JSON.parse(data));
-    stream.close();
-    // Records from the moment of the change, which the new stream may not have.
-    showFeed({ ...JSON.parse(data), left_out: 0 });
-  });
+  const whileOpen = (show) => (event) => {
+    if (stream === link.stream) show(JSON.parse(event.data), event.lastEventId);
+  };
+  const showHistory = (history, id) => {
+    const { every_s, at: moments, users, events, offlines } = history;
+    Object.assign(past, { every_s, at: moments, users, events: ofUsers(events, offlines), offlines });
+    openFeed(id, history);
+  };
+  stream.addEventListener("history", whileOpen(showHistory));
+  stream.addEventListener("summary", whileOpen(showSummary));
   stream.addEventListener("error", () => {
     if (stream !== link.stream) return stream.close();
     connectionLost();
@@ -1110,9 +1132,11 @@ function showAge() {
 }
 
 function showSummary(summary) {
-  const gap = latest && gapBetween(latest, summary);
-  const isNext = latest !== null && !gap;
+  const before = latest;
+  const { missed } = feed;
+  const gap = before && gapBetween(before, summary, missed);
   latest = summary;
+  feed.missed = null;
   link.wasLost = false;
   link.heard = performance.now();
   if (offset_s !== summary.utc_offset_s) {
@@ -1122,23 +1146,31 @@ function showSummary(summary) {
   setLink("live", "live");
   showAge();
   addToHistory(summary);
-  wheel.take(summary, isNext);
+  markExplained();
+  wheel.take(summary, before !== null && !gap);
   showNotices(summary);
   showHead(summary);
   showVitals(summary);
   showLateness(summary);
   showGateways(summary);
-  showFeed(summary, gap);
+  showFeed(missed ? withMissed(before, summary, missed) : summary, gap);
+  revealExplained();
   if (!document.hidden) for (const chart of charts) chart.paint();
 }
 
-/** A line for records that are missing between two summaries; empty if none are. */
-function gapBetween(before, summary) {
+/** A line for a time without summaries; empty if there was none. */
+function gapBetween(before, summary, missed) {
   if (before.log !== summary.log) return `A new log begins at ${clock(summary.at)}.`;
   if (!link.wasLost) return "";
-  const written = summary.seq - before.seq;
-  const meanwhile = written ? `; up to ${plural(written, "record")} of that time are missing here: see liveness log` : "";
+  const missing = missed ? Math.max(0, missed.after - before.seq) : 0;
+  const meanwhile = missing ? `; up to ${plural(missing, "record")} of that time are missing here: see liveness log` : "";
   return `Not connected from ${clock(before.at)} to ${clock(summary.at)}${meanwhile}.`;
+}
+
+/** A summary with the records from before its stream was opened, and after the one before. */
+function withMissed(before, summary, { log, records }) {
+  const isNew = ({ seq }) => before?.log !== log || seq > before.seq;
+  return { ...summary, records: [...records.filter(isNew), ...summary.records] };
 }
 
 function watchLink() {
