@@ -125,9 +125,11 @@ def users() -> list[Panel]:
     return [
         curves(
             "Users by sidecar",
-            "Sessions at each sidecar. They follow the hour of the day; a restart leaves "
-            "them as they were.",
+            "Sessions at each sidecar, and users, who may have several devices where "
+            "presence.device_separator is set. They follow the hour of the day; a restart "
+            "leaves them as they were.",
             query(by("instance", "liveness_users_online")),
+            query(by("instance", "liveness_users_distinct"), "{{instance}}, users"),
             width=12,
         ),
         curves(

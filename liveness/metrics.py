@@ -293,6 +293,13 @@ class Now:
         ),
     ]
     users: Annotated[int, _gauge("liveness_users_online", "Users online.")]
+    distinct_users: Annotated[
+        int,
+        _gauge(
+            "liveness_users_distinct",
+            "Users online; where devices are counted, several of one user count once.",
+        ),
+    ]
     opened: Annotated[Values, _counter("liveness_online", "Sessions begun.", "reason")]
     ended: Annotated[Values, _counter("liveness_offline", "Sessions ended.", "reason")]
     moved: Annotated[

@@ -158,7 +158,7 @@ class Sidecar:
 
         Args:
             uid: The user: 1 to 255 bytes without control characters, or an integer from
-                0 to 2^63-1. For users with several connections use "user:device".
+                0 to 2^63-1. For a user with several devices, a uid for each ("ada/phone").
             conn: The connection's id, see `new_conn`. Without one, a uid has one
                 connection here, and every login is a new connection.
             timeout: The silence timeout of this uid, in seconds, until its next login or

@@ -452,6 +452,7 @@ class SidecarService:
             ignored=presence.ignored,
             began_unused=presence.began_unused,
             users=len(presence),
+            distinct_users=wheel.users,
             opened=presence.opened,
             ended=presence.ended,
             moved=presence.moved,

@@ -25,6 +25,7 @@ NOW = Now(
     events={"login": 3, "logout": 0},
     ignored={"older": 1},
     began_unused={"future": 6},
+    distinct_users=1,
     users=2,
     opened={"login": 2},
     ended={"silence": 1},

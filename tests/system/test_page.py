@@ -265,6 +265,24 @@ def test_the_feed_is_filtered_and_pauses(
     expect(page.locator("#records .record").first).to_contain_text(f"c-{name}")
 
 
+def test_the_feed_of_users_has_their_first_devices_and_their_last(
+    sidecar: Sidecar, start: Start, open_page: Open, name: str
+) -> None:
+    expect(open_page(sidecar).locator("#filter-devices")).to_be_hidden()
+    counting = start(presence_device_separator="/")
+    page = open_page(counting)
+    gateway = arrive(counting, name, "ada/a", "ada/b", "eve/a")
+    expect(page.locator("#users-caption")).to_have_text("devices of 2 users")
+    assert "2 devices online" in record(page, "ada/b")
+    page.get_by_label("users only").check()
+    expect(page.locator("#records .record")).to_have_count(2)
+    is_live(page)
+    gateway.send("logout", ["ada/a", "ada/b"])
+    gateway.sync()
+    expect(page.locator("#records .record")).to_have_count(3)
+    assert "0 devices online" in record(page, "ada/b")
+
+
 def test_why_a_stream_was_refused_is_of_no_concern_to_the_next(
     sidecar: Sidecar, open_page: Open, name: str
 ) -> None:

@@ -285,3 +285,31 @@ def test_a_stop_writes_no_clocks_into_the_state_of_another(make: Start) -> None:
         "fresh timeout"
     )
     assert said["error"] == f"{sidecar.database} is not the log that is open"
+
+
+def test_devices_are_counted_from_a_restart_on_and_no_more_from_another(
+    start: Start,
+) -> None:
+    def ended(uid: str) -> dict[str, object]:
+        link, watcher = sidecar.gateway("a"), sidecar.watcher()
+        link.send("logout", uid)
+        link.sync()
+        watcher.sync()
+        (record,) = watcher.records
+        assert record["uid"] == uid
+        return {key: record.get(key) for key in ("user", "devices")}
+
+    sidecar = start()
+    link = sidecar.gateway("a")
+    link.send("login", ["ada/a", "ada/b", "ada/c", "eve"])
+    link.sync()
+    assert ended("eve") == {"user": None, "devices": None}
+    sidecar.kill()
+    sidecar.start(presence_device_separator="/")
+    assert ended("ada/a") == {"user": "ada", "devices": 2}
+    sidecar.stop()
+    sidecar.start()
+    assert ended("ada/b") == {"user": "ada", "devices": 1}
+    sidecar.kill()
+    sidecar.start(presence_device_separator="")
+    assert ended("ada/c") == {"user": None, "devices": None}

@@ -168,6 +168,8 @@ class Summaries:
             "layers": wheel.layer_users(),
             "due": sum(due.values()),
             "users": now.users,
+            "device_separator": presence.device_separator,
+            "distinct_users": now.distinct_users,
             "rates": _rates(self._before(sample, RATES_S), sample),
             "second": _rates(self._before(sample, EVERY_S), sample),
             "lateness": self._quantiles(sample),

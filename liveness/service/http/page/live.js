@@ -179,6 +179,8 @@ const wheel = {
     if (isNext && !isFirst && !REDUCED.matches && !document.hidden) this.plan(before, summary);
     byId("hand").classList.toggle("stands", summary.stands);
     setText(byId("hand-caption"), summary.stands ? "the hand is paused" : "");
+    byId("filter-devices").hidden = !summary.device_separator;
+    setText(byId("users-caption"), summary.device_separator ? `devices of ${plural(summary.distinct_users, "user")}` : "users online");
     const digits = whole(summary.users);
     setText(byId("users"), digits);
     const size = digits.length < 8 ? 54 : digits.length < 10 ? 44 : 34;
@@ -797,7 +799,7 @@ function showHead(summary) {
 
 const FEED_KINDS = ["online", "offline", "moved"];
 const feed = {
-  filter: { kinds: FEED_KINDS, uid: "", gateway: "" },
+  filter: { kinds: FEED_KINDS, uid: "", gateway: "", users: false },
   rows: [], // as shown, the newest first
   waiting: [], // the same, while the list is paused
   isPaused: false,
@@ -806,6 +808,11 @@ const feed = {
   missed: null, // what a stream that was opened again began with
   refused: "",
 };
+
+/** Whether a user came or left with a record, rather than one of several devices. */
+const isOfUsers = ({ kind, devices }) => kind !== "moved" && (devices === undefined || devices === (kind === "online" ? 1 : 0));
+
+const devicesOf = ({ devices }) => (devices === undefined ? "" : `, ${plural(devices, "device")} online`);
 
 function why(record) {
   const silent = record.silence === undefined ? "" : `${record.silence.toFixed(1)} s of silence`;
@@ -832,7 +839,7 @@ function recordRow(record, isOwn = false) {
   const link = named(uid, "a");
   setAttributes(link, { href: `#uid=${encodeURIComponent(uid)}`, dir: "auto" });
   const when = make("time", { datetime: new Date(record.at).toISOString() }, isOwn ? moment(record.at) : clock(record.at));
-  const reason = why(record);
+  const reason = why(record) + devicesOf(record);
   const cells = [when, make("span", { class: "kind" }, record.kind)];
   if (!isOwn) cells.push(make("span", { class: "cut" }, link));
   const gateway = named(record.gateway);
@@ -844,9 +851,10 @@ function recordRow(record, isOwn = false) {
 const breakRow = (text) => make("li", { class: "break" }, text);
 
 function matches(record) {
-  const { kinds, uid, gateway } = feed.filter;
+  const { kinds, uid, gateway, users } = feed.filter;
   if (!kinds.includes(record.kind)) return false;
-  if (uid && uidText(record.uid) !== uid) return false;
+  if (users && !isOfUsers(record)) return false;
+  if (uid && ![record.uid, record.user].map(uidText).includes(uid)) return false;
   return !gateway || [record.gateway, record.from].includes(gateway);
 }
 
@@ -891,9 +899,9 @@ function showRows(fresh) {
 }
 
 function showFeedNote() {
-  const { kinds, uid, gateway } = feed.filter;
+  const { kinds, uid, gateway, users } = feed.filter;
   const areAll = kinds.length === FEED_KINDS.length;
-  const conditions = [!areAll && kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`].filter(Boolean);
+  const conditions = [!areAll && kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`, users && "of users only"].filter(Boolean);
   const place = feed.searched ? `None among the newest ${plural(feed.searched, "record")}` : "Nothing yet";
   const none = conditions.length ? `${place}: ${conditions.join(" ")}.` : "Nothing yet. Users who come online, go offline or move are listed here.";
   setText(byId("feed-note"), feed.refused || (feed.rows.some(({ record }) => record) ? "" : none));
@@ -911,7 +919,12 @@ function watchFeed() {
   const apply = () => {
     const data = new FormData(form);
     const kinds = data.getAll("kind");
-    feed.filter = { kinds: kinds.length ? kinds : FEED_KINDS, uid: data.get("uid").trim(), gateway: data.get("gateway").trim() };
+    feed.filter = {
+      kinds: kinds.length ? kinds : FEED_KINDS,
+      uid: data.get("uid").trim(),
+      gateway: data.get("gateway").trim(),
+      users: data.has("users"),
+    };
     feed.refused = "";
     // What is here and matches, until the new stream begins with the newest that match.
     feed.isOld = true;
@@ -1053,10 +1066,11 @@ function connect() {
   clearTimeout(link.retry);
   link.retry = 0;
   link.stream?.close();
-  const { kinds, uid, gateway } = feed.filter;
+  const { kinds, uid, gateway, users } = feed.filter;
   const query = new URLSearchParams({ kind: kinds });
   if (uid) query.set("uid", uid);
   if (gateway) query.set("gateway", gateway);
+  if (users) query.set("users", "true");
   const stream = new EventSource(`/v1/live?${query}`);
   link.stream = stream;
   link.opened = performance.now();
