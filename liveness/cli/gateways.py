@@ -27,7 +27,8 @@ def text_line(name: dict[str, Any]) -> str:
     if name.get("mutes"):
         parts.append(f"mute {name['mutes']} times (ping {name['ping']:g} s)")
     if "pid" in name:
-        parts.append(f"pid {name['pid']}, uid {name['uid']}, {name['unacked']} unacked")
+        peer = f"pid {name['pid']}, unix_user {name['unix_user']}"
+        parts.append(f"{peer}, {name['unacked']} unacked")
     if "seq" in name:
         parts.append(f"seq {name['seq']}")
         if not name["linked"]:

@@ -19,10 +19,10 @@ ADMIN_SOCKET: Final = "admin.sock"
 # Items in the list of a setting.
 MOST_LISTED: Final = 1_000
 ALLOWED: Final = (
-    "users and @groups by name or number, separated by commas; own: the sidecar's user, "
-    "@own: the socket's group, *: anyone"
+    "Unix users and @groups by name or number, separated by commas; own: the sidecar's "
+    "user, @own: the socket's group, *: anyone"
 )
-TIES: Final = "NAME=USER, separated by commas"
+TIES: Final = "NAME=UNIX_USER, separated by commas"
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
 _ALLOWED: Final = re.compile(rf"\*|@?{_USER.pattern}")
 
@@ -91,14 +91,14 @@ def as_list(text: str) -> list[str]:
 
 
 def check_allowed(text: str) -> None:
-    """Check a list of users and groups that have a right."""
+    """Check a list of Unix users and groups that have a right."""
     items = as_list(text)
     if len(items) > MOST_LISTED or not all(map(_ALLOWED.fullmatch, items)):
         raise ValueError(f"it must be {ALLOWED}")
 
 
 def check_ties(text: str) -> None:
-    """Check a list of names of gateways, each with the one user that may use it."""
+    """Check a list of names of gateways, each with the one Unix user that may use it."""
     ties = [item.rpartition("=") for item in as_list(text)]
     is_good = all(
         is_text(name, MAX_NAME_BYTES) and _USER.fullmatch(user)

@@ -12,30 +12,30 @@ from pathlib import Path
 from liveness.errors import ConfigError
 
 
-def default_socket(environ: Mapping[str, str], uid: int) -> Path:
-    """The path of the socket of user *uid*, which need not exist.
+def default_socket(environ: Mapping[str, str], unix_user: int) -> Path:
+    """The path of the socket of the Unix user *unix_user*, which need not exist.
 
     Raises:
         ConfigError: Its folder fails `check_private`.
     """
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if uid == 0:
+    if unix_user == 0:
         folder = Path("/run/liveness")
     elif runtime.startswith("/"):  # the XDG specification ignores relative ones
         folder = Path(runtime) / "liveness"
     else:
-        folder = private_folder(environ, uid)
-        check_private(folder, uid)
+        folder = private_folder(environ, unix_user)
+        check_private(folder, unix_user)
     return folder / "gateway.sock"
 
 
-def default_state(environ: Mapping[str, str], uid: int) -> Path:
-    """The state folder of user *uid*, which need not exist.
+def default_state(environ: Mapping[str, str], unix_user: int) -> Path:
+    """The state folder of the Unix user *unix_user*, which need not exist.
 
     Raises:
         ConfigError: The environment has no HOME to keep it in.
     """
-    if uid == 0:
+    if unix_user == 0:
         return Path("/var/lib/liveness")
     state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
     if state.startswith("/"):
@@ -54,11 +54,11 @@ def make_socket_folder(path: Path) -> None:
     Raises:
         ConfigError: It cannot be made, or must be private and is not.
     """
-    folder, uid = path.parent, os.geteuid()
+    folder, unix_user = path.parent, os.geteuid()
     # Not by chmod afterwards: by then another folder may be at this path.
     before = os.umask(0o022)
     try:
-        folder.mkdir(mode=0o700 if uid else 0o755)
+        folder.mkdir(mode=0o700 if unix_user else 0o755)
     except FileExistsError:
         pass
     except OSError as error:
@@ -66,17 +66,17 @@ def make_socket_folder(path: Path) -> None:
         raise ConfigError(f"{message}; make it, or name another by --socket") from None
     finally:
         os.umask(before)
-    if uid != 0 and folder == private_folder(os.environ, uid):
-        check_private(folder, uid)  # another user may have made it
+    if unix_user != 0 and folder == private_folder(os.environ, unix_user):
+        check_private(folder, unix_user)  # another user may have made it
 
 
-def private_folder(environ: Mapping[str, str], uid: int) -> Path:
+def private_folder(environ: Mapping[str, str], unix_user: int) -> Path:
     """The folder for the sockets of a user who has no runtime folder."""
-    return Path(environ.get("TMPDIR") or "/tmp").absolute() / f"liveness-{uid}"
+    return Path(environ.get("TMPDIR") or "/tmp").absolute() / f"liveness-{unix_user}"
 
 
-def check_private(folder: Path, uid: int) -> None:
-    """Check that a folder, if it exists, belongs to *uid* and is closed to others.
+def check_private(folder: Path, unix_user: int) -> None:
+    """Check that a folder, if it exists, belongs to *unix_user* and is closed to others.
 
     Raises:
         ConfigError: It exists and is not such a folder.
@@ -87,8 +87,8 @@ def check_private(folder: Path, uid: int) -> None:
         return
     if not stat.S_ISDIR(found.st_mode):
         wrong = "is not a folder"
-    elif found.st_uid != uid:
-        wrong = f"belongs to user {found.st_uid}, not to {uid}"
+    elif found.st_uid != unix_user:
+        wrong = f"belongs to user {found.st_uid}, not to {unix_user}"
     elif found.st_mode & 0o077:
         wrong = "is open to others"
     else:

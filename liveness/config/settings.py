@@ -72,7 +72,7 @@ def _right(meaning: str) -> str:
     right: str = setting(
         "own,root,@own",
         meaning,
-        unit="users and @groups, separated by commas",
+        unit="Unix users and @groups, separated by commas",
         check=check_allowed,
     )
     return right
@@ -80,7 +80,7 @@ def _right(meaning: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """What each user of this host may do, if the sockets' mode lets it connect."""
+    """What each Unix user of this host may do, if the sockets' mode lets it connect."""
 
     gateways: str = _right("who may be a gateway")
     watchers: str = _right("who may be a watcher")
@@ -88,7 +88,7 @@ class AccessSettings:
     admin: str = _right("who may use admin.sock, and so the command line")
     names: str = setting(
         "",
-        "names of gateways and watchers that only one user may use",
+        "names of gateways and watchers that only one Unix user may use",
         unit=TIES,
         check=check_ties,
     )

@@ -51,7 +51,7 @@ def load(
     *,
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
-    uid: int | None = None,
+    unix_user: int | None = None,
     default_file: Path = DEFAULT_FILE,
     is_reload: bool = False,
 ) -> Loaded:
@@ -61,7 +61,7 @@ def load(
         flags: The values on the command line, by flag; None: the flag was not given.
         file: The TOML file of `--config`; None: that of the environment, or the default.
         environ: Replaces the environment of the process.
-        uid: Replaces the user of the process, for the default paths.
+        unix_user: Replaces the Unix user of the process, for the default paths.
         default_file: Read if it exists and no other file is named.
         is_reload: Whether a running process reads its settings again. Then a pipe, which
             can be read only once, and an empty file, which may be about to be written,
@@ -70,7 +70,7 @@ def load(
         ConfigError: A source has an unknown name or an invalid value.
     """
     environ = os.environ if environ is None else environ
-    uid = os.geteuid() if uid is None else uid
+    unix_user = os.geteuid() if unix_user is None else unix_user
     if file is None and FILE_VARIABLE in environ:
         file = Path(environ[FILE_VARIABLE])
     found = [*_from_flags(flags or {}), *_from_environment(environ)]
@@ -88,7 +88,10 @@ def load(
             values[name], sources[name] = given.value(), given.source
     for name, setting in _BY_NAME.items():
         if name not in values:
-            values[name], sources[name] = _default(setting, environ, uid), "default"
+            values[name], sources[name] = (
+                _default(setting, environ, unix_user),
+                "default",
+            )
     return Loaded(_build(values), sources, tuple(ignored))
 
 
@@ -249,10 +252,10 @@ def _unknown(name: str, where: str, known: list[str]) -> ConfigError:
     )
 
 
-def _default(setting: Setting, environ: Mapping[str, str], uid: int) -> object:
+def _default(setting: Setting, environ: Mapping[str, str], unix_user: int) -> object:
     if setting.name not in _DEFAULT_PATHS:
         return setting.default
-    found = _DEFAULT_PATHS[setting.name](environ, uid)
+    found = _DEFAULT_PATHS[setting.name](environ, unix_user)
     return _Value(setting, found, "default", is_text=False).value()
 
 

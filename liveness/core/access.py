@@ -6,7 +6,8 @@ gateways' records, and to use `admin.sock`. A name may also be tied to a user of
 then only this user may say hello with it, so that no other user reports, reads,
 acknowledges or cancels in its place.
 
-Users and groups are numbers here; their names were looked up before.
+Users are Unix users in this module, never those of the chat. They and groups are numbers;
+their names were looked up before.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ class Peer(NamedTuple):
     """The process at the other end of a socket, as the kernel saw it connect."""
 
     pid: int
-    uid: int
+    unix_user: int
     groups: frozenset[int]  # with the supplementary ones
 
 
@@ -35,7 +36,7 @@ class Allowed(NamedTuple):
         """Whether *peer* has the right."""
         return (
             self.anyone
-            or peer.uid in self.users
+            or peer.unix_user in self.users
             or not self.groups.isdisjoint(peer.groups)
         )
 
@@ -49,7 +50,7 @@ class Access:
         watchers: May say hello as a watcher.
         everyone: May read the records of all gateways: `scope: all`.
         admin: May use `admin.sock`.
-        names: By name, the number of the only user that may use it.
+        names: By name, the number of the only Unix user that may use it.
     """
 
     gateways: Allowed
@@ -72,7 +73,7 @@ class Access:
         is_gateway = hello.role == GATEWAY
         if not (self.gateways if is_gateway else self.watchers).admits(peer):
             return f"{_user(peer)} may not be a {hello.role} here; see access.{hello.role}s"
-        if self.names.get(hello.name, peer.uid) != peer.uid:
+        if self.names.get(hello.name, peer.unix_user) != peer.unix_user:
             return (
                 f"{_user(peer)} may not use the name {hello.name!r}, which is another "
                 "user's; see access.names"
@@ -90,4 +91,4 @@ class Access:
 
 
 def _user(peer: Peer) -> str:
-    return f"user {peer.uid} (process {peer.pid})"
+    return f"Unix user {peer.unix_user} (process {peer.pid})"

@@ -144,7 +144,7 @@ class LinkRegistry:
         """Register *link* under the name in its hello."""
         self.named[hello.role, hello.name] = link
         self._pending_handshakes.pop(link.number, None)
-        self._report("link up", link, pid=link.peer.pid, uid=link.peer.uid)
+        self._report("link up", link, pid=link.peer.pid, unix_user=link.peer.unix_user)
 
     def expired_handshakes(self, now: float) -> list[Link]:
         """Links to end because they have not said hello, at *now* in attended seconds.

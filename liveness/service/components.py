@@ -369,9 +369,13 @@ class SidecarService:
             peer = peer_of(connection)
             why = self.server.registry.access.why_no_admin(peer)
             log_throttled(
-                _log.warning, "admin refused", key=peer.uid, pid=peer.pid, uid=peer.uid,
+                _log.warning,
+                "admin refused",
+                key=peer.unix_user,
+                pid=peer.pid,
+                unix_user=peer.unix_user,
                 detail=why,
-            )  # fmt: skip
+            )
             return checked(app, checks=[deny_all(why)])
 
         await serve_http(

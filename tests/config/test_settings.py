@@ -57,7 +57,7 @@ def loaded(
         {f"--{flag}": text for flag, text in flags.items()},
         file=file,
         environ={**HOME, **(environ or {})},
-        uid=SOMEBODY,
+        unix_user=SOMEBODY,
         default_file=Path("/there/is/no/such/file"),
     )
 
@@ -162,7 +162,7 @@ def test_the_file_is_that_of_flag_environment_or_default(tmp_path: Path) -> None
         (None, HOME, "absent", 30),
     ):
         place = tmp_path / default
-        found = load(file=file, environ=environ, uid=SOMEBODY, default_file=place)
+        found = load(file=file, environ=environ, unix_user=SOMEBODY, default_file=place)
         assert found.config.slots == slots
 
 
@@ -290,14 +290,14 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "access.gateways": (
-        "it must be users and @groups by name or number",
+        "it must be Unix users and @groups by name or number",
         [
             *("@", "a b", "-x", "@@x", "a;b", "é", "x" * 65, "**", "@*"),
             "u," * 1_001,
         ],
     ),
     "access.names": (
-        "it must be NAME=USER",
+        "it must be NAME=UNIX_USER",
         ["gw-1", "=chat", "gw-1=", "gw-1=@crew", "gw-1=*", f"{'n' * 65}=chat"],
     ),
 }
@@ -409,7 +409,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     told = refused(environ={"LIVENESS_CONFIG": str(absent)})
     assert told.startswith(f"{absent}: the settings cannot be read (No such file")
     with pytest.raises(ConfigError, match="Is a directory"):
-        load(environ=HOME, uid=SOMEBODY, default_file=tmp_path)
+        load(environ=HOME, unix_user=SOMEBODY, default_file=tmp_path)
 
 
 # --- addresses and names of hosts -----------------------------------------------------
@@ -499,8 +499,10 @@ def test_a_relative_path_starts_at_the_working_directory_and_an_empty_one_is_non
         assert by_file.http.token_file == by_variable("http.token_file", text) == path
 
 
-def default_paths(uid: int, **environ: str) -> tuple[str, str]:
-    config = load(environ=environ, uid=uid, default_file=Path("/absent")).config
+def default_paths(unix_user: int, **environ: str) -> tuple[str, str]:
+    config = load(
+        environ=environ, unix_user=unix_user, default_file=Path("/absent")
+    ).config
     return str(config.socket.path), str(config.state.dir)
 
 
@@ -578,7 +580,7 @@ def test_the_example_file_uncommented_has_the_defaults(tmp_path: Path) -> None:
     uncommented = re.sub(r"^#(?=[a-z_]+ = )", "", EXAMPLE, flags=re.MULTILINE)
     found = loaded(uncommented, tmp_path)
     assert set(found.sources.values()) == {str(tmp_path / "l.toml")}
-    as_root = load(environ={}, uid=0, default_file=Path("/absent"))
+    as_root = load(environ={}, unix_user=0, default_file=Path("/absent"))
     assert found.config == as_root.config
 
 

@@ -41,7 +41,9 @@ def test_a_user_is_allowed_by_itself_or_by_any_of_its_groups(
 
 def test_where_nobody_is_allowed_nobody_connects() -> None:
     for peer in (ADA, BOB):
-        assert f"user {peer.uid} (process {peer.pid})" in str(CLOSED.why_no_link(peer))
+        assert f"Unix user {peer.unix_user} (process {peer.pid})" in str(
+            CLOSED.why_no_link(peer)
+        )
         assert "access.admin" in CLOSED.why_no_admin(peer)
         assert not CLOSED.admin.admits(peer)
 
@@ -73,19 +75,23 @@ def test_a_tied_name_is_its_users_in_either_role_and_other_names_are_anyones(
     role: str,
 ) -> None:
     access = Access(
-        gateways=ALL, watchers=ALL, everyone=ALL, admin=ALL, names={"gw-1": ADA.uid}
+        gateways=ALL,
+        watchers=ALL,
+        everyone=ALL,
+        admin=ALL,
+        names={"gw-1": ADA.unix_user},
     )
     assert why_not(access, ADA, role=role) is None
     told = str(why_not(access, BOB, role=role))
     assert "'gw-1'" in told
     assert "access.names" in told
-    assert str(ADA.uid) not in told  # whose it is, is nobody else's affair
+    assert str(ADA.unix_user) not in told  # whose it is, is nobody else's affair
     assert why_not(access, BOB, role=role, name="gw-2") is None
 
 
 def test_only_those_who_are_allowed_use_admin() -> None:
-    access = replace(CLOSED, admin=Allowed(users=frozenset({ADA.uid})))
+    access = replace(CLOSED, admin=Allowed(users=frozenset({ADA.unix_user})))
     assert access.admin.admits(ADA)
     assert not access.admin.admits(BOB)
-    assert access.why_no_admin(BOB).startswith("user 1002 (process 22) may not")
+    assert access.why_no_admin(BOB).startswith("Unix user 1002 (process 22) may not")
     assert access.why_no_link(ADA) is not None

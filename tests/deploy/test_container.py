@@ -126,11 +126,13 @@ def test_the_image_keeps_all_that_it_writes_in_its_volumes() -> None:
     environ = dict(one.split("=", 1) for one in last["ENV"].split())
     uid = int(last["USER"].partition(":")[0])
     settings = checked(
-        json.loads(last["ENTRYPOINT"]) + json.loads(last["CMD"]), environ, uid=uid
+        json.loads(last["ENTRYPOINT"]) + json.loads(last["CMD"]), environ, unix_user=uid
     )
     volumes = json.loads(last["VOLUME"])
     assert [str(settings.socket.path.parent), str(settings.state.dir)] == volumes
-    checked(json.loads(last["HEALTHCHECK"].partition("CMD ")[2]), environ, uid=uid)
+    checked(
+        json.loads(last["HEALTHCHECK"].partition("CMD ")[2]), environ, unix_user=uid
+    )
 
 
 def volumes(image: Stage, folder: Path) -> list[Mount]:
@@ -245,7 +247,7 @@ def settings_of(compose: Compose) -> Config:
     """What the sidecar runs with."""
     sidecar = services(compose)["sidecar"]
     uid = int(user_of(sidecar).partition(":")[0])
-    return checked(command_of(sidecar), environ_of(sidecar), uid=uid)
+    return checked(command_of(sidecar), environ_of(sidecar), unix_user=uid)
 
 
 def ports(compose: Compose, name: str) -> set[int]:

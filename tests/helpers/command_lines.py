@@ -19,7 +19,7 @@ def checked(
     command: Sequence[str],
     environ: Mapping[str, str] | None = None,
     *,
-    uid: int = 0,
+    unix_user: int = 0,
     file: Path | None = None,
 ) -> Config:
     """The settings that *command*, `liveness` and its arguments, would run with.
@@ -29,7 +29,7 @@ def checked(
     Args:
         command: As a unit, an image, a manifest or a page has it, without a shell.
         environ: What its environment is given.
-        uid: The user that it runs as.
+        unix_user: The user that it runs as.
         file: What lies in the place of its `--config`, or of the default file.
     """
     program, *arguments = command
@@ -44,7 +44,7 @@ def checked(
         _settings(bound),
         file=file,
         environ=dict(environ or {}),
-        uid=uid,
+        unix_user=unix_user,
         default_file=NOWHERE,
     ).config
 

@@ -184,7 +184,7 @@ def settings(manifests: Manifests) -> Config:
             for name, value in environment(sidecar, "chat-0", "prod").items()
             if name.startswith("LIVENESS_")
         },
-        uid=sidecar["securityContext"]["runAsUser"],
+        unix_user=sidecar["securityContext"]["runAsUser"],
         file=mounted_file(manifests, sidecar, DEFAULT_FILE),
     )
 

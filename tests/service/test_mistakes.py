@@ -168,17 +168,17 @@ def replaced(name: str, make: Callable[[Path], object]) -> Given:
     return changed_state(change)
 
 
-def chown(*names: str, uid: int = STRANGER.uid, gid: int = -1) -> Given:
+def chown(*names: str, unix_user: int = STRANGER.unix_user, gid: int = -1) -> Given:
     def make(here: Path, _: ExitStack) -> None:
         for name in names:
-            os.chown(here / name, uid, gid)
+            os.chown(here / name, unix_user, gid)
 
     return make
 
 
 def chown_all(here: Path, _: ExitStack) -> None:
     for path in (here, *here.rglob("*")):
-        os.chown(path, STRANGER.uid, STRANGER.gid)
+        os.chown(path, STRANGER.unix_user, STRANGER.gid)
 
 
 def huge(folder: Path) -> None:
@@ -322,7 +322,7 @@ TOKENS: Final = [
 STATES: Final = [
     Mistake("state is a file", SERVE, 1, "state directory {here}/state: it is not a folder; make it a folder that this user may write to, or name another with --state", text("state")),
     Mistake("state not writable", SERVE, 1, "state directory {here}/state: Permission denied; make it a folder that this user may write to, or name another with --state", folder("state"), person=STRANGER),
-    Mistake("state of another user", SERVE, 1, "state directory {here}/state: it belongs to user 65534; start as that user, chown it and what is in it, or name another with --state", both(state, chown("state", uid=NOBODY)), person=STRANGER),
+    Mistake("state of another user", SERVE, 1, "state directory {here}/state: it belongs to user 65534; start as that user, chown it and what is in it, or name another with --state", both(state, chown("state", unix_user=NOBODY)), person=STRANGER),
     Mistake("log of another user", SERVE, 1, "{here}/state/liveness.db: Permission denied; make it writable or name another state directory with --state", both(state, chown("state", "state/lock")), person=STRANGER),
     Mistake("state open to others", SERVE, 1, "state directory {here}/state: users other than its owner may write to it; check its content, then chmod go-w it, or name a folder within it with --state", folder("state", 0o1777)),
     Mistake("state that anybody may replace", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {here}/open/state", 1, "state directory {here}/open/state: every user can replace it, as all may write to {here}/open; chmod o-w that, or name another with --state", folder("open", 0o777)),

@@ -38,7 +38,7 @@ with socket.socket(fileno=int(channel)) as channel, socket.socket(socket.AF_UNIX
 class Person(NamedTuple):
     """A user with a group of its own and others."""
 
-    uid: int
+    unix_user: int
     gid: int
     groups: tuple[int, ...] = ()
 
@@ -52,7 +52,7 @@ class Person(NamedTuple):
         with closing(ours):
             with theirs:
                 told: list[object] = [theirs.fileno(), path.parent, path.name]
-                told += [self.uid, self.gid, *self.groups]
+                told += [self.unix_user, self.gid, *self.groups]
                 process = subprocess.run(
                     [sys.executable, "-I", "-c", _CONNECT, *map(str, told)],
                     pass_fds=[theirs.fileno()],
@@ -76,7 +76,7 @@ def runs_as(person: Person) -> list[str]:
     groups = ",".join(map(str, person.groups))
     return [
         "setpriv",
-        f"--reuid={person.uid}",
+        f"--reuid={person.unix_user}",
         f"--regid={person.gid}",
         f"--groups={groups}" if groups else "--clear-groups",
         "--bounding-set=-all,+dac_read_search",

@@ -99,14 +99,16 @@ def test_a_socket_open_to_all_still_serves_only_those_who_are_allowed(
 ) -> None:
     sidecar = start(socket_mode="0666")
     message = turned_away(as_person(sidecar, STRANGER))
-    assert f"user {SOMEBODY}" in message
+    assert f"Unix user {SOMEBODY} " in message
     assert "access.gateways" in message
-    line = sidecar.line("link refused", code="not-allowed", uid=SOMEBODY)
+    line = sidecar.line("link refused", code="not-allowed", unix_user=SOMEBODY)
     assert f"process {line['pid']}" in message
     assert sidecar.metric("liveness_frames_refused_total", code="not-allowed") == 1
     assert admin(sidecar, STRANGER) == 403
+    assert sidecar.line("admin refused")["unix_user"] == SOMEBODY
     assert admin(sidecar, ROOT_USER) == 200
     as_person(sidecar, ROOT_USER).hello("gw-1")
+    assert sidecar.line("link up", name="gw-1")["unix_user"] == ROOT_USER.unix_user
 
 
 @pytest.mark.parametrize("person", [MEMBER, OTHER_MEMBER], ids=["supplementary", "own"])
@@ -131,7 +133,7 @@ def test_a_user_is_allowed_by_number_by_name_and_by_group(
     )
     for person in (STRANGER, Person(NOBODY, 1), Person(99, 98, (CREW,))):
         link = as_person(sidecar, person)
-        link.hello(f"gw-{person.uid}")
+        link.hello(f"gw-{person.unix_user}")
         link.sync()
     # Nobody at all may be a watcher, and root is only what the list says.
     message = refused(as_person(sidecar, STRANGER), role="watcher")
@@ -213,14 +215,14 @@ def test_an_ordinary_users_sidecar_is_its_own_its_groups_and_roots(
     make: Start, as_person: As
 ) -> None:
     sidecar = make(socket_mode="0666", socket_group=CREW)
-    os.chown(sidecar.folder, MEMBER.uid, MEMBER.gid)
+    os.chown(sidecar.folder, MEMBER.unix_user, MEMBER.gid)
     sidecar.folder.chmod(0o755)
     sidecar.under = runs_as(MEMBER)
     sidecar.start()
     for path in (sidecar.socket, sidecar.admin):
         assert (path.stat().st_uid, path.stat().st_gid) == (SOMEBODY, CREW)
     for person in (STRANGER, OTHER_MEMBER, ROOT_USER):
-        as_person(sidecar, person).hello(f"gw-{person.uid}")
+        as_person(sidecar, person).hello(f"gw-{person.unix_user}")
         assert admin(sidecar, person) == 200
     somebody_else = Person(SOMEBODY + 2, SOMEBODY + 2)
     turned_away(as_person(sidecar, somebody_else))

@@ -168,9 +168,9 @@ def test_the_settings_are_the_example_with_a_services_paths(installed: Path) -> 
     assert plain == shared.read_text() == example
     command = exec_start(installed / SERVICE[1:])
     assert command[-2:] == ["--config", SETTINGS]
-    for uid in (0, 1000):  # the sidecar's, and that of a client
-        config = load(file=path, environ={"HOME": "/"}, uid=uid).config
-        assert config == checked(command[:-2], uid=0, file=path)
+    for unix_user in (0, 1000):  # the sidecar's, and that of a client
+        config = load(file=path, environ={"HOME": "/"}, unix_user=unix_user).config
+        assert config == checked(command[:-2], unix_user=0, file=path)
 
 
 def exec_start(unit: Path) -> list[str]:

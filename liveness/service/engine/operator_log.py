@@ -35,11 +35,11 @@ class OperatorLog:
         self._throttle(REFUSALS_LOG_S)(
             structlog.get_logger("link").warning,
             "link refused" if refusal.fatal else "frame refused",
-            key=(name, refusal.code, peer.uid),
+            key=(name, refusal.code, peer.unix_user),
             name=name,
             link=effect.link,
             pid=peer.pid,
-            uid=peer.uid,
+            unix_user=peer.unix_user,
             code=refusal.code.value,
             detail=refusal.message,
         )

@@ -102,7 +102,7 @@ class GatewaysApi:
         if cursor is not None:
             described |= {"seq": cursor.seq, "used": cursor.used_ms}
         if link is not None:
-            described |= {"pid": link.peer.pid, "uid": link.peer.uid}
+            described |= {"pid": link.peer.pid, "unix_user": link.peer.unix_user}
             described["unacked"] = link.outbox.unacked
         if role == GATEWAY:
             gateway = self._engine.presence.gateways.get(name)

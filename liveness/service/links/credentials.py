@@ -1,4 +1,4 @@
-"""Looks up users and groups: those of a Unix socket's peer, and those in the settings.
+"""Looks up Unix users and groups: those of a Unix socket's peer, and those in the settings.
 
 When a socket connects, the kernel stores the process, user and group (unix(7),
 SO_PEERCRED), and since Linux 4.13 also the supplementary groups (SO_PEERGROUPS).
@@ -36,11 +36,11 @@ def peer_of(sock: socket.socket) -> Peer:
         OSError: The kernel does not say.
     """
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(data)
-    return Peer(pid, uid, frozenset({gid, *_supplementary(sock, uid, gid)}))
+    pid, unix_user, gid = _CREDENTIALS.unpack(data)
+    return Peer(pid, unix_user, frozenset({gid, *_supplementary(sock, unix_user, gid)}))
 
 
-def _supplementary(sock: socket.socket, uid: int, gid: int) -> list[int]:
+def _supplementary(sock: socket.socket, unix_user: int, gid: int) -> list[int]:
     size = ctypes.c_uint(_GROUPS_BYTES)
     option = socket.SOL_SOCKET, _SO_PEERGROUPS
     while True:
@@ -49,14 +49,14 @@ def _supplementary(sock: socket.socket, uid: int, gid: int) -> list[int]:
             return groups[: size.value // ctypes.sizeof(ctypes.c_uint)]
         failed = ctypes.get_errno()
         if failed == errno.ENOPROTOOPT:  # an older kernel, or not Linux
-            return _groups_by_name(uid, gid)
+            return _groups_by_name(unix_user, gid)
         if failed != errno.ERANGE:
             raise OSError(failed, os.strerror(failed))
 
 
-def _groups_by_name(uid: int, gid: int) -> list[int]:
+def _groups_by_name(unix_user: int, gid: int) -> list[int]:
     try:
-        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+        return os.getgrouplist(pwd.getpwuid(unix_user).pw_name, gid)
     except KeyError:
         return []
 
@@ -80,7 +80,7 @@ def access_to(settings: AccessSettings, *, group: int) -> Access:
                 name = item[1:]
                 groups.add(group if name == "own" else gid_of(name, f"access.{key}"))
             else:
-                users.add(_uid_of(item, f"access.{key}"))
+                users.add(_unix_user_of(item, f"access.{key}"))
         return Allowed(frozenset(users), frozenset(groups), anyone)
 
     names = (item.rpartition("=") for item in as_list(settings.names))
@@ -89,7 +89,7 @@ def access_to(settings: AccessSettings, *, group: int) -> Access:
         watchers=allowed("watchers"),
         everyone=allowed("everyone"),
         admin=allowed("admin"),
-        names={name: _uid_of(user, "access.names") for name, _, user in names},
+        names={name: _unix_user_of(user, "access.names") for name, _, user in names},
     )
 
 
@@ -107,7 +107,7 @@ def gid_of(name: str, setting: str) -> int:
         raise _unknown(setting, "group", name) from None
 
 
-def _uid_of(name: str, setting: str) -> int:
+def _unix_user_of(name: str, setting: str) -> int:
     if name == "own":
         return os.geteuid()
     if name.isdecimal():

@@ -46,7 +46,7 @@ async def test_names_are_listed_with_what_is_known_of_them(
     assert linked.pop("seq") in (0, 2)  # it follows what does not concern it
     assert linked == {
         "name": "gw-1", "role": "gateway", "linked": True, "users": 2,
-        "unacked": 0, "timeout": 7.0, "pid": os.getpid(), "uid": os.getuid(),
+        "unacked": 0, "timeout": 7.0, "pid": os.getpid(), "unix_user": os.getuid(),
     }  # fmt: skip
 
 
