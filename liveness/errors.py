@@ -15,7 +15,14 @@ class LivenessError(Exception):
 
 
 class ConfigError(LivenessError):
-    """A setting cannot be used. The operator has to fix it; nothing was started."""
+    """Settings cannot be used. The operator has to fix them; nothing was started.
+
+    `faults` has a line for each; the text has them all.
+    """
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
 
 
 class StartError(LivenessError):

@@ -1,30 +1,20 @@
 """The command line: arguments in, exit code out.
 
-A user error is one line on stderr that says what is wrong, where, and what to do. A
-traceback means a bug in liveness.
+A user error is one line on stderr that says what is wrong, where, and what to do; wrong
+settings are a line each. A traceback means a bug in liveness.
 """
 
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Final
 
-from cyclopts import (
-    App,
-    CycloptsError,
-    Parameter,
-    UnknownCommandError,
-    UnusedCliTokensError,
-)
+from cyclopts import App, Parameter
 
-from liveness.console.terminal import Output, OutputError, open_closed, report_line
-from liveness.errors import ConfigError, LivenessError
+from liveness.cli.mistakes import mistake_in
+from liveness.console.terminal import Output, open_closed, report_line
 
 HELP: Final = ("--help", "-h")
-USAGE: Final = 2
-INTERRUPTED: Final = 130  # as a shell reports SIGINT
-NO_READER: Final = 141  # as a shell reports SIGPIPE
 
 # Each is defined in the module of its name, which is imported only when needed, so that
 # `version` does not load an HTTP server.
@@ -57,50 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             output.flush()  # within the `try`, which reports its failure
         return code or 0
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
-        mistakes = [_mistake(cause) for cause in _causes(error)]
-        if None in mistakes:
+        mistake = mistake_in(error)
+        if mistake is None:
             raise
-        code, line = mistakes[0] or (1, "")
-        if line:
+        for line in mistake.lines:
             report_line(line)
-        return code
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in the groups that trio's nurseries raise, or *error* itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _causes(inner)
-    else:
-        yield error
-
-
-def _mistake(error: BaseException) -> tuple[int, str] | None:
-    """Exit code and line for a user error; None for a bug of ours."""
-    match error:
-        case UnusedCliTokensError():
-            unused = " ".join(error.unused_tokens or ())
-            return _usage(error, f"unexpected argument: {unused}")
-        case UnknownCommandError():  # cyclopts lists only eight commands behind it
-            line, _, _ = str(error).partition(" Available commands:")
-            return _usage(error, line.rstrip("."))
-        case CycloptsError():
-            return _usage(error, str(error).rstrip("."))
-        case ConfigError():
-            return os.EX_CONFIG, str(error)
-        case OutputError(__cause__=BrokenPipeError()):
-            return NO_READER, ""
-        case LivenessError():
-            return 1, str(error)
-        case KeyboardInterrupt():
-            return INTERRUPTED, ""
-        case _:
-            return None
-
-
-def _usage(error: CycloptsError, line: str) -> tuple[int, str]:
-    command = " ".join(["liveness", *(error.command_chain or ())])
-    return USAGE, f"{line}; see `{command} --help`"
+        return mistake.code
 
 
 app: Final = App(

@@ -122,11 +122,11 @@ class Setting:
         try:
             number = self.kind(text)
         except ValueError:
-            raise ValueError(f"it must be {self.allowed}") from None
+            number = _float_of(text)  # "4.5" is a number, though not a whole one
         return self.read(number)
 
     def read(self, given: object) -> object:
-        """Check a typed value, strictly: `true` is no number, `4.0` no whole number.
+        """Check a typed value, strictly: `true` is not a number, `4.0` not a whole one.
 
         Raises:
             ValueError: The value is not allowed; the message says what it must be.
@@ -139,7 +139,10 @@ class Setting:
         else:
             value = self._number(given) if self.bounds else self._text(given)
         if value is None:
-            raise ValueError(f"it must be {self.allowed}")
+            what = (
+                "it is not a number; " if self.bounds and not _is_number(given) else ""
+            )
+            raise ValueError(f"{what}it must be {self.allowed}")
         if self.check is not None:
             self.check(value)
         return value
@@ -161,6 +164,18 @@ class Setting:
             return Path(given).absolute() if given and "\0" not in given else None
         choices = get_args(self.kind)
         return given if not choices or given in choices else None
+
+
+def _is_number(given: object) -> bool:
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    return is_number and given == given  # NaN differs from itself
+
+
+def _float_of(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def shown(given: object) -> str:

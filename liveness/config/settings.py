@@ -170,6 +170,16 @@ class HttpSettings:
         return frozenset({"localhost", self.host.lower(), *host_names(self.hosts)})
 
     @property
+    def why_not_open(self) -> str | None:
+        """Why HTTP may not be served at the address; None if it may."""
+        if self.is_on_loopback or self.token_file:
+            return None
+        return (
+            "an address other than loopback needs a token; write one to a file and name "
+            "that by http.token_file, or use 127.0.0.1, [::1] or localhost"
+        )
+
+    @property
     def is_on_loopback(self) -> bool:
         """Whether only this host can connect to the address."""
         try:
@@ -433,18 +443,17 @@ class Config:
     limits: LimitSettings = LimitSettings()
 
     def __post_init__(self) -> None:
+        faults = []
         for known in SETTINGS:
             given = known.value_in(self)
             try:
                 known.read(given)
             except ValueError as error:
-                raise ConfigError(f"{known.name} is {shown(given)}: {error}") from None
-        if not (self.http.is_on_loopback or self.http.token_file):
-            raise ConfigError(
-                f"http.address is {shown(self.http.address)}: an address other than "
-                "loopback needs a token; write one to a file and name that by "
-                "http.token_file, or use 127.0.0.1, [::1] or localhost"
-            )
+                faults.append(f"{known.name} is {shown(given)}: {error}")
+        if not faults and (why := self.http.why_not_open):
+            faults.append(f"http.address is {shown(self.http.address)}: {why}")
+        if faults:
+            raise ConfigError(*faults)
 
     @property
     def flush(self) -> float:

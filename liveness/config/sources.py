@@ -1,7 +1,7 @@
 """Reads the settings from flags, environment, TOML file and defaults, in this order.
 
 An unknown name is an error in each of them, so that a typo does not silently select the
-default. Every error is one line that names the source.
+default. All errors are reported together, in one line each that names the source.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from liveness.config.paths import default_socket, default_state
 from liveness.config.schema import Setting, shown, variable_of
-from liveness.config.settings import FIXED_LIMITS, SETTINGS, Config
+from liveness.config.settings import FIXED_LIMITS, SETTINGS, Config, HttpSettings
 from liveness.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
@@ -23,6 +23,9 @@ FILE_VARIABLE: Final = "LIVENESS_CONFIG"
 RESERVED: Final = frozenset({FILE_VARIABLE, "LIVENESS_PURE_WHEEL"})
 # All settings with comments take a few KiB. A wrong file, such as a log, may be large.
 MAX_FILE_BYTES: Final = 1_048_576
+# Faults that are described; the others are counted. Nobody corrects more at a time, and a
+# wrong file may have a hundred thousand.
+MAX_FAULTS: Final = 20
 
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_PLACE: Final = {(setting.section, setting.key): setting for setting in SETTINGS}
@@ -46,6 +49,32 @@ class Loaded:
     ignored: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What the sources have: the valid values and the source of each, and the faults."""
+
+    values: dict[str, Any]  # by name, as the sources below
+    sources: dict[str, str]
+    ignored: tuple[str, ...]
+    faults: tuple[str, ...]
+
+    def loaded(self) -> Loaded:
+        """The settings.
+
+        Raises:
+            ConfigError: There are faults.
+        """
+        if self.faults:
+            raise ConfigError(*self.faults)
+        return Loaded(_build(self.values), self.sources, self.ignored)
+
+    @property
+    def log_format(self) -> str:
+        """The value of `logging.format`; its default if the sources have no valid one."""
+        name = "logging.format"
+        return str(self.values.get(name, _BY_NAME[name].default))
+
+
 def load(
     flags: Mapping[str, str | None] | None = None,
     *,
@@ -67,8 +96,28 @@ def load(
             can be read only once, and an empty file, which may be about to be written,
             are errors: neither means that the defaults are wanted.
     Raises:
-        ConfigError: A source has an unknown name or an invalid value.
+        ConfigError: The sources have unknown names or invalid values; it names them all.
     """
+    return gather(
+        flags,
+        file=file,
+        environ=environ,
+        unix_user=unix_user,
+        default_file=default_file,
+        is_reload=is_reload,
+    ).loaded()
+
+
+def gather(
+    flags: Mapping[str, str | None] | None = None,
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    unix_user: int | None = None,
+    default_file: Path = DEFAULT_FILE,
+    is_reload: bool = False,
+) -> Gathered:
+    """Read all sources, also if some are wrong; the arguments are those of `load`."""
     environ = os.environ if environ is None else environ
     unix_user = os.geteuid() if unix_user is None else unix_user
     if file is None and FILE_VARIABLE in environ:
@@ -76,23 +125,29 @@ def load(
     found = [*_from_flags(flags or {}), *_from_environment(environ)]
     path, must_exist = file or default_file, file is not None
     found += _from_file(path, must_exist=must_exist, is_reload=is_reload)
-    values: dict[str, object] = {}
-    ignored: list[str] = []
+    values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    faults = [given for given in found if isinstance(given, _Unknown | ConfigError)]
     for given in found:
-        if isinstance(given, _Ignored):
-            ignored.append(str(given))
-            continue
-        name = given.setting.name
-        if name not in values:  # an earlier source wins
-            values[name], sources[name] = given.value(), given.source
+        if isinstance(given, _Value) and given.setting.name not in sources:
+            sources[given.setting.name] = given.source  # an earlier source wins
+            try:
+                values[given.setting.name] = given.value()
+            except ConfigError as error:
+                faults.append(error)
     for name, setting in _BY_NAME.items():
-        if name not in values:
-            values[name], sources[name] = (
-                _default(setting, environ, unix_user),
-                "default",
-            )
-    return Loaded(_build(values), sources, tuple(ignored))
+        if name not in sources:
+            sources[name] = "default"
+            try:
+                values[name] = _default(setting, environ, unix_user)
+            except ConfigError as error:
+                faults.append(error)
+    faults += _between_settings(values, sources)
+    described = [str(fault) for fault in faults[:MAX_FAULTS]]
+    if more := len(faults) - len(described):
+        described.append(f"{more} more settings are wrong; correct these first")
+    ignored = tuple(str(given) for given in found if isinstance(given, _Ignored))
+    return Gathered(values, sources, ignored, tuple(described))
 
 
 def socket_path(flag: str | None) -> Path:
@@ -161,37 +216,75 @@ def _from_flags(flags: Mapping[str, str | None]) -> Iterator[_Value]:
             yield _Value(_BY_FLAG[flag], text, f"flag {flag}", is_text=True)
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[_Value | _Ignored]:
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """A name that no setting has, and its source."""
+
+    name: str
+    source: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The fault, with the nearest known name: the same key elsewhere, or a similar one."""
+        from difflib import get_close_matches
+
+        name = self.name[:100]  # difflib takes quadratic time
+        key = name.split(".")[-1]
+        same_key = [other for other in self.known if other.split(".")[-1] == key]
+        # The prefix that all variables share does not make them similar.
+        by_suffix = {
+            other.removeprefix("LIVENESS_"): other for other in sorted(self.known)
+        }
+        similar = get_close_matches(name.removeprefix("LIVENESS_"), by_suffix, 1)
+        quoted = name if name.isprintable() else shown(name)
+        fault = f"{self.source}: there is no setting {quoted}"
+        for nearest in same_key or map(by_suffix.__getitem__, similar):
+            return f"{fault}; the nearest is {nearest}"
+        return (
+            f"{fault}, nor one like it; remove it: without it `liveness check-config` "
+            "lists those that there are"
+        )
+
+
+# What a source has at one place. A ConfigError: the source cannot be read, or not there.
+_Found = _Value | _Ignored | _Unknown | ConfigError
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[_Found]:
     for name in sorted(environ):
         if name in _FIXED:
             yield _Ignored(name, "environment")
         elif name.startswith("LIVENESS_") and name not in RESERVED:
-            if name not in _BY_VARIABLE:
-                raise _unknown(name, "environment", [*_BY_VARIABLE, *RESERVED])
-            source = f"environment {name}"
-            yield _Value(_BY_VARIABLE[name], environ[name], source, is_text=True)
+            if name in _BY_VARIABLE:
+                source = f"environment {name}"
+                yield _Value(_BY_VARIABLE[name], environ[name], source, is_text=True)
+            else:
+                yield _Unknown(name, "environment", (*_BY_VARIABLE, *RESERVED))
 
 
-def _from_file(
-    path: Path, *, must_exist: bool, is_reload: bool
-) -> Iterator[_Value | _Ignored]:
-    data = _bytes(path, must_exist=must_exist, is_reload=is_reload)
-    for key, value in _tables(path, data).items():
+def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Found]:
+    try:
+        data = _bytes(path, must_exist=must_exist, is_reload=is_reload)
+        tables = _tables(path, data)
+    except ConfigError as error:
+        yield error
+        return
+    for key, value in tables.items():
         if key not in _SECTIONS:
             yield _value_of(path, "", key, value)
         elif isinstance(value, dict):
             yield from (_value_of(path, key, inner, value[inner]) for inner in value)
         else:
             message = f"{path}: {key} is a section"
-            raise ConfigError(f"{message}; write [{key}] on a line above its settings")
+            yield ConfigError(f"{message}; write [{key}] on a line above its settings")
 
 
-def _value_of(path: Path, section: str, key: str, value: object) -> _Value | _Ignored:
+def _value_of(path: Path, section: str, key: str, value: object) -> _Found:
     name = f"{section}.{key}" if section else key
     if name in _FIXED:
         return _Ignored(name, str(path))
     if (section, key) not in _BY_PLACE:
-        raise _unknown(name, str(path), [*_BY_NAME, *_SECTIONS])
+        return _Unknown(name, str(path), (*_BY_NAME, *_SECTIONS))
     return _Value(_BY_PLACE[section, key], value, str(path), is_text=False)
 
 
@@ -232,31 +325,25 @@ def _tables(path: Path, data: bytes) -> dict[str, Any]:
     raise ConfigError(f"{path}: {wrong}; correct it there")
 
 
-def _unknown(name: str, where: str, known: list[str]) -> ConfigError:
-    """An error with the nearest known name: the same key elsewhere, or a similar name."""
-    from difflib import get_close_matches
-
-    name = name[:100]  # difflib takes quadratic time
-    key = name.split(".")[-1]
-    same_key = [other for other in known if other.split(".")[-1] == key]
-    # The prefix that all variables share does not make them similar.
-    by_suffix = {other.removeprefix("LIVENESS_"): other for other in sorted(known)}
-    similar = get_close_matches(name.removeprefix("LIVENESS_"), by_suffix, 1)
-    quoted = name if name.isprintable() else shown(name)
-    message = f"{where}: there is no setting {quoted}"
-    for nearest in same_key or map(by_suffix.__getitem__, similar):
-        return ConfigError(f"{message}; the nearest is {nearest}")
-    return ConfigError(
-        f"{message}, nor one like it; remove it: without it `liveness check-config` lists "
-        "those that there are"
-    )
-
-
 def _default(setting: Setting, environ: Mapping[str, str], unix_user: int) -> object:
     if setting.name not in _DEFAULT_PATHS:
         return setting.default
     found = _DEFAULT_PATHS[setting.name](environ, unix_user)
     return _Value(setting, found, "default", is_text=False).value()
+
+
+def _between_settings(
+    values: Mapping[str, Any], sources: Mapping[str, str]
+) -> Iterator[ConfigError]:
+    """The faults of valid values that do not go together."""
+    address = "http.address"
+    if {address, "http.token_file"} <= values.keys():
+        http = HttpSettings(
+            address=values[address], token_file=values["http.token_file"]
+        )
+        if why := http.why_not_open:
+            message = f"{address} is {shown(values[address])} ({sources[address]})"
+            yield ConfigError(f"{message}: {why}")
 
 
 def _build(values: Mapping[str, Any]) -> Config:

@@ -21,7 +21,14 @@ from liveness.config.settings import (
     SocketSettings,
     StateSettings,
 )
-from liveness.config.sources import MAX_FILE_BYTES, Loaded, load, socket_path
+from liveness.config.sources import (
+    MAX_FAULTS,
+    MAX_FILE_BYTES,
+    Loaded,
+    gather,
+    load,
+    socket_path,
+)
 from liveness.core.frames import MAX_AFTER_S, MAX_KEY_BYTES, MAX_TEXT_BYTES
 from liveness.core.framing import encode
 from liveness.core.uids import MAX_UID_BYTES
@@ -112,8 +119,11 @@ def test_a_setting_says_what_it_means_and_allows_its_default(setting: Setting) -
 
 
 def test_a_config_that_is_built_directly_is_checked_as_well() -> None:
-    with pytest.raises(ConfigError, match=r"limits\.window is 0: it must be"):
-        Config(**BARE, limits=LimitSettings(window=0))
+    with pytest.raises(ConfigError) as caught:
+        Config(**BARE, slots=1, limits=LimitSettings(window=0))
+    first, second = caught.value.faults
+    assert first.startswith("slots is 1: it must be")
+    assert second.startswith("limits.window is 0: it must be")
 
 
 @pytest.mark.parametrize(
@@ -175,6 +185,60 @@ def test_a_client_that_names_the_socket_reads_no_other_source(
         socket_path(None)
     with pytest.raises(ConfigError, match="flag --socket"):
         socket_path(path_of(108))
+
+
+def test_all_that_is_wrong_in_any_source_is_reported_at_once(tmp_path: Path) -> None:
+    toml = "slots = 1\nnosuch = 3\nflush_s = 'x'\nsocket = '/s'\n[limits]\nwindow = 0\n"
+    environ = {
+        "LIVENESS_FLUSH_S": "2",
+        "LIVENESS_GUARD_SHARE": "half",
+        "LIVENESS_NOSUCH": "1",
+    }
+    with pytest.raises(ConfigError) as caught:
+        loaded(toml, tmp_path, environ=environ, timeout="0", http="0.0.0.0:80")
+    file = tmp_path / "l.toml"
+    assert [fault.split(": ")[0] for fault in caught.value.faults] == [
+        "environment",  # there is no setting of that name
+        str(file),
+        str(file),  # a section
+        "timeout_s is '0' (flag --timeout)",
+        "guard.share is 'half' (environment LIVENESS_GUARD_SHARE)",
+        f"slots is 1 ({file})",
+        f"limits.window is 0 ({file})",
+        "http.address is '0.0.0.0:80' (flag --http)",
+    ]
+    assert str(caught.value) == "\n".join(caught.value.faults)
+
+
+def test_an_unreadable_file_does_not_hide_what_else_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded("slots 3", tmp_path, environ={"LIVENESS_SLOTS": "x"}, timeout="0")
+    assert [fault.split(" ")[0] for fault in caught.value.faults] == [
+        f"{tmp_path / 'l.toml'}:",
+        "timeout_s",
+        "slots",
+    ]
+
+
+def test_of_very_many_faults_the_others_are_counted(tmp_path: Path) -> None:
+    toml = "".join(f"wrong_{number} = 1\n" for number in range(20_000))
+    with pytest.raises(ConfigError) as caught:
+        loaded(toml, tmp_path, timeout="0")
+    *described, last = caught.value.faults
+    assert len(described) == MAX_FAULTS
+    assert last == f"{20_001 - MAX_FAULTS} more settings are wrong; correct these first"
+
+
+@pytest.mark.parametrize(
+    ("text", "format"), [("json", "json"), ("text", "text"), ("xml", "auto")]
+)
+def test_the_format_of_the_log_is_known_if_other_settings_are_wrong(
+    text: str, format: str
+) -> None:
+    environ = {**HOME, "LIVENESS_LOGGING_FORMAT": text, "LIVENESS_SLOTS": "x"}
+    gathered = gather(environ=environ, default_file=Path("/absent"))
+    assert gathered.log_format == format
+    assert len(gathered.faults) == 1 + (text == "xml")
 
 
 # --- names ----------------------------------------------------------------------------
@@ -261,9 +325,11 @@ def test_the_lowest_bound_of_frames_has_room_for_the_largest_of_each_kind() -> N
 # By setting: what its text must be, and texts that are not.
 REFUSED: dict[str, tuple[str, list[str]]] = {
     "timeout_s": (
-        "it must be 1 to 86400 seconds",
-        ["", "ten", "nan", "1e400", "0x10", "true", "9" * 10_000],
+        "it is not a number; it must be 1 to 86400 seconds",
+        ["", "ten", "nan", "30 s", "0x10", "true"],
     ),
+    "state.retention_s": ("it must be ", ["1e400", "-1", "9" * 10_000]),
+    "slots": ("it must be a whole number, 2 to 3600 slots", ["4.5", "9" * 10_000]),
     "guard.enabled": ("it must be true or false", ["1", "True", "yes", "on", ""]),
     "guard.hold_s": ("it must be 0, for one timeout, or 1 to 86400 seconds", ["0.999"]),
     "logging.format": ("it must be one of auto, text, json", ["xml"]),
@@ -319,11 +385,22 @@ def test_a_text_that_is_no_value_is_refused(name: str, text: str) -> None:
     ("name", "raw", "error"),
     [
         *(
+            ("timeout_s", raw, "it is not a number; it must be 1 to 86400 seconds")
+            for raw in ("true", '"30"', "nan", "[30]", "{a = 1}")
+        ),
+        *(
             ("timeout_s", raw, "it must be 1 to 86400 seconds")
-            for raw in ("true", '"30"', "nan", "inf", "[30]", "1" * 400, "{a = 1}")
+            for raw in ("inf", "1" * 400)
         ),
         ("slots", "30.0", "it must be a whole number, 2 to 3600 slots"),
-        ("slots", "true", "it must be a whole number, 2 to 3600 slots"),
+        *(
+            (
+                "slots",
+                raw,
+                "it is not a number; it must be a whole number, 2 to 3600 slots",
+            )
+            for raw in ("true", '"30"')
+        ),
         *(
             ("guard.enabled", raw, "it must be true or false")
             for raw in ("1", "0", '"true"', "[]")
@@ -436,7 +513,10 @@ def test_an_address_is_host_and_port(address: str, host: str, port: int) -> None
 )
 def test_an_address_beyond_loopback_needs_a_token(address: str) -> None:
     told = refused(http=address)
-    assert told.startswith(f"http.address is '{address}': an address other than loop")
+    where = f"http.address is '{address}' (flag --http)"
+    assert told.startswith(f"{where}: an address other than loopback needs a token")
+    with pytest.raises(ConfigError, match=re.escape(f"'{address}': an address other")):
+        Config(**BARE, http=HttpSettings(address=address))
     assert "name that by http.token_file, or use 127.0.0.1" in told
     file = {"LIVENESS_HTTP_TOKEN_FILE": "/token"}
     http = loaded(http=address, environ=file).config.http
