@@ -1,11 +1,15 @@
 """`liveness serve`: runs the sidecar until a signal."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
+from liveness.cli.mistakes import mistake_in
 from liveness.cli.options import ConfigFile, Socket, State, declared, setting_flag
 from liveness.config.settings import Config
-from liveness.config.sources import Loaded, load
+from liveness.config.sources import Loaded, gather, load
+from liveness.text import printable
 
 command: Final = declared("serve", "serve --timeout 10 --slots 100")
 
@@ -19,11 +23,12 @@ def serve(
     timeout: Annotated[str | None, setting_flag("--timeout", "SECONDS")] = None,
     slots: Annotated[str | None, setting_flag("--slots", "N")] = None,
     config: ConfigFile = None,
-) -> None:
+) -> int:
     """Run the sidecar until SIGTERM or Ctrl-C.
 
     All other settings are in the file and the environment: see check-config. Without a
-    terminal, SIGHUP makes the sidecar read them again.
+    terminal, SIGHUP makes the sidecar read them again. Where its log is JSON, an error that
+    ends it is a line of the log.
     """
     flags = {"--socket": socket, "--http": http, "--state": state}
     flags |= {"--timeout": timeout, "--slots": slots}
@@ -34,9 +39,18 @@ def serve(
         _warn_of_ignored(again)
         return again.config
 
-    loaded = load(flags, file=file)
-    settings = loaded.config
+    gathered = gather(flags, file=file)
+    try:
+        _run(gathered.loaded(), read_again)
+    except (Exception, BaseExceptionGroup) as error:
+        code = _logged(error, gathered.log_format)
+        if code is None:
+            raise
+        return code
+    return 0
 
+
+def _run(loaded: Loaded, read_again: Callable[[], Config]) -> None:
     # Imported only now: a wrong setting is reported without waiting for the server.
     import faulthandler
 
@@ -46,6 +60,7 @@ def serve(
     from liveness.service import app as service
     from liveness.service.common import logs
 
+    settings = loaded.config
     logs.configure(settings.logging.format, settings.logging.level)
     _warn_of_ignored(loaded)
     # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
@@ -55,6 +70,25 @@ def serve(
         trio.run(service.serve, settings, read_again)
     finally:
         logs.drain()  # an error is printed after all log lines
+
+
+def _logged(error: BaseException, format: str) -> int | None:
+    """Log a mistake if log lines are JSON; its exit code, or None if it was not logged.
+
+    A terminal gets the line of the other commands. A bug keeps its traceback.
+    """
+    import structlog
+
+    from liveness.service.common import logs
+
+    mistake = mistake_in(error)
+    if mistake is None or not mistake.lines or logs.is_text(format, sys.stderr):
+        return None
+    logs.configure(format, "error")  # wrong settings are found before it was
+    text = "\n".join(map(printable, mistake.lines))
+    structlog.get_logger("sidecar").error("failed", error=text, exit_code=mistake.code)
+    logs.drain()
+    return mistake.code
 
 
 def _warn_of_ignored(loaded: Loaded) -> None:

@@ -24,12 +24,13 @@ import trio
 
 from liveness import __version__
 from liveness.compiled import WHEEL, WHY_PURE_PYTHON
-from liveness.config.settings import SETTINGS, Config
+from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.records import TIMER, Subscription, TimerRecord
 from liveness.core.timer_states import Fire
 from liveness.errors import StartError
 from liveness.metrics import DOORS
+from liveness.service.common import logs
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService
 from liveness.service.http.sign_in import Token, read_token
@@ -67,7 +68,7 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         StartError: A socket, port or folder cannot be used, or the token file is missing.
         StateError: The content of the state directory cannot be used.
     """
-    _log_start(config)
+    log_start(config)
     token = read_token(config.http.token_file)
     _raise_file_limit(config)
     manager, clock = ServiceManager(os.environ, os.getpid()), Clock()
@@ -116,18 +117,21 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
             nursery.cancel_scope.cancel()
 
 
-def _log_start(config: Config) -> None:
-    settings = {setting.name: setting.value_in(config) for setting in SETTINGS}
+def log_start(config: Config) -> None:
+    """Log what runs, as whom, and where; `liveness check-config` has all settings."""
     _log.info(
         "starting",
         version=__version__,
         wheel=WHEEL,
         pid=os.getpid(),
-        flush=config.flush,
-        **{
-            name: value if isinstance(value, bool) else str(value)
-            for name, value in settings.items()
-        },
+        unix_user=os.geteuid(),
+        timeout_s=config.timeout_s,
+        slots=config.slots,
+        flush_s=config.flush,
+        socket=logs.shortened(str(config.socket.path)),
+        state=logs.shortened(str(config.state.dir)),
+        http=logs.shortened(config.http.address),
+        has_token=config.http.token_file is not None,
     )
     if WHY_PURE_PYTHON:
         _log.info("the wheel is the reference", why=WHY_PURE_PYTHON)

@@ -98,6 +98,9 @@ def test_a_wrong_choice_names_all_there_are(
     ("arguments", "told"),
     [
         ("--timeout 3", 'Unknown command "--timeout"'),
+        ("sta", 'Unknown command "sta". Did you mean "status"?'),
+        ("guard zzz", 'Unknown command "zzz". Choose from: "release"'),
+        ("timers ", 'The command is empty. Choose from: "list", "show", "cancel", "re'),
         ("serve --slots 3 --slots 4", "--slots specified multiple times"),
         ("watch --after -1", "--after: '-1' is not 0 to 9223372036854775807"),
         ("watch --after 9223372036854775808", "is not 0 to 9223372036854775807"),
@@ -164,13 +167,51 @@ def test_an_argument_in_a_line_is_escaped_once(run: Run, arguments: str) -> None
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("text", ["", "\0"])
 def test_a_wrong_setting_is_one_line_that_names_its_flag_and_78(
-    run: Run, flag: str, text: str
+    run: Run, flag: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LIVENESS_LOGGING_FORMAT", "text")
     (name,) = (setting.name for setting in SETTINGS if setting.flag == flag)
     code, _, line = run(f"serve {flag}={text}")
     assert code == os.EX_CONFIG == 78
     assert line.startswith(f"liveness: {name} is {text!r} (flag {flag}): ")
     assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_all_wrong_settings_are_reported_a_line_each(
+    run: Run, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIVENESS_LOGGING_FORMAT", "text")
+    monkeypatch.setenv("LIVENESS_SLOTS", "many")
+    monkeypatch.setenv("LIVENESS_TIMEOUT_S", "0")
+    code, shown, lines = run(command)
+    assert (code, shown) == (78, "")
+    assert lines == (
+        "liveness: slots is 'many' (environment LIVENESS_SLOTS): it is not a number; it "
+        "must be a whole number, 2 to 3600 slots\n"
+        "liveness: timeout_s is '0' (environment LIVENESS_TIMEOUT_S): it must be 1 to "
+        "86400 seconds\n"
+    )
+
+
+def test_a_failed_start_is_one_line_of_the_log() -> None:
+    ended = process("serve", "--timeout", "0", "--slots", "1")
+    assert (ended.returncode, ended.stdout) == (78, "")
+    assert ended.stderr.count("\n") == 1
+    line = json.loads(ended.stderr)
+    assert re.fullmatch(r"[\d-]+T[\d:.]+Z", line.pop("timestamp"))
+    first, second = line.pop("error").split("\n")
+    assert first == "timeout_s is '0' (flag --timeout): it must be 1 to 86400 seconds"
+    assert second.startswith("slots is '1' (flag --slots): it must be")
+    assert line == {"event": "failed", "level": "error", "exit_code": 78}
+
+
+def test_a_bug_in_the_sidecar_is_not_logged_as_a_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("liveness.cli.serve._run", raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        main.main(["serve"])
 
 
 @pytest.mark.parametrize(
@@ -225,8 +266,8 @@ def test_a_fault_of_ours_is_not_hidden(
         main.main(["version"])
 
 
-def raising(error: BaseException) -> Callable[[object], None]:
-    def command(_arguments: object) -> None:
+def raising(error: BaseException) -> Callable[..., None]:
+    def command(*_: object) -> None:
         raise error
 
     return command
@@ -278,13 +319,18 @@ SERVER = {"hypercorn", "starlette", "structlog", "sqlite3"}
     [
         ("version", {"trio", "prometheus_client"}),
         ("check-config", {"trio", "prometheus_client"}),
+        # A wrong setting is logged, which takes structlog, where the log is JSON.
         ("serve --timeout 0", {"trio", "prometheus_client"}),
         ("watch --socket /there/is/none", set()),
         ("timers list --socket /there/is/none", {"trio", "prometheus_client"}),
     ],
 )
-def test_a_client_loads_no_server(arguments: str, unused: set[str]) -> None:
-    assert not (SERVER | unused) & imported_by(*arguments.split())
+def test_a_client_loads_no_server(
+    arguments: str, unused: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIVENESS_LOGGING_FORMAT", "json")
+    server = SERVER - ({"structlog"} if arguments.startswith("serve") else set())
+    assert not (server | unused) & imported_by(*arguments.split())
 
 
 def test_asking_a_sidecar_about_a_user_loads_no_database(tmp_path: Path) -> None:

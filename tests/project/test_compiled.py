@@ -75,7 +75,12 @@ def test_the_reference_serves_where_it_is_forced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["serve", "check-config", "version"])
 def test_a_choice_that_is_none_is_one_line_and_78(tmp_path: Path, command: str) -> None:
     refused = python(
-        "-m", "liveness", command, cwd=tmp_path, LIVENESS_PURE_WHEEL="true"
+        "-m",
+        "liveness",
+        command,
+        cwd=tmp_path,
+        LIVENESS_PURE_WHEEL="true",
+        LIVENESS_LOGGING_FORMAT="text",
     )
     assert (refused.returncode, refused.stdout) == (78, "")
     assert refused.stderr == (

@@ -14,7 +14,13 @@ from typing import Any, TextIO
 import pytest
 import structlog
 
-from liveness.service.common.logs import MAX_LINES, LogThrottle, configure
+from liveness.service.common.logs import (
+    MAX_LINES,
+    MAX_VALUE_BYTES,
+    LogThrottle,
+    configure,
+    shortened,
+)
 
 SOON_S = 5  # long after everything here has happened
 
@@ -105,6 +111,15 @@ def test_json_has_event_level_time_in_utc_and_values(stream: TextIO) -> None:
     (line,) = json_lines(stream)
     assert line.pop("timestamp").endswith("Z")
     assert line == {"event": "link up", "level": "info", "name": "chat-1", "links": 3}
+
+
+@pytest.mark.parametrize("text", ["/srv/" + "a" * 5_000, "é" * 60, "\U0001f600" * 41])
+def test_a_long_text_is_shortened_in_the_middle(text: str) -> None:
+    assert shortened(text[:10]) == text[:10]
+    begins, ends = shortened(text).split("…")
+    assert text.startswith(begins)
+    assert text.endswith(ends)
+    assert MAX_VALUE_BYTES - 24 < len(json.dumps(shortened(text))) <= MAX_VALUE_BYTES
 
 
 def test_auto_is_text_on_a_terminal_and_json_elsewhere(stream: TextIO) -> None:

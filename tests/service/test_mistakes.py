@@ -233,7 +233,7 @@ HIDDEN_COMMITS: Final = changed_state(hidden_commits)
 # --- the table ------------------------------------------------------------------------
 
 COMMAND_LINES: Final = [
-    Mistake("unknown command like no other", "zzz", 2, 'Unknown command "zzz"; see `liveness --help`'),
+    Mistake("unknown command like no other", "zzz", 2, 'Unknown command "zzz". Choose from: "serve", …, "version"; see `liveness --help`'),
     Mistake("unknown flag", "serve --timeot 3", 2, "Unknown option: --timeot. Did you mean --timeout?; see `liveness serve --help`"),
     Mistake("flag without a value", "serve --timeout", 2, "…--timeout requires an argument; see `liveness serve --help`"),
     Mistake("user that is none", "explain int:9223372036854775808", 2, "…'int:9223372036854775808' is no uid: a string of 1 to 255 bytes of UTF-8 without control characters, or int:N with N from 0 to 2^63-1; see `liveness explain --help`"),
@@ -267,10 +267,10 @@ SETTINGS: Final = [
     Mistake("names that are no ties", "check-config", 78, "access.names is 'gw-1' (environment LIVENESS_ACCESS_NAMES): it must be …", environ={"LIVENESS_ACCESS_NAMES": "gw-1"}),
     Mistake("name that is tied twice", "check-config", 78, "access.names is 'gw-1=0, gw-1=1' (environment LIVENESS_ACCESS_NAMES): a name is there twice; only one user may have it", environ={"LIVENESS_ACCESS_NAMES": "gw-1=0, gw-1=1"}),
     Mistake("variable like no other", "check-config", 78, "environment: there is no setting LIVENESS_NOSUCH, nor one like it; remove it: without it `liveness check-config` lists those that there are", environ={"LIVENESS_NOSUCH": "1"}),
-    Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
+    Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it is not a number; it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
     Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}, before=":"),
     Mistake("no HOME", "serve --socket {here}/gateway.sock", 78, "there is no HOME to keep the state in; name a folder: --state", environ={"HOME": ""}, person=STRANGER),
-    Mistake("address for everyone without a token", "serve --http 0.0.0.0:9874", 78, "http.address is '0.0.0.0:9874': an address other than loopback needs a token; write one to a file and name that by http.token_file, or use 127.0.0.1, [::1] or localhost"),
+    Mistake("address for everyone without a token", "serve --http 0.0.0.0:9874", 78, "http.address is '0.0.0.0:9874' (flag --http): an address other than loopback needs a token; write one to a file and name that by http.token_file, or use 127.0.0.1, [::1] or localhost"),
     Mistake("socket path too long", "serve --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
     Mistake("socket of the admin's name", "serve --socket {here}/admin.sock", 78, "socket.path is '… (flag --socket): admin.sock is the name of the socket beside it"),
 ]  # fmt: skip
@@ -505,8 +505,14 @@ def files_in(folder: Path, command: str) -> set[Path]:
     return found
 
 
-def is_of_the_log(line: str) -> bool:
-    return line.startswith("{") and "event" in json.loads(line)
+def mistakes_in(said: str) -> Iterator[str]:
+    """The lines on stderr for a person; `serve` logs that line, as JSON."""
+    for line in said.splitlines():
+        logged = json.loads(line) if line.startswith("{") else {}
+        if logged.get("event") == "failed":
+            yield f"liveness: {logged['error']}"
+        elif "event" not in logged:
+            yield line
 
 
 def in_a_process(row: Mistake, command: str) -> tuple[int, str, str]:
@@ -560,7 +566,7 @@ def test_a_mistake_is_one_line_with_the_remedy(
             code = main.main(shlex.split(command))
             shown, said = capfd.readouterr()
         assert files_in(places["here"], command) == before
-    lines = [line for line in said.splitlines() if not is_of_the_log(line)]
+    lines = list(mistakes_in(said))
     assert len(lines) == 1, said
     expected = placed(f"liveness: {row.line}", places).split("…")
     assert re.fullmatch(".*".join(map(re.escape, expected)), lines[0]), lines[0]
@@ -599,6 +605,9 @@ EXCUSED: Final = {
     "service/storage/read_only_access.py:read_unchanged": "takes starts amid reads: tests/service/storage/test_log_reader.py",
     "config/sources.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
     "config/sources.py:value": "the rows of bad values: its text is the setting's",
+    "config/sources.py:_between_settings": "the row of an address for everyone: its text is the setting's",
+    "config/sources.py:loaded": "all that the sources have: tests/config/test_settings.py",
+    "config/settings.py:__post_init__": "programs that build one: tests/config/test_settings.py",
 }
 LEAST: Final = 8  # characters by which a text differs from all others
 

@@ -123,7 +123,7 @@ class Sidecar:
         return environment(**{f"LIVENESS_{k.upper()}": str(v) for k, v in settings})
 
     def refused_start(self) -> tuple[int, str]:
-        """Starts a process that ends by itself; its exit code, and its one line."""
+        """Starts a process that ends by itself; its exit code, and the error it logs."""
         process = subprocess.run(
             self.command(),
             cwd=ROOT,
@@ -135,8 +135,9 @@ class Sidecar:
         )
         assert "Traceback" not in process.stderr, process.stderr
         lines = process.stderr.splitlines()
-        (line,) = [line for line in lines if line.startswith("liveness: ")]
-        return process.returncode, line
+        (line,) = [line for line in map(json.loads, lines) if line["event"] == "failed"]
+        assert line["exit_code"] == process.returncode
+        return process.returncode, line["error"]
 
     def stop(self, number: int = signal.SIGTERM, within_s: float = SOON_S) -> int:
         """Asks it to stop, and has its links leave; its exit code."""

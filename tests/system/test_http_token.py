@@ -66,7 +66,7 @@ def test_the_token_is_never_said(start: Start, tmp_path: Path) -> None:
     assert sidecar.ask("http", "GET", "/", None, **WRONG)[0].status == 401
     sign_in(sidecar)
     sidecar.line("a wrong token was refused")
-    assert sidecar.line("starting")["http.token_file"] == str(file)
+    assert sidecar.line("starting")["has_token"] is True
     _, metrics = sidecar.ask("http", "GET", "/metrics")
     assert sidecar.stop() == 0
     for said in (str(sidecar.lines), metrics.decode()):

@@ -4,6 +4,7 @@ Libraries that use the standard `logging` are logged in the same form, from leve
 up. Nothing is set up at import: `liveness serve` calls `configure` once.
 """
 
+import json
 import logging
 import os
 import sys
@@ -18,6 +19,9 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from liveness.text import escaped
 
+# Of a text that a user of this host chose, such as a path, in a line. Three of them and
+# the rest of the line "starting" take less than a kilobyte.
+MAX_VALUE_BYTES: Final = 240
 # A lasting condition is logged again this often.
 REPEAT_LOG_S: Final = 60.0
 # Far more keys than a sidecar uses in normal operation. It bounds the memory that a link
@@ -44,14 +48,17 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
     """
     stream = stream or sys.stderr
     writer = _LineWriter(stream)
-    is_text = format == "text" or (format == "auto" and stream.isatty())
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             writer.add_lost_count,
-            *(_text_processors(stream) if is_text else _json_processors()),
+            *(
+                _text_processors(stream)
+                if is_text(format, stream)
+                else _json_processors()
+            ),
         ],
         logger_factory=structlog.WriteLoggerFactory(writer),  # type: ignore[arg-type]  # it only writes and flushes
         cache_logger_on_first_use=False,  # tests call `configure` again
@@ -61,6 +68,22 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
             handler.close()
     logging.root.handlers = [_ToStructlog(writer)]
     set_level(level)
+
+
+def is_text(format: str, stream: TextIO) -> bool:
+    """Whether lines of this format are text on *stream*, and not JSON."""
+    return format == "text" or (format == "auto" and stream.isatty())
+
+
+def shortened(text: str, most: int = MAX_VALUE_BYTES) -> str:
+    """A text for a log line; without its middle if it takes more than *most* bytes of JSON."""
+    if len(json.dumps(text)) <= most:
+        return text
+    half = most // 2
+    begins, ends = text[:half], text[-half:]
+    while len(json.dumps(f"{begins}…{ends}")) > most:
+        begins, ends = begins[:-1], ends[1:]
+    return f"{begins}…{ends}"
 
 
 def set_level(level: str) -> None:
