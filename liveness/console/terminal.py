@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from liveness.console.own_command import NAME, own_command
 from liveness.errors import LivenessError
 from liveness.text import printable
 
@@ -45,9 +46,11 @@ def report_line(line: str) -> None:
     """Writes one line for a person to stderr.
 
     Arguments and names in it may hold control characters: they are escaped here, so that
-    none steers the terminal.
+    none steers the terminal. A command in it, such as `liveness status`, is made one that
+    can be typed here.
     """
     message = printable(" ".join(line.rstrip("\n").split("\n")))
+    message = message.replace(f"`{NAME} ", f"`{own_command()} ")
     sys.stderr.write(f"liveness: {message}\n")
     sys.stderr.flush()
 

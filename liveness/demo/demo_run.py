@@ -1,9 +1,6 @@
 """One run of the demo: connects users, gateway, sidecar, referee and display."""
 
-import shlex
-import shutil
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,6 +10,7 @@ from typing import Final, Protocol
 
 import trio
 
+from liveness.console.own_command import as_typed
 from liveness.console.record_feed import RecordFeed
 from liveness.demo.director import Director
 from liveness.demo.gateway import HOST
@@ -26,14 +24,6 @@ MOST_GUESTS: Final = 100
 CHECK_EVERY_S: Final = 0.1
 # Short: no other watchers compete with this one when it reconnects.
 RECONNECT_PAUSE_S: Final = (0.02, 0.2)
-
-
-def command() -> str:
-    """How the user calls `liveness`: by its path if it is not in the PATH."""
-    called = Path(sys.argv[0])
-    if called.name != "liveness" or shutil.which("liveness"):
-        return "liveness"
-    return shlex.quote(str(called))
 
 
 class Display(Protocol):
@@ -123,17 +113,28 @@ class DemoRun:
         """Chat lines of all users so far."""
         return sum(user.lines_said for user in self.users.values())
 
+    @property
+    def page(self) -> str:
+        """The address of the sidecar's live page."""
+        return f"http://{self.sidecar.address}/"
+
+    def watch_command(self, *, indent: int = 0) -> list[str]:
+        """The command that follows the records, as lines to be typed."""
+        return list(as_typed(["watch", "--socket", str(self.socket)], indent=indent))
+
     def hints(self) -> Iterator[str]:
-        """Commands with which the reader can join or look."""
-        yield f'join the room:     nc {HOST} {self.port}, then type {{"login": "ada"}}'
-        yield f"see every record:  {command()} watch --socket {self.socket}"
-        yield f"see its metrics:   curl http://{self.sidecar.address}/metrics"
+        """Where the reader can look, and how to join."""
+        yield f"see the live page:  {self.page}"
+        yield f"see its metrics:    curl {self.page}metrics"
+        yield f'join the room:      nc {HOST} {self.port}, then type {{"login": "ada"}}'
+        yield "see every record:"
+        yield from self.watch_command(indent=2)
         flush_s = self.referee.flush_s
         last_s = last_silence_s(self.seconds, self.timeout_s, flush_s)
         if last_s < self.seconds / 2:
             yield (
-                f"what cannot be shown: silence that begins after {last_s:.1f} s, as it "
-                "would outlast the demo"
+                f"not shown: silence that begins after {last_s:.1f} s, which would outlast "
+                "the demo"
             )
 
     def press(self, key: str) -> None:

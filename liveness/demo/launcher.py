@@ -67,8 +67,8 @@ async def run(
         report_line(problem)
         return USAGE
     await say(
-        f"a sidecar, a chat gateway and {users} users, for {seconds:g} s: a user silent "
-        f"for {timeout:g} s is offline"
+        f"a sidecar, a chat gateway and {users} users, for {seconds:g} s:",
+        f"a user silent for {timeout:g} s is offline",
     )
     terminal = Terminal(sys.stdout, sys.stdin) if can_move_cursor(sys.stdout) else None
     display = Picture(terminal) if terminal else PlainLines()

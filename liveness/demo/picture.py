@@ -9,10 +9,15 @@ from typing import Final
 import trio
 from rich.text import Text
 
-from liveness.console.record_lines import text_line
-from liveness.demo.demo_run import DemoRun, command
+from liveness.demo.demo_run import DemoRun
 from liveness.demo.gateway import HOST
-from liveness.demo.plain_lines import COLUMNS, lateness, reminders, table
+from liveness.demo.plain_lines import (
+    COLUMNS,
+    lateness,
+    record_line,
+    reminders,
+    table,
+)
 from liveness.demo.referee import FAULTS, Record
 from liveness.demo.script import KEYS
 from liveness.demo.tty import Terminal
@@ -26,7 +31,6 @@ BARS: Final = " ▁▂▃▄▅▆▇█"
 ACROSS, DOWN, CELL = 11, 4, 4
 STRIP_ROWS: Final = 4
 GAP: Final = 2
-DATE: Final = len("2026-11-20 ")
 # Heads of the columns that fit 80 columns beside the strip.
 TITLES: Final = {
     **{name: name for name in COLUMNS if name not in ("moved", "gateway_lost")},
@@ -41,7 +45,7 @@ class Scene:
     elapsed_s: float
     seconds: float
     timeout_s: float
-    commands: str  # to join or to look
+    places: tuple[str, ...]  # where to look, and how to join, a line each
     states: tuple[tuple[str, str], ...]  # of each process
     online: int
     events_s: float | None  # events a second; None: not known now
@@ -72,8 +76,8 @@ class Picture:
         self._logged.append(line)
 
     def add(self, record: Record) -> None:
-        """Shows a record likewise, without the date."""
-        self._records.append(text_line(dict(record))[DATE:])
+        """Shows a record likewise."""
+        self._records.append(record_line(record))
 
     async def run(self, demo: DemoRun) -> None:
         """Draws a few pictures a second, until cancelled."""
@@ -100,9 +104,9 @@ class Picture:
             elapsed_s=demo.elapsed_s,
             seconds=demo.seconds,
             timeout_s=timeout_s,
-            commands=(
-                f"nc {HOST} {demo.port}   {command()} watch --socket {demo.socket}   "
-                f"curl http://{demo.sidecar.address}/metrics"
+            places=(
+                f"{demo.page}   nc {HOST} {demo.port}",
+                *demo.watch_command(),
             ),
             states=tuple((process.name, process.state) for process in processes),
             online=referee.online,
@@ -165,7 +169,7 @@ def _head(scene: Scene) -> Iterator[Text]:
     timers = "?" if scene.timers is None else f"{scene.timers:.0f}"
     counts = f"{scene.online} online   {events} events/s   {timers} timers"
     yield states.append(counts)
-    yield Text(scene.commands, style="dim")
+    yield from (Text(place, style="dim") for place in scene.places)
     if scene.has_keys:
         line = Text()
         for key, what in KEYS.items():

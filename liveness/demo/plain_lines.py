@@ -18,6 +18,7 @@ TICK_S: Final = 2.0  # between two lines of status
 # Records shown in a tick; the others are only counted.
 MOST_RECORDS: Final = 4
 MOST_LOGGED: Final = 100  # lines about actions in a tick; a script has no more steps
+DATE: Final = len("2026-11-20 ")
 ENDS: Final = ("silence", "logout", "moved", "gateway_lost")
 COLUMNS: Final = ("users", "online", *ENDS)
 
@@ -58,15 +59,15 @@ class PlainLines:
         """
         if record.get("reason") == "silence" and not self._has_silence:
             self._has_silence = True
-            self.log(text_line(dict(record)))
+            self.log(record_line(record))
         elif len(self._records) < MOST_RECORDS:
-            self._records.append(text_line(dict(record)))
+            self._records.append(record_line(record))
         else:
             self._others += 1
 
     async def run(self, demo: DemoRun) -> None:
         """Prints, until cancelled."""
-        await say(*(f"    {hint}" for hint in demo.hints()))
+        await say(*(f"  {hint}" for hint in demo.hints()))
         tick = trio.current_time()
         while True:
             tick += TICK_S
@@ -89,7 +90,12 @@ class PlainLines:
         """The records since the last call."""
         lines, others = self._records, self._others
         self._records, self._others = [], 0
-        return [*lines, f"{'':25}and {others} more"] if others else lines
+        return [*lines, f"{'':14}and {others} more"] if others else lines
+
+
+def record_line(record: Record) -> str:
+    """A record in 80 columns: without the date, and without its seq."""
+    return text_line(dict(record))[DATE:].rpartition("  seq ")[0]
 
 
 def status(seconds: float, *, said: int, referee: Referee) -> str:
@@ -98,7 +104,7 @@ def status(seconds: float, *, said: int, referee: Referee) -> str:
     counts += [f"{how} {_ended(referee, how)}" for how in ("silence", "logout")]
     counts.append(f"reminders {referee.reminders.fired}")
     if lost := _ended(referee, "gateway_lost"):
-        counts.append(f"gateway_lost {lost}")
+        counts.append(f"lost {lost}")
     counts += [f"{kind} {count}" for kind, count in referee.faults_of.items()]
     return f"{seconds:5.0f} s   " + ", ".join(counts)
 
@@ -133,15 +139,16 @@ def summary(referee: Referee, done: Mapping[str, int]) -> Iterator[str]:
         yield "done: " + ", ".join(times)
     yield lateness(referee)
     if referee.lateness_s:
+        yield (f"    from a user's last line + {referee.timeout_s:g} s to the record;")
         yield (
-            f"    from a user's last line + {referee.timeout_s:g} s to the record; up to "
-            f"{referee.flush_s:.3f} s are the gateway's, which collects activity"
+            f"    up to {referee.flush_s:.3f} s are the gateway's, which collects activity"
         )
     if referee.not_measured:
         yield (
-            f"    {referee.not_measured} more were not measured: a process was killed, "
-            "stopped or restarted meanwhile, or this one stood still"
+            f"    {referee.not_measured} more were not measured: meanwhile a process was "
+            "killed, stopped"
         )
+        yield "    or restarted, or this one stood still"
     yield reminders(referee)
     yield "faults: " + ", ".join(f"{kind} {referee.faults_of[kind]}" for kind in FAULTS)
     for fault in referee.faults:

@@ -437,18 +437,21 @@ def test_the_summary_names_wronged_users_and_escapes_their_names() -> None:
 def test_the_lines_show_a_few_records_and_count_the_others() -> None:
     lines = PlainLines()
     for seq in range(9):
-        lines.add(record("offline", "ann", "logout", gateway="gw-1", at=0, seq=seq))
-    shown = [line.split()[-1] for line in lines.records()]
+        lines.add(record("offline", f"{seq}", "logout", gateway="gw-1", at=0, seq=seq))
+    shown = [line.split()[2] for line in lines.records()]
     assert shown == ["0", "1", "2", "3", "more"]
     assert lines.records() == []
 
 
 def test_the_first_silence_is_shown_before_the_records_of_its_tick() -> None:
     lines = PlainLines()
-    for seq in range(2):
+    for seq, uid in enumerate(("ann", "bob")):
         more = {"gateway": "gw-1", "at": 0, "seq": seq, "silence": 2, "last": "login"}
-        lines.add(record("offline", "ann", "silence", **more))
-    assert [line.split()[-1] for line in lines.records()] == ["1"]
+        lines.add(record("offline", uid, "silence", **more))
+    (line,) = lines.records()
+    assert re.fullmatch(
+        r"[\d:.]{12}  offline  bob  gw-1  silence  2.000 s since login", line
+    )
 
 
 # --- the picture --------------------------------------------------------------------------
@@ -457,7 +460,10 @@ SCENE: Final = Scene(
     elapsed_s=12.3,
     seconds=40,
     timeout_s=10,
-    commands="nc 127.0.0.1 7000",
+    places=(
+        "http://127.0.0.1:34759/   nc 127.0.0.1 33253",
+        ".venv/bin/liveness watch --socket /tmp/liveness-demo-fc0k6293/gateway.sock",
+    ),
     states=(("gateway", "up"), ("sidecar", "stopped")),
     online=150,
     events_s=48.4,
@@ -466,7 +472,7 @@ SCENE: Final = Scene(
     hand=29,
     rows=(("chat", [40, 39, 0, 1, 2, 3]), ("all", [200, 150, 30, 20, 2, 3])),
     lateness="lateness: p50 0.100 s, p99 0.200 s, max 0.300 s",
-    reminders="reminders: 9 asked, 6 came, 3 cancelled, 0 open",
+    reminders="reminders: 30 asked, 20 came, 10 cancelled, 0 open; at most 0.311 s late",
     faults=Counter(missed=1),
     logged=("  5.0 s   silence: 100 active users stop writing",),
     records=tuple(f"record {number}" for number in range(50)),
@@ -482,12 +488,13 @@ def shown(scene: Scene, width: int, height: int) -> list[str]:
 
 
 def test_a_wide_terminal_shows_the_ring_with_its_hand_beside_the_users() -> None:
-    head, states, commands, _keys, top, *sides, bottom = shown(SCENE, 110, 30)[:10]
+    head, states, *places, _keys, top = shown(SCENE, 110, 30)[:6]
+    *sides, bottom = shown(SCENE, 110, 30)[6:11]
     assert head.startswith("liveness demo   12 s of 40   a user silent for 10 s")
     assert (
         states == "gateway up   sidecar stopped   150 online   48 events/s   3 timers"
     )
-    assert commands == "nc 127.0.0.1 7000"
+    assert tuple(places) == SCENE.places
     assert top.startswith(" 0  ▁8  ▁4  ")
     assert [side[:4] for side in sides] == ["▶1k ", "▁4  ", "▁4  ", "▁4  "]
     assert bottom == "▁4  " * 10 + "▁4"
@@ -501,7 +508,8 @@ def test_a_wide_terminal_shows_the_ring_with_its_hand_beside_the_users() -> None
 def test_a_usual_terminal_shows_the_slots_as_a_strip_with_the_hand_below() -> None:
     lines = shown(SCENE, 80, 24)
     assert len(lines) == 24
-    bars, hand = [line[:30] for line in lines[4:8]], lines[8]
+    assert not any(line.endswith("…") for line in lines)
+    bars, hand = [line[:30] for line in lines[5:9]], lines[9]
     assert [bar[29] for bar in bars] == ["█"] * 4
     assert bars[3][:3] == " ▁▁"
     assert hand[:30] == " " * 29 + "▲"
@@ -517,11 +525,11 @@ def test_a_picture_never_outgrows_its_terminal(size: tuple[int, int]) -> None:
 def test_unknown_numbers_are_question_marks() -> None:
     lines = shown(replace(SCENE, events_s=None, timers=None, has_keys=False), 110, 30)
     assert "150 online   ? events/s   ? timers" in lines[1]
-    assert lines[3] == "no keys, as stdin is not this terminal"
+    assert lines[4] == "no keys, as stdin is not this terminal"
 
 
 def test_every_key_is_named_within_80_columns() -> None:
-    line = shown(SCENE, 80, 24)[3]
+    line = shown(SCENE, 80, 24)[4]
     for action in ACTIONS.values():
         assert f"{action.key} {action.what}" in line
     assert line.endswith("q end")

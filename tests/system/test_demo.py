@@ -151,6 +151,10 @@ def test_the_demo_shows_silences_and_reminders_and_ends_with_0(run: Run) -> None
     shown, _ = run
     assert (shown.code, shown.err) == (0, ""), shown.out
     assert f"{NO_FAULT}\n" in shown.out
+    lines = shown.out.splitlines()
+    assert re.fullmatch(r"  see the live page:  http://127\.0\.0\.1:\d+/", lines[2])
+    # The path of this Python may be of any length.
+    assert all(len(line) <= 80 for line in lines if "liveness watch" not in line)
     assert re.search(r"\d+ s   online \d+, said \d+, silence [1-9]", shown.out)
     assert re.search(r"  offline  user-\d\d  gw-1  silence  \d\.\d{3} s s", shown.out)
     reminders = r"reminders: 12 asked, [1-9] came, [1-4] cancelled, \d open"
