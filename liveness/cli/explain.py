@@ -82,10 +82,11 @@ def explain_user(
     socket: Socket = None,
     state: State = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Say in one sentence why a user is online or offline; with --json all that is known.
 
-    Where no sidecar runs, the answer is from the log in the state directory.
+    Where no sidecar runs, the answer is from the log in the state directory. The exit code
+    is 1 if the user is not online and no record of it was found.
     """
     path, folder = socket_path(socket), state_folder(state)
     try:
@@ -105,3 +106,4 @@ def explain_user(
         report_line(f"this is from the log in {folder}, which {ending}")
     # Names in the sentence are escaped already.
     print(dumps(found, indent=2) if json else printable(found["told"]))
+    return 0 if found.get("online") or found.get("records") else 1

@@ -88,9 +88,13 @@ def test_users_are_explained_with_a_sidecar_and_from_the_log_without(
         run(sidecar, "explain", "bob")[1],
     )
     assert json.loads(run(sidecar, "explain", "int:7", "--json")[1])["uid"] == 7
-    assert "never heard of" in run(sidecar, "explain", "7")[1]
+    nobody = ("explain", "7"), ("explain", "7", "--json")
+    assert [run(sidecar, *words)[0] for words in nobody] == [1, 1]
+    assert "never heard of" in run(sidecar, *nobody[0])[1]
     for end in (sidecar.stop, sidecar.kill):
         end()
+        code, shown, _ = run(sidecar, "explain", "7")
+        assert (code, "never heard of" in shown) == (1, True)
         assert run(sidecar, "explain", "eve")[:2] == (0, sentence)
         code, shown, said = run(sidecar, "explain", "eve", "--json")
         from_log = json.loads(shown)
