@@ -25,6 +25,7 @@ from liveness.errors import StateError
 
 NAME: Final = "stopped"
 NEW: Final = f"{NAME}.new"  # while it is written
+MODE: Final = 0o600
 _VERSION: Final = 3
 
 _log = structlog.get_logger("start")
@@ -94,6 +95,7 @@ def write(
         path.unlink(missing_ok=True)
         created = _open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(created, "wb") as out:
+            os.fchmod(created, MODE)  # whatever the umask is
             out.write(encode([head, body, zlib.crc32(head + body)]))
             out.flush()
             os.fsync(out.fileno())
@@ -175,8 +177,8 @@ def _read(path: Path) -> bytes | None:
 
 
 def _open_no_link(path: Path, flags: int) -> int:
-    """Open or create (mode 600) a file; do not follow a symlink, or block on a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    """Open or create a private file; do not follow a symlink, or block on a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, MODE)
 
 
 def _unpack_for(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:

@@ -77,6 +77,22 @@ def test_the_file_is_used_once(tmp_path: Path) -> None:
     assert take(tmp_path) == []
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_the_file_is_the_owners_alone_even_if_it_replaces_one_open_to_all(
+    tmp_path: Path, umask: int
+) -> None:
+    for name in (clocks_file.NAME, clocks_file.NEW):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(0o666)
+    before = os.umask(umask)
+    try:
+        path = write(tmp_path, [1])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == [clocks_file.NAME]
+
+
 def test_a_stop_with_nobody_online_is_a_stop(tmp_path: Path) -> None:
     write(tmp_path, [])
     with structlog.testing.capture_logs() as said:
