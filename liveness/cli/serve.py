@@ -1,7 +1,8 @@
 """`liveness serve`: runs the sidecar until a signal."""
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -9,6 +10,7 @@ from liveness.cli.mistakes import mistake_in
 from liveness.cli.options import ConfigFile, Socket, State, declared, setting_flag
 from liveness.config.settings import Config
 from liveness.config.sources import Loaded, gather, load
+from liveness.console.terminal import report_line
 from liveness.text import printable
 
 command: Final = declared("serve", "serve --timeout 10 --slots 100")
@@ -66,10 +68,33 @@ def _run(loaded: Loaded, read_again: Callable[[], Config]) -> None:
     # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
     faulthandler.enable()
     try:
+        # Before anything is made, so that a wrong place can be left as it is.
+        if logs.is_text(settings.logging.format, sys.stderr):
+            for line in places(settings, unix_user=os.geteuid()):
+                report_line(line)
+        service.log_start(settings)
         make_socket_folder(settings.socket.path)
         trio.run(service.serve, settings, read_again)
     finally:
         logs.drain()  # an error is printed after all log lines
+
+
+def places(config: Config, *, unix_user: int) -> Iterator[str]:
+    """Where the sidecar of a Unix user puts what, for its terminal."""
+    if unix_user == 0:
+        yield (
+            "this sidecar runs as root, so its default places are the system's; --socket, "
+            "--state and --http name others"
+        )
+    yield f"socket: {config.socket.path}, with {config.socket.admin_path.name} beside it"
+    yield f"state: {config.state.dir}"
+    host, port = config.http.host, config.http.port
+    host = f"[{host}]" if ":" in host else host
+    if port:
+        yield f"live page: http://{host}:{port}/"
+    else:
+        yield f"live page: at a free port of {host}, which the log names"
+    yield "log: here, on stderr"
 
 
 def _logged(error: BaseException, format: str) -> int | None:

@@ -68,7 +68,6 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         StartError: A socket, port or folder cannot be used, or the token file is missing.
         StateError: The content of the state directory cannot be used.
     """
-    log_start(config)
     token = read_token(config.http.token_file)
     _raise_file_limit(config)
     manager, clock = ServiceManager(os.environ, os.getpid()), Clock()
