@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -68,10 +69,12 @@ def _run(loaded: Loaded, read_again: Callable[[], Config]) -> None:
     # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
     faulthandler.enable()
     try:
-        # Before anything is made, so that a wrong place can be left as it is.
-        if logs.is_text(settings.logging.format, sys.stderr):
-            for line in places(settings, unix_user=os.geteuid()):
-                report_line(line)
+        # Before anything is made. If it is not read, the sidecar starts all the same, as it
+        # does if its log is not.
+        if sys.stderr.isatty():
+            with suppress(OSError):
+                for line in places(settings, unix_user=os.geteuid()):
+                    report_line(line)
         service.log_start(settings)
         make_socket_folder(settings.socket.path)
         trio.run(service.serve, settings, read_again)

@@ -1,5 +1,6 @@
 """What `liveness serve` says before it makes anything."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -35,12 +36,11 @@ def test_a_terminal_is_shown_the_places_of_all_there_is() -> None:
 def test_the_places_are_said_before_anything_is_made(tmp_path: Path) -> None:
     socket, state = tmp_path / "no/such/gateway.sock", tmp_path / "state"
     words = ["serve", f"--socket={socket}", f"--state={state}", "--http=127.0.0.1:0"]
-    environ = environment(LIVENESS_LOGGING_FORMAT="text")
-    done = ran(sys.executable, "-m", "liveness", *words, env=environ)
+    done = ran(sys.executable, "-m", "liveness", *words, env=environment())
     assert done.returncode == 78
-    *before, error = done.stderr.splitlines()
-    assert f"liveness: state: {state}" in before
-    assert f"{socket.parent}: the socket's folder cannot be made" in error
+    starting, *_, failed = map(json.loads, done.stderr.splitlines())
+    assert (starting["event"], starting["state"]) == ("starting", str(state))
+    assert f"{socket.parent}: the socket's folder cannot be made" in failed["error"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -150,6 +150,7 @@ def test_a_signal_amid_the_start_waits_and_a_pipe_is_read_at_the_start_only(
 def test_on_a_terminal_it_ends_in_order_when_that_is_closed(make: Start) -> None:
     sidecar = make()
     with Tty(*sidecar.command()[1:]) as tty:
+        tty.until(rf"liveness: state: {sidecar.state}\r\n(.*\r\n)+.*starting")
         tty.until("ready")
         assert sidecar.socket.exists()
         os.kill(tty.pid, signal.SIGHUP)
