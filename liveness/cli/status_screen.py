@@ -1,12 +1,13 @@
 """The state of the sidecar: read from `/v1/wheel`, and laid out as rows of text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from liveness.console.admin_client import CommandError, request_json, unexpected_answer
 from liveness.core.intervals import TIMES, is_short
+from liveness.core.link_troubles import REFUSED, REPLACED
 from liveness.core.timer_states import FAILED, FIRED, PENDING
 from liveness.metrics import OTHER
 from liveness.text import duration, escaped
@@ -35,6 +36,8 @@ class Status:
     storms: list[dict[str, Any]]
     storms_more: int
     links: dict[str, float]
+    link_troubles: list[dict[str, Any]]
+    link_troubles_forgotten: int
     events: dict[str, float]
     offlines: dict[str, float]
     lateness_s: dict[str, dict[str, float | None]]
@@ -91,6 +94,8 @@ def _read(socket_path: Path, found: Mapping[str, Any]) -> Status:
         storms=found["storms"],
         storms_more=found["storms_more"],
         links=found["links"],
+        link_troubles=_aged(found["link_troubles"], found["at"]),
+        link_troubles_forgotten=found["link_troubles_forgotten"],
         events=total["events"],
         offlines=total["offlines"],
         lateness_s={
@@ -132,6 +137,7 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
         **_cadence_rows(found),
         **_mute_rows(found),
         "links": _listed(found.links),
+        **_trouble_rows(found),
         "events": _listed(found.events),
         "offline": _listed(found.offlines),
         **(rates or {}),
@@ -182,6 +188,37 @@ def _mute_rows(found: Status) -> dict[str, str]:
     """How often gateways broke their promise to ping since the sidecar started."""
     mutes = {name: times for name, times in found.mutes_by_gateway.items() if times}
     return {"times mute": _listed(mutes)} if mutes else {}
+
+
+def _aged(rows: Sequence[Mapping[str, Any]], now_ms: int) -> list[dict[str, Any]]:
+    """The refused and replaced names, each with how many seconds ago it was last."""
+    return [dict(row) | {"ago_s": (now_ms - row["at"]) / 1_000} for row in rows]
+
+
+def _trouble_rows(found: Status) -> dict[str, str]:
+    """The names refused or replaced within the last hour: they may not be watched."""
+    rows: dict[str, str] = {}
+    for what in (REFUSED, REPLACED):
+        troubles = [row for row in found.link_troubles if row["what"] == what]
+        shown = [_trouble_text(row) for row in troubles[:MOST_LISTED]]
+        if len(troubles) > len(shown):
+            shown.append(f"and {len(troubles) - len(shown)} more")
+        if shown:
+            rows[what] = "; ".join(shown)
+    if rows:
+        rows["what to do"] = 'see "A name is refused or replaced" in the runbook'
+    return rows
+
+
+def _trouble_text(row: Mapping[str, Any]) -> str:
+    name = "without a hello" if row["name"] is None else f"{row['role']} {row['name']}"
+    why = "" if row["what"] == REPLACED else f" {row['code']},"
+    times = "once" if row["times"] == 1 else f"{row['times']:,} times"
+    process = f"process {row['pid']}" if row["pid"] else "a process"
+    return (
+        f"{name}{why} {times}, last {duration(max(0.0, row['ago_s']))} ago, {process} of "
+        f"Unix user {row['unix_user']}"
+    )
 
 
 def _listed(values: Mapping[str, float]) -> str:

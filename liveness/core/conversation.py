@@ -16,6 +16,7 @@ from liveness.core.frames import (
     MAX_NAME_BYTES,
     BadFrame,
     check_batch,
+    claimed_name,
     conns_beside,
     no_uids,
     one_conn,
@@ -82,6 +83,8 @@ class Conversation:
         self, limits: ConversationLimits, reader: type[Reader] = Reader
     ) -> None:
         self.hello: Hello | None = None
+        # The role and name in its hello, even if that was refused.
+        self.claimed: tuple[str, str] | None = None
         self.n = 0
         self.is_closed = False
         self._limits = limits
@@ -218,6 +221,7 @@ class Conversation:
                     Code.NOT_HELLO,
                     f'the first frame must be ["hello", {{...}}], not {name!r:.80}',
                 )
+            self.claimed = claimed_name(frame)
             self.hello = parse_hello(frame)
             self._reader.packs = self.hello.role == GATEWAY
             self._reader.max_frame_bytes = self._limits.max_frame_bytes

@@ -124,6 +124,15 @@ def parse_hello(frame: Frame) -> Hello:
     )
 
 
+def claimed_name(frame: Frame) -> tuple[str, str] | None:
+    """The role and name in a hello, which may be bad otherwise; None without a name."""
+    options = frame[1] if len(frame) > 1 else None
+    if type(options) is not dict or not is_text(options.get("name"), MAX_NAME_BYTES):
+        return None
+    role = WATCHER if options.get("role") == WATCHER else GATEWAY
+    return role, options["name"]
+
+
 def parse_login(frame: Frame, max_batch: int) -> Login:
     """Read a `login`."""
     uids, options = _valid_uids(frame, max_batch), options_of(frame)

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from typing import Final, Protocol
 
 from liveness.core.access import Access
@@ -11,6 +12,7 @@ from liveness.core.changes import Decisions
 from liveness.core.effects import Close, Effect, LogLine, LogRefusal, Send
 from liveness.core.framing import encode
 from liveness.core.link import Link
+from liveness.core.link_troubles import LinkTroubles
 from liveness.core.outbox import LimitMet, Outbox, UnreadReplies
 from liveness.core.partial_frames import PartialFrames
 from liveness.core.records import GATEWAY, Hello, Refusal
@@ -18,6 +20,8 @@ from liveness.errors import Code
 
 # If too many links have not said hello, the newest stay: this share of the limit.
 STAYING_SHARE: Final = 0.75
+# The replacements of one role and name are logged this often.
+REPLACED_LOG_S: Final = 10.0
 
 
 class LinkCounts(Protocol):
@@ -68,6 +72,7 @@ class LinkRegistry:
         self.named: dict[tuple[str, str], Link] = {}  # by role and name
         self.unfinished = PartialFrames(most_bytes=limits.max_unfinished_bytes)
         self.access = access
+        self.troubles = LinkTroubles()
         self._pending_handshakes: dict[int, Link] = {}  # links without a hello
         self._effects = effects
         self._attended = attended
@@ -93,18 +98,25 @@ class LinkRegistry:
         link = self.named.get((GATEWAY, gateway))
         return 0 if link is None else link.outbox.unacked
 
-    def opened(self, link: Link) -> None:
-        """Register a link that was accepted; refuse it if there is no room."""
+    def opened(self, link: Link, wall_ms: int) -> None:
+        """Register a link that was accepted; refuse it if there is no room.
+
+        Args:
+            link: The link.
+            wall_ms: Now, in Unix milliseconds.
+        """
         is_full = len(self.links) >= self._limits.max_links
         self.links[link.number] = link
         if (why := self.access.why_no_link(link.peer)) is not None:
-            self.refuse(link, link.conversation.close(Code.NOT_ALLOWED, why))
+            refusal = link.conversation.close(Code.NOT_ALLOWED, why)
+            self.refuse_hello(link, refusal, wall_ms)
         elif is_full:
             message = (
                 f"there are {self._limits.max_links} links already; connect later, or "
                 "raise limits.max_links"
             )
-            self.refuse(link, _overloaded(link, "limits.max_links", message))
+            refusal = _overloaded(link, "limits.max_links", message)
+            self.refuse_hello(link, refusal, wall_ms)
         else:
             self._pending_handshakes[link.number] = link
 
@@ -135,6 +147,11 @@ class LinkRegistry:
                 "limits.max_names",
             )
         return None
+
+    def has_name(self, link: Link) -> bool:
+        """Whether a link's hello was accepted, and no other link has its name now."""
+        hello = link.hello
+        return hello is not None and self.named.get((hello.role, hello.name)) is link
 
     def sees_everyone(self, link: Link) -> bool:
         """Whether a link may see the users of other gateways."""
@@ -200,6 +217,57 @@ class LinkRegistry:
         elif link.is_open:
             self.send(link, refusal.as_frame())
 
+    def refuse_hello(self, link: Link, refusal: Refusal, wall_ms: int) -> None:
+        """Refuse a link that was not welcomed, and note its name for the operator.
+
+        Args:
+            link: The link.
+            refusal: Why.
+            wall_ms: Now, in Unix milliseconds.
+        """
+        claimed = link.conversation.claimed
+        role, name = (None, None) if claimed is None else claimed
+        self.troubles.note(role, name, refusal.code, link.peer, wall_ms)
+        self.refuse(link, refusal)
+
+    def replace(self, older: Link, newer: Link, wall_ms: int) -> None:
+        """End a link whose name another one takes; log it, with both processes.
+
+        Args:
+            older: The link that ends.
+            newer: The link that has said hello with its role and name.
+            wall_ms: Now, in Unix milliseconds.
+        """
+        assert older.hello is not None
+        role, name = older.hello.role, older.hello.name
+        self.troubles.note(role, name, Code.REPLACED, older.peer, wall_ms)
+        fields: dict[str, object] = {
+            "role": role,
+            "name": name,
+            "link": newer.number,
+            "pid": newer.peer.pid,
+            "unix_user": newer.peer.unix_user,
+            "older_link": older.number,
+            "older_pid": older.peer.pid,
+            "older_unix_user": older.peer.unix_user,
+            "todo": "give each process a name of its own",
+        }
+        # Two processes that both come back replace each other many times a second.
+        self._effects.append(
+            LogLine(
+                "link",
+                "warning",
+                "link replaced",
+                fields,
+                key=("replaced", role, name),
+                every_s=REPLACED_LOG_S,
+            )
+        )
+        refusal = older.conversation.close(
+            Code.REPLACED, "the same name connected anew; do not reconnect by yourself"
+        )
+        self.refuse(older, dataclass_replace(refusal, pid=newer.peer.pid or None))
+
     def send(
         self, link: Link, frame: object, *, after: int = 0, is_log_only: bool = False
     ) -> None:
@@ -237,7 +305,7 @@ class LinkRegistry:
         self._pending_handshakes.pop(link.number, None)
         self.unfinished.update(link)
         hello = link.hello
-        if hello is None or self.named.get((hello.role, hello.name)) is not link:
+        if hello is None or not self.has_name(link):
             return
         del self.named[hello.role, hello.name]
         if link.gateway is not None:

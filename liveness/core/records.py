@@ -497,6 +497,7 @@ class Refusal:
     index: int | None = None
     key: str | None = None  # of a timer that was not created
     limit: str | None = None  # the setting that was exceeded, for the metrics
+    pid: int | None = None  # of the process that has the name now; None if unknown
 
     def as_frame(self) -> list[object]:
         """The `error` frame."""
@@ -512,6 +513,8 @@ class Refusal:
             shown["index"] = self.index
         if self.key is not None:
             shown["key"] = self.key
+        if self.pid is not None:
+            shown["pid"] = self.pid
         return ["error", shown]
 
 

@@ -167,7 +167,11 @@ class Requests:
             case Hello():
                 self._handle_hello(link, request, at, host)
             case Refusal():
-                self._registry.refuse(link, request)
+                is_named = link.conversation.claimed is not None
+                if request.fatal and is_named and not self._registry.has_name(link):
+                    self._registry.refuse_hello(link, request, at.wall_ms)
+                else:
+                    self._registry.refuse(link, request)
             case never:
                 assert_never(never)
 
@@ -254,7 +258,7 @@ class Requests:
     ) -> None:
         refusal = self._registry.refusal_for(link, hello)
         if refusal is not None:
-            self._registry.refuse(link, refusal)
+            self._registry.refuse_hello(link, refusal, at.wall_ms)
             return
         offset = None
         if hello.clock is not None:
@@ -269,7 +273,7 @@ class Requests:
             self._effects.append(ReadFirst(older.number))
             return
         if older is not None:
-            self._end_replaced(older)
+            self._registry.replace(older, link, at.wall_ms)
         self._join(arrival)
 
     def successor_of(self, older: Link) -> PendingWelcome:
@@ -283,7 +287,7 @@ class Requests:
         """
         backlog = self._backlogs.pop(arrival.link.number)
         if older.is_open:
-            self._end_replaced(older)
+            self._registry.replace(older, arrival.link, arrival.at.wall_ms)
         if arrival.link.is_open:
             self._join(arrival)
             self._take_all(arrival.link, backlog)
@@ -293,11 +297,6 @@ class Requests:
         backlog = self._backlogs.pop(arrival.link.number)
         self._welcome(arrival.link, arrival.hello, wall_ms)
         self._take_all(arrival.link, backlog)
-
-    def _end_replaced(self, older: Link) -> None:
-        message = "the same name connected anew; do not reconnect by yourself"
-        refusal = older.conversation.close(Code.REPLACED, message)
-        self._registry.refuse(older, refusal)
 
     def _join(self, arrival: PendingWelcome) -> None:
         """Register a link under its name, and welcome it or reset its sessions first."""

@@ -184,7 +184,7 @@ class Server:
         # Read it after the links that have waited longer: otherwise an endless stream of
         # new links would keep others from being read.
         link.read_at = at.mono
-        self.registry.opened(link)
+        self.registry.opened(link, at.wall_ms)
         return link
 
     def may_read(self, link: Link, *, must: bool = False) -> MayRead:

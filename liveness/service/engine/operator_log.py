@@ -6,6 +6,7 @@ import structlog
 
 from liveness.core.access import Peer
 from liveness.core.effects import LogLine, LogRefusal
+from liveness.errors import Code
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 
@@ -32,6 +33,8 @@ class OperatorLog:
     def log_refusal(self, effect: LogRefusal, peer: Peer) -> None:
         """Log a refusal."""
         refusal, name = effect.refusal, effect.name
+        if refusal.code is Code.REPLACED:
+            return  # the line `link replaced` says more
         self._throttle(REFUSALS_LOG_S)(
             structlog.get_logger("link").warning,
             "link refused" if refusal.fatal else "frame refused",

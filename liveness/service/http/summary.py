@@ -147,7 +147,7 @@ class Summaries:
             ),
             key=lambda gateway: gateway.users,
         )
-        guard = presence.guard
+        guard, troubles = presence.guard, engine.registry.troubles
         storms = storms_shown([] if guard is None else guard.storms(engine.attended))
         return {
             "at": sample.at,
@@ -179,6 +179,8 @@ class Summaries:
             "storms": storms["storms"],
             "storms_more": storms["more"],
             "links": now.links,
+            "link_troubles": [row.as_map() for row in troubles.recent(sample.at)],
+            "link_troubles_forgotten": troubles.forgotten,
             "gateways": [
                 self._gateway(gateway, due.get(gateway.name, 0)) for gateway in shown
             ],

@@ -753,6 +753,21 @@ function newRow(name) {
   return row;
 }
 
+function showTroubles({ link_troubles: troubles = [], link_troubles_forgotten: forgotten = 0 }) {
+  const most = 8; // the latest first; `liveness status --json` has all
+  const lines = troubles.slice(0, most).map(({ role, name, what, code, times, at, pid, unix_user }) => {
+    const who = name === null ? ["a link without a hello"] : [`${role} `, named(name)];
+    const process = `${pid ? `process ${pid}` : "a process"} of Unix user ${unix_user}`;
+    return make("li", {}, ...who, `: ${what === "replaced" ? "replaced by another process" : `refused (${code})`}, ${times === 1 ? "once" : `${whole(times)} times`}, last at ${clock(at)}, ${process}`);
+  });
+  if (troubles.length > most) lines.push(make("li", {}, `${whole(troubles.length - most)} more: see liveness status --json`));
+  if (forgotten) lines.push(make("li", {}, `${whole(forgotten)} older ones were forgotten since the start`));
+  const list = make("ul", { id: "troubles-list" }, ...lines);
+  const shown = byId("troubles-list");
+  if (list.textContent !== shown.textContent) shown.replaceWith(list); // a selection stays
+  byId("troubles").hidden = !troubles.length;
+}
+
 const notices = new Map();
 
 function showNotices(summary) {
@@ -1167,6 +1182,7 @@ function showSummary(summary) {
   showVitals(summary);
   showLateness(summary);
   showGateways(summary);
+  showTroubles(summary);
   showFeed(missed ? withMissed(before, summary, missed) : summary, gap);
   revealExplained();
   if (!document.hidden) for (const chart of charts) chart.paint();

@@ -1,0 +1,129 @@
+"""The names that were refused, or replaced by a newer link, within the last hour.
+
+An operator sees here that a gateway is not watched: a log line of half an hour ago is
+easily missed, and the gateway itself serves on.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from liveness.core.access import Peer
+from liveness.errors import Code
+
+KEPT_MS: Final = 3_600_000
+# Any process that may connect can say hello with any number of names. A hundred rows are
+# more than a person reads, and take some 30 kB.
+MOST_ROWS: Final = 100
+
+REFUSED: Final = "refused"
+REPLACED: Final = "replaced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTrouble:
+    """How often a name was refused or replaced, and when and by which process last.
+
+    Attributes:
+        role: "gateway" or "watcher"; None if the link was refused before its hello.
+        name: The name in its hello; None as `role`.
+        code: Why; "replaced" if a newer link has taken the name.
+        since: The first time, in Unix milliseconds.
+        at: The latest time, in Unix milliseconds.
+        times: How often, from `since` to `at`.
+        pid: The process that was refused, or that has lost the name; 0 if unknown.
+        unix_user: The number of its Unix user.
+    """
+
+    role: str | None
+    name: str | None
+    code: str
+    since: int
+    at: int
+    times: int
+    pid: int
+    unix_user: int
+
+    @property
+    def what(self) -> str:
+        """Whether the name was refused or replaced."""
+        return REPLACED if self.code == Code.REPLACED else REFUSED
+
+    def as_map(self) -> dict[str, object]:
+        """As JSON shows it."""
+        return {
+            "role": self.role,
+            "name": self.name,
+            "what": self.what,
+            "code": self.code,
+            "since": self.since,
+            "at": self.at,
+            "times": self.times,
+            "pid": self.pid,
+            "unix_user": self.unix_user,
+        }
+
+
+class LinkTroubles:
+    """A bounded table of `LinkTrouble`, one for each role, name and code.
+
+    Attributes:
+        forgotten: How many rows younger than an hour were dropped for newer ones.
+    """
+
+    def __init__(self) -> None:
+        self.forgotten = 0
+        self._rows: dict[tuple[object, ...], LinkTrouble] = {}  # the latest last
+
+    def note(
+        self,
+        role: str | None,
+        name: str | None,
+        code: Code,
+        peer: Peer,
+        wall_ms: int,
+    ) -> None:
+        """Note that a link was refused or replaced.
+
+        Args:
+            role: The role in its hello; None if it was refused before.
+            name: The name in its hello; None if it was refused before.
+            code: Why.
+            peer: The process at its other end.
+            wall_ms: Now, in Unix milliseconds.
+        """
+        self._drop_old(wall_ms)
+        # Links without a hello are told apart by their user: there is nothing else.
+        key = (role, name, code, peer.unix_user if name is None else None)
+        before = self._rows.pop(key, None)
+        if before is None:
+            before = LinkTrouble(
+                role=role,
+                name=name,
+                code=code.value,
+                since=wall_ms,
+                at=wall_ms,
+                times=0,
+                pid=0,
+                unix_user=0,
+            )
+        self._rows[key] = replace(
+            before,
+            at=wall_ms,
+            times=before.times + 1,
+            pid=peer.pid,
+            unix_user=peer.unix_user,
+        )
+        if len(self._rows) > MOST_ROWS:
+            del self._rows[next(iter(self._rows))]
+            self.forgotten += 1
+
+    def recent(self, wall_ms: int) -> list[LinkTrouble]:
+        """The rows of the last hour, the latest first."""
+        self._drop_old(wall_ms)
+        return [*reversed(self._rows.values())]
+
+    def _drop_old(self, wall_ms: int) -> None:
+        until = wall_ms - KEPT_MS
+        # All are looked at: after a step of the wall clock they are not in its order.
+        for key in [key for key, row in self._rows.items() if row.at <= until]:
+            del self._rows[key]
