@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from liveness.client.sidecar import (
         ConfigError,
         End,
+        LinkState,
         LivenessError,
         Refused,
         Replaced,
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
     "End",
+    "LinkState",
     "LivenessError",
     "Refused",
     "Replaced",

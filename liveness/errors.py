@@ -86,6 +86,9 @@ class WireError(LivenessError):
 class Refused(LivenessError):
     """The sidecar refused this gateway, and would do so again. An operator has to act.
 
+    Comes out of `connect` with `strict=True` only. Without that the refusal is logged, the
+    gateway goes on, and the library tries again until the sidecar accepts.
+
     `code` says why (`proto/README.md`, "Errors").
     """
 
@@ -97,9 +100,17 @@ class Refused(LivenessError):
 class Replaced(Refused):
     """Another process said hello with this gateway's name, and has it now.
 
-    This one does not reconnect: the two would replace each other for ever. Give each
-    gateway a name of its own.
+    This one does not reconnect by itself: the two would replace each other for ever. Give
+    each gateway a name of its own.
+
+    Comes out of `connect` with `strict=True` only. Without that it is logged, and
+    `Sidecar.resume` takes the name over again. `pid` is the other process, in the numbers
+    of the sidecar's host; None if the sidecar does not know it.
     """
+
+    def __init__(self, code: str, message: str, *, pid: int | None = None) -> None:
+        super().__init__(code, message)
+        self.pid = pid
 
 
 class TaskFailed(LivenessError):

@@ -6,6 +6,7 @@ confirms everything sent before the ping; what is not confirmed when a link ends
 again on the next.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -27,10 +28,13 @@ from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 PING_S: Final = 3.0
 LEAST_PING_S: Final = 0.25
 
-# The sidecar would refuse a new link for the same reason, so the gateway gives up.
+# The sidecar would refuse a new link for the same reason, until an operator has acted.
 FINAL_CODES: Final = frozenset(
     {Code.REPLACED, Code.BAD_HELLO, Code.UNSUPPORTED_PROTOCOL, Code.NOT_ALLOWED}
 )
+
+# All processes of a service would get the same name, and replace each other.
+PLACEHOLDER: Final = re.compile(r"\{[^{}]*\}")
 
 TIMERS: Final = "timers"  # in `welcome.features`
 RUN_TIMEOUT_S: Final = 60.0  # if the welcome does not name it
@@ -97,6 +101,11 @@ class Client:
         self.reports.undelivered_ends = self._undelivered_ends
         self._fresh = fresh
         self._has_older = False  # connections, of an earlier process
+        # The sidecar refused this gateway, or gave its name to another process, since the
+        # latest welcome.
+        self._was_shut_out = False
+        # Offlines below this seq were decided meanwhile, and end no connection.
+        self._believed_from = 0
         self._acked = 0
         self._requested_ping = 0
         self._options: dict[str, Any] = {"protocol": PROTOCOL, "name": name}
@@ -189,6 +198,16 @@ class Client:
             self._link_began = None
             self._acked = 0
             self.reports.link_lost()
+
+    def shut_out(self) -> None:
+        """Note that the sidecar has refused this gateway, or given its name away.
+
+        The open connections live on meanwhile, and nobody reports for them. So at the next
+        welcome they are declared again, and the offlines decided before it, of users who
+        seemed silent or lost, close none of them. A `moved` still does: such a user has a
+        newer connection.
+        """
+        self._was_shut_out = True
 
     # --- what is written -----------------------------------------------------------
 
@@ -334,8 +353,12 @@ class Client:
                 del self._undelivered_ends[key]
             self.reports.declare()
             self.reports.timer_requests.forget_answers()
-        elif before is not None and not welcome.known:
+            self._believed_from = 0
+        elif before is not None and (self._was_shut_out or not welcome.known):
             self.reports.declare()  # a lost record may have ended a connection
+        if self._was_shut_out:
+            self._was_shut_out = False
+            self._believed_from = welcome.next
         return self._timers_line(is_new_log=is_new_log)
 
     def _timers_line(self, *, is_new_log: bool) -> str | None:
@@ -370,10 +393,14 @@ class Client:
 
     def _receive_error(self, code: str, message: str, options: dict[str, Any]) -> str:
         if code == Code.REPLACED:
+            pid = options.get("pid")
+            pid = pid if type(pid) is int and pid > 0 else None
+            taker = "another process" if pid is None else f"process {pid}"
             raise Replaced(
                 code,
-                f"another process said hello as {self.name!r}, and has the link now; "
-                "give each gateway a name of its own",
+                f"{taker} said hello as {self.name!r}, and has the link now; give each "
+                "gateway a name of its own",
+                pid=pid,
             )
         if options.get("fatal", True):
             raise Refused(code, message)
@@ -389,7 +416,9 @@ class Client:
             return None
         end, line = None, None
         match record:
-            case {"kind": "offline", "gateway": self.name, "conn": int(conn)}:
+            case {"kind": "offline", "gateway": self.name, "conn": int(conn)} if (
+                seq >= self._believed_from
+            ):
                 end = self._end_of(conn, str(record["reason"]), record)
             case {"kind": "moved", "from": self.name, "from_conn": int(conn)}:
                 end = self._end_of(conn, MOVED, record)
@@ -430,6 +459,11 @@ class Client:
         return End(uid, self.reports.close(conn), reason, record)
 
     def _check_hello(self, fresh: bool | None) -> None:
+        if isinstance(self.name, str) and (found := PLACEHOLDER.search(self.name)):
+            raise ReportError(
+                f"name is {self.name!r:.80}, with {found[0]!r:.40} as it stands; an "
+                f'f-string was probably meant: name=f"..."'
+            )
         try:
             parse_hello(("hello", self._options | {"fresh": fresh}))
         except BadFrame as bad:

@@ -16,9 +16,15 @@ import anyio
 import anyio.abc
 from anyio.lowlevel import checkpoint
 
+from liveness.client.link_state import (
+    LinkState,
+    no_link_line,
+    refused_line,
+    replaced_line,
+)
 from liveness.client.protocol import EMPTY_KEEPALIVE, FINAL_CODES, Client
 from liveness.core.framing import PIECE_BYTES, Reader
-from liveness.errors import LivenessError, Refused, WireError
+from liveness.errors import Refused, Replaced, WireError
 from liveness.host_clock import read_host
 
 # Logins, logouts and acks are collected for this long.
@@ -33,6 +39,9 @@ RECONNECT_S: Final = (0.0, 0.5)
 RETRY_S: Final = (0.25, 0.75)
 # After a refusal for load or a bug of ours, the pause is up to 1 s, 2 s, 4 s and so on.
 MAX_BACKOFF_S: Final = 10.0
+# The same after a refusal that only an operator can end, and never below half of it. A
+# gateway is watched at most this long after the operator has acted.
+MAX_REFUSED_BACKOFF_S: Final = 30.0
 # A link without a welcome is logged after this long, but not given up: a sidecar that
 # hangs reads the hellos later, and could take the older link for the newer one.
 WELCOME_S: Final = 5.0
@@ -53,8 +62,12 @@ class ReconnectingLink:
             one thread makes them; see `SyncSidecar`.
         clock: The event loop's clock, in seconds.
         call_soon: Has the event loop call a function; from any thread.
-        changed: Is set, and replaced, whenever something was read or `close` was called.
-        error: Why the sidecar has refused this gateway for good; None if it has not.
+        changed: Is set, and replaced, whenever something was read, the state has changed or
+            `close` was called.
+        state: Whether there is a link, and why not.
+        refusals: How many links the sidecar has refused or ended with an error.
+        replacements: How often another process has taken the name.
+        error: With *strict*: why the link has ended for good; None if it has not.
         is_closed: Whether `close` was called.
     """
 
@@ -65,19 +78,29 @@ class ReconnectingLink:
         *,
         clock: Callable[[], float],
         call_soon: Callable[[Callable[[], object]], None],
+        strict: bool = False,
+        on_state: Callable[[LinkState], object] | None = None,
     ) -> None:
         self.client = client
         self.lock = Lock()
         self.clock = clock
         self.call_soon = call_soon
         self.changed = anyio.Event()
-        self.error: LivenessError | None = None
+        self.state = LinkState.CONNECTING
+        self.refusals = 0
+        self.replacements = 0
+        self.error: Refused | None = None
         self.is_closed = False
         self._path = path
         self._scope = anyio.CancelScope(shield=True)
         self._is_write_requested = False  # and not begun
         self._write_event = anyio.Event()
         self._logged = ""
+        self._is_strict = strict
+        self._on_state = on_state
+        self._replaced: Replaced | None = None  # the latest
+        self._resumed = anyio.Event()
+        self._failures = 0  # in a row, of refusals and faults; for the next pause
 
     def write_soon(self) -> None:
         """Have the writing task look for something to write; from any thread."""
@@ -111,6 +134,35 @@ class ReconnectingLink:
         self.notify_waiters()
         self._scope.cancel()
 
+    def _set_state(self, state: LinkState) -> None:
+        if state is self.state:
+            return
+        self.state = state
+        if self._on_state is not None:
+            try:
+                self._on_state(state)
+            except Exception:
+                logger.exception("%s: on_state failed at %s", self.client.name, state)
+        self.notify_waiters()
+
+    async def resume(self) -> None:
+        """If another process has the name, take it over again; return once linked.
+
+        Raises:
+            Replaced: Yet another process was faster.
+            anyio.ClosedResourceError: The link was closed meanwhile.
+        """
+        await checkpoint()
+        if self.state is not LinkState.REPLACED:
+            return
+        links, replacements = self.client.links, self.replacements
+        self._resumed.set()
+        await self.wait_until(
+            lambda: self.client.links > links or self.replacements > replacements
+        )
+        if self.client.links == links and self._replaced is not None:
+            raise self._replaced
+
     @property
     def is_urgent(self) -> bool:
         """Whether something waits to be written at once."""
@@ -123,28 +175,88 @@ class ReconnectingLink:
         Args:
             received: Is called whenever frames were read.
         Raises:
-            Refused: The sidecar has refused this gateway for good.
+            Refused: With *strict*: the sidecar has refused this gateway, or given its name
+                to another process.
         """
-        refusals = 0
         with self._scope:
             while True:
-                wait_s = RECONNECT_S
+                pause_s = RECONNECT_S
                 try:
                     reason: Exception | None = await self._link(received)
                 except (OSError, anyio.BrokenResourceError) as error:
-                    reason, wait_s = error, RETRY_S
-                with self.lock:
-                    self.client.link_lost()
-                if isinstance(reason, Refused) and reason.code in FINAL_CODES:
-                    self.error = reason
-                    raise reason
-                if isinstance(reason, LivenessError):
-                    wait_s = (0.0, min(2.0 ** min(refusals, 10), MAX_BACKOFF_S))
-                    refusals += 1
+                    reason, pause_s = error, RETRY_S
+                except Exception as error:
+                    if self._is_strict:
+                        raise
+                    # A fault of this library must not end the service that it watches.
+                    logger.exception("%s: a fault of this library", self.client.name)
+                    reason = error
+                if isinstance(reason, Replaced):
+                    await self._wait_for_resume(reason)
                 else:
-                    refusals = 0
-                self._log(f"no link to the sidecar at {self._path}: {_advice(reason)}")
-                await anyio.sleep(random.uniform(*wait_s))
+                    await self._pause(reason, pause_s)
+
+    async def _wait_for_resume(self, reason: Replaced) -> None:
+        """Stay without a link, since another process has the name, until `resume`."""
+        self._end_if_strict(reason)
+        self.replacements += 1
+        self._replaced, self._resumed = reason, anyio.Event()
+        with self.lock:
+            self.client.shut_out()
+            self.client.link_lost()
+        self._log(replaced_line(self.client.name, reason), logging.ERROR)
+        self._set_state(LinkState.REPLACED)
+        await self._resumed.wait()
+        self._failures = 0
+        self._set_state(self._state_without_link)
+
+    async def _pause(
+        self, reason: Exception | None, pause_s: tuple[float, float]
+    ) -> None:
+        """Note why a link has ended, and wait before the next.
+
+        Args:
+            reason: Why; None if its stream has just ended.
+            pause_s: The shortest and longest pause, in seconds, if it was no refusal.
+        """
+        is_refusal = isinstance(reason, Refused)
+        final = reason if isinstance(reason, Refused) else None
+        if final is not None and final.code not in FINAL_CODES:
+            final = None
+        if final is not None:
+            self._end_if_strict(final)
+        self.refusals += is_refusal
+        with self.lock:
+            # After a refusal of its hello the gateway may have been away for long. A link
+            # that was welcomed before has ended just now.
+            if is_refusal and (final is not None or not self.client.is_linked):
+                self.client.shut_out()
+            self.client.link_lost()
+        if reason is None or isinstance(reason, OSError | anyio.BrokenResourceError):
+            self._failures = 0
+        else:
+            longest = MAX_BACKOFF_S if final is None else MAX_REFUSED_BACKOFF_S
+            longest = min(2.0 ** min(self._failures, 10), longest)
+            pause_s = (0.0 if final is None else longest / 2, longest)
+            self._failures += 1
+        if final is not None:
+            self._log(refused_line(self._path, final), logging.ERROR)
+            self._set_state(LinkState.REFUSED)
+        else:
+            self._log(no_link_line(self._path, reason))
+            self._set_state(self._state_without_link)
+        await anyio.sleep(random.uniform(*pause_s))
+
+    @property
+    def _state_without_link(self) -> LinkState:
+        return LinkState.AWAY if self.client.links else LinkState.CONNECTING
+
+    def _end_if_strict(self, reason: Refused) -> None:
+        if self._is_strict:
+            with self.lock:
+                self.client.link_lost()
+            self.error = reason
+            raise reason
 
     async def _link(self, received: Callable[[], None]) -> Exception | None:
         """Keep one link until it ends; return the reason, if there is one."""
@@ -187,6 +299,7 @@ class ReconnectingLink:
                         self._log(line)
                 if self.client.is_linked and not was_linked:
                     self._log(f"linked to the sidecar at {self._path}", logging.INFO)
+                    self._set_state(LinkState.LINKED)
                     tasks.start_soon(self._write, stream)
                 self.notify_waiters()
                 received()
@@ -250,16 +363,3 @@ class ReconnectingLink:
         if line != self._logged:
             self._logged = line
             logger.log(level, "%s: %s", self.client.name, line)
-
-
-def _advice(reason: Exception | None) -> str:
-    """Why there is no link, and what to do about it."""
-    match reason:
-        case FileNotFoundError() | ConnectionRefusedError():
-            return "it is not running, or runs elsewhere"
-        case PermissionError():
-            return "not allowed to connect; be its user, or of its group"
-        case OSError() | LivenessError():
-            return str(reason)
-        case _:
-            return "the link has ended"

@@ -21,22 +21,23 @@ answers mean.
 """
 
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from operator import attrgetter
-from threading import get_ident
 from typing import Any, Final, NamedTuple, overload
 
 import anyio
 
+from liveness.client.event_loop import loop_call_soon, loop_clock
 from liveness.client.fired_timer import Timer
+from liveness.client.forks import refuse_after_fork
 from liveness.client.inbox import Arrival, End
 from liveness.client.iterators import LinkIterator, RecordIterator, TimerIterator
+from liveness.client.link_state import LinkState
 from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import ReconnectingLink
-from liveness.client.task_runner import F, TaskRunner
+from liveness.client.task_runner import F, TaskRunner, is_async
 from liveness.client.tasks import DEFAULT_AT_ONCE
 from liveness.core.frames import MAX_AGE_S
 from liveness.core.records import MOVED, OFFLINE, Uid
@@ -52,6 +53,7 @@ from liveness.errors import (
 __all__ = [
     "ConfigError",
     "End",
+    "LinkState",
     "LivenessError",
     "Refused",
     "Replaced",
@@ -70,7 +72,10 @@ MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path, without its terminating 0
 
 
 class Stats(NamedTuple):
-    """Numbers for a gateway. All but the first three and `waiting` only grow."""
+    """Numbers for a gateway. All but the first three and `waiting` only grow.
+
+    A gateway whose `refusals` or `replacements` grow is not watched; see `Sidecar.state`.
+    """
 
     open: int  # connections
     pending: int  # reports not written yet; at most one activity for each user
@@ -81,6 +86,8 @@ class Stats(NamedTuple):
     refused: int  # frames that the sidecar refused
     waiting: int  # timers that have fired, and that no task or loop has taken yet
     unkept: int  # timers and answers dropped for lack of room; such timers come again
+    refusals: int  # links that the sidecar refused, or ended with an error
+    replacements: int  # how often another process has taken this gateway's name
 
 
 @asynccontextmanager
@@ -91,10 +98,13 @@ async def connect(
     timeout: float | None = None,  # noqa: ASYNC109 - of users, not of this function
     kinds: Sequence[str] = (OFFLINE, MOVED),
     fresh: bool | None = None,
+    strict: bool = False,
+    on_state: Callable[[LinkState], object] | None = None,
 ) -> AsyncIterator["Sidecar"]:
     """Keep a link to the sidecar; collect reports while there is none.
 
-    It does not wait for the sidecar: a gateway can serve without it. When the context is
+    It does not wait for the sidecar: a gateway can serve without it. Nothing that happens
+    to the link ends the body, unless it is `strict`. When the context is
     left, running tasks have a second to end, and are then cancelled. The last reports are
     still written, for at most a second; later reports are lost. The logger
     "liveness.client" logs what happens to the link.
@@ -102,7 +112,9 @@ async def connect(
     Args:
         path: The sidecar's socket. None: where the command line looks for it too.
         name: This gateway's name, 1 to 64 bytes. No other gateway of this sidecar may
-            have it, and it has to stay the same over restarts.
+            have it, and it has to stay the same over restarts. Each worker of a pre-fork
+            server needs one, such as f"gw-1:{worker}", and its own `connect`, after the
+            fork.
         timeout: Silence after which this gateway's users are offline, 1 to 86,400
             seconds. None: the sidecar's setting. Below 12 s the library writes more
             often, so that a frozen gateway is noticed before its users are silent. Such
@@ -113,14 +125,20 @@ async def connect(
         fresh: Whether this process starts without connections, so that those of an
             earlier process are lost. None: yes, unless a login before the first link has
             an `age` that makes it older than this `connect`.
+        strict: Whether to raise `Replaced` and `Refused`, for programs that are nothing
+            without a sidecar. By default they are logged, and `Sidecar.state` says so.
+        on_state: A plain function, called in the event loop with each new state of the
+            link. What it raises is logged.
     Raises:
         ReportError: An argument is invalid. (It is a ValueError too.)
         ConfigError: Without a path: the settings do not say where the socket is.
-        Replaced: Another process has taken this name. The body is cancelled.
-        Refused: The sidecar has refused this gateway for good. The body is cancelled.
+        Replaced: If `strict`: another process has taken this name. The body is cancelled.
+        Refused: If `strict`: the sidecar has refused this gateway for a reason that only
+            an operator can remove. The body is cancelled.
     """
     client = client_of(name, timeout, kinds, fresh)
-    async with Sidecar(client, socket_at(path))._running() as sidecar:
+    sidecar = Sidecar(client, socket_at(path), strict=strict, on_state=on_state)
+    async with sidecar._running():
         yield sidecar
 
 
@@ -131,10 +149,28 @@ class Sidecar:
     thread.
     """
 
-    def __init__(self, client: Client, path: str) -> None:
-        clock = _loop_clock()
+    def __init__(
+        self,
+        client: Client,
+        path: str,
+        *,
+        strict: bool = False,
+        on_state: Callable[[LinkState], object] | None = None,
+    ) -> None:
+        if on_state is not None and (not callable(on_state) or is_async(on_state)):
+            raise ReportError(
+                f"on_state is {on_state!r:.80}; it must be a plain function of one argument"
+            )
+        clock = loop_clock()
         self._client = client
-        self._link = ReconnectingLink(client, path, clock=clock, call_soon=_call_soon())
+        self._link = ReconnectingLink(
+            client,
+            path,
+            clock=clock,
+            call_soon=loop_call_soon(),
+            strict=strict,
+            on_state=on_state,
+        )
         self._tasks = TaskRunner(self._link)
         self._lock = self._link.lock
         self._clock = clock
@@ -143,6 +179,7 @@ class Sidecar:
         self._uids = client.reports.uids
         self._keepalives = client.reports.keepalives
         self._messages = client.reports.messages
+        refuse_after_fork(self)
 
     # --- reports ----------------------------------------------------------------
 
@@ -325,18 +362,39 @@ class Sidecar:
         return self._client.name
 
     @property
+    def state(self) -> LinkState:
+        """Whether there is a link now, and if not, why."""
+        return self._link.state
+
+    @property
     def is_connected(self) -> bool:
         """Whether there is a link now."""
         return self._client.is_linked
 
     async def connected(self) -> None:
-        """Wait until there is a link."""
+        """Wait until there is a link, however long the sidecar is away or refuses."""
         await self._link.wait_until(lambda: self._client.is_linked)
+
+    async def resume(self) -> None:
+        """Take this gateway's name over again, from the process that has taken it.
+
+        It returns once there is a link, and does nothing unless the state is `replaced`.
+        All open connections are declared again; those that the other process reported
+        stay with the sidecar until they are silent. The other process is replaced in turn:
+        make sure that it has ended, or does not do the same.
+
+        Raises:
+            Replaced: Yet another process was faster.
+            anyio.ClosedResourceError: `connect` was left meanwhile.
+        """
+        await self._link.resume()
 
     async def flush(self) -> None:
         """Wait until everything reported is applied and on the sidecar's disk.
 
-        Without a sidecar it waits for one.
+        Without a sidecar it waits for one: also while the sidecar refuses this gateway,
+        and after another process has taken its name, until `resume`. Bound it by a
+        timeout if your gateway must go on.
 
         Raises:
             anyio.ClosedResourceError: `connect` was left meanwhile.
@@ -360,6 +418,8 @@ class Sidecar:
             refused=client.refused,
             waiting=client.tasks.waiting,
             unkept=client.tasks.dropped + reports.timer_requests.dropped,
+            refusals=self._link.refusals,
+            replacements=self._link.replacements,
         )
 
     @asynccontextmanager
@@ -392,7 +452,8 @@ class Sidecar:
     async def _flush_rest(self) -> None:
         link, client = self._link, self._client
         is_pending = link.is_urgent or client.reports.pending
-        if link.error is None and (is_pending or client.is_linked):
+        is_shut_out = link.state in (LinkState.REFUSED, LinkState.REPLACED)
+        if link.error is None and not is_shut_out and (is_pending or client.is_linked):
             # The link was refused just now, or has no timers: both were logged.
             with suppress(anyio.ClosedResourceError, ReportError):
                 await self.flush()
@@ -435,32 +496,3 @@ def socket_at(path: str | os.PathLike[str] | None) -> str:
             f"are possible: {socket}"
         )
     return socket
-
-
-def _call_soon() -> Callable[[Callable[[], object]], None]:
-    """Return a function that has this event loop call another; for use in any thread."""
-    own_thread = get_ident()
-    trio = sys.modules.get("trio")
-    soon: Callable[[Callable[[], object]], object]
-    if trio is not None and trio.lowlevel.in_trio_run():
-        soon = trio.lowlevel.current_trio_token().run_sync_soon
-    else:
-        soon = sys.modules["asyncio"].get_running_loop().call_soon_threadsafe
-
-    def call_soon(function: Callable[[], object]) -> None:
-        if get_ident() == own_thread:
-            function()
-            return
-        with suppress(RuntimeError):  # the loop has ended, and the link with it
-            soon(function)
-
-    return call_soon
-
-
-def _loop_clock() -> Callable[[], float]:
-    """The event loop's own clock. One call is cheaper than `anyio.current_time`."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
-        return clock
-    return time.monotonic

@@ -10,15 +10,18 @@ Reports are noted under a lock, in the caller's thread; all else runs in the oth
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from liveness.client.fired_timer import Timer
+from liveness.client.forks import leak, refuse_after_fork
 from liveness.client.inbox import End
 from liveness.client.iterators import LinkIterator
+from liveness.client.link_state import LinkState
 from liveness.client.sidecar import Sidecar, Stats, client_of, socket_at
 from liveness.client.task_runner import F, is_async
 from liveness.client.tasks import DEFAULT_AT_ONCE
@@ -38,19 +41,32 @@ def connect_sync(
     timeout: float | None = None,
     kinds: Sequence[str] = (OFFLINE, MOVED),
     fresh: bool | None = None,
+    strict: bool = False,
+    on_state: Callable[[LinkState], object] | None = None,
 ) -> Iterator["SyncSidecar"]:
     """As `connect`, for a program without an event loop: it runs one in a thread.
 
+    `on_state` is called in that thread.
+
     Raises:
         ReportError: As `connect`.
-        Replaced: As `connect`; from each call, and when the context is left.
+        Replaced: As `connect`, if `strict`; from each call, and when the context is left.
         Refused: As `Replaced`.
     """
     client, socket = client_of(name, timeout, kinds, fresh), socket_at(path)
-    with start_blocking_portal("trio", name="liveness") as portal:
-        sidecar = portal.call(Sidecar, client, socket)
-        with portal.wrap_async_context_manager(sidecar._running()):
+    own_process = os.getpid()
+    with ExitStack() as stack:
+        portal = stack.enter_context(start_blocking_portal("trio", name="liveness"))
+        make = partial(Sidecar, client, socket, strict=strict, on_state=on_state)
+        sidecar = portal.call(make)
+        stack.enter_context(portal.wrap_async_context_manager(sidecar._running()))
+        try:
             yield SyncSidecar(sidecar, portal)
+        finally:
+            if os.getpid() != own_process:
+                # A forked child leaves the context. The thread is its parent's, and
+                # waiting for it to end would take for ever.
+                leak(stack.pop_all())
 
 
 class SyncSidecar:
@@ -64,6 +80,7 @@ class SyncSidecar:
         self._portal = portal
         self._link = sidecar._link
         self._lock = sidecar._lock
+        refuse_after_fork(self)
 
     def login(
         self,
@@ -161,12 +178,21 @@ class SyncSidecar:
         """Whether there is a link now."""
         return self._sidecar.is_connected
 
+    @property
+    def state(self) -> LinkState:
+        """Whether there is a link now, and if not, why."""
+        return self._sidecar.state
+
     def connected(self) -> None:
-        """Wait until there is a link."""
+        """Wait until there is a link; see `Sidecar.connected`."""
         self._wait(self._sidecar.connected)
 
+    def resume(self) -> None:
+        """Take this gateway's name over again; see `Sidecar.resume`."""
+        self._wait(self._sidecar.resume)
+
     def flush(self) -> None:
-        """Wait until everything reported is applied and on the sidecar's disk."""
+        """Wait until all is applied and on the sidecar's disk; see `Sidecar.flush`."""
         self._wait(self._sidecar.flush)
 
     def stats(self) -> Stats:
@@ -177,7 +203,7 @@ class SyncSidecar:
     # --- the background thread --------------------------------------------------------
 
     def _check(self) -> None:
-        """Raise what ended the link for good."""
+        """Raise what ended the link for good; nothing unless `strict`."""
         if self._link.error is not None:
             raise self._link.error.with_traceback(None)
 

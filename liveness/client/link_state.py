@@ -1,0 +1,108 @@
+"""The states of a gateway's link, and what a log line says about each end of one."""
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from liveness.errors import Code, LivenessError, Refused, Replaced
+
+# What an operator can do about a refusal that comes again and again.
+_REMEDIES: Final = {
+    Code.NOT_ALLOWED: "allow this gateway's Unix user and name in the sidecar's settings "
+    "([access]), or run the gateway as a user that is allowed",
+    Code.BAD_HELLO: "correct the arguments of connect, or update the older one of this "
+    "library and the sidecar",
+    Code.UNSUPPORTED_PROTOCOL: "update the older one of this library and the sidecar",
+}
+
+
+class LinkState(StrEnum):
+    """Whether a gateway has its link to the sidecar, and if not, why.
+
+    Reports are collected in every state. Only `replaced` needs an action of the gateway,
+    `resume`; every other state ends by itself.
+    """
+
+    CONNECTING = "connecting"  # no link yet since the start
+    LINKED = "linked"
+    AWAY = "away"  # the link has ended, and is made again
+    REFUSED = "refused"  # the sidecar has refused this gateway, and is asked again
+    REPLACED = "replaced"  # another process has the name; only `resume` connects again
+
+
+def no_link_line(path: str, reason: Exception | None) -> str:
+    """The log line for a link that has ended, or that could not be made."""
+    return f"no link to the sidecar at {path}: {_advice(reason)}"
+
+
+def _advice(reason: Exception | None) -> str:
+    """Why there is no link, and what to do about it."""
+    match reason:
+        case FileNotFoundError() | ConnectionRefusedError():
+            return "it is not running, or runs elsewhere"
+        case PermissionError():
+            return "not allowed to connect; be its user, or of its group"
+        case OSError() | LivenessError():
+            return str(reason)
+        case Exception():
+            return f"a fault of this library, {reason!r:.200}; please report it"
+        case _:
+            return "the link has ended"
+
+
+def refused_line(path: str, reason: Refused) -> str:
+    """The log line for a refusal that would come again: what it means, what to do."""
+    remedy = _REMEDIES.get(Code(reason.code), "see the sidecar's log")
+    return (
+        f"the sidecar at {path} refuses this gateway, so its users are not watched: "
+        f"{reason}. What to do: {remedy}. The gateway goes on, keeps its reports, and "
+        "tries again"
+    )
+
+
+def replaced_line(name: str, reason: Replaced) -> str:
+    """The log line for a link whose name another process has taken."""
+    own, other = os.getpid(), reason.pid
+    taker = "another process" if other is None else f"process {other}"
+    if other == own:
+        taker = "a second connect in this very process"
+    worker_name = f'name=f"{name}:{{worker}}"'
+    return (
+        f"replaced: {taker} said hello as {name!r} and has the name now, so the users of "
+        f"this process, {own}, are not watched.{_kinship(own, other, worker_name)} What to "
+        f"do: give each process a name of its own, such as {worker_name}. This link stays "
+        "down, as the two would replace each other for ever; resume() takes the name over "
+        "again"
+    )
+
+
+def _kinship(own: int, other: int | None, worker_name: str) -> str:
+    """A sentence if the two processes are of one pre-fork server, else nothing."""
+    if other is None or other == own:
+        return ""
+    own_parent, other_parent = os.getppid(), parent_of(other)
+    if other_parent is None:
+        return ""
+    if own_parent == other_parent and own_parent > 1:
+        relation = f"both are children of process {own_parent}"
+    elif other_parent == own:
+        relation = "it is a child of this process"
+    elif own_parent == other:
+        relation = "it is the parent of this process"
+    else:
+        return ""
+    return (
+        f" {relation[0].upper()}{relation[1:]}, as in a pre-fork server: connect in each "
+        f"worker, after the fork, with {worker_name}."
+    )
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; None if it cannot be read."""
+    try:
+        # The second field, the command in parentheses, may have any bytes.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]
+        return int(fields.split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
