@@ -448,12 +448,14 @@ Inside = Callable[[liveness.Sidecar], Awaitable[None]]
 
 
 @pytest.mark.parametrize("inside", [_serving, _reading, _flushing])
-def test_the_older_of_twins_is_replaced_for_good_and_the_newer_one_goes_on(
+def test_the_older_of_strict_twins_is_replaced_for_good_and_the_newer_goes_on(
     run: Run, sidecar: Sidecar, name: str, inside: Inside
 ) -> None:
     async def older(is_linked: anyio.Event) -> None:
         with pytest.raises(liveness.Replaced) as caught:  # noqa: PT012
-            async with liveness.connect(sidecar.socket, name=name) as client:
+            async with liveness.connect(
+                sidecar.socket, name=name, strict=True
+            ) as client:
                 await client.connected()
                 is_linked.set()
                 await inside(client)
@@ -503,11 +505,11 @@ def refusing(path: Path, *codes: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("inside", [_serving, _reading, _flushing, _linking])
-def test_a_gateway_that_is_refused_for_good_ends_whatever_it_waits_for(
+def test_a_strict_gateway_that_is_refused_for_good_ends_whatever_it_waits_for(
     run: Run, tmp_path: Path, name: str, inside: Inside
 ) -> None:
     async def main() -> None:
-        async with liveness.connect(tmp_path / "s", name=name) as client:
+        async with liveness.connect(tmp_path / "s", name=name, strict=True) as client:
             await inside(client)
 
     code = "unsupported-protocol"  # as a much later version would say
@@ -523,7 +525,7 @@ def test_a_gateway_refused_for_load_asks_as_long_as_it_takes(
     tmp_path: Path, name: str
 ) -> None:
     async def main() -> None:
-        async with liveness.connect(tmp_path / "s", name=name):
+        async with liveness.connect(tmp_path / "s", name=name, strict=True):
             await trio.sleep_forever()
 
     # Nearly two hours of it, in virtual time: nothing waits but the client.

@@ -1,0 +1,496 @@
+"""What a gateway sees and keeps while the sidecar refuses it, or another has its name.
+
+Against the scripted sidecar, which runs the real server, on trio's virtual time.
+"""
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+import trio
+from anyio.from_thread import start_blocking_portal
+from trio.testing import MockClock
+
+import liveness
+from liveness.client.link_state import parent_of, replaced_line
+from liveness.client.protocol import FINAL_CODES
+from liveness.errors import Code
+from liveness.testing import ScriptedSidecar, scripted_sidecar
+from tests.helpers.peer import SOON_S
+
+States = list[liveness.LinkState]
+
+# Longer than the longest pause after a refusal.
+PATIENCE_S = 40.0
+
+
+@pytest.fixture
+async def script() -> AsyncIterator[ScriptedSidecar]:
+    async with scripted_sidecar(within=PATIENCE_S) as script:
+        yield script
+
+
+@pytest.fixture
+def states() -> States:
+    return []
+
+
+async def reached(sidecar: liveness.Sidecar, state: str) -> None:
+    """Wait until the link has this state."""
+    with anyio.fail_after(PATIENCE_S):
+        await sidecar._link.wait_until(lambda: sidecar.state == state)
+
+
+async def replaced(sidecar: liveness.Sidecar, script: ScriptedSidecar) -> None:
+    """Have another process take the name, for a moment."""
+    async with liveness.connect(script.path, name=sidecar.name) as other:
+        await other.connected()
+        await reached(sidecar, "replaced")
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line.message for line in caplog.records if line.levelno == logging.ERROR]
+
+
+# --- refused ---------------------------------------------------------------------------
+
+
+async def test_a_refused_gateway_goes_on_and_is_taken_up_when_the_sidecar_accepts(
+    script: ScriptedSidecar,
+    autojump_clock: MockClock,
+    states: States,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with liveness.connect(
+        script.path, name="gw", on_state=states.append
+    ) as sidecar:
+        await sidecar.connected()
+        sidecar.login("ada", conn=1)
+        await sidecar.flush()
+        tries = list[float]()
+        script.refuse("gw", "not-allowed")
+        for n in range(10):
+            await script.until(lambda n=n: len(script.refused) > n)  # type: ignore[misc]
+            tries.append(trio.current_time())
+            script.refuse("gw", "not-allowed")
+        assert sidecar.state == "refused"
+        sidecar.login("eve", conn=2)
+        sidecar.keepalive("ada", conn=1)
+        script._host.refuse_next.clear()
+        await sidecar.flush()
+        assert sidecar.state == "linked"
+        assert states == ["linked", "refused", "linked"]
+        assert {uid: user.conn for uid, user in script.users.items()} == {
+            "ada": 1,
+            "eve": 2,
+        }
+        assert sidecar.stats().refusals == len(script.refused) >= 10
+        assert sidecar.stats().replacements == 0
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    for n, pause in enumerate(pauses):
+        longest = min(2.0**n, 30.0)
+        assert longest / 2 <= pause <= longest + 0.1, (n, pause)
+    (line,) = errors(caplog)
+    assert "not-allowed" in line
+    assert "[access]" in line
+    assert caplog.messages[-1] == f"gw: linked to the sidecar at {script.path}"
+
+
+@pytest.mark.parametrize("code", sorted(FINAL_CODES - {Code.REPLACED}))
+async def test_each_final_code_gives_the_state_refused_even_before_the_first_link(
+    script: ScriptedSidecar,
+    autojump_clock: MockClock,
+    code: Code,
+    states: States,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script.refuse("gw", code)
+    async with liveness.connect(
+        script.path, name="gw", on_state=states.append
+    ) as sidecar:
+        assert sidecar.state == "connecting"
+        await reached(sidecar, "refused")
+        await sidecar.connected()
+    assert states == ["refused", "linked"]
+    (line,) = errors(caplog)
+    assert "What to do: " in line
+    assert "see the sidecar's log" not in line
+
+
+async def test_a_gateway_refused_for_load_is_away_and_not_refused(
+    script: ScriptedSidecar, autojump_clock: MockClock, states: States
+) -> None:
+    async with liveness.connect(
+        script.path, name="gw", on_state=states.append
+    ) as sidecar:
+        await sidecar.connected()
+        script.refuse("gw", "overloaded")
+        await reached(sidecar, "away")
+        await sidecar.connected()
+        script.stop()
+        await reached(sidecar, "away")
+        script.start()
+        await sidecar.connected()
+        assert states == ["linked", "away", "linked", "away", "linked"]
+        assert sidecar.stats().refusals == 1
+
+
+async def test_users_that_seemed_lost_while_their_gateway_was_refused_keep_their_connections(
+    script: ScriptedSidecar,
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        liveness.connect(script.path, name="gw") as sidecar,
+        anyio.create_task_group() as tasks,
+    ):
+        ends = list[liveness.End]()
+
+        async def read() -> None:
+            async for end in sidecar.ended():
+                ends.append(end)
+
+        tasks.start_soon(read)
+        sidecar.login("ada", conn=1)
+        await sidecar.flush()
+        script.refuse("gw", "not-allowed")
+        script.refuse("gw", "not-allowed")
+        await reached(sidecar, "refused")
+        await script.pass_time(120)
+        assert (await script.offline("ada"))["reason"] == "gateway_lost"
+        await sidecar.flush()
+        assert (await script.online("ada")).conn == 1
+        assert ends == []
+        # From here on the sidecar is believed again.
+        await script.pass_time(30)
+        await script.offline("ada")
+        await sidecar.flush()
+        assert [(end.uid, end.conn, end.reason) for end in ends] == [
+            ("ada", 1, "silence")
+        ]
+        tasks.cancel_scope.cancel()
+
+
+# --- replaced --------------------------------------------------------------------------
+
+
+async def test_a_gateway_whose_name_is_taken_serves_on_and_takes_it_over_again(
+    script: ScriptedSidecar,
+    autojump_clock: MockClock,
+    states: States,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        liveness.connect(script.path, name="gw", on_state=states.append) as sidecar,
+        anyio.create_task_group() as tasks,
+    ):
+        ends = list[liveness.End]()
+
+        async def read() -> None:
+            async for end in sidecar.ended():
+                ends.append(end)
+
+        tasks.start_soon(read)
+        for conn, uid in enumerate(("ada", "eve", "bob")):
+            sidecar.login(uid, conn=conn)
+        await sidecar.flush()
+        async with liveness.connect(script.path, name="gw") as other:
+            # It says `fresh`: for the sidecar, all users above are lost.
+            await anyio.sleep(1)
+            await script.pass_time(1)
+            other.login("eve", conn=11)
+            await other.flush()
+            assert set(script.users) == {"eve"}
+            await reached(sidecar, "replaced")
+            await anyio.sleep(45)  # it does not fight
+            assert sidecar.state == "replaced"
+            assert other.stats().links == 1
+            sidecar.logout("bob", conn=2)
+            sidecar.login("may", conn=3)
+            sidecar.keepalive("ada", conn=0)
+            await sidecar.resume()
+            assert sidecar.state == "linked"
+            await reached(other, "replaced")
+            await sidecar.flush()
+        users = {uid: user.conn for uid, user in script.users.items()}
+        assert users == {"ada": 0, "eve": 11, "may": 3}
+        # The other process had a newer connection of this user.
+        assert [(end.uid, end.conn, end.reason) for end in ends] == [
+            ("eve", 1, "moved")
+        ]
+        assert states == ["linked", "replaced", "away", "linked"]
+        assert sidecar.stats()[-2:] == (0, 1)
+        tasks.cancel_scope.cancel()
+    assert len(errors(caplog)) == 2, "each of them was replaced once"
+    assert "resume()" in errors(caplog)[0]
+
+
+async def test_resume_does_nothing_unless_the_name_is_taken(
+    script: ScriptedSidecar,
+    autojump_clock: MockClock,
+) -> None:
+    async with liveness.connect(script.path, name="gw") as sidecar:
+        await sidecar.resume()  # not even waiting for the first link
+        assert sidecar.state == "connecting"
+        await sidecar.connected()
+        await sidecar.resume()
+        assert sidecar.stats().links == 1
+
+
+async def test_resume_waits_for_the_sidecar_and_fails_if_another_is_faster(
+    script: ScriptedSidecar,
+    autojump_clock: MockClock,
+) -> None:
+    async with liveness.connect(script.path, name="gw") as sidecar:
+        await sidecar.connected()
+        await replaced(sidecar, script)
+        script.refuse("gw", "replaced")  # before its hello is welcomed
+        with pytest.raises(liveness.Replaced):
+            await sidecar.resume()
+        assert sidecar.state == "replaced"
+        assert sidecar.stats().replacements == 2
+        script.stop()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sidecar.resume)
+            tasks.start_soon(sidecar.resume)
+            await reached(sidecar, "away")
+            await anyio.sleep(60)
+            script.start()
+        assert sidecar.is_connected
+
+
+async def test_resume_ends_when_connect_is_left(script: ScriptedSidecar) -> None:
+    async with (
+        anyio.create_task_group() as tasks,
+        liveness.connect(script.path, name="gw") as sidecar,
+    ):
+        await sidecar.connected()
+        await replaced(sidecar, script)
+        script.stop()
+
+        async def resume() -> None:
+            with pytest.raises(anyio.ClosedResourceError):
+                await sidecar.resume()
+
+        tasks.start_soon(resume)
+        await reached(sidecar, "away")
+
+
+@pytest.mark.parametrize("state", ["refused", "replaced"])
+async def test_a_gateway_without_its_name_leaves_at_once(
+    script: ScriptedSidecar, autojump_clock: MockClock, state: str
+) -> None:
+    async with liveness.connect(script.path, name="gw") as sidecar:
+        await sidecar.connected()
+        if state == "replaced":
+            await replaced(sidecar, script)
+        else:
+            script.refuse("gw", "not-allowed")
+            script.refuse("gw", "not-allowed")
+            await reached(sidecar, "refused")
+        sidecar.login("ada", conn=1)
+        left_at = trio.current_time()
+    assert trio.current_time() - left_at < 0.1
+
+
+# --- on_state --------------------------------------------------------------------------
+
+
+async def test_what_on_state_raises_is_logged_and_ends_nothing(
+    script: ScriptedSidecar, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(state: liveness.LinkState) -> None:
+        raise ValueError(f"my own fault at {state}")
+
+    async with liveness.connect(script.path, name="gw", on_state=fail) as sidecar:
+        await sidecar.connected()
+        await sidecar.flush()
+    (line,) = errors(caplog)
+    assert line == "gw: on_state failed at linked"
+    assert "my own fault at linked" in caplog.text
+
+
+async def _async(_state: liveness.LinkState) -> None: ...
+
+
+@pytest.mark.parametrize("on_state", [_async, "linked", 7])
+async def test_on_state_must_be_a_plain_function(
+    script: ScriptedSidecar,
+    autojump_clock: MockClock,
+    on_state: Callable[[liveness.LinkState], object],
+) -> None:
+    with pytest.raises(liveness.ReportError, match=r"on_state is .* plain function"):
+        async with liveness.connect(script.path, name="gw", on_state=on_state):
+            pass
+
+
+async def test_a_fault_of_the_library_does_not_end_its_gateway(
+    script: ScriptedSidecar,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with liveness.connect(script.path, name="gw") as sidecar:
+        with monkeypatch.context() as patched:
+            patched.setattr(sidecar._client, "hello", lambda *_: 1 / 0)
+            await script.until(lambda: "ZeroDivisionError" in caplog.text)
+        sidecar.login("ada", conn=1)
+        await script.online("ada")
+    assert "a fault of this library" in caplog.text
+
+
+# --- threads and forks -----------------------------------------------------------------
+
+
+def test_a_gateway_of_threads_is_replaced_serves_on_and_resumes() -> None:
+    states: States = []
+    threads = set[str]()
+
+    def note(state: liveness.LinkState) -> None:
+        states.append(state)
+        threads.add(threading.current_thread().name)
+
+    with (
+        start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(scripted_sidecar(within=SOON_S)) as script,
+        liveness.connect_sync(script.path, name="gw", on_state=note) as sidecar,
+    ):
+        sidecar.login("ada", conn=1)
+        sidecar.flush()
+        with liveness.connect_sync(script.path, name="gw") as other:
+            other.connected()
+            portal.call(script.until, lambda: sidecar.state == "replaced")
+            sidecar.keepalive("ada", conn=1)
+            sidecar.message("ada", conn=1)
+            sidecar.login("eve", conn=2)
+            sidecar.resume()
+            sidecar.flush()
+        assert sidecar.state == "linked"
+        assert set(portal.call(lambda: script.users)) == {"ada", "eve"}
+        assert sidecar.stats()[-2:] == (0, 1)
+    assert states == ["linked", "replaced", "away", "linked"]
+    assert threads == {"liveness"}
+
+
+FORKING = """
+import os, sys, trio
+import liveness
+
+def tries(sidecar):
+    for call in (lambda: sidecar.keepalive("ada", conn=1), lambda: sidecar.state,
+                 lambda: sidecar.login("ada", conn=1), lambda: next(sidecar.ended()),
+                 lambda: keepalive("ada", conn=1)):
+        try:
+            call()
+        except liveness.ReportError as error:
+            print(error, flush=True)
+
+async def forks_in_trio():
+    async with liveness.connect(sys.argv[1], name="gw") as sidecar:
+        sidecar.login("ada", conn=1)
+        keepalive = sidecar.keepalive
+        globals().update(keepalive=keepalive)
+        if not (child := os.fork()):
+            tries(sidecar)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        keepalive("ada", conn=1)
+
+with liveness.connect_sync(sys.argv[1], name="gw") as sidecar:
+    sidecar.login("ada", conn=1)
+    keepalive = sidecar.keepalive
+    if not (child := os.fork()):
+        tries(sidecar)
+    else:
+        assert os.waitpid(child, 0)[1] == 0
+        keepalive("ada", conn=1)
+if child:
+    trio.run(forks_in_trio)
+    print("parent", os.getpid())
+"""
+
+
+def test_a_sidecar_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, tmp_path / "none"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    *lines, last = done.stdout.splitlines()
+    word, parent = last.split()
+    assert word == "parent"
+    assert len(lines) == 10
+    for line in lines:
+        assert f"connected before a fork, in process {parent}" in line
+        assert 'name=f"gw-1:{worker}"' in line
+
+
+@pytest.mark.parametrize("name", ["gw-1:{worker}", "gw-{}", "{os.getpid()}"])
+async def test_a_name_with_an_unfilled_placeholder_is_refused_at_the_call(
+    name: str,
+) -> None:
+    with pytest.raises(liveness.ReportError, match="an f-string was probably meant"):
+        async with liveness.connect("/nowhere", name=name):
+            pass
+    with (
+        pytest.raises(liveness.ReportError, match="an f-string was probably meant"),
+        liveness.connect_sync("/nowhere", name=name),
+    ):
+        pass
+
+
+# --- the line about both processes -----------------------------------------------------
+
+
+def line_of(pid: int | None) -> str:
+    return replaced_line("gw", liveness.Replaced("replaced", "", pid=pid))
+
+
+def test_the_log_names_both_processes_where_they_are_known() -> None:
+    assert f"this process, {os.getpid()}, are not watched" in line_of(None)
+    assert "another process said hello as 'gw'" in line_of(None)
+    assert "process 1 said hello as 'gw'" in line_of(1)
+    assert "a second connect in this very process" in line_of(os.getpid())
+    for pid in (None, os.getpid(), 2**22 + 1):  # above the highest of Linux
+        assert "pre-fork" not in line_of(pid)
+
+
+def test_the_log_says_so_if_both_are_of_one_pre_fork_server(tmp_path: Path) -> None:
+    oddly_named = tmp_path / ") 1 2 ("
+    oddly_named.symlink_to(sys.executable)
+    code = (
+        "import sys\n"
+        "import liveness\n"
+        "from liveness.client.link_state import replaced_line\n"
+        "pid = int(sys.stdin.readline())\n"
+        "print(replaced_line('gw', liveness.Replaced('replaced', '', pid=pid)))\n"
+    )
+    with subprocess.Popen(
+        [oddly_named, "-c", "input()"], stdin=subprocess.PIPE, text=True
+    ) as sibling:
+        assert parent_of(sibling.pid) == os.getpid()
+        assert "It is a child of this process" in line_of(sibling.pid)
+        for pid, relation in (
+            (sibling.pid, f"Both are children of process {os.getpid()}"),
+            (os.getpid(), "It is the parent of this process"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                input=f"{pid}\n",
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            assert relation in done.stdout
+            assert 'with name=f"gw:{worker}"' in done.stdout
+        sibling.communicate("\n", timeout=SOON_S)
