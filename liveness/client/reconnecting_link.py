@@ -314,18 +314,21 @@ class ReconnectingLink:
         assert self.client.welcome is not None
         flush_s = max(self.client.welcome.flush * FLUSH_SHARE, LEAST_FLUSH_S)
         idle_s = self.client.ping_s / 3
-        due_at = wrote_at = self.clock()
+        due_at = self.clock()
+        # Compared as it is waited for: by a difference of times it might never be reached,
+        # on a clock that stands still while the loop is busy.
+        idle_at = due_at + idle_s
         with suppress(anyio.BrokenResourceError):
             while True:
                 is_due = self.clock() >= due_at
                 if is_due:
                     due_at = self.clock() + flush_s
                 if await self._write_frames(stream, is_due=is_due):
-                    wrote_at = self.clock()
-                elif self.clock() - wrote_at >= idle_s:
+                    idle_at = self.clock() + idle_s
+                elif self.clock() >= idle_at:
                     await stream.send(EMPTY_KEEPALIVE)
-                    wrote_at = self.clock()
-                await self._wait_for_request(min(due_at, wrote_at + idle_s))
+                    idle_at = self.clock() + idle_s
+                await self._wait_for_request(min(due_at, idle_at))
 
     async def _write_frames(
         self, stream: anyio.abc.ByteSendStream, *, is_due: bool

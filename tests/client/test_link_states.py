@@ -221,10 +221,7 @@ async def test_a_gateway_whose_name_is_taken_serves_on_and_takes_it_over_again(
             await sidecar.flush()
         users = {uid: user.conn for uid, user in script.users.items()}
         assert users == {"ada": 0, "eve": 11, "may": 3}
-        # The other process had a newer connection of this user.
-        assert [(end.uid, end.conn, end.reason) for end in ends] == [
-            ("eve", 1, "moved")
-        ]
+        assert ends == [], "nobody is cut off"
         assert states == ["linked", "replaced", "away", "linked"]
         assert sidecar.stats()[-2:] == (0, 1)
         tasks.cancel_scope.cancel()
