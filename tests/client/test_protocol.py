@@ -516,6 +516,42 @@ def test_a_forgotten_name_has_every_open_connection_declared() -> None:
     assert names(written(client)) == ["login", "ping"]
 
 
+def test_after_it_was_shut_out_a_gateway_declares_its_connections_and_keeps_them() -> (
+    None
+):
+    client = linked(("ada", 1), ("eve", 2), ("bob", 3))
+    view = ended(client)
+    client.shut_out()
+    relink(client, next=20)
+    assert names(written(client)) == ["login", "ping"]
+    # What was decided while nobody reported for them closes none, over another link too.
+    notify(client, offline(5, "ada", 1, reason="gateway_lost"))
+    relink(client, next=20)
+    notify(client, offline(19, "ada", 1), moved(6 + 14, "eve", 2))
+    notify(client, offline(21, "bob", 3))
+    assert ends(view) == [("eve", 2, "moved"), ("bob", 3, "silence")]
+    assert set(client.reports.uids) == {1}
+    client.shut_out()
+    relink(client, log="two", next=4)
+    assert set(client.reports.uids) == {1}
+    relink(client, log="three", next=9)
+    notify(client, offline(1, "ada", 1))
+    assert ends(view) == [("ada", 1, "silence")], "a new log has seqs of its own"
+
+
+@pytest.mark.parametrize(
+    ("options", "pid"),
+    [({"pid": 7}, 7), ({"pid": 0}, None), ({}, None), ({"pid": "7"}, None)],
+)
+def test_the_process_that_has_taken_the_name_is_known_if_the_sidecar_knows_it(
+    options: dict[str, Any], pid: int | None
+) -> None:
+    with pytest.raises(Replaced) as raised:
+        linked().receive(error("replaced", **options))
+    assert raised.value.pid == pid
+    assert ("process 7 said hello" in str(raised.value)) == (pid is not None)
+
+
 def test_a_gap_has_every_open_connection_declared_once() -> None:
     client = linked(("ada", 1))
     ended(client)

@@ -70,9 +70,9 @@ class Shell:
     def at(self) -> Instant:
         return Instant(self.attended.now, self.mono, int(self.mono * 1000))
 
-    def connect(self) -> Link:
+    def connect(self, peer: Peer = PEER) -> Link:
         self.links += 1
-        return self.server.connected(self.links, PEER, self.at)
+        return self.server.connected(self.links, peer, self.at)
 
     def says(self, link: Link, *frames: object) -> list[Effect]:
         """Have a link send frames; what the server wants done then, but for the log."""

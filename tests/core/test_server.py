@@ -1,22 +1,25 @@
 """The server of links: what goes in, and which effects come out, in which order."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from liveness.core.access import Allowed, Peer
 from liveness.core.changes import Commit
 from liveness.core.effects import (
     Close,
     Deliver,
     Effect,
     HasRoom,
+    LogLine,
+    LogRefusal,
     ReadFirst,
     SearchSkipped,
     Send,
     SendList,
 )
-from liveness.core.framing import Reader, decode
+from liveness.core.framing import Reader, decode, encode
 from liveness.core.link import Link
 from liveness.core.records import SESSION_KINDS, Record, Subscription
 from liveness.core.server import MayRead
@@ -321,3 +324,119 @@ def test_a_reader_of_users_gets_their_first_devices_and_their_last(
     of_ada = reader._replace(uid="ada", users=False)
     found = [record.uid for record in records if of_ada.wants(record)]
     assert found == (["ada/a", "ada/b", "ada/a", "ada/a", "ada/b"] if separator else [])
+
+
+# --- names that are refused or replaced --------------------------------------------------
+
+OLDER: Final = Peer(11, 1_001, frozenset())
+NEWER: Final = Peer(12, 1_002, frozenset())
+
+
+def troubles(shell: Shell) -> list[tuple[Any, ...]]:
+    rows = shell.server.registry.troubles.recent(shell.at.wall_ms)
+    return [(row.role, row.name, row.code, row.pid, row.unix_user) for row in rows]
+
+
+@pytest.mark.parametrize("role", ["gateway", "watcher"])
+def test_a_replacement_is_logged_with_both_processes_and_kept_for_the_operator(
+    role: str,
+) -> None:
+    shell = Shell()
+    older = shell.connect(OLDER)
+    shell.says(older, hello("g", role=role))
+    shell.server.effects.clear()
+    shell.lets_pass(5)
+    data = encode(hello("g", role=role))
+    shell.server.received(shell.connect(NEWER), data, shell.at, None)
+    if role == "gateway":
+        shell.server.replace(older)
+    (line,) = (
+        effect
+        for effect in shell.server.effects
+        if isinstance(effect, LogLine) and effect.message == "link replaced"
+    )
+    assert line.level == "warning"
+    assert (
+        line.fields.items()
+        >= {
+            "role": role,
+            "name": "g",
+            "pid": 12,
+            "unix_user": 1_002,
+            "older_pid": 11,
+            "older_unix_user": 1_001,
+        }.items()
+    )
+    (refusal,) = (
+        effect.refusal
+        for effect in shell.server.effects
+        if isinstance(effect, LogRefusal)
+    )
+    assert refusal.as_frame()[1]["pid"] == 12  # type: ignore[index]
+    assert troubles(shell) == [(role, "g", "replaced", 11, 1_001)]
+
+
+def test_a_process_that_is_unknown_is_not_named_in_the_error() -> None:
+    shell = Shell()
+    older = shell.connect()
+    shell.says(older, hello("g", role="watcher"))
+    unknown = shell.connect(Peer(0, 1_000, frozenset()))
+    data = encode(hello("g", role="watcher"))
+    shell.server.received(unknown, data, shell.at, None)
+    (refusal,) = (
+        effect.refusal
+        for effect in shell.server.effects
+        if isinstance(effect, LogRefusal)
+    )
+    assert "pid" not in refusal.as_frame()[1]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (hello("g", timeout=0), ("gateway", "g", "bad-hello")),
+        (hello("w", role="watcher", fresh=True), ("watcher", "w", "bad-hello")),
+        (
+            ["hello", {"protocol": 2, "name": "g"}],
+            ("gateway", "g", "unsupported-protocol"),
+        ),
+        (hello("new"), ("gateway", "new", "overloaded")),
+        (hello(""), None),
+        (["hello", 7], None),
+        (["login", "ada"], None),
+    ],
+)
+def test_a_name_whose_hello_is_refused_is_kept_for_the_operator(
+    frame: object, expected: tuple[str, str, str] | None
+) -> None:
+    shell = Shell(max_gateways=1)
+    shell.gateway("first")
+    link = shell.connect(OLDER)
+    shell.says(link, frame)
+    assert not link.is_open
+    assert troubles(shell) == ([] if expected is None else [(*expected, 11, 1_001)])
+
+
+def test_what_access_refuses_is_kept_for_the_operator_with_or_without_a_name() -> None:
+    shell = Shell()
+    registry = shell.server.registry
+    only_ada = Allowed(users=frozenset({OLDER.uid}))
+    registry.access = replace(
+        registry.access, gateways=only_ada, watchers=only_ada, names={"g": 7}
+    )
+    shell.says(shell.connect(OLDER), hello("g"))
+    assert not shell.connect(NEWER).is_open  # before its hello
+    assert troubles(shell) == [
+        (None, None, "not-allowed", 12, 1_002),
+        ("gateway", "g", "not-allowed", 11, 1_001),
+    ]
+
+
+def test_a_link_that_is_refused_after_its_welcome_is_not_among_the_refused_names() -> (
+    None
+):
+    shell = Shell()
+    link = shell.gateway("g")
+    shell.server.received(link, b"\xc1", shell.at, None)
+    assert not link.is_open
+    assert troubles(shell) == []
