@@ -32,7 +32,10 @@ NAME_WIDTH: Final = 12
 _GOOD: Final = "green"
 _BAD: Final = "bold red"
 _WARNING: Final = "yellow"
-_WARNING_ROWS: Final = ("storm", "to release", "cadence", "to mend")
+_WARNING_ROWS: Final = (
+    *("storm", "to release", "cadence", "to mend"),
+    *("refused", "replaced", "what to do"),
+)
 
 
 class StatusSample(NamedTuple):

@@ -54,6 +54,9 @@ SUMMARY: Final[dict[str, Any]] = {
     "storms": [],
     "storms_more": 0,
     "links": {"gateway": 2, "watcher": 1},
+    "at": 1_795_168_800_000,
+    "link_troubles": [],
+    "link_troubles_forgotten": 0,
     "gateways": [
         gateway("chat-1", 1_100, timeout=60.0, interval=20.0),
         gateway("chat-2", 400, interval=20.5),
@@ -141,6 +144,8 @@ def test_as_json_the_same_is_there_to_compute_with(admin: Admin, path: Path) -> 
         "storms": [],
         "storms_more": 0,
         "links": {"gateway": 2, "watcher": 1},
+        "link_troubles": [],
+        "link_troubles_forgotten": 0,
         "events": {"login": 1_600, "keepalive": 50_000, "message": 10, "logout": 60},
         "offlines": {"silence": 40},
         "lateness_s": {
@@ -221,6 +226,40 @@ def test_users_held_by_the_guard_are_on_the_screen_with_what_ends_it(
     assert "\nto release    liveness guard release [NAME]\n" in shown
     found = as_json(path)
     assert (found["storms"], found["storms_more"]) == (storms, 3)
+
+
+def test_names_refused_or_replaced_within_the_hour_are_on_the_screen(
+    admin: Admin, path: Path
+) -> None:
+    def trouble(name: str | None, code: str, **values: object) -> dict[str, object]:
+        what = "replaced" if code == "replaced" else "refused"
+        usual = {"role": name and "gateway", "name": name, "what": what, "code": code}
+        usual |= {"since": 0, "at": SUMMARY["at"] - 61_500, "times": 1}
+        return usual | {"pid": 7, "unix_user": 1_000} | values
+
+    rows = [
+        trouble("gw-1", "not-allowed", times=1_700),
+        trouble("a\x1b", "replaced", pid=0),
+        trouble(None, "not-allowed"),
+        *(trouble(f"gw-{n}", "bad-hello") for n in range(10)),
+    ]
+    answer(admin, link_troubles=rows, link_troubles_forgotten=3)
+    shown = screen(path)
+    assert (
+        "\nrefused       gateway gw-1 not-allowed, 1,700 times, last 1 min 1 s ago, process "
+        "7 of Unix user 1000; without a hello not-allowed, once, "
+    ) in shown
+    assert "; and 4 more\n" in shown
+    assert (
+        "\nreplaced      gateway a\\x1b once, last 1 min 1 s ago, a process of Unix user "
+        "1000\n"
+    ) in shown
+    assert "in the runbook" in shown
+    found = as_json(path)
+    assert [row["ago_s"] for row in found["link_troubles"]] == [61.5] * len(rows)
+    assert found["link_troubles_forgotten"] == 3
+    answer(admin)
+    assert "\nrefused " not in screen(path)
 
 
 def test_a_sidecar_that_is_not_ready_says_why_and_the_exit_code_is_1(
