@@ -419,7 +419,7 @@ def test_a_sidecar_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) ->
         [sys.executable, "-c", FORKING, tmp_path / "none"],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=20,
         check=True,
     )
     *lines, last = done.stdout.splitlines()
