@@ -233,7 +233,12 @@ def test_names_refused_or_replaced_within_the_hour_are_on_the_screen(
 ) -> None:
     def trouble(name: str | None, code: str, **values: object) -> dict[str, object]:
         what = "replaced" if code == "replaced" else "refused"
-        usual = {"role": name and "gateway", "name": name, "what": what, "code": code}
+        usual: dict[str, object] = {
+            "role": name and "gateway",
+            "name": name,
+            "what": what,
+            "code": code,
+        }
         usual |= {"since": 0, "at": SUMMARY["at"] - 61_500, "times": 1}
         return usual | {"pid": 7, "unix_user": 1_000} | values
 

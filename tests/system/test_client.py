@@ -1,7 +1,11 @@
 """`liveness.connect` under both event loops, against sidecars that are real processes."""
 
+import logging
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -18,6 +22,7 @@ from anyio.lowlevel import checkpoint
 from trio.testing import MockClock
 
 import liveness
+from liveness.cli.status_screen import look
 from liveness.client.sidecar import LAST_S
 from tests.helpers.wire import packed
 from tests.system.client import Client
@@ -217,7 +222,7 @@ def test_a_bad_report_raises_at_the_call_and_the_link_lives_on(
             client.keepalive("a", conn=8)
             client.message(1, conn=1)
             await client.flush()
-            assert client.stats() == (3, 0, 0, 1, 0, 0, 0, 0, 0)
+            assert client.stats() == (3, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0)
 
     run(main)
 
@@ -303,13 +308,13 @@ def test_a_gateway_serves_without_a_sidecar_until_there_is_one(
             client.message("a", conn=1)
             client.logout("gone", conn=2)
             assert not client.is_connected
-            assert client.stats() == (1, 2, 0, 0, 0, 0, 0, 0, 0)
+            assert client.stats() == (1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0)
             await until(lambda: bool(caplog.messages))
             await aside(sidecar.launch)
             await client.connected()
             assert client.is_connected
             await client.flush()
-            assert client.stats() == (1, 0, 0, 1, 0, 0, 0, 0, 0)
+            assert client.stats() == (1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0)
             watcher = sidecar.watcher(after=0)
             watcher.until(len)
             watcher.sync()
@@ -478,6 +483,78 @@ def test_the_older_of_strict_twins_is_replaced_for_good_and_the_newer_goes_on(
     run(main)
 
 
+TWIN: Final = """
+import sys
+import liveness
+
+with liveness.connect_sync(sys.argv[1], name=sys.argv[2]) as sidecar:
+    sidecar.connected()
+    print("linked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def twin_of(sidecar: Sidecar, name: str) -> subprocess.Popen[bytes]:
+    """Another process that says hello with this name."""
+    return subprocess.Popen(
+        [sys.executable, "-c", TWIN, sidecar.socket, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+def test_a_gateway_serves_on_while_another_process_has_its_name_and_resumes(
+    run: Run, sidecar: Sidecar, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        states = list[liveness.LinkState]()
+        async with liveness.connect(
+            sidecar.socket, name=name, on_state=states.append
+        ) as client:
+            client.login(f"{name}:1", conn=1)
+            await client.flush()
+            with await aside(lambda: twin_of(sidecar, name)) as twin:
+                assert twin.stdin is not None
+                assert twin.stdout is not None
+                try:
+                    assert await aside(twin.stdout.readline) == b"linked\n"
+                    await until(lambda: client.state == "replaced")
+                    client.login(f"{name}:2", conn=2)
+                    client.keepalive(f"{name}:1", conn=1)
+                    line = await aside(
+                        lambda: sidecar.line(
+                            "link replaced",
+                            level="warning",
+                            name=name,
+                            pid=twin.pid,
+                            older_pid=os.getpid(),
+                        )
+                    )
+                    assert line["unix_user"] == line["older_unix_user"] == os.getuid()
+                    (error,) = [
+                        record.message
+                        for record in caplog.records
+                        if record.levelno == logging.ERROR
+                    ]
+                    assert f"process {twin.pid} said hello as {name!r}" in error
+                    assert f"this process, {os.getpid()}, are not watched" in error
+                    assert "It is a child of this process" in error
+                    await client.resume()
+                finally:
+                    twin.kill()
+            await client.flush()
+            found = {f"{name}:{n}": n for n in (1, 2)}
+            online, _seq = await aside(lambda: sidecar.watcher().listed())
+            mine = {uid: row[2] for uid, row in online.items() if uid in found}
+            assert mine == found
+            assert states == ["linked", "replaced", "away", "linked"]
+            troubles = (await aside(lambda: look(sidecar.socket))).link_troubles
+            pids = [row["pid"] for row in troubles if row["name"] == name]
+            assert pids == [twin.pid], "the latest to lose the name"
+
+    run(main)
+
+
 @contextmanager
 def refusing(path: Path, *codes: str) -> Iterator[None]:
     """A socket where one hello after the other is refused, each with the next code."""
@@ -615,7 +692,7 @@ def test_no_active_user_is_ended_by_an_outage_of_the_sidecar(
                 await client.flush()
                 online, _seq = await aside(lambda: sidecar.watcher().listed())
                 assert {(uid, row[2]) for uid, row in online.items()} == set(users)
-            assert client.stats()[3:] == (links, 0, 0, 0, 0, 0)
+            assert client.stats()[3:] == (links, 0, 0, 0, 0, 0, 0, 0)
 
     run(main)
     kinds = Counter(record.kind for record in sidecar.log())

@@ -6,6 +6,7 @@ the sidecar itself.
 """
 
 import json
+import os
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -520,6 +521,20 @@ def test_a_storm_is_shown_with_what_to_do(start: Start, open_page: Open) -> None
     expect(notice).to_contain_text("liveness guard release 'gw 1'\\''s'")
     expect(page.locator("#gateways .row")).to_contain_text("held")
     assert page.title().startswith("(!) ")
+
+
+def test_a_name_that_was_replaced_is_shown_with_its_process(
+    start: Start, open_page: Open
+) -> None:
+    sidecar = start(30)
+    arrive(sidecar, "gw-1", "stays")
+    page = open_page(sidecar)
+    troubles = page.locator("#troubles")
+    expect(page.locator("#users")).to_have_text("1")
+    expect(troubles).to_be_hidden()
+    arrive(sidecar, "gw-1", "comes")
+    expect(troubles).to_contain_text("gateway gw-1: replaced by another process, once")
+    expect(troubles).to_contain_text(f"process {os.getpid()} of Unix user")
 
 
 def test_after_a_restart_the_page_goes_on_by_itself(
