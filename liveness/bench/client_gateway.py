@@ -49,7 +49,9 @@ def main(path: str, backend: str, users: str, seconds: str) -> None:
 def _threads(path: str, uids: Sequence[str]) -> Costs:
     """Nanoseconds of each call."""
     costs: Costs = {}
-    with liveness.connect_sync(path, name="bench-threads", kinds=KINDS) as sidecar:
+    with liveness.connect_sync(
+        path, name="bench-threads", kinds=KINDS, strict=True
+    ) as sidecar:
         sidecar.connected()
         for _ in _rounds(sidecar, uids, costs):
             sidecar.flush()
@@ -65,7 +67,9 @@ async def _loop(path: str, backend: str, uids: Sequence[str], window_s: float) -
     began_s = time.process_time()
     await _chat(users, [_do_nothing], window_s)
     costs["without"] = time.process_time() - began_s
-    async with liveness.connect(path, name=f"bench-{backend}", kinds=KINDS) as sidecar:
+    async with liveness.connect(
+        path, name=f"bench-{backend}", kinds=KINDS, strict=True
+    ) as sidecar:
         await sidecar.connected()
         for _ in _rounds(sidecar, uids, costs):
             await sidecar.flush()

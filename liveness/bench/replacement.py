@@ -95,8 +95,8 @@ class ReplacementLoad:
         """Runs until arrivals are stopped and all visitors are reported."""
         async with (
             # Without onlines: they would delay the records of visitors by a million.
-            liveness.connect(path, name="stay") as staying,
-            liveness.connect(path, name="come", kinds=KINDS) as visiting,
+            liveness.connect(path, name="stay", strict=True) as staying,
+            liveness.connect(path, name="come", kinds=KINDS, strict=True) as visiting,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(self._count_false, staying)

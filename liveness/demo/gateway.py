@@ -7,8 +7,8 @@ Copy this file and start from it. To detect silent users it makes four calls, `l
 `keepalive`, `message` and `logout`, and has one loop, over `ended`. It has no timer per
 user, and need not know the timeout. A reminder is a timer of the sidecar, which survives
 restarts of both processes: two calls, `after` and `cancel`, and a task. The gateway also
-works while no sidecar runs: the library collects its reports, and repeats those that may
-have been lost.
+works while no sidecar runs, or while one refuses it: the library collects its reports, and
+repeats those that may have been lost.
 """
 
 import json
@@ -57,9 +57,6 @@ async def run(
         host: The address to listen on.
         port: The port; 0 for any free one.
         most: The most connections at a time; more are refused.
-    Raises:
-        liveness.Replaced: Another process has taken the name.
-        liveness.Refused: The sidecar refuses this gateway.
     """
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with liveness.connect(sidecar_path, name=name) as sidecar:
@@ -257,7 +254,7 @@ def main() -> None:
     options["sidecar_path"] = options.pop("sidecar")
     try:
         trio.run(partial(run, **options))
-    except* (liveness.Refused, liveness.Replaced, ValueError, OSError) as errors:
+    except* (liveness.ConfigError, ValueError, OSError) as errors:
         sys.exit(f"{options['name']}: {errors.exceptions[0]}")
     except* KeyboardInterrupt:
         sys.exit(130)
