@@ -420,7 +420,7 @@ def test_a_name_whose_hello_is_refused_is_kept_for_the_operator(
 def test_what_access_refuses_is_kept_for_the_operator_with_or_without_a_name() -> None:
     shell = Shell()
     registry = shell.server.registry
-    only_ada = Allowed(users=frozenset({OLDER.uid}))
+    only_ada = Allowed(users=frozenset({OLDER.unix_user}))
     registry.access = replace(
         registry.access, gateways=only_ada, watchers=only_ada, names={"g": 7}
     )
