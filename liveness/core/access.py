@@ -81,7 +81,7 @@ class Access:
         if hello.scope == "all" and not self.everyone.admits(peer):
             return (
                 f"{_user(peer)} may not see all gateways, only what concerns its own "
-                "name; leave out scope, or see access.everyone"
+                "name (scope: own); see access.everyone"
             )
         return None
 

@@ -47,10 +47,14 @@ MAX_TEXT_BYTES: Final = 4_096
 # age fits the column.
 MAX_AGE_S: Final = 1e9
 
-# What `welcome.features` lists: the options and frames of this version.
+# A watcher has no users of its own, so `own` would be nothing.
+DEFAULT_SCOPE: Final = {GATEWAY: "own", WATCHER: "all"}
+
+# What `welcome.features` lists: the options and frames of this version. `scope-all` stands
+# for the default scope of a watcher, which was `own`.
 FEATURES: Final = (
     "ack", "after", "age", "began", "conn", "fresh", "kinds", "list", "ping", "scope",
-    "timeout", "timers", "users", "where",
+    "scope-all", "timeout", "timers", "users", "where",
 )  # fmt: skip
 
 
@@ -114,7 +118,7 @@ def parse_hello(frame: Frame) -> Hello:
         timeout=_seconds(options, "timeout", MIN_TIMEOUT_S, MAX_TIMEOUT_S),
         after=after,
         log=log,
-        scope=_choice(options, "scope", ("own", "all"), "own"),
+        scope=_choice(options, "scope", ("own", "all"), DEFAULT_SCOPE[role]),
         kinds=_kinds(options, role),
         ack=_flag(options, "ack", True),
         ping=_seconds(options, "ping", MIN_PING_S, MAX_PING_S),

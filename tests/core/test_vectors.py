@@ -402,7 +402,13 @@ def test_the_page_shows_the_features_of_this_version() -> None:
     assert welcome["max_frame"] == LIMITS.max_frame_bytes
     options = set(column("Frames from a gateway", "([a-z]+)`"))
     named = set(column("Frames from a gateway", r'\["(\w+)"'))
-    assert set(FEATURES) <= options | named | {"age", "began", "conn", "timers"}
+    assert set(FEATURES) <= options | named | {
+        "age",
+        "began",
+        "conn",
+        "scope-all",
+        "timers",
+    }
 
 
 @pytest.mark.parametrize(

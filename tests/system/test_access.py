@@ -153,16 +153,16 @@ def test_each_role_and_seeing_everyone_is_a_right_of_its_own(
     )
     sidecar.gateway("gw-1").send("login", ["u"])
     assert "access.gateways" in refused(as_person(sidecar, STRANGER))
-    message = refused(as_person(sidecar, STRANGER), role="watcher", scope="all")
-    assert "access.everyone" in message
+    message = refused(as_person(sidecar, STRANGER), role="watcher")
+    assert "(scope: own); see access.everyone" in message
     allowed = as_person(sidecar, STRANGER)
-    allowed.hello("gw-2", role="watcher")
+    allowed.hello("gw-2", role="watcher", scope="own")
     # Without the right it sees what concerns its name, and not everyone.
     allowed.send("list")
     assert allowed.expect("list")[0] == []
     assert allowed.where("u") == []
     own = as_person(sidecar, STRANGER)
-    own.hello("gw-1", role="watcher")
+    own.hello("gw-1", role="watcher", scope="own")
     assert [row[:2] for row in own.where("u")] == [["u", "gw-1"]]
     mine = as_person(sidecar, ROOT_USER)
     mine.hello("all", role="watcher", scope="all")

@@ -106,6 +106,7 @@ def test_a_hello_may_name_where_to_read_on(sidecar: Sidecar) -> None:
         reader = sidecar.gateway(
             "source",
             role="watcher",
+            scope="own",
             kinds=["offline"],
             ack=False,
             after=after,
@@ -163,10 +164,10 @@ def test_a_reader_with_a_cursor_learns_whether_its_name_was_known(
 def test_watchers_see_what_they_asked_for(sidecar: Sidecar) -> None:
     a, b = sidecar.gateway("left"), sidecar.gateway("right")
     watch: dict[str, Any] = {"role": "watcher", "ack": False}
-    everything = sidecar.gateway("w-all", scope="all", **watch)
-    own = sidecar.gateway("left", **watch)
+    everything = sidecar.gateway("w-all", **watch)
+    own = sidecar.gateway("left", scope="own", **watch)
     moves = sidecar.gateway("w-moved", scope="all", kinds=["moved"], **watch)
-    nobodys = sidecar.gateway("w-own", **watch)
+    nobodys = sidecar.gateway("w-own", scope="own", **watch)
     a.send("login", "x")
     a.sync()
     b.send("login", ["x", "y"])
@@ -237,7 +238,8 @@ def test_list_gives_a_gateway_its_own_and_a_watcher_everyone(start: Start) -> No
     sessions = {row[2] for row in rows}
     assert len(sessions) == len(rows)
     assert max(watcher.frames.sizes) <= 1 << 20
-    assert set(sidecar.gateway("w", role="watcher").listed()[0]) == set()
+    own = sidecar.gateway("w", role="watcher", scope="own")
+    assert own.listed() == ({}, 2_503)
     assert sidecar.gateway("none").listed() == ({}, 2_503)
 
 
