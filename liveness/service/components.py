@@ -50,7 +50,12 @@ from liveness.service.http.routes import build_pages
 from liveness.service.http.sign_in import SIGN_IN, SIGN_OUT, SignIn, Token
 from liveness.service.http.summary import Summaries
 from liveness.service.http.timers_api import TimersApi
-from liveness.service.http.users_api import OnlineUsersApi, UsersApi
+from liveness.service.http.users_api import (
+    WHERE,
+    WHERE_BYTES,
+    OnlineUsersApi,
+    UsersApi,
+)
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
 from liveness.service.links.link_writer import Delivery
@@ -407,7 +412,7 @@ class SidecarService:
         checks: list[Check] = []
         http, token = self.config.http, self.token if door == "http" else None
         if door == "http":
-            posts = {SIGN_IN, SIGN_OUT} if token else set[str]()
+            posts = {WHERE, SIGN_IN, SIGN_OUT} if token else {WHERE}
             checks += [allow_hosts(http.names), read_only(posts)]
         if token:
             sign_in = SignIn(
@@ -423,7 +428,13 @@ class SidecarService:
             has_sign_out=token is not None,
             turnstile=self._turnstile,
         )
-        return Middleware(pages, checks, refused, max_body_bytes=http.max_body_bytes)
+        return Middleware(
+            pages,
+            checks,
+            refused,
+            max_body_bytes=http.max_body_bytes,
+            larger_bodies={WHERE: WHERE_BYTES},
+        )
 
     def why_unhealthy(self) -> list[str]:
         """What is wrong with the process; empty if it is healthy."""

@@ -524,7 +524,8 @@ def test_the_answers_of_http_that_are_shown_have_the_shape_that_is_documented() 
     shown = re.findall(r"^\$ curl .*?http://[^/]+([^' ?\n]+).*\n(\{.*\})$", text, re.M)
     whole = [(path, answer) for path, answer in shown if "…" not in answer]
     for path, answer in whole:
-        operation = API["paths"][path_of(path)]["get"]
+        methods = API["paths"][path_of(path)]
+        operation = methods.get("get") or methods["post"]
         if path == "/v1/users":
             validate_by(json.loads(answer), operation["x-lines"]["each user"])
         else:

@@ -6,6 +6,7 @@ what is due, and commit. After each call of the server, `carry_out` does what th
 wants done: it queues commits for the disk, and wakes the tasks that write to links.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NoReturn, assert_never
 
@@ -402,6 +403,10 @@ class Engine:
         self.carry_out()
         self.turn_wanted.notify()
         return released
+
+    def where(self, uids: Sequence[Uid]) -> list[tuple[Uid, str, int, int | None]]:
+        """Return uid, gateway, session and conn of each of *uids* that is online."""
+        return self.presence.where(uids)
 
     def status_of(self, uid: Uid) -> UserStatus | None:
         """The status of a user; None if it is not online."""

@@ -2,6 +2,7 @@
 
     GET /v1/users                a line of JSON for each user online
     GET /v1/users/{uid}?limit=   one user: the session, the newest records, one sentence
+    POST /v1/where               {"uids": [...]}: those of them that are online, and where
 
 The last line of the list has no `uid`. It has the `seq` at which the list is true, and from
 which the feed continues; a list without it is incomplete. The list is one read of the
@@ -13,8 +14,9 @@ listener wait for each other, not for those at the other, and the engine waits f
 search ends after `SEARCH_S`, found or not; `liveness history` searches the whole log.
 """
 
+import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import perf_counter
 from typing import Final
@@ -25,13 +27,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from liveness.core.frames import bad_uid_text
 from liveness.core.records import Uid
+from liveness.core.uids import is_natural
 from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
 from liveness.metrics import Counts
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
-from liveness.service.http.api import ApiError, answering, number_in, query_of
+from liveness.service.http.api import (
+    ApiError,
+    answering,
+    json_text,
+    number_in,
+    query_of,
+)
 from liveness.service.http.event_stream import StreamKind, Streams, StreamWriter
 from liveness.service.links.spools import Spool, SpoolFull, Spools, TooLarge
 from liveness.service.storage.database import reading
@@ -39,13 +49,21 @@ from liveness.service.storage.log_reader import LogReader
 from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
-from liveness.text import uid_of
+from liveness.text import json_line, json_ready, uid_of
 
 _PATH_PREFIX: Final = b"/v1/users/"
 # In one answer. A record has at most 1 KiB, and a hundred answers may be in memory.
 MAX_RECORDS: Final = 100
 # About how long a search takes if it does not find enough records.
 SEARCH_S: Final = 2.0
+WHERE: Final = "/v1/where"
+# Of one request: a page of a large chat, and not everyone.
+MOST_UIDS: Final = 10_000
+# So many uids of 255 bytes, written as they are.
+WHERE_BYTES: Final = 3 * 1024 * 1024
+# Uids that are read, or rows that are written, between two turns of the event loop: about
+# a millisecond.
+UIDS_A_STEP: Final = 500
 
 
 class UsersApi:
@@ -64,9 +82,30 @@ class UsersApi:
         self._wall_ms = wall_ms
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The same route for every listener."""
+        """The same routes for every listener: a POST, too, changes nothing here."""
         page = answering(partial(self._user, trio.CapacityLimiter(1)))
-        return [Route("/v1/users/{uid:path}", page, methods=["GET"])]
+        return [
+            Route("/v1/users/{uid:path}", page, methods=["GET"]),
+            Route(WHERE, answering(self._where), methods=["POST"]),
+        ]
+
+    async def _where(self, request: Request) -> Response:
+        query_of(request)
+        uids = await _uids_of_body(request)
+        # What is decided up to there is in what follows; so may be what is decided later.
+        seq = self._log_writer.durable_seq
+        lines = list[str]()
+        for start in range(0, len(uids), UIDS_A_STEP):
+            await trio.lowlevel.checkpoint()
+            durable = self._log_writer.durable_seq
+            for uid, gateway, session, conn in self._engine.where(
+                uids[start : start + UIDS_A_STEP]
+            ):
+                row = {"uid": uid, "gateway": gateway, "session": session, "conn": conn}
+                if session > durable:
+                    row["session"] = None  # as in `_user`
+                lines.append(json_line(json_ready(row)))
+        return json_text(f'{{"users":[{",".join(lines)}],"seq":{seq}}}')
 
     async def _user(self, readers: trio.CapacityLimiter, request: Request) -> Response:
         uid = _uid_of_path(request)
@@ -121,6 +160,47 @@ class UsersApi:
         }
         online = next((status.devices for status in shown.values()), 0)
         return UserDevices(user, user == uid, online, shown)
+
+
+async def _uids_of_body(request: Request) -> list[Uid]:
+    """The uids in the body, each once.
+
+    Raises:
+        ApiError: It has no such array, or what is no uid.
+    """
+    try:
+        body = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        body = None
+    given = body.get("uids") if isinstance(body, dict) and len(body) == 1 else None
+    if not isinstance(given, list):
+        message = (
+            'the body must be JSON with exactly this key: {"uids": [...]}, an array'
+        )
+        raise ApiError(400, f"{message} of strings and integers")
+    if len(given) > MOST_UIDS:
+        message = f"the body has {len(given)} uids, and at most {MOST_UIDS} are taken"
+        raise ApiError(413, f"{message}; ask in several requests")
+    uids = dict[Uid, None]()
+    for start in range(0, len(given), UIDS_A_STEP):
+        await trio.lowlevel.checkpoint()
+        part = given[start : start + UIDS_A_STEP]
+        uids.update(dict.fromkeys(_checked_uids(part, start)))
+    return [*uids]
+
+
+def _checked_uids(given: Iterable[object], start: int) -> Iterable[Uid]:
+    for index, uid in enumerate(given, start):
+        if is_natural(uid):
+            yield uid
+            continue
+        try:
+            if isinstance(uid, str):
+                yield uid_of(uid)
+                continue
+            raise ValueError(bad_uid_text(uid))
+        except ValueError as error:
+            raise ApiError(400, f"uids[{index}]: {error}") from None
 
 
 def _uid_of_path(request: Request) -> Uid:

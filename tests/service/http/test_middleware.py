@@ -3,13 +3,19 @@
 from typing import Any
 
 import pytest
+import trio
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.metrics import HttpRefusal
-from liveness.service.http.middleware import Middleware, allow_hosts, read_only
+from liveness.service.http.middleware import (
+    LARGE_AT_ONCE,
+    Middleware,
+    allow_hosts,
+    read_only,
+)
 from tests.service.http.asgi import ask
 
 MOST = 1_000
@@ -54,6 +60,37 @@ async def test_a_byte_more_is_refused(
     assert (answer.status, refused) == (413, [HttpRefusal.BODY])
     told = "more than 1000 bytes; send less (http.max_body_bytes)"
     assert told in answer.error
+
+
+async def test_a_path_may_take_a_larger_body_and_a_few_are_in_memory_at_a_time() -> (
+    None
+):
+    refused: list[HttpRefusal] = []
+    at_once = most_at_once = 0
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal at_once, most_at_once
+        at_once += 1
+        most_at_once = max(most_at_once, at_once)
+        await trio.testing.wait_all_tasks_blocked()
+        at_once -= 1
+        await echo(scope, receive, send)
+
+    large = Middleware(
+        slow, (), refused.append, max_body_bytes=MOST, larger_bodies={"/large": 5_000}
+    )
+
+    async def answered() -> None:
+        answer = await ask(large, "POST", "/large", pieces=in_pieces(5_000, 300))
+        assert (answer.status, len(answer.body)) == (200, 5_000)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3 * LARGE_AT_ONCE):
+            nursery.start_soon(answered)
+    assert most_at_once == LARGE_AT_ONCE
+    answer = await ask(large, "POST", "/large", pieces=in_pieces(5_001, 300))
+    assert (answer.status, refused) == (413, [HttpRefusal.BODY])
+    assert answer.error == "the body has more than 5000 bytes; send less"
 
 
 async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:

@@ -1,0 +1,158 @@
+"""`POST /v1/where`: which of some users are online, for every reader."""
+
+import json
+from typing import Any
+
+import pytest
+import trio
+
+from liveness.service.http.middleware import LARGE_AT_ONCE
+from liveness.service.http.sign_in import Token
+from liveness.service.http.users_api import MOST_UIDS, UIDS_A_STEP, WHERE, WHERE_BYTES
+from liveness.text import json_ready
+from tests.helpers import disk
+from tests.helpers.strategies import HARD_UIDS
+from tests.service.http.asgi import Answer
+from tests.service.http.doors import Doors
+from tests.service.rig import Rig
+
+
+async def asked(rig: Rig, body: bytes, door: str = "http") -> Answer:
+    return await Doors(rig).ask(door, "POST", WHERE, body)
+
+
+async def where(rig: Rig, *uids: object, door: str = "http") -> dict[str, Any]:
+    answer = await asked(rig, json.dumps({"uids": uids}).encode(), door)
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = json.loads(answer.body)
+    return found
+
+
+@pytest.mark.parametrize("door", ["http", "admin"])
+async def test_those_online_are_shown_once_in_the_order_asked_for(
+    rig: Rig, door: str
+) -> None:
+    gateway = await rig.gateway("gw-1")
+    await gateway.send(["login", ["ada", 7], {"conn": [4, None]}], ["login", 2**63 - 1])
+    await gateway.sync()
+    found = await where(
+        rig, "eve", "int:7", "ada", "7", 7, f"int:{2**63 - 1}", door=door
+    )
+    assert found == {
+        "users": [
+            {"uid": 7, "gateway": "gw-1", "session": 2, "conn": None},
+            {"uid": "ada", "gateway": "gw-1", "session": 1, "conn": 4},
+            {
+                "uid": f"int:{2**63 - 1}", "gateway": "gw-1", "session": 3,
+                "conn": None,
+            },
+        ],
+        "seq": 3,
+    }  # fmt: skip
+    assert await where(rig) == {"users": [], "seq": 3}
+
+
+async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
+    gateway = await rig.gateway("gw-1")
+    with disk.locked(rig.store.path):
+        await gateway.send(["login", "eve"])
+        await rig.until(lambda: len(rig.presence) == 1)
+        found = await where(rig, "eve")
+    row = {"uid": "eve", "gateway": "gw-1", "session": None, "conn": None}
+    assert found == {"users": [row], "seq": 0}
+
+
+async def test_users_of_hard_names_are_found_by_their_names(rig: Rig) -> None:
+    await rig.gateway_of(HARD_UIDS)
+    found = await where(rig, *[row_name(uid) for uid in HARD_UIDS])
+    assert [row["uid"] for row in found["users"]] == [
+        row_name(uid) for uid in HARD_UIDS
+    ]
+
+
+def row_name(uid: str | int) -> object:
+    """A uid as HTTP shows it."""
+    return json_ready({"uid": uid})["uid"]
+
+
+async def test_the_most_uids_are_taken_and_others_get_their_turn_meanwhile(
+    rig: Rig,
+) -> None:
+    gateway = await rig.gateway("gw-1")
+    for start in range(0, MOST_UIDS, 2_000):
+        await gateway.send(["login", [*range(start, start + 2_000)]])
+    await gateway.sync()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        found = await where(rig, *range(MOST_UIDS))
+        nursery.cancel_scope.cancel()
+    assert len(found["users"]) == MOST_UIDS
+    assert turns > 2 * MOST_UIDS / UIDS_A_STEP
+    longest = [f"{n:0255}" for n in range(MOST_UIDS)]
+    assert len(json.dumps({"uids": longest})) < WHERE_BYTES
+    assert (await where(rig, *longest))["users"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"", 400, 'exactly this key: {"uids": [...]}'),
+        (b"[" * 100_000, 400, "exactly this key"),
+        (b'["ada"]', 400, "exactly this key"),
+        (b'{"uids": "ada"}', 400, "exactly this key"),
+        (b'{"uids": [], "more": 1}', 400, "exactly this key"),
+        (b'{"uids": ["ada", ""]}', 400, "uids[1]: "),
+        (b'{"uids": ["int:07"]}', 400, "uids[0]: 'int:07' is no uid"),
+        (b'{"uids": [7.0]}', 400, "uids[0]: 7.0 is no uid"),
+        (b'{"uids": [true]}', 400, "uids[0]: True is no uid"),
+        (b'{"uids": [null]}', 400, "uids[0]: None is no uid"),
+        (b'{"uids": [-1]}', 400, "uids[0]: -1 is no uid"),
+        (b'{"uids": [9223372036854775808]}', 400, "uids[0]: "),
+        (b'{"uids": ["\\ud800"]}', 400, "uids[0]: "),
+        (
+            b'{"uids": [' + b"1," * MOST_UIDS + b"1]}",
+            413,
+            "10001 uids, and at most 10000 are taken; ask in several requests",
+        ),
+        (b" " * (WHERE_BYTES + 1), 413, f"more than {WHERE_BYTES} bytes; send less"),
+    ],
+    ids=[
+        *(
+            "nothing",
+            "nested",
+            "array",
+            "text",
+            "more keys",
+            "empty",
+            "int:07",
+            "float",
+        ),
+        *("boolean", "null", "negative", "2^63", "surrogate", "too many", "too long"),
+    ],
+)
+async def test_what_names_no_users_is_refused(
+    rig: Rig, body: bytes, status: int, told: str
+) -> None:
+    answer = await asked(rig, body)
+    assert (answer.status, told in answer.error) == (status, True), answer.error
+
+
+async def test_a_reader_needs_the_token_and_may_not_get(rig: Rig) -> None:
+    doors = Doors(rig, Token("a-token-of-16-or-more"))
+    answer = await doors.ask("http", "POST", WHERE, b'{"uids": []}')
+    assert answer.status == 401
+    authorization = "Bearer a-token-of-16-or-more"
+    answer = await doors.ask(
+        "http", "POST", WHERE, b'{"uids": []}', authorization=authorization
+    )
+    assert answer.status == 200
+    assert (await Doors(rig).get(WHERE)).status == 405
+    assert LARGE_AT_ONCE * WHERE_BYTES <= 32 * 1024 * 1024
