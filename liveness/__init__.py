@@ -18,12 +18,15 @@ if TYPE_CHECKING:
         connect,
     )
     from liveness.client.sync import SyncSidecar, connect_sync
+    from liveness.client.sync_watch import SyncWatch, watch_sync
+    from liveness.client.watch import Listing, Watch, Where, watch
 
 __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
     "End",
     "LinkState",
+    "Listing",
     "LivenessError",
     "Refused",
     "Replaced",
@@ -31,12 +34,28 @@ __all__ = [
     "Sidecar",
     "Stats",
     "SyncSidecar",
+    "SyncWatch",
     "TaskFailed",
     "Timer",
+    "Watch",
+    "Where",
     "__version__",
     "connect",
     "connect_sync",
+    "watch",
+    "watch_sync",
 ]
+# The names that are in another module than `liveness.client.sidecar`.
+_MODULES = {
+    "SyncSidecar": "sync",
+    "connect_sync": "sync",
+    "SyncWatch": "sync_watch",
+    "watch_sync": "sync_watch",
+    "Listing": "watch",
+    "Watch": "watch",
+    "Where": "watch",
+    "watch": "watch",
+}
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
@@ -47,9 +66,8 @@ if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        is_sync = name in ("SyncSidecar", "connect_sync")
-        module = "liveness.client.sync" if is_sync else "liveness.client.sidecar"
-        return getattr(import_module(module), name)
+        module = import_module(f"liveness.client.{_MODULES.get(name, 'sidecar')}")
+        return getattr(module, name)
 
     def __dir__() -> list[str]:
         return __all__

@@ -25,6 +25,7 @@ from cyclopts import Parameter, Token
 
 from liveness.cli.explain import user_in_sidecar
 from liveness.cli.options import Json, Socket, State, declared, file_at, number
+from liveness.client.watch import LOG, watch
 from liveness.compare.comparison import Comparison, Evidence, Line, Outcome, Span
 from liveness.compare.comparison_report import (
     ComparisonOptions,
@@ -33,9 +34,9 @@ from liveness.compare.comparison_report import (
 )
 from liveness.config.sources import socket_path, state_folder
 from liveness.console.admin_client import CommandError
-from liveness.console.record_feed import RecordFeed
 from liveness.console.record_lines import RecordMap
 from liveness.console.terminal import report_line
+from liveness.console.watching import command_errors
 from liveness.core.records import GAP, OFFLINE, Logged, Record, Uid
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
@@ -195,8 +196,8 @@ class _LiveComparison:
         # Both sides begin once the link is up: see `run`.
         self._comparison = Comparison(self._within_ms, here=Span(inf), there=Span(inf))
         self.report = ComparisonReport(self._comparison, self._reader, options)
-        self._feed = RecordFeed(
-            socket_path, after=None, kinds=[OFFLINE], report_line=report_line
+        self._watch = watch(
+            socket_path, kinds=[OFFLINE], strict=True, report_line=report_line
         )
         self._complete_to = 0  # see `_records_complete_to`; Unix milliseconds
         self.has_begun = False
@@ -206,7 +207,7 @@ class _LiveComparison:
         try:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(self._feed.follow, self._add_records)
+                    await nursery.start(self._read_records)
                     self._complete_to = wall_ms()
                     self._comparison.begin(self._complete_to)
                     self.has_begun = True
@@ -227,19 +228,29 @@ class _LiveComparison:
         A new link counts only once it has lasted for the tolerance: it first brings the
         records that were missed, and one of these may belong to a line that is waiting.
         """
-        linked_ms = 1000 * (trio.current_time() - self._feed.linked_at)
+        linked_ms = 1000 * (trio.current_time() - self._watch.linked_at)
         if linked_ms >= self._within_ms:
             self._complete_to = wall_ms()
         return self._complete_to
 
-    def _add_records(self, records: list[RecordMap]) -> bool:
+    async def _read_records(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        with command_errors(self._socket_path):
+            async with self._watch:
+                await self._watch.connected()
+                task_status.started()
+                async for batch in self._watch.batches():
+                    self._add_records(batch)
+
+    def _add_records(self, records: Iterable[RecordMap]) -> None:
         for record in records:
             if record["kind"] == OFFLINE:
                 self._comparison.add_record(_record(record))
-            else:
-                assert record["kind"] == GAP
+            elif record["kind"] == GAP:
                 report_line("some records are no longer kept, and are missing")
-        return False
+            else:
+                assert record["kind"] == LOG  # the line about the link says it
 
     async def _read_stdin(self, until: trio.CancelScope) -> None:
         # Not `sys.stdin`: a thread abandoned in a buffered read holds its lock for ever.

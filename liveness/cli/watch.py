@@ -4,22 +4,23 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import trio
 from cyclopts import Parameter
 
 from liveness.cli.options import Json, Kinds, Socket, declared, number
+from liveness.client.watch import LOG
+from liveness.client.watch import watch as watch_sidecar
 from liveness.config.sources import socket_path
-from liveness.console.record_feed import RecordFeed
 from liveness.console.record_lines import (
-    RecordMap,
     in_colours,
     json_line,
     plain,
     text_line,
 )
 from liveness.console.terminal import AUTO, COLORS, report_line, wants_colours
+from liveness.console.watching import command_errors
 
 
 async def watch(
@@ -27,6 +28,7 @@ async def watch(
     *,
     after: int | None,
     kinds: Sequence[str],
+    users: bool,
     as_json: bool,
     count: int | None,
     out: TextIO,
@@ -39,6 +41,7 @@ async def watch(
         path: The sidecar's socket.
         after: Show records above this `seq`; None: from now on.
         kinds: The kinds to show; none: all. A gap is always shown.
+        users: Whether to show users, not their devices.
         as_json: Whether a line is JSON, or text for a person.
         count: None: without end.
         out: Flushed after each frame's records.
@@ -51,18 +54,19 @@ async def watch(
     line = json_line if as_json else partial(text_line, paint=paint)
     left = count
 
-    def show(records: list[RecordMap]) -> bool:
-        nonlocal left
-        shown = records[:left]
-        out.writelines(f"{line(record)}\n" for record in shown)
-        out.flush()
-        if left is not None:
-            left -= len(shown)
-        return left == 0
-
-    await RecordFeed(path, after=after, kinds=kinds, report_line=report_line).follow(
-        show
-    )
+    options: dict[str, Any] = {"after": after, "kinds": kinds, "users": users}
+    with command_errors(path):
+        async with watch_sidecar(
+            path, strict=True, report_line=report_line, **options
+        ) as records:
+            async for batch in records.batches():
+                shown = [record for record in batch if record["kind"] != LOG][:left]
+                out.writelines(f"{line(record)}\n" for record in shown)
+                out.flush()
+                if left is not None:
+                    left -= len(shown)
+                    if not left:
+                        return
 
 
 command: Final = declared("watch", "watch --kind offline --json")
@@ -79,6 +83,13 @@ def watch_records(
         ),
     ] = None,
     kind: Kinds = None,
+    users: Annotated[
+        bool,
+        Parameter(
+            help="one record when a user's first device comes and one when the last goes; "
+            "needs presence.device_separator"
+        ),
+    ] = False,
     json: Json = False,
     count: Annotated[
         int | None, number(int, "N", "end after N records", 1, 2**63 - 1)
@@ -100,6 +111,7 @@ def watch_records(
             socket_path(socket),
             after=after,
             kinds=kind or (),
+            users=users,
             as_json=json,
             count=count,
             out=sys.stdout,

@@ -58,6 +58,31 @@ class Welcome(NamedTuple):
     known: bool  # it knew the gateway's name, and its position in the log
 
 
+def parse_welcome(options: dict[str, Any]) -> Welcome:
+    """Read the content of a welcome.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError: It is not of this protocol.
+    """
+    welcome = Welcome(
+        log=str(options["log"]),
+        next=int(options["next"]),
+        timeout=float(options["timeout"]),
+        flush=float(options["flush"]),
+        max_batch=int(options["max_batch"]),
+        max_frame=int(options["max_frame"]),
+        server=str(options.get("server", "")),
+        features=options.get("features", ()),
+        run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
+        began=options.get("began") is True,
+        known=options.get("known") is not False,
+    )
+    times = welcome.flush, welcome.run_timeout
+    if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):
+        raise ValueError("impossible limits")
+    return welcome
+
+
 class Client:
     """The state of a gateway's protocol: reports, records and timers.
 
@@ -323,22 +348,7 @@ class Client:
 
     def _receive_welcome(self, options: dict[str, Any]) -> str | None:
         before = self.welcome
-        welcome = Welcome(
-            log=str(options["log"]),
-            next=int(options["next"]),
-            timeout=float(options["timeout"]),
-            flush=float(options["flush"]),
-            max_batch=int(options["max_batch"]),
-            max_frame=int(options["max_frame"]),
-            server=str(options.get("server", "")),
-            features=options.get("features", ()),
-            run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
-            began=options.get("began") is True,
-            known=options.get("known") is not False,
-        )
-        times = welcome.flush, welcome.run_timeout
-        if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):
-            raise ValueError("impossible limits")
+        welcome = parse_welcome(options)
         self.welcome = welcome
         self.is_linked = True
         self.links += 1

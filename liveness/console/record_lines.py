@@ -1,7 +1,7 @@
 """A record as one line: text for a person, or JSON."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from liveness.core.records import (
@@ -16,7 +16,7 @@ from liveness.core.records import (
 )
 from liveness.text import escaped, json_ready, local_time, uid_text
 
-RecordMap = dict[str, Any]
+RecordMap = Mapping[str, Any]
 # Takes the meaning of a piece of a line and its text; returns the text in its colour.
 Paint = Callable[[str, str], str]
 # ANSI colours of the terminal's own palette, light or dark.

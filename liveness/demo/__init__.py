@@ -13,5 +13,5 @@ To write a gateway of your own, read only `gateway.py`. All other files make the
 - `picture.py` shows it on a terminal, and `plain_lines.py` elsewhere.
 """
 
-# Imports: compiled, config, console, core, errors, text.
+# Imports: client, compiled, config, console, core, errors, text.
 # Never: starlette, hypercorn, sqlite3.

@@ -10,8 +10,9 @@ from typing import Final, Protocol
 
 import trio
 
+from liveness.client.watch import LOG, Watch
 from liveness.console.own_command import as_typed
-from liveness.console.record_feed import RecordFeed
+from liveness.console.watching import command_errors
 from liveness.demo.director import Director
 from liveness.demo.gateway import HOST
 from liveness.demo.plans import joining_s, last_silence_s, planned
@@ -146,24 +147,28 @@ class DemoRun:
 
     async def _watch(self) -> None:
         """Reads every record, across restarts of the sidecar."""
-        feed = RecordFeed(
-            self.socket,
+        watch = Watch(
+            str(self.socket),
             after=0,
-            kinds=(),
+            strict=True,
             report_line=lambda line: None,  # the director's lines say enough
-            pause_s=partial(uniform, *RECONNECT_PAUSE_S),
+            pause_between=lambda *_: uniform(*RECONNECT_PAUSE_S),
         )
-        await feed.follow(self._take)
+        with command_errors(self.socket):
+            async with watch:
+                async for batch in watch.batches():
+                    self._take(batch)
 
-    def _take(self, records: Sequence[Record]) -> bool:
+    def _take(self, records: Sequence[Record]) -> None:
         now, wall_ms = trio.current_time(), time.time_ns() // 1_000_000
         for record in records:
+            if record["kind"] == LOG:
+                continue
             # Stamps are truncated to milliseconds: the record may be up to one younger.
             age_s = max(0, wall_ms - record["at"] - 1) / 1_000
             self.referee.check(record, decided=now - age_s, at=now)
             if record["kind"] != "online":
                 self._display.add(record)
-        return False
 
     async def _check_overdue(self) -> None:
         while True:

@@ -238,8 +238,8 @@ def test_list_gives_a_gateway_its_own_and_a_watcher_everyone(start: Start) -> No
     sessions = {row[2] for row in rows}
     assert len(sessions) == len(rows)
     assert max(watcher.frames.sizes) <= 1 << 20
-    own = sidecar.gateway("w", role="watcher", scope="own")
-    assert own.listed() == ({}, 2_503)
+    nobodys = sidecar.gateway("w", role="watcher", scope="own")
+    assert nobodys.listed() == ({}, 2_503)
     assert sidecar.gateway("none").listed() == ({}, 2_503)
 
 

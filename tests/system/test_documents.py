@@ -37,7 +37,7 @@ PATIENCE_S: Final = 20
 # Whole gateways, by what each has in it alone.
 GATEWAYS: Final = [
     ("docs/gateway.md", "trio.serve_tcp"),
-    ("docs/gateway.md", "asyncio.run"),
+    ("docs/gateway.md", "asyncio.start_server"),
     ("docs/gateway.md", "connect_sync("),
     ("docs/getting-started.md", "asyncio.run"),
 ]
@@ -153,7 +153,7 @@ def test_every_python_example_is_run_below() -> None:
     assert {page: count for page, count in has.items() if count} == {
         "README.md": 1,
         "docs/any-language.md": 1,
-        "docs/gateway.md": 3,
+        "docs/gateway.md": 4,
         "docs/getting-started.md": 1,
         "docs/shadow-mode.md": 1,
         "docs/testing.md": len(TESTS),
@@ -222,6 +222,22 @@ async def test_the_timers_of_the_manual_are_asked_for_and_done(
             assert (await link.next("done"))[1:] == ["rate:8", None, {"seq": 1}]
             assert gateway.process.stdout is not None
             assert gateway.process.stdout.readline() == b"bob, how was rate:8?\n"
+
+
+def test_the_reader_of_the_manual_asks_and_is_told_who_goes(
+    environ: dict[str, str],
+) -> None:
+    program = strict_python(example("docs/gateway.md", "liveness.watch("))
+    with (
+        started("liveness serve --timeout 1", environ) as sidecar,
+        started(program, environ | {"PYTHONUNBUFFERED": "1"}) as reader,
+    ):
+        sidecar.line_with('"mailer"')
+        reader.shows("online: set()")
+        with Client(Path(environ["LIVENESS_SOCKET_PATH"])) as gateway:
+            gateway.hello("gw-1")
+            gateway.send("login", "eve")
+            reader.shows("eve is offline")
 
 
 TESTS: Final = blocks("docs/testing.md", "python")

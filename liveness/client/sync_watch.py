@@ -1,0 +1,138 @@
+"""Reading for programs without an event loop: it runs in a background thread.
+
+    with liveness.watch_sync(name="mailer", kinds=["offline"]) as watch:
+        for record in watch:
+            send_mail(record["uid"])
+
+Records that have arrived are taken in the caller's thread. The other one connects, reads,
+acknowledges and asks.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from time import perf_counter
+from typing import Any, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from liveness.client.inbox import RecordMap
+from liveness.client.questions import Listing, Sessions
+from liveness.client.sidecar import socket_at
+from liveness.client.watch import ACK_EVERY_S, Batch, Watch
+from liveness.client.watcher_link import ReportLine
+from liveness.core.records import Uid
+
+__all__ = ["SyncWatch", "watch_sync"]
+
+T = TypeVar("T")
+
+
+@contextmanager
+def watch_sync(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    after: int | None = None,
+    log: str | None = None,
+    scope: str = "all",
+    kinds: Sequence[str] = (),
+    users: bool = False,
+    strict: bool = False,
+    report_line: ReportLine | None = None,
+) -> Iterator["SyncWatch"]:
+    """As `watch`, for a program without an event loop: it runs one in a thread.
+
+    `report_line` is called in that thread.
+
+    Raises:
+        ReportError: As `watch`.
+        ConfigError: As `watch`.
+    """
+    options: dict[str, Any] = {"name": name, "after": after, "log": log, "scope": scope}
+    options |= {"kinds": kinds, "users": users, "strict": strict}
+    watch = Watch(socket_at(path), report_line=report_line, **options)
+    with start_blocking_portal("trio", name="liveness") as portal:
+        try:
+            yield SyncWatch(watch, portal)
+        finally:
+            portal.call(watch.aclose)
+
+
+class SyncWatch(Iterator[RecordMap]):
+    """The records of a sidecar for a program with threads; from `watch_sync`.
+
+    It is an endless `for` over records, for one loop at a time; see `Watch`. Questions may
+    come from any thread.
+    """
+
+    def __init__(self, watch: Watch, portal: BlockingPortal) -> None:
+        self._watch = watch
+        self._portal = portal
+        self._lock = Lock()  # of the loop
+        self._waited_at = 0.0
+
+    def __next__(self) -> RecordMap:
+        """Finish the last record, and wait for the next one."""
+        with self._lock:
+            record = None
+            if perf_counter() - self._waited_at < ACK_EVERY_S:
+                record = self._watch.take()
+            if record is None:
+                record = self._next(self._watch.__anext__)
+                self._waited_at = perf_counter()  # its acks are written by now
+            return record
+
+    def batches(self) -> Iterator[Batch]:
+        """Iterate over lists of records; see `Watch.batches`."""
+        batches = self._watch.batches()
+        while True:
+            with self._lock:
+                try:
+                    batch = self._next(batches.__anext__)
+                except StopIteration:
+                    return
+            yield batch
+
+    def _next(self, wait: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return self._wait(wait)
+        except (StopAsyncIteration, anyio.ClosedResourceError):
+            raise StopIteration from None
+
+    @property
+    def log(self) -> str | None:
+        """The id of the log that the last record is from; see `Watch.log`."""
+        return self._watch.log
+
+    @property
+    def name(self) -> str:
+        """The name of this reader; see `Watch.name`."""
+        return self._watch.name
+
+    def connected(self) -> None:
+        """Wait until there is a link; see `Watch.connected`."""
+        self._wait(self._watch.connected)
+
+    def where(self, uids: Uid | Iterable[Uid]) -> Sessions:
+        """Ask which of these users are online, and where; see `Watch.where`."""
+        return self._wait(lambda: self._watch.where(uids))
+
+    def online(self, uids: Uid | Iterable[Uid]) -> set[Uid]:
+        """Ask which of these users are online; see `Watch.online`."""
+        return self._wait(lambda: self._watch.online(uids))
+
+    def list(self) -> Listing:
+        """Ask for all sessions; see `Watch.list`."""
+        return self._wait(self._watch.list)
+
+    def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Run *wait* in the background thread."""
+        try:
+            return self._portal.call(wait)
+        except RuntimeError:
+            if not self._watch.is_closed:
+                raise
+        raise anyio.ClosedResourceError("watch_sync was left")

@@ -1,0 +1,521 @@
+"""What a program in Python uses to read who comes and goes, and to ask who is online.
+
+    async for record in liveness.watch(name="mailer", kinds=["offline"]):
+        await send_mail(record["uid"])
+
+    async with liveness.watch() as watch:
+        online = await watch.online(["ada", "bob"])
+
+It runs under trio and asyncio; `liveness.client.sync_watch` is for programs without an
+event loop. There is no task in the background: a `Watch` connects, reads and acknowledges
+while the program waits for the next record, and holds at most what one read brought. So a
+slow program holds up nothing but itself; what it has not read is in the sidecar's log.
+
+The sidecar delivers a record until it is acknowledged. A `Watch` keeps its position, the
+log's id and the `seq` of the last record that arrived, over its links, and leaves out what
+comes again.
+"""
+
+import os
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from logging import INFO
+from math import inf
+from typing import Any, Final, Self, TypeAlias
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from liveness.client.inbox import RecordMap
+from liveness.client.protocol import Welcome
+from liveness.client.questions import Listing, Questions, Sessions, Where
+from liveness.client.sidecar import socket_at
+from liveness.client.watcher_link import (
+    PauseBetween,
+    Redial,
+    ReportLine,
+    WatcherLink,
+    random_name,
+    watcher_hello,
+    wrong_form,
+)
+from liveness.core.frames import BadFrame, parse_hello
+from liveness.core.framing import Frame
+from liveness.core.records import Uid
+from liveness.errors import LivenessError, Replaced, ReportError
+from liveness.text import escaped
+
+__all__ = ["Batches", "Listing", "Watch", "Where", "watch"]
+
+# The kind of the mapping that says that the log is another one. It is not on the wire.
+LOG: Final = "log"
+# While more records are at hand, an ack is written at most this often. Before a wait for
+# the next one everything finished is acknowledged.
+ACK_EVERY_S: Final = 0.1
+# For the last ack, when the program stops to read: the sidecar may not be reading just then.
+LAST_S: Final = 1.0
+
+Batch: TypeAlias = list[RecordMap]
+
+
+def watch(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    after: int | None = None,
+    log: str | None = None,
+    scope: str = "all",
+    kinds: Sequence[str] = (),
+    users: bool = False,
+    strict: bool = False,
+    report_line: ReportLine | None = None,
+) -> "Watch":
+    """Return the records of a sidecar, in order and without end.
+
+    It connects when the first record is asked for, and again whenever its link ends. A
+    record is never left out, and not repeated by a new link. Where there is no sidecar, it
+    waits: a program may start before its sidecar. The logger "liveness.client" logs what
+    happens to the link.
+
+    With a `name`, the sidecar stores how far this reader is: a program that starts again
+    goes on behind the last record that it finished. Without one, every program begins
+    where `after` says, and can keep its own position: `record["seq"]` and `Watch.log`.
+
+    Args:
+        path: The sidecar's socket. None: where the command line looks for it too.
+        name: The name of this reader, 1 to 64 bytes. No other process may read by it. The
+            sidecar forgets it if it has had no link for 1.25 times the retention.
+        after: Begin above this `seq`; 0: with the oldest record that is kept. None: with
+            the next new record. With a `name`, only for one that the sidecar does not know.
+        log: The id of the log that `after` belongs to, as `Watch.log` gave it. If that is
+            not the sidecar's log, all records of the sidecar's come. None: its log, of
+            whatever id.
+        scope: "all"; or "own", for the records of the gateway of this `name`.
+        kinds: The records to read: "online", "offline", "moved", "timer". None named: all.
+            A "gap" is read in any case.
+        users: Read records of users, not of their devices: one when a user's first device
+            comes, and one when the last goes. Needs `presence.device_separator` in the
+            sidecar's settings.
+        strict: Whether to raise what is otherwise logged and tried again. At the first
+            attempt these are all errors, later the refusals that will not pass.
+        report_line: Is called with each line about the link, in place of the logger.
+    Raises:
+        ReportError: An argument is invalid. (It is a ValueError too.)
+        ConfigError: Without a path: the settings do not say where the socket is.
+    """
+    return Watch(
+        socket_at(path),
+        name=name,
+        after=after,
+        log=log,
+        scope=scope,
+        kinds=kinds,
+        users=users,
+        strict=strict,
+        report_line=report_line,
+    )
+
+
+class Watch(AsyncIterator[RecordMap]):
+    """An endless `async for` over records, for one loop at a time; from `watch`.
+
+    A record is a mapping, as it is on the wire (`proto/README.md`, "Records"). It is
+    finished when the loop comes back for the next one, and is then acknowledged: at once if
+    no other record is at hand, otherwise within a tenth of a second or when the loop next
+    comes back. After a crash, records come again that were not acknowledged, so do your
+    work such that it may be done twice.
+
+    Two mappings are about the log itself. A "gap" says that records `first` to `until` - 1
+    are no longer kept, or damaged. One of kind "log" is made here, and is not on the wire:
+
+        {"kind": "log", "log": NEW, "was": OLD, "seq": 0}
+
+    The sidecar's log is another one (its state was lost, or restored from a backup), or has
+    lost its end; then both ids are the same. What follows are the records of that log, from
+    the oldest; of a restored one those that this reader had not read. In both cases what
+    the program knows may be out of date: `list` says who is online.
+
+    If a wait for a record is cancelled, no record is lost. Use `async with`, or call
+    `aclose`, where the loop may end before the program.
+
+    The iteration raises `Replaced` if another process reads by this name, and `ReportError`
+    if there is no record `after` yet. With `strict` it raises more, see `watch`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        name: str | None = None,
+        after: int | None = None,
+        log: str | None = None,
+        scope: str = "all",
+        kinds: Sequence[str] = (),
+        users: bool = False,
+        strict: bool = False,
+        report_line: ReportLine | None = None,
+        pause_between: PauseBetween = random.uniform,
+    ) -> None:
+        self.path = path
+        self._has_cursor = name is not None
+        own_name = random_name("watch") if name is None else name
+        self._options = watcher_hello(own_name, scope, ack=self._has_cursor)
+        if kinds:
+            self._options["kinds"] = tuple(kinds)
+        if users:
+            self._options["users"] = True
+        _check(self._options, after, log)
+        self._scope = scope
+        self._redial = Redial(
+            path,
+            own_name,
+            strict=strict,
+            report_line=report_line,
+            pause_between=pause_between,
+        )
+        self._questions = Questions(
+            Redial(
+                path,
+                f"questions of {own_name}",
+                strict=strict,
+                report_line=report_line,
+                pause_between=pause_between,
+            ),
+            scope,
+        )
+        self._link: WatcherLink | None = None
+        self._linked_at = inf
+        self._guard = anyio.ResourceGuard("reading the records of")
+        self._cancel_scope: anyio.CancelScope | None = None  # of the loop's wait
+        self._is_closed = False
+        self._end: LivenessError | None = None  # of the last link, not reported yet
+        self._replaced: Replaced | None = None
+        # Where the next link begins, and the log that it belongs to.
+        self._seq, self._seq_log = after, log
+        self._has_begun = False  # the records of this name, or above `after`
+        self._known_log = log  # the newest that is known
+        self._floor = 0  # records of this link up to here came before
+        # Arrived, and not given to the loop yet; each with the number of its log.
+        self._waiting = deque[tuple[int, RecordMap]]()
+        self._logs = 0
+        self._given: tuple[int, int] | None = None  # to the loop: a log's number, a seq
+        self._finished: tuple[int, int] = (0, 0)
+        self._acked = 0  # on this link
+        self._acked_at = -inf
+
+    # --- records --------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RecordMap:
+        """Finish the last record, and wait for the next one."""
+        await self._ready()
+        record = self.take()
+        assert record is not None
+        return record
+
+    def batches(self) -> "Batches":
+        """Iterate over lists of records, of those that have arrived; never empty ones.
+
+        It is faster than a record at a time, and suits a database: a list, of about a
+        thousand records at most, is finished when the loop comes back for the next.
+        """
+        return Batches(self)
+
+    async def _next_batch(self) -> Batch:
+        await self._ready()
+        batch = [record for _, record in self._waiting]
+        number, record = self._waiting[-1]
+        self._given = number, record["seq"]
+        self._waiting.clear()
+        return batch
+
+    def take(self) -> RecordMap | None:
+        """Return the next record if it has arrived; finish the last one. Do not wait."""
+        self._finish()
+        if not self._waiting or self._is_closed:
+            return None
+        number, record = self._waiting.popleft()
+        self._given = number, record["seq"]
+        return record
+
+    def _finish(self) -> None:
+        if self._given is not None:
+            self._finished, self._given = self._given, None
+
+    async def _ready(self) -> None:
+        """Finish what was given to the loop; wait until a record is at hand."""
+        with self._guard:
+            await checkpoint()
+            self._finish()
+            if self._is_closed:
+                raise StopAsyncIteration
+            with anyio.CancelScope() as self._cancel_scope:
+                await self._arrived()
+            if self._is_closed:
+                raise StopAsyncIteration
+
+    async def _arrived(self) -> None:
+        """Wait until a record is at hand; acknowledge what is finished."""
+        if not self._waiting or anyio.current_time() - self._acked_at >= ACK_EVERY_S:
+            await self._acknowledge()
+        while not self._waiting:
+            link = await self._linked()
+            await (
+                self._acknowledge()
+            )  # on a new link, what the one before may have lost
+            try:
+                self._read(await link.next_frame())
+                while link.has_frame:
+                    self._read(await link.next_frame())
+            except LivenessError as error:
+                await self._drop_link()
+                if self._is_closed:
+                    return
+                self._end = error  # what has arrived before is given to the loop first
+
+    def _read(self, frame: Frame) -> None:
+        match frame:
+            case ("notices", tuple(records), *_):
+                for record in records:
+                    try:
+                        seq = record["seq"]
+                        is_new = seq > self._floor
+                    except (TypeError, KeyError):
+                        raise wrong_form(frame) from None
+                    if is_new:
+                        self._floor = self._seq = seq
+                        self._seq_log = self._known_log
+                        self._waiting.append((self._logs, record))
+            case ("error", {"code": code, "message": message}, *_):
+                why = escaped(f"{message} ({code})")
+                self._redial.say(f"{self.path} refused a frame: {why}; going on")
+            case _:
+                pass
+
+    async def _acknowledge(self) -> None:
+        """Write an ack for what is finished, unless that was done."""
+        number, seq = self._finished
+        is_due = self._has_cursor and number == self._logs and seq > self._acked
+        if self._link is None or not is_due:
+            return
+        try:
+            await self._link.send(["ack", seq])
+        except BaseException:  # a part of it may be written
+            await self._drop_link()
+            raise
+        self._acked, self._acked_at = seq, anyio.current_time()
+
+    # --- the link -------------------------------------------------------------------
+
+    @property
+    def log(self) -> str | None:
+        """The id of the log that the last record is from; None before the first link."""
+        return self._known_log
+
+    @property
+    def name(self) -> str:
+        """The name of this reader; a random one if it was given none."""
+        return str(self._options["name"])
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `aclose` was called."""
+        return self._is_closed
+
+    @property
+    def linked_at(self) -> float:
+        """When this link began, by the event loop's clock; infinity if there is none."""
+        return self._linked_at
+
+    async def connected(self) -> None:
+        """Wait until there is a link. No record is read.
+
+        Raises:
+            As the iteration.
+        """
+        with self._guard:
+            await checkpoint()
+            if not self._is_closed:
+                with anyio.CancelScope() as self._cancel_scope:
+                    await self._linked()
+            if self._is_closed:
+                raise anyio.ClosedResourceError
+
+    async def _linked(self) -> WatcherLink:
+        if self._replaced is not None:
+            raise self._replaced.with_traceback(None)
+        try:
+            if self._end is not None:
+                end, self._end = self._end, None
+                self._redial.ended(end)
+            return self._link or await self._new_link()
+        except Replaced as replaced:
+            self._replaced = replaced
+            raise
+
+    async def _new_link(self) -> WatcherLink:
+        while True:
+            if self._seq and self._seq_log is None:
+                await self._learn_log(self._seq)
+            was_linked = self._known_log is not None and self._has_begun
+            link = await self._redial.open(self._hello)
+            if self._begin(link.welcome):
+                self._link, self._acked = link, 0
+                self._linked_at = self._acked_at = anyio.current_time()
+                self._report(was_linked=was_linked)
+                return link
+            await link.aclose()
+
+    def _hello(self) -> dict[str, object]:
+        if self._seq is None:
+            return self._options
+        if self._seq_log is None:  # 0, of whatever log
+            return {**self._options, "after": self._seq}
+        return {**self._options, "after": self._seq, "log": self._seq_log}
+
+    def _begin(self, welcome: Welcome) -> bool:
+        """Take the welcome of a link; return False if another hello has to be said."""
+        if not self._has_begun and self._has_cursor and self._seq is not None:
+            self._has_begun = True
+            if (
+                welcome.known
+            ):  # it has a position of its own, and `after` is for new names
+                self._seq = self._seq_log = self._known_log = None
+                return False
+        is_first, self._has_begun = not self._has_begun, True
+        log, before = welcome.log, self._known_log
+        is_resumed = self._seq is not None and self._seq_log in (None, log)
+        has_lost_its_end = is_resumed and self._last_seq >= welcome.next
+        if (before is not None and before != log) or has_lost_its_end:
+            self._logs += 1
+            new = {"kind": LOG, "log": log, "was": before, "seq": 0}
+            self._waiting.append((self._logs, new))
+            self._redial.say("the log is a new one: all its records follow")
+        self._known_log = log
+        if has_lost_its_end:
+            self._seq, self._seq_log = 0, log
+        self._floor = self._last_seq if is_resumed and not has_lost_its_end else 0
+        if self._seq is not None:
+            return True
+        if not self._has_cursor or (is_first and not welcome.known):
+            self._seq, self._seq_log = welcome.next - 1, log
+            self._floor = self._last_seq
+        elif not is_first and not welcome.known:
+            # It has forgotten a position that we do not know either: read everything.
+            self._seq, self._seq_log = 0, log
+            return False
+        return True
+
+    @property
+    def _last_seq(self) -> int:
+        return self._seq or 0
+
+    def _report(self, *, was_linked: bool) -> None:
+        if was_linked:
+            since = "" if self._seq is None else f", continuing after seq {self._floor}"
+            self._redial.say(f"connected again{since}", INFO)
+        elif self._seq is None:
+            self._redial.say(
+                f"watching {self.path}, continuing where {self.name!r} was", INFO
+            )
+        else:
+            self._redial.say(
+                f"watching {self.path} from seq {self._floor + 1} on", INFO
+            )
+
+    async def _learn_log(self, after: int) -> None:
+        """Get the log's id by a hello of its own: a seq is a position in one log."""
+        hello = watcher_hello(random_name("watch"), self._scope, ack=False, kinds=())
+        link = await self._redial.open(lambda: hello)
+        await link.aclose()
+        if after >= link.welcome.next:
+            raise ReportError(
+                f"after {after}: there is no such record yet, the newest is "
+                f"{link.welcome.next - 1}"
+            )
+        self._seq_log = link.welcome.log
+
+    async def _drop_link(self) -> None:
+        link, self._link, self._linked_at = self._link, None, inf
+        if link is not None:
+            await link.aclose()
+
+    async def aclose(self) -> None:
+        """Acknowledge what is finished, and close the links; the iteration ends.
+
+        The record that the loop has not come back from is not finished.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            if self._cancel_scope is not None:
+                self._cancel_scope.cancel()
+            with anyio.move_on_after(LAST_S, shield=True):
+                await self._acknowledge()
+        await self._drop_link()
+        await self._questions.aclose()
+        await checkpoint()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # --- questions ------------------------------------------------------------------
+
+    async def where(self, uids: Uid | Iterable[Uid]) -> Sessions:
+        """Ask which of these users are online, and through which gateway.
+
+        Questions have a link of their own, so unread records delay no answer. It is opened
+        by the first one. Without a sidecar a question waits for one, and on a new link it
+        is asked again: use a timeout. Each sees what the sidecar had decided when it read
+        the question, and that is on disk when it is answered.
+
+        Args:
+            uids: A uid, or any number of them.
+        Returns:
+            Those that are online, in the order of *uids*, each once.
+        Raises:
+            ReportError: One of them is no uid.
+            anyio.ClosedResourceError: `aclose` was called.
+        """
+        return await self._questions.where(uids)
+
+    async def online(self, uids: Uid | Iterable[Uid]) -> set[Uid]:
+        """Ask which of these users are online; as `where`."""
+        return {found.uid for found in await self._questions.where(uids)}
+
+    async def list(self) -> Listing:
+        """Ask for all sessions; as `where`.
+
+        To follow from there, read above it: `watch(after=listing.seq, log=listing.log)`.
+        A million sessions take some 200 MB here.
+        """
+        return await self._questions.list()
+
+
+class Batches(AsyncIterator[Batch]):
+    """An endless `async for` over lists of records; from `Watch.batches`."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        return await self._watch._next_batch()
+
+
+def _check(options: dict[str, Any], after: int | None, log: str | None) -> None:
+    """Raise a ReportError for what no sidecar would accept."""
+    if log is not None and after is None:
+        raise ReportError("log is the one that after belongs to; give after as well")
+    hello = options if after is None else options | {"after": after, "log": log or "-"}
+    try:
+        parse_hello(("hello", hello))
+    except BadFrame as bad:
+        raise ReportError(str(bad)) from None

@@ -1,0 +1,290 @@
+"""The links of a reader: each one a connection as a watcher, made again when it ends.
+
+A `WatcherLink` is one connection. It reads only when it is asked for a frame, and holds at
+most one frame and one piece more. `Redial` makes one link after another, waits between its
+attempts, and logs what happens to them.
+"""
+
+import logging
+import os
+import random
+import secrets
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from liveness.client.protocol import Welcome, parse_welcome
+from liveness.client.reconnecting_link import (
+    MAX_BACKOFF_S,
+    MAX_BATCH,
+    MAX_FRAME_BYTES,
+    RECONNECT_S,
+    RETRY_S,
+    WELCOME_S,
+    logger,
+)
+from liveness.core.frames import PROTOCOL
+from liveness.core.framing import Frame, Reader, encode
+from liveness.core.records import WATCHER
+from liveness.errors import Code, LivenessError, Refused, Replaced, WireError
+from liveness.text import escaped
+
+# The fatal errors after which the same hello may be accepted soon.
+PASSING: Final = frozenset({Code.OVERLOADED, Code.INTERNAL, Code.TOO_SLOW})
+# A refusal that only a person can end is tried again after 1 s, 2 s, 4 s and so on.
+MAX_REFUSED_S: Final = 60.0
+
+# Returns the seconds to wait, between the two given ones.
+PauseBetween = Callable[[float, float], float]
+ReportLine = Callable[[str], None]
+
+
+class LinkLost(LivenessError):
+    """A link ended. The next one may work."""
+
+
+def random_name(what: str) -> str:
+    """A name for a link that keeps no cursor. A link of the same name would replace it."""
+    host = socket.gethostname()[:24]
+    return f"{what}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def watcher_hello(name: str, scope: str, **options: object) -> dict[str, object]:
+    """The options of a watcher's hello."""
+    hello: dict[str, object] = {"protocol": PROTOCOL, "role": WATCHER, "name": name}
+    return {**hello, "scope": scope, **options}
+
+
+class WatcherLink:
+    """One connection as a watcher. It checks the form of every frame that it returns."""
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self._stream = stream
+        self._reader = Reader(max_frame_bytes=MAX_FRAME_BYTES, max_batch=MAX_BATCH)
+        self._frames = deque[Frame]()
+        self.welcome: Welcome
+
+    async def say_hello(self, hello: dict[str, object]) -> None:
+        """Send the first frame."""
+        # A sidecar that refuses us says why before it closes: read that.
+        with suppress(anyio.BrokenResourceError):
+            await self._stream.send(encode(["hello", hello]))
+
+    async def read_welcome(self) -> None:
+        """Wait for the welcome.
+
+        Raises:
+            LinkLost: The link has ended.
+            Refused: The sidecar has ended the link, for a reason that it gives.
+            WireError: The peer is no sidecar.
+        """
+        while True:
+            match await self.next_frame():
+                case ("welcome", dict(options), *_) as frame:
+                    try:
+                        self.welcome = parse_welcome(options)
+                    except (KeyError, TypeError, ValueError, OverflowError) as error:
+                        raise wrong_form(frame) from error
+                    return
+                case ("welcome", *_) as frame:
+                    raise wrong_form(frame)
+                case _:
+                    pass
+
+    async def send(self, frame: list[Any]) -> None:
+        """Send a frame. If the link has ended, `next_frame` will say so.
+
+        If this is cancelled, a part of the frame may be written: close the link.
+        """
+        with suppress(anyio.BrokenResourceError):
+            await self._stream.send(encode(frame))
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether a frame has arrived that `next_frame` has not returned."""
+        return bool(self._frames)
+
+    async def next_frame(self) -> Frame:
+        """Return the next frame, which may be an error that is not fatal.
+
+        If this is cancelled, no frame is lost.
+
+        Raises:
+            LinkLost, Refused, WireError: As `read_welcome`.
+        """
+        while not self._frames:
+            try:
+                data = await self._stream.receive()
+            except (
+                anyio.EndOfStream,
+                anyio.BrokenResourceError,
+                anyio.ClosedResourceError,  # by `aclose`, in another task
+            ):
+                raise LinkLost("the connection was closed") from None
+            self._frames.extend(self._reader.feed(data))
+        frame = self._frames.popleft()
+        match frame:
+            case ("bye", {"reason": str(reason)}, *_):
+                raise LinkLost(f"it says bye: {escaped(reason)}")
+            case ("error", {"code": str(code), "message": str(message)}, *_):
+                if frame[1].get("fatal", True):
+                    kind = Replaced if code == Code.REPLACED else Refused
+                    raise kind(escaped(code), escaped(message))
+            case ("notices", tuple(), *_):
+                pass
+            case ("bye" | "error" | "notices", *_):
+                raise wrong_form(frame)
+            case _:
+                pass  # of a later version, which promises that it may be ignored
+        return frame
+
+    async def aclose(self) -> None:
+        """Close the connection; it does not wait."""
+        await anyio.aclose_forcefully(self._stream)
+
+
+def wrong_form(frame: object) -> WireError:
+    """The error for a frame of another form than the protocol gives it."""
+    return WireError(
+        Code.BAD_FRAME,
+        f"the sidecar sent a frame that is not of protocol {PROTOCOL}: {frame!r:.200}",
+    )
+
+
+class Redial:
+    """Makes links to one sidecar, one after the other.
+
+    Args:
+        path: The sidecar's socket.
+        name: For the log.
+        strict: Whether to raise what would otherwise be logged and tried again: at the
+            first attempt everything, later each refusal that will not pass.
+        report_line: Is called with each line for a person, in place of the logger.
+        pause_between: Chooses each pause.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        *,
+        strict: bool = False,
+        report_line: ReportLine | None = None,
+        pause_between: PauseBetween = random.uniform,
+    ) -> None:
+        self.path = path
+        self._name = name
+        self._is_strict = strict
+        self._report_line = report_line
+        self._pause_between = pause_between
+        self._pause_s = 0.0
+        self._refusals = 0
+        self._has_linked = False
+        self._is_away_reported = False
+        self._logged = ""
+
+    async def open(self, hello: Callable[[], dict[str, object]]) -> WatcherLink:
+        """Connect and say hello until a sidecar sends its welcome; return the link.
+
+        Raises:
+            Replaced: As `ended`; so are the others.
+        """
+        while True:
+            await anyio.sleep(self._pause_s)
+            try:
+                link = await self._connect(hello())
+            except (OSError, LivenessError) as error:
+                self.ended(error)
+            else:
+                self._pause_s, self._refusals = 0.0, 0
+                self._has_linked, self._is_away_reported = True, False
+                return link
+
+    async def _connect(self, hello: dict[str, object]) -> WatcherLink:
+        link = WatcherLink(await anyio.connect_unix(self.path))
+        try:
+            await link.say_hello(hello)
+            with anyio.move_on_after(WELCOME_S) as waiting:
+                await link.read_welcome()
+            if waiting.cancelled_caught:
+                if self._is_strict and not self._has_linked:
+                    raise LinkLost("it does not answer")
+                # The link is not given up: a sidecar that hangs reads the hellos later,
+                # and could take the older link for the newer one.
+                self.say(
+                    f"no welcome at {self.path} for {WELCOME_S:g} s; it hangs, or is no "
+                    "sidecar. Still waiting"
+                )
+                await link.read_welcome()
+        except BaseException:
+            await link.aclose()
+            raise
+        return link
+
+    def ended(self, error: Exception) -> None:
+        """Note why a link has ended, or an attempt failed; log it, and choose a pause.
+
+        Raises:
+            Replaced: Another process has taken the name, so that both would go on
+                replacing each other for ever.
+            OSError, LivenessError: *error*, if strict.
+        """
+        is_passing = not isinstance(error, Refused) or error.code in PASSING
+        if isinstance(error, Replaced):
+            self.say(
+                f"another process reads as {self._name!r} now, and this one reads no more; "
+                "give each process a name of its own",
+                logging.ERROR,
+            )
+            raise error
+        if self._is_strict and (not is_passing or isinstance(error, WireError)):
+            raise error
+        if self._is_strict and not self._has_linked:
+            raise error
+        between = RECONNECT_S
+        if isinstance(error, OSError):
+            between = RETRY_S
+        elif not isinstance(error, LinkLost):
+            most_s = MAX_BACKOFF_S if is_passing else MAX_REFUSED_S
+            most_s = min(2.0 ** min(self._refusals, 10), most_s)
+            # A refusal by a person's settings does not pass within milliseconds.
+            between = (0.0 if is_passing else most_s / 2, most_s)
+            self._refusals += 1
+        self._pause_s = self._pause_between(*between)
+        if not is_passing or isinstance(error, WireError):
+            self.say(
+                f"{self.path} refuses this reader, which goes on trying: {_why(error)}",
+                logging.ERROR,
+            )
+        elif not self._is_away_reported:
+            verb = "lost" if self._has_linked else "no link to"
+            self.say(f"{verb} {self.path} ({_why(error)}): connecting again")
+        self._is_away_reported = True
+
+    def say(self, line: str, level: int = logging.WARNING) -> None:
+        """Log *line*, but not twice in a row: there may be many attempts."""
+        if line == self._logged:
+            return
+        self._logged = line
+        if self._report_line is not None:
+            self._report_line(line)
+        else:
+            logger.log(level, "%s: %s", self._name, line)
+
+
+def _why(error: Exception) -> str:
+    """Why there is no link, and what to do about it."""
+    match error:
+        case FileNotFoundError() | ConnectionRefusedError():
+            return "it is not running, or runs elsewhere"
+        case PermissionError():
+            return "not allowed to connect; be its user, or of its group"
+        case Refused():
+            return f"it says {error}"
+        case _:
+            return str(error)

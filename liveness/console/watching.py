@@ -1,0 +1,29 @@
+"""Reading records in a command: what goes wrong is one line that says what to do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from liveness.client.watcher_link import PASSING, LinkLost
+from liveness.console.admin_client import CommandError, not_a_sidecar, unreachable
+from liveness.errors import Refused, ReportError, WireError
+
+
+@contextmanager
+def command_errors(path: Path) -> Iterator[None]:
+    """Turn what a strict `liveness.watch` of the socket *path* raises into a CommandError."""
+    try:
+        yield
+    except OSError as error:
+        raise unreachable(path, error) from None
+    except WireError:
+        raise not_a_sidecar(path) from None
+    except LinkLost as lost:
+        raise CommandError(f"{path}: {lost}; see the sidecar's log") from None
+    except Refused as refused:
+        if refused.code in PASSING:
+            message = f"{path}: it says {refused}; see the sidecar's log"
+            raise CommandError(message) from None
+        raise CommandError(f"{path} ended this watch: {refused}") from None
+    except ReportError as mistake:
+        raise CommandError(str(mistake)) from None

@@ -1,0 +1,688 @@
+"""`liveness.watch`: records over restarts, acknowledged, and questions beside them."""
+
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+import trio
+from anyio.from_thread import start_blocking_portal
+from trio.testing import MockClock
+
+import liveness
+from liveness.client.watch import Watch
+from liveness.client.watcher_link import MAX_REFUSED_S, LinkLost
+from liveness.errors import WireError
+from liveness.testing import ScriptedSidecar, scripted_sidecar
+from tests.helpers.log_peer import SOON_S, LogPeer
+from tests.helpers.wire import Frame, packed
+
+Main = Callable[[ScriptedSidecar, liveness.Sidecar], Awaitable[None]]
+Run = Callable[[Main], None]
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a program beside a sidecar and a gateway, under the event loop."""
+
+    def with_sidecar(main: Main) -> None:
+        async def program() -> None:
+            async with (
+                scripted_sidecar(within=SOON_S) as script,
+                liveness.connect(script.path, name="gw") as gateway,
+            ):
+                with anyio.fail_after(SOON_S):
+                    await gateway.connected()
+                    await main(script, gateway)
+
+        anyio.run(program, backend=request.param)
+
+    return with_sidecar
+
+
+def read_by(script: ScriptedSidecar | LogPeer, **options: Any) -> Watch:
+    """A watch that does not wait before it connects again."""
+    return Watch(str(script.path), pause_between=lambda *_: 0, **options)
+
+
+async def report(gateway: liveness.Sidecar, *uids: str) -> None:
+    for uid in uids:
+        gateway.login(uid, conn=gateway.new_conn())
+    await gateway.flush()
+
+
+@pytest.fixture
+async def peer(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[LogPeer]:
+    peer = LogPeer(tmp_path / "gateway.sock")
+    await nursery.start(peer.open)
+    yield peer
+    nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def reading(peer: LogPeer, **options: Any) -> AsyncIterator[Watch]:
+    """A watch of new records that is linked, and closed in the end."""
+    async with read_by(peer, **options) as watch:
+        with trio.fail_after(SOON_S):
+            await watch.connected()
+        await peer.is_watched()
+        yield watch
+
+
+async def seqs(watch: Watch, count: int) -> list[int]:
+    """The seqs of the next so many records; all of them are finished but the last."""
+    with trio.fail_after(SOON_S):
+        return [(await anext(watch))["seq"] for _ in range(count)]
+
+
+# --- records, under every loop --------------------------------------------------------
+
+
+def test_records_come_once_and_in_order_over_restarts_of_the_sidecar(run: Run) -> None:
+    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
+        async with read_by(script, after=0) as watch:
+            await report(gateway, "ada", "bob")
+            assert [(await anext(watch))["uid"] for _ in "ab"] == ["ada", "bob"]
+            for end in (script.stop, script.crash):
+                end()
+                script.start()
+                await report(gateway, f"after {end.__name__}")
+                assert (await anext(watch))["uid"] == f"after {end.__name__}"
+
+    run(main)
+
+
+def test_a_program_that_starts_again_goes_on_behind_the_last_finished_record(
+    run: Run,
+) -> None:
+    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
+        async with read_by(script, name="mailer") as watch:
+            await watch.connected()
+            await report(gateway, "ada", "bob", "eve")
+            assert [(await anext(watch))["uid"] for _ in "ab"] == ["ada", "bob"]
+        async with read_by(script, name="mailer", after=0) as watch:
+            # Not finished: the loop had not come back. `after` is for a new name.
+            assert [(await anext(watch))["uid"] for _ in "be"] == ["bob", "eve"]
+
+    run(main)
+
+
+def test_a_wait_that_is_cancelled_loses_no_record(run: Run) -> None:
+    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
+        async with read_by(script, name="mailer") as watch:
+            await watch.connected()
+            for n in range(20):
+                with anyio.move_on_after(n / 10_000):
+                    await anext(watch)
+                    raise AssertionError("there was no record yet")
+            await report(gateway, "ada", "bob")
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await anext(watch)
+            assert scope.cancelled_caught
+            assert [(await anext(watch))["uid"] for _ in "ab"] == ["ada", "bob"]
+
+    run(main)
+
+
+def test_leaving_ends_a_loop_that_waits(run: Run) -> None:
+    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
+        watch, absent = read_by(script), Watch(f"{script.path}-none")
+        ended: list[Watch] = []
+
+        async def read(watch: Watch) -> None:
+            async for _ in watch:
+                raise AssertionError("nothing happened")
+            ended.append(watch)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, watch)
+            tasks.start_soon(read, absent)
+            await watch_is_linked(watch)
+            await absent.aclose()
+            await watch.aclose()
+        assert {*ended} == {watch, absent}
+        assert [record async for record in watch] == []
+        with pytest.raises(anyio.ClosedResourceError):
+            await watch.where("ada")
+
+    run(main)
+
+
+async def watch_is_linked(watch: Watch) -> None:
+    while watch.linked_at == float("inf"):
+        await anyio.lowlevel.checkpoint()
+
+
+# --- questions ------------------------------------------------------------------------
+
+
+def test_questions_are_answered_beside_unread_records_and_over_restarts(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liveness.client.questions.MOST_UIDS", 2)
+
+    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
+        async with read_by(script, after=0) as watch:
+            gateway.login("ada", conn=5)
+            gateway.login(7, conn=6)
+            await gateway.flush()
+            uids: list[str | int] = ["eve", 7, "bob", "ada", "7", "ada"]
+            for _ in range(2):
+                found = await watch.where(uids)
+                assert found == [(7, "gw", 2, 6), ("ada", "gw", 1, 5)]
+                assert found[1].gateway == "gw"
+                assert await watch.online(uids) == {7, "ada"}
+                assert await watch.online("ada") == {"ada"}
+                assert await watch.where([]) == []
+                listing = await watch.list()
+                assert listing.seq == 2
+                assert {*listing.sessions} == {*found}
+                script.stop()
+                script.start()
+            assert await seqs_of(watch, 2) == [1, 2]
+            follower = read_by(script, after=listing.seq, log=listing.log)
+            await report(gateway, "new")
+            assert (await anext(follower))["uid"] == "new"
+            await follower.aclose()
+
+    run(main)
+
+
+async def seqs_of(watch: Watch, count: int) -> list[int]:
+    return [(await anext(watch))["seq"] for _ in range(count)]
+
+
+async def test_what_is_no_uid_is_refused_at_the_question(tmp_path: Path) -> None:
+    async with Watch(str(tmp_path / "none")) as watch:
+        for bad in ("", [True], ["ada", ""], -1, [None]):
+            with pytest.raises(liveness.ReportError, match="is no uid"):
+                await watch.where(bad)  # type: ignore[arg-type]
+
+
+async def test_a_question_waits_for_a_sidecar_and_may_be_cancelled(
+    peer: LogPeer, autojump_clock: MockClock
+) -> None:
+    await peer.close()
+    async with Watch(str(peer.path)) as watch:
+        with trio.move_on_after(100) as waiting:
+            await watch.online("ada")
+        assert waiting.cancelled_caught
+
+
+# --- where it begins ------------------------------------------------------------------
+
+
+async def test_without_after_it_begins_with_the_next_record(peer: LogPeer) -> None:
+    await peer.append("online")
+    async with reading(peer) as watch:
+        await peer.append("offline")
+        assert await seqs(watch, 1) == [2]
+        assert watch.log == "log-a"
+        assert peer.hellos[0]["ack"] is False
+
+
+async def test_after_a_seq_it_asks_first_which_log_that_is(peer: LogPeer) -> None:
+    await peer.append("online", "online", "online")
+    async with read_by(peer, after=2) as watch:
+        assert await seqs(watch, 1) == [3]
+    first, second = peer.hellos
+    assert "after" not in first
+    assert (second["after"], second["log"]) == (2, "log-a")
+
+
+async def test_after_a_seq_that_is_not_there_yet_is_a_mistake(peer: LogPeer) -> None:
+    await peer.append("online")
+    async with read_by(peer, after=2) as watch:
+        with pytest.raises(
+            liveness.ReportError, match=r"^after 2: .* the newest is 1$"
+        ):
+            await anext(watch)
+
+
+async def test_after_a_seq_of_another_log_all_records_of_this_one_come(
+    peer: LogPeer,
+) -> None:
+    await peer.append("online")
+    async with read_by(peer, after=9, log="log-z") as watch:
+        new = {"kind": "log", "log": "log-a", "was": "log-z", "seq": 0}
+        assert await anext(watch) == new
+        assert await seqs(watch, 1) == [1]
+
+
+async def test_after_is_where_a_new_name_begins(peer: LogPeer) -> None:
+    await peer.append("online", "online")
+    for expected in ([1, 2], [2]):  # the last was not finished
+        async with read_by(peer, name="mailer", after=0) as watch:
+            assert await seqs(watch, len(expected)) == expected
+    assert [hello.get("after") for hello in peer.hellos] == [0, 0, None]
+
+
+async def test_kinds_and_users_are_asked_for_and_a_gap_comes_in_any_case(
+    peer: LogPeer,
+) -> None:
+    await peer.append("online", "online", "offline", "moved", "offline")
+    peer.trim(2)
+    async with read_by(peer, after=0, kinds=["offline"], users=True) as watch:
+        kinds = [(await anext(watch))["kind"] for _ in range(3)]
+    assert kinds == ["gap", "offline", "offline"]
+    assert peer.hellos[0]["kinds"] == ["offline"]
+    assert peer.hellos[0]["users"] is True
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": ""},
+        {"name": "a\n"},
+        {"after": -1},
+        {"after": 1.0},
+        {"log": "log-a"},
+        {"scope": "mine"},
+        {"kinds": "offline"},
+        {"kinds": ["log"]},
+    ],
+    ids=str,
+)
+def test_an_argument_that_cannot_be_raises_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(liveness.ReportError):
+        liveness.watch("/s", **options)
+    with pytest.raises(liveness.ReportError), liveness.watch_sync("/s", **options):
+        pass
+
+
+def test_two_readers_without_a_name_never_have_the_same() -> None:
+    assert len({liveness.watch("/s").name for _ in range(100)}) == 100
+
+
+# --- acknowledging --------------------------------------------------------------------
+
+
+async def test_what_is_finished_is_acknowledged_before_it_waits_and_at_the_end(
+    peer: LogPeer, nursery: trio.Nursery
+) -> None:
+    async with reading(peer, name="mailer") as watch:
+        await peer.append(*["online"] * 100)
+        assert await seqs(watch, 100) == [*range(1, 101)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert peer.acks == [], "not one for each record"
+        nursery.start_soon(anext, watch)
+        await peer.acked(100)
+        await peer.append("online", "online", "online")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await seqs(watch, 1) == [102]
+        await trio.testing.wait_all_tasks_blocked()
+        assert peer.acks == []
+    await peer.acked(101)
+
+
+async def test_a_slow_loop_acknowledges_every_tenth_of_a_second(
+    peer: LogPeer, mock_clock: MockClock
+) -> None:
+    async with reading(peer, name="mailer") as watch:
+        await peer.append(*["online"] * 10)
+        for seq in range(1, 6):
+            assert await seqs(watch, 1) == [seq]
+            mock_clock.jump(0.06)
+        await peer.acked(2, 4)
+
+
+async def test_a_batch_is_finished_as_a_whole(peer: LogPeer) -> None:
+    async with reading(peer, name="mailer") as watch:
+        await peer.append("online", "online", "online")
+        batches = watch.batches()
+        assert [record["seq"] for record in await anext(batches)] == [1, 2, 3]
+        assert peer.acks == []
+        await peer.append("online")
+        assert [record["seq"] for record in await anext(batches)] == [4]
+        await peer.acked(3)
+
+
+async def test_a_reader_without_a_name_acknowledges_nothing(peer: LogPeer) -> None:
+    async with reading(peer) as watch:
+        await peer.append("online")
+        await peer.append("online")
+        assert await seqs(watch, 2) == [1, 2]
+    assert peer.acks == []
+
+
+async def test_a_new_link_acknowledges_again_what_the_one_before_may_have_lost(
+    peer: LogPeer, nursery: trio.Nursery
+) -> None:
+    async with reading(peer, name="mailer") as watch:
+        await peer.append("online", "online")
+        assert await seqs(watch, 2) == [1, 2]
+        await peer.close()
+        peer.cursors["mailer"] = 0  # as after a crash
+        await peer.append("online")
+        await nursery.start(peer.open)
+        assert await seqs(watch, 1) == [3]
+        await peer.acked(2)
+        assert (peer.hellos[-1]["after"], peer.hellos[-1]["log"]) == (2, "log-a")
+
+
+async def test_no_ack_of_an_old_log_reaches_a_new_one(
+    peer: LogPeer, nursery: trio.Nursery
+) -> None:
+    async with reading(peer, name="mailer") as watch:
+        await peer.append("online", "online")
+        assert await seqs(watch, 2) == [1, 2]
+        await peer.close()
+        log_is_new(peer)
+        await peer.append("online", "online", "online")
+        await nursery.start(peer.open)
+        assert await seqs(watch, 4) == [0, 1, 2, 3]
+    await peer.acked(2)
+
+
+async def test_it_reads_no_more_than_the_loop_asks_for(
+    peer: LogPeer, autojump_clock: MockClock
+) -> None:
+    async with reading(peer) as watch:
+        with trio.move_on_after(1) as blocked:
+            while True:
+                await peer.append(*["online"] * 1_000)
+        assert blocked.cancelled_caught, "the socket's buffers are full"
+        assert await seqs(watch, 1_000) == [*range(1, 1_001)]
+
+
+# --- over restarts --------------------------------------------------------------------
+
+
+def error(code: str, *, fatal: bool = True) -> Frame:
+    return ["error", {"code": code, "message": "for\nnow", "fatal": fatal, "n": 1}]
+
+
+@pytest.mark.parametrize(
+    ("farewell", "why"),
+    [
+        ((), "the connection was closed"),
+        (("bye", {"reason": "restart"}), "it says bye: restart"),
+        (error("overloaded"), r"it says for\nnow (overloaded)"),
+        (error("internal"), r"it says for\nnow (internal)"),
+        (error("too-slow"), r"it says for\nnow (too-slow)"),
+    ],
+    ids=["killed", "bye", "overloaded", "internal", "too slow"],
+)
+async def test_when_its_link_ends_it_goes_on_without_a_gap_or_a_repeat(
+    peer: LogPeer, nursery: trio.Nursery, farewell: tuple[object, ...], why: str
+) -> None:
+    told: list[str] = []
+    async with reading(peer, strict=True, report_line=told.append) as watch:
+        await peer.append("online", "online")
+        assert await seqs(watch, 2) == [1, 2]
+        await peer.close(*farewell)
+        await peer.append("offline", "online")  # while nobody can listen
+        peer.repeats = 2
+        peer.greeting = packed(error("overloaded"))  # not over at once
+        await nursery.start(peer.open)
+        nursery.start_soon(let_in, peer)
+        assert await seqs(watch, 2) == [3, 4]
+        await peer.append("online")
+        assert await seqs(watch, 1) == [5]
+        assert told == [
+            f"watching {peer.path} from seq 1 on",
+            f"lost {peer.path} ({why}): connecting again",
+            "connected again, continuing after seq 2",
+        ]
+        assert peer.hellos[0]["name"] == peer.hellos[-1]["name"]
+
+
+async def let_in(peer: LogPeer) -> None:
+    """Ends the greeting that others are refused by, once it was met twice."""
+    while len(peer.hellos) < 3:
+        await trio.lowlevel.checkpoint()
+    peer.greeting = None
+
+
+def nothing_else(_peer: LogPeer) -> None:
+    pass
+
+
+def log_is_new(peer: LogPeer) -> None:
+    peer.log, peer.kept, peer.next = "log-b", [], 1
+    peer.cursors.clear()
+
+
+def log_loses_its_end(peer: LogPeer) -> None:
+    peer.kept, peer.next = peer.kept[:1], 2
+
+
+def retention_passes_it(peer: LogPeer) -> None:
+    peer.kept, peer.next = [], 6
+
+
+@pytest.mark.parametrize("name", [None, "mailer"])
+@pytest.mark.parametrize(
+    ("happens", "expected"),
+    [
+        (nothing_else, [4]),
+        (log_is_new, [0, 1]),
+        (log_loses_its_end, [0, 1, 2]),
+        (retention_passes_it, [5, 6]),
+    ],
+)
+async def test_after_a_restart_come_the_records_of_the_log_that_it_finds(
+    peer: LogPeer,
+    nursery: trio.Nursery,
+    happens: Callable[[LogPeer], None],
+    expected: list[int],
+    name: str | None,
+) -> None:
+    async with reading(peer, name=name) as watch:
+        await peer.append("online", "online", "online")
+        assert await seqs(watch, 3) == [1, 2, 3]
+        await peer.close()
+        happens(peer)
+        await peer.append("online")
+        await nursery.start(peer.open)
+        first = await anext(watch)
+        assert [first["seq"], *await seqs(watch, len(expected) - 1)] == expected
+        assert (first["kind"] == "gap") == (happens is retention_passes_it)
+        if happens in (log_is_new, log_loses_its_end):
+            new = {"kind": "log", "log": peer.log, "was": "log-a", "seq": 0}
+            assert first == new
+        await peer.close()
+        await nursery.start(peer.open)
+        await peer.append("online")
+        assert await seqs(watch, 1) == [peer.next - 1], "it is said once"
+
+
+async def test_a_name_without_a_position_yet_misses_nothing_of_a_new_log(
+    peer: LogPeer, nursery: trio.Nursery
+) -> None:
+    peer.cursors["mailer"] = 0
+    async with reading(peer, name="mailer") as watch:
+        await peer.close()
+        log_is_new(peer)
+        await peer.append("online", "online")
+        await nursery.start(peer.open)
+        assert await seqs(watch, 3) == [0, 1, 2]
+
+
+async def test_it_waits_for_a_sidecar_that_starts_later(
+    peer: LogPeer, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    await peer.close()
+    await peer.append("online")
+    async with read_by(peer, name="mailer", after=0) as watch:
+        with trio.move_on_after(0.01):
+            await anext(watch)
+        await nursery.start(peer.open)
+        assert await seqs(watch, 1) == [1]
+    (line,) = [line for line in caplog.messages if "no link" in line]
+    assert line.startswith(f"mailer: no link to {peer.path} (it is not running")
+
+
+async def test_its_pauses_are_random_and_grow_while_it_is_refused(
+    peer: LogPeer, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.greeting = packed(error("not-allowed"))
+    at: list[float] = []
+    async with Watch(str(peer.path)) as watch:
+        with trio.move_on_after(600):
+            await anext(watch)
+    assert 10 <= len(peer.hellos) <= 30
+    assert at == []
+    (line,) = {*caplog.messages}
+    assert r"goes on trying: it says for\nnow (not-allowed)" in line
+    assert caplog.records[0].levelno == logging.ERROR
+    assert MAX_REFUSED_S < 600
+
+
+# --- what ends it ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_another_reader_of_its_name_ends_it(peer: LogPeer, strict: bool) -> None:
+    async with reading(peer, name="mailer", strict=strict) as watch:
+        await peer.append("online")
+        await peer.close(*error("replaced"))
+        assert await seqs(watch, 1) == [1], "what came before is given first"
+        for _ in range(2):
+            with pytest.raises(liveness.Replaced):
+                await anext(watch)
+    assert len(peer.hellos) == 1
+
+
+@pytest.mark.parametrize("code", ["not-allowed", "bad-hello", "not-known"])
+async def test_a_strict_one_is_ended_by_a_refusal(peer: LogPeer, code: str) -> None:
+    async with reading(peer, strict=True) as watch:
+        await peer.close(*error(code))
+        with pytest.raises(
+            liveness.Refused, match=rf"^for\\nnow \({code}\)$"
+        ) as caught:
+            await anext(watch)
+        assert caught.value.code == code
+
+
+async def test_a_strict_one_needs_a_sidecar_at_the_first_attempt(
+    peer: LogPeer, tmp_path: Path
+) -> None:
+    async with read_by(peer, strict=True) as watch:
+        peer.greeting = packed(error("overloaded"))
+        with pytest.raises(liveness.Refused, match="overloaded"):
+            await anext(watch)
+    with pytest.raises(FileNotFoundError):
+        await anext(Watch(str(tmp_path / "none"), strict=True))
+
+
+ENDLESS = b"\xdc\xff\xff" + bytes(1_001)
+IMPOSSIBLE = packed(["welcome", {"log": "a", "next": "one"}])
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        *(b"HTTP/1.1 400 Bad\r\n\r\n", b"\x80", b"\x91\xa1\xff", b"\xc1", ENDLESS),
+        *(IMPOSSIBLE, packed(["welcome"]), packed(["notices", 1]), packed(["error"])),
+    ],
+)
+async def test_what_answers_and_is_no_sidecar_is_reported_and_tried_again(
+    peer: LogPeer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    greeting: bytes,
+    nursery: trio.Nursery,
+) -> None:
+    monkeypatch.setattr("liveness.client.watcher_link.MAX_FRAME_BYTES", 1_000)
+    peer.greeting = greeting
+    async with read_by(peer, strict=True) as strict:
+        with pytest.raises(WireError):
+            await anext(strict)
+    nursery.start_soon(let_in, peer)
+    await peer.append("online")
+    async with read_by(peer, after=0) as watch:
+        assert await seqs(watch, 1) == [1]
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+async def test_a_sidecar_that_does_not_answer_ends_a_strict_one_and_no_other(
+    peer: LogPeer, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.greeting = b""
+    async with read_by(peer, strict=True) as watch:
+        with pytest.raises(LinkLost, match="it does not answer"):
+            await anext(watch)
+    async with read_by(peer) as watch:
+        with trio.move_on_after(600):
+            await anext(watch)
+    assert len(peer.hellos) == 2, "it keeps the link: the sidecar may read it later"
+    assert "no welcome" in caplog.text
+
+
+async def test_an_error_that_is_not_fatal_is_reported_and_passed_over(
+    peer: LogPeer,
+) -> None:
+    told: list[str] = []
+    async with reading(peer, report_line=told.append) as watch:
+        await peer.tell(*error("bad-option", fatal=False))
+        await peer.append("online")
+        assert await seqs(watch, 1) == [1]
+    assert told[1:] == [
+        rf"{peer.path} refused a frame: for\nnow (bad-option); going on"
+    ]
+
+
+async def test_two_loops_at_once_are_a_mistake(
+    peer: LogPeer, nursery: trio.Nursery
+) -> None:
+    async with reading(peer) as watch:
+        nursery.start_soon(anext, watch)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(anyio.BusyResourceError):
+            await anext(watch)
+        await peer.append("online")
+        await trio.testing.wait_all_tasks_blocked()
+
+
+# --- without an event loop ------------------------------------------------------------
+
+
+@pytest.fixture
+def threaded() -> Iterator[tuple[ScriptedSidecar, liveness.SyncSidecar]]:
+    """A sidecar in a thread of its own, and a gateway of threads."""
+    with (
+        start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(scripted_sidecar(within=SOON_S)) as script,
+        liveness.connect_sync(script.path, name="gw") as gateway,
+    ):
+        yield script, gateway
+
+
+def test_a_program_of_threads_reads_asks_and_goes_on_where_it_was(
+    threaded: tuple[ScriptedSidecar, liveness.SyncSidecar],
+) -> None:
+    script, gateway = threaded
+    with liveness.watch_sync(script.path, name="mailer") as watch:
+        watch.connected()
+        for uid in ("ada", "bob", "eve"):
+            gateway.login(uid)
+        gateway.flush()
+        for record, uid in zip(watch, ("ada", "bob"), strict=False):
+            assert record["uid"] == uid
+        assert watch.log == watch.list().log
+        assert watch.online(["ada", "nobody"]) == {"ada"}
+        assert watch.where("bob")[0].gateway == "gw"
+    with liveness.watch_sync(script.path, name="mailer") as watch:
+        assert watch.name == "mailer"
+        batch = next(watch.batches())
+        assert [record["uid"] for record in batch] == ["eve"]
+    with pytest.raises(anyio.ClosedResourceError):
+        watch.where("ada")
+    assert [*watch] == []
+
+
+def test_leaving_ends_the_loop_of_another_thread(tmp_path: Path) -> None:
+    taken = list[Any]()
+    with liveness.watch_sync(tmp_path / "none") as watch:
+        thread = threading.Thread(target=lambda: taken.extend(watch), daemon=True)
+        thread.start()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
+    assert taken == []
