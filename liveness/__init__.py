@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from liveness.client.sync import SyncSidecar, connect_sync
     from liveness.client.sync_watch import SyncWatch, watch_sync
-    from liveness.client.watch import Listing, Watch, Where, watch
+    from liveness.client.watcher import Listing, Watch, Whereabouts, watch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "TaskFailed",
     "Timer",
     "Watch",
-    "Where",
+    "Whereabouts",
     "__version__",
     "connect",
     "connect_sync",
@@ -51,10 +51,10 @@ _MODULES = {
     "connect_sync": "sync",
     "SyncWatch": "sync_watch",
     "watch_sync": "sync_watch",
-    "Listing": "watch",
-    "Watch": "watch",
-    "Where": "watch",
-    "watch": "watch",
+    "Listing": "watcher",
+    "Watch": "watcher",
+    "Whereabouts": "watcher",
+    "watch": "watcher",
 }
 
 

@@ -25,7 +25,7 @@ from cyclopts import Parameter, Token
 
 from liveness.cli.explain import user_in_sidecar
 from liveness.cli.options import Json, Socket, State, declared, file_at, number
-from liveness.client.watch import LOG, watch
+from liveness.client.watcher import LOG, watch
 from liveness.compare.comparison import Comparison, Evidence, Line, Outcome, Span
 from liveness.compare.comparison_report import (
     ComparisonOptions,

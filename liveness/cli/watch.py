@@ -10,8 +10,8 @@ import trio
 from cyclopts import Parameter
 
 from liveness.cli.options import Json, Kinds, Socket, declared, number
-from liveness.client.watch import LOG
-from liveness.client.watch import watch as watch_sidecar
+from liveness.client.watcher import LOG
+from liveness.client.watcher import watch as watch_sidecar
 from liveness.config.sources import socket_path
 from liveness.console.record_lines import (
     in_colours,
@@ -55,10 +55,9 @@ async def watch(
     left = count
 
     options: dict[str, Any] = {"after": after, "kinds": kinds, "users": users}
+    records = watch_sidecar(path, strict=True, report_line=report_line, **options)
     with command_errors(path):
-        async with watch_sidecar(
-            path, strict=True, report_line=report_line, **options
-        ) as records:
+        async with records:
             async for batch in records.batches():
                 shown = [record for record in batch if record["kind"] != LOG][:left]
                 out.writelines(f"{line(record)}\n" for record in shown)

@@ -32,7 +32,7 @@ UID_BYTES: Final = MAX_UID_BYTES + 2
 T = TypeVar("T")
 
 
-class Where(NamedTuple):
+class Whereabouts(NamedTuple):
     """A session: who is online, and through which gateway."""
 
     uid: Uid
@@ -41,7 +41,7 @@ class Where(NamedTuple):
     conn: int | None  # None if none is known
 
 
-Sessions: TypeAlias = list[Where]
+Sessions: TypeAlias = list[Whereabouts]
 
 
 class Listing(NamedTuple):
@@ -76,7 +76,7 @@ class Questions:
                 raise ReportError(bad_uid_text(uid))
 
         async def ask(link: WatcherLink) -> Sessions:
-            welcome, found = link.welcome, list[Where]()
+            welcome, found = link.welcome, list[Whereabouts]()
             most = (welcome.max_frame - FRAME_BYTES) // UID_BYTES
             most = max(1, min(welcome.max_batch, MOST_UIDS, most))
             for start in range(0, len(asked), most):
@@ -91,7 +91,7 @@ class Questions:
 
         async def ask(link: WatcherLink) -> Listing:
             await link.send(["list"])
-            sessions = list[Where]()
+            sessions = list[Whereabouts]()
             while True:
                 frame = await _answer(link, "list")
                 sessions += _rows(frame)
@@ -158,7 +158,7 @@ async def _answer(link: WatcherLink, name: str) -> Frame:
 def _rows(frame: Frame) -> Sessions:
     try:
         return [
-            Where(uid, intern(gateway), session, conn)
+            Whereabouts(uid, intern(gateway), session, conn)
             for uid, gateway, session, conn in frame[1]
         ]
     except (IndexError, TypeError, ValueError):

@@ -21,7 +21,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from liveness.client.inbox import RecordMap
 from liveness.client.questions import Listing, Sessions
 from liveness.client.sidecar import socket_at
-from liveness.client.watch import ACK_EVERY_S, Batch, Watch
+from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
 from liveness.client.watcher_link import ReportLine
 from liveness.core.records import Uid
 

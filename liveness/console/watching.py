@@ -22,8 +22,7 @@ def command_errors(path: Path) -> Iterator[None]:
         raise CommandError(f"{path}: {lost}; see the sidecar's log") from None
     except Refused as refused:
         if refused.code in PASSING:
-            message = f"{path}: it says {refused}; see the sidecar's log"
-            raise CommandError(message) from None
+            raise CommandError(f"{path}: it says {refused}; see its log") from None
         raise CommandError(f"{path} ended this watch: {refused}") from None
     except ReportError as mistake:
-        raise CommandError(str(mistake)) from None
+        raise CommandError(f"--{mistake}") from None  # what it may say is of `after`

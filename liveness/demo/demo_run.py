@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import trio
 
-from liveness.client.watch import LOG, Watch
+from liveness.client.watcher import LOG, Watch
 from liveness.console.own_command import as_typed
 from liveness.console.watching import command_errors
 from liveness.demo.director import Director

@@ -176,7 +176,7 @@ MISTAKES: dict[str, tuple[bytes, str]] = {
     ),
     "crowded": (
         packed(error("overloaded")),
-        r"it says for\\nnow \(overloaded\); see the sidecar's log$",
+        r"it says for\\nnow \(overloaded\); see its log$",
     ),
     "bye": (
         packed(["bye", {"reason": "stop"}]),
@@ -212,7 +212,7 @@ async def ended_by(code: str, sidecar: LogPeer) -> None:
 
 
 async def test_a_place_that_is_not_there_yet_is_a_mistake(sidecar: LogPeer) -> None:
-    with pytest.raises(CommandError, match=r"^after 2: .* the newest is 0$"):
+    with pytest.raises(CommandError, match=r"^--after 2: .* the newest is 0$"):
         await lines(sidecar, 1, after=2)
 
 

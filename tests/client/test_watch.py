@@ -15,7 +15,7 @@ from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
 import liveness
-from liveness.client.watch import Watch
+from liveness.client.watcher import Watch
 from liveness.client.watcher_link import MAX_REFUSED_S, LinkLost
 from liveness.errors import WireError
 from liveness.testing import ScriptedSidecar, scripted_sidecar
@@ -196,6 +196,22 @@ def test_questions_are_answered_beside_unread_records_and_over_restarts(
 
 async def seqs_of(watch: Watch, count: int) -> list[int]:
     return [(await anext(watch))["seq"] for _ in range(count)]
+
+
+def test_the_answer_to_a_cancelled_question_is_not_taken_for_another(run: Run) -> None:
+    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
+        await report(gateway, "ada", "bob")
+        async with read_by(script) as watch:
+            assert await watch.online("ada") == {"ada"}
+            with script.disk_full():  # it answers once it can write
+                gateway.login("eve")
+                await script.online("eve")
+                with anyio.move_on_after(0.1) as asking:
+                    await watch.online("ada")
+                assert asking.cancelled_caught
+            assert await watch.online("bob") == {"bob"}
+
+    run(main)
 
 
 async def test_what_is_no_uid_is_refused_at_the_question(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from anyio.lowlevel import checkpoint
 
 from liveness.client.inbox import RecordMap
 from liveness.client.protocol import Welcome
-from liveness.client.questions import Listing, Questions, Sessions, Where
+from liveness.client.questions import Listing, Questions, Sessions, Whereabouts
 from liveness.client.sidecar import socket_at
 from liveness.client.watcher_link import (
     PauseBetween,
@@ -46,7 +46,7 @@ from liveness.core.records import Uid
 from liveness.errors import LivenessError, Replaced, ReportError
 from liveness.text import escaped
 
-__all__ = ["Batches", "Listing", "Watch", "Where", "watch"]
+__all__ = ["Batches", "Listing", "Watch", "Whereabouts", "watch"]
 
 # The kind of the mapping that says that the log is another one. It is not on the wire.
 LOG: Final = "log"
@@ -433,7 +433,7 @@ class Watch(AsyncIterator[RecordMap]):
         await link.aclose()
         if after >= link.welcome.next:
             raise ReportError(
-                f"after {after}: there is no such record yet, the newest is "
+                f"after {after}: no such record yet, the newest is "
                 f"{link.welcome.next - 1}"
             )
         self._seq_log = link.welcome.log
