@@ -28,6 +28,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from liveness.client.inbox import RecordMap
+from liveness.client.log_position import LogPosition
 from liveness.client.protocol import Welcome
 from liveness.client.questions import Listing, Questions, Sessions, Whereabouts
 from liveness.client.sidecar import socket_at
@@ -191,14 +192,9 @@ class Watch(AsyncIterator[RecordMap]):
         self._is_closed = False
         self._end: LivenessError | None = None  # of the last link, not reported yet
         self._replaced: Replaced | None = None
-        # Where the next link begins, and the log that it belongs to.
-        self._seq, self._seq_log = after, log
-        self._has_begun = False  # the records of this name, or above `after`
-        self._known_log = log  # the newest that is known
-        self._floor = 0  # records of this link up to here came before
+        self._position = LogPosition(after, log, has_cursor=self._has_cursor)
         # Arrived, and not given to the loop yet; each with the number of its log.
         self._waiting = deque[tuple[int, RecordMap]]()
-        self._logs = 0
         self._given: tuple[int, int] | None = None  # to the loop: a log's number, a seq
         self._finished: tuple[int, int] = (0, 0)
         self._acked = 0  # on this link
@@ -281,14 +277,11 @@ class Watch(AsyncIterator[RecordMap]):
             case ("notices", tuple(records), *_):
                 for record in records:
                     try:
-                        seq = record["seq"]
-                        is_new = seq > self._floor
+                        is_new = self._position.arrived(record["seq"])
                     except (TypeError, KeyError):
                         raise wrong_form(frame) from None
                     if is_new:
-                        self._floor = self._seq = seq
-                        self._seq_log = self._known_log
-                        self._waiting.append((self._logs, record))
+                        self._waiting.append((self._position.logs, record))
             case ("error", {"code": code, "message": message}, *_):
                 why = escaped(f"{message} ({code})")
                 self._redial.say(f"{self.path} refused a frame: {why}; going on")
@@ -298,7 +291,9 @@ class Watch(AsyncIterator[RecordMap]):
     async def _acknowledge(self) -> None:
         """Write an ack for what is finished, unless that was done."""
         number, seq = self._finished
-        is_due = self._has_cursor and number == self._logs and seq > self._acked
+        is_due = (
+            self._has_cursor and number == self._position.logs and seq > self._acked
+        )
         if self._link is None or not is_due:
             return
         try:
@@ -313,7 +308,7 @@ class Watch(AsyncIterator[RecordMap]):
     @property
     def log(self) -> str | None:
         """The id of the log that the last record is from; None before the first link."""
-        return self._known_log
+        return self._position.known_log
 
     @property
     def name(self) -> str:
@@ -358,9 +353,9 @@ class Watch(AsyncIterator[RecordMap]):
 
     async def _new_link(self) -> WatcherLink:
         while True:
-            if self._seq and self._seq_log is None:
-                await self._learn_log(self._seq)
-            was_linked = self._known_log is not None and self._has_begun
+            if self._position.lacks_log:
+                await self._learn_log()
+            was_linked = self._position.has_begun and self.log is not None
             link = await self._redial.open(self._hello)
             if self._begin(link.welcome):
                 self._link, self._acked = link, 0
@@ -370,73 +365,45 @@ class Watch(AsyncIterator[RecordMap]):
             await link.aclose()
 
     def _hello(self) -> dict[str, object]:
-        if self._seq is None:
-            return self._options
-        if self._seq_log is None:  # 0, of whatever log
-            return {**self._options, "after": self._seq}
-        return {**self._options, "after": self._seq, "log": self._seq_log}
+        return self._options | self._position.options()
 
     def _begin(self, welcome: Welcome) -> bool:
         """Take the welcome of a link; return False if another hello has to be said."""
-        if not self._has_begun and self._has_cursor and self._seq is not None:
-            self._has_begun = True
-            if (
-                welcome.known
-            ):  # it has a position of its own, and `after` is for new names
-                self._seq = self._seq_log = self._known_log = None
-                return False
-        is_first, self._has_begun = not self._has_begun, True
-        log, before = welcome.log, self._known_log
-        is_resumed = self._seq is not None and self._seq_log in (None, log)
-        has_lost_its_end = is_resumed and self._last_seq >= welcome.next
-        if (before is not None and before != log) or has_lost_its_end:
-            self._logs += 1
-            new = {"kind": LOG, "log": log, "was": before, "seq": 0}
-            self._waiting.append((self._logs, new))
-            self._redial.say("the log is a new one: all its records follow")
-        self._known_log = log
-        if has_lost_its_end:
-            self._seq, self._seq_log = 0, log
-        self._floor = self._last_seq if is_resumed and not has_lost_its_end else 0
-        if self._seq is not None:
-            return True
-        if not self._has_cursor or (is_first and not welcome.known):
-            self._seq, self._seq_log = welcome.next - 1, log
-            self._floor = self._last_seq
-        elif not is_first and not welcome.known:
-            # It has forgotten a position that we do not know either: read everything.
-            self._seq, self._seq_log = 0, log
+        position = self._position
+        if position.leave_to_the_sidecar(welcome):
             return False
-        return True
-
-    @property
-    def _last_seq(self) -> int:
-        return self._seq or 0
+        if (new := position.welcomed(welcome)) is not None:
+            self._waiting.append((position.logs, new))
+            self._redial.say("the log is a new one: all its records follow")
+        return not position.was_forgotten(welcome)
 
     def _report(self, *, was_linked: bool) -> None:
+        position = self._position
         if was_linked:
-            since = "" if self._seq is None else f", continuing after seq {self._floor}"
+            is_known = position.seq is not None
+            since = f", continuing after seq {position.floor}" if is_known else ""
             self._redial.say(f"connected again{since}", INFO)
-        elif self._seq is None:
+        elif position.seq is None:
             self._redial.say(
                 f"watching {self.path}, continuing where {self.name!r} was", INFO
             )
         else:
             self._redial.say(
-                f"watching {self.path} from seq {self._floor + 1} on", INFO
+                f"watching {self.path} from seq {position.floor + 1} on", INFO
             )
 
-    async def _learn_log(self, after: int) -> None:
+    async def _learn_log(self) -> None:
         """Get the log's id by a hello of its own: a seq is a position in one log."""
         hello = watcher_hello(random_name("watch"), self._scope, ack=False, kinds=())
         link = await self._redial.open(lambda: hello)
         await link.aclose()
-        if after >= link.welcome.next:
+        after = self._position.seq
+        if after is not None and after >= link.welcome.next:
             raise ReportError(
                 f"after {after}: no such record yet, the newest is "
                 f"{link.welcome.next - 1}"
             )
-        self._seq_log = link.welcome.log
+        self._position.is_of(link.welcome.log)
 
     async def _drop_link(self) -> None:
         link, self._link, self._linked_at = self._link, None, inf

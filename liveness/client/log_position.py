@@ -1,0 +1,109 @@
+"""Where a reader is in the log, over its links: what each hello asks for, and what follows.
+
+The position is a `seq` and the log that it belongs to. After a new log was met, it stays
+that of the old one until the first record of the new one has arrived: the sidecar knows
+where a restored log parts from the one before.
+"""
+
+from typing import Any
+
+from liveness.client.protocol import Welcome
+
+__all__ = ["LogPosition"]
+
+
+class LogPosition:
+    """Where a reader is in the log.
+
+    Args:
+        after: Begin above this seq; None: with the next record.
+        log: The log that it belongs to; None: the sidecar's.
+        has_cursor: Whether the sidecar stores how far this name is.
+
+    Attributes:
+        known_log: The id of the newest log that is known.
+        floor: Records of this link up to this seq came before.
+        logs: How many logs there were before; it tells apart those with one id.
+    """
+
+    def __init__(self, after: int | None, log: str | None, *, has_cursor: bool) -> None:
+        self.known_log = log
+        self.floor = 0
+        self.logs = 0
+        self.has_begun = False  # a first welcome was taken
+        self._has_cursor = has_cursor
+        self._seq, self._seq_log = after, log
+
+    @property
+    def seq(self) -> int | None:
+        """The seq to go on above; None if only the sidecar knows it."""
+        return self._seq
+
+    @property
+    def lacks_log(self) -> bool:
+        """Whether the log of the seq has to be learnt before a hello can name it."""
+        return bool(self._seq) and self._seq_log is None
+
+    def is_of(self, log: str) -> None:
+        """Note which log the seq belongs to."""
+        self._seq_log = log
+
+    def options(self) -> dict[str, object]:
+        """The options of the next hello."""
+        if self._seq is None:
+            return {}
+        if self._seq_log is None:  # 0, of whatever log
+            return {"after": self._seq}
+        return {"after": self._seq, "log": self._seq_log}
+
+    def arrived(self, seq: int) -> bool:
+        """Move to a record that has arrived; return False if it came before."""
+        if seq <= self.floor:
+            return False
+        self.floor = self._seq = seq
+        self._seq_log = self.known_log
+        return True
+
+    def leave_to_the_sidecar(self, welcome: Welcome) -> bool:
+        """Forget `after` if it is for a new name, and this one has a position already.
+
+        Returns:
+            Whether that is so: another hello has to be said, without it.
+        """
+        is_for_new_names = self._has_cursor and self._seq is not None
+        if self.has_begun or not is_for_new_names or not welcome.known:
+            return False
+        self.has_begun = True
+        self._seq = self._seq_log = self.known_log = None
+        return True
+
+    def welcomed(self, welcome: Welcome) -> dict[str, Any] | None:
+        """Take the welcome of a link; return what to tell the reader of a new log."""
+        is_first, self.has_begun = not self.has_begun, True
+        log, before = welcome.log, self.known_log
+        is_resumed = self._seq is not None and self._seq_log in (None, log)
+        has_lost_its_end = is_resumed and (self._seq or 0) >= welcome.next
+        is_new = before not in (None, log) or has_lost_its_end
+        self.known_log = log
+        if has_lost_its_end:
+            self._seq, self._seq_log = 0, log
+        is_new_name = self._has_cursor and is_first and not welcome.known
+        if self._seq is None and (is_new_name or not self._has_cursor):
+            self._seq, self._seq_log = welcome.next - 1, log
+            is_resumed = True
+        self.floor = self._seq or 0 if is_resumed else 0
+        if not is_new:
+            return None
+        self.logs += 1
+        return {"kind": "log", "log": log, "was": before, "seq": 0}
+
+    def was_forgotten(self, welcome: Welcome) -> bool:
+        """Begin with the oldest record if the sidecar has forgotten the position.
+
+        Returns:
+            Whether that is so: another hello has to be said, which asks for it.
+        """
+        if self._seq is not None or welcome.known:
+            return False
+        self._seq, self._seq_log = 0, welcome.log
+        return True
