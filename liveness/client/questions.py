@@ -25,6 +25,9 @@ from liveness.errors import LivenessError, ReportError
 
 # Uids in one frame: an answer of a few hundred KiB at most. A sidecar may allow fewer.
 MOST_UIDS: Final = 1_000
+# Frames of one question that are sent before their answers are read: an answer takes a turn
+# of the sidecar, some 20 ms, and the answers to ten are far below its bound on unread ones.
+FRAMES_AHEAD: Final = 10
 # The bytes of a frame beside its uids, and of a uid with its header.
 FRAME_BYTES: Final = 16
 UID_BYTES: Final = MAX_UID_BYTES + 2
@@ -79,9 +82,13 @@ class Questions:
             welcome, found = link.welcome, list[Whereabouts]()
             most = (welcome.max_frame - FRAME_BYTES) // UID_BYTES
             most = max(1, min(welcome.max_batch, MOST_UIDS, most))
-            for start in range(0, len(asked), most):
-                await link.send(["where", asked[start : start + most]])
-                found += _rows(await _answer(link, "where"))
+            parts = [asked[at : at + most] for at in range(0, len(asked), most)]
+            for at in range(0, len(parts), FRAMES_AHEAD):
+                ahead = parts[at : at + FRAMES_AHEAD]
+                for part in ahead:
+                    await link.send(["where", part])
+                for _ in ahead:
+                    found += _rows(await _answer(link, "where"))
             return found
 
         return await self._ask(ask)

@@ -438,7 +438,8 @@ class Watch(AsyncIterator[RecordMap]):
 
         Questions have a link of their own, so unread records delay no answer. It is opened
         by the first one. Without a sidecar a question waits for one, and on a new link it
-        is asked again: use a timeout. Each sees what the sidecar had decided when it read
+        is asked again: use a timeout. They are asked one after the other, some fifty a
+        second, so ask for many users at once. Each sees what the sidecar had decided when it read
         the question, and that is on disk when it is answered.
 
         Args:
