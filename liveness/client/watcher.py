@@ -28,9 +28,9 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from liveness.client.inbox import RecordMap
-from liveness.client.log_position import LogPosition
 from liveness.client.protocol import Welcome
 from liveness.client.questions import Listing, Questions, Sessions, Whereabouts
+from liveness.client.reader_position import ReaderPosition
 from liveness.client.sidecar import socket_at
 from liveness.client.watcher_link import (
     PauseBetween,
@@ -192,7 +192,7 @@ class Watch(AsyncIterator[RecordMap]):
         self._is_closed = False
         self._end: LivenessError | None = None  # of the last link, not reported yet
         self._replaced: Replaced | None = None
-        self._position = LogPosition(after, log, has_cursor=self._has_cursor)
+        self._position = ReaderPosition(after, log, has_cursor=self._has_cursor)
         # Arrived, and not given to the loop yet; each with the number of its log.
         self._waiting = deque[tuple[int, RecordMap]]()
         self._given: tuple[int, int] | None = None  # to the loop: a log's number, a seq

@@ -9,10 +9,10 @@ from typing import Any
 
 from liveness.client.protocol import Welcome
 
-__all__ = ["LogPosition"]
+__all__ = ["ReaderPosition"]
 
 
-class LogPosition:
+class ReaderPosition:
     """Where a reader is in the log.
 
     Args:
