@@ -204,6 +204,10 @@ class _LiveComparison:
 
     async def run(self) -> None:
         """Compares until the lines end, or a signal comes."""
+        async with self._watch:  # its link is asked about until the end
+            await self._compare()
+
+    async def _compare(self) -> None:
         try:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async with trio.open_nursery() as nursery:
@@ -237,11 +241,10 @@ class _LiveComparison:
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         with command_errors(self._socket_path):
-            async with self._watch:
-                await self._watch.connected()
-                task_status.started()
-                async for batch in self._watch.batches():
-                    self._add_records(batch)
+            await self._watch.connected()
+            task_status.started()
+            async for batch in self._watch.batches():
+                self._add_records(batch)
 
     def _add_records(self, records: Iterable[RecordMap]) -> None:
         for record in records:

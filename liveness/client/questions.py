@@ -128,7 +128,8 @@ class Questions:
                                 self._redial.ended(error)
                         except BaseException:
                             # The answer may still come, and would be taken for another.
-                            await self._drop_link()
+                            self._link = None
+                            await link.aclose()
                             raise
             finally:
                 self._cancel_scopes.discard(scope)

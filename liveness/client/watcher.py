@@ -294,12 +294,13 @@ class Watch(AsyncIterator[RecordMap]):
         is_due = (
             self._has_cursor and number == self._position.logs and seq > self._acked
         )
-        if self._link is None or not is_due:
+        if (link := self._link) is None or not is_due:
             return
         try:
-            await self._link.send(["ack", seq])
+            await link.send(["ack", seq])
         except BaseException:  # a part of it may be written
-            await self._drop_link()
+            self._link, self._linked_at = None, inf
+            await link.aclose()
             raise
         self._acked, self._acked_at = seq, anyio.current_time()
 
