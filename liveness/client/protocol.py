@@ -56,6 +56,7 @@ class Welcome(NamedTuple):
     run_timeout: float  # seconds from the firing of a timer to its answer
     began: bool  # it has our clock, so logins carry `began`
     known: bool  # it knew the gateway's name, and its position in the log
+    device_separator: str = ""  # "": devices are not counted
 
 
 def parse_welcome(options: dict[str, Any]) -> Welcome:
@@ -76,6 +77,7 @@ def parse_welcome(options: dict[str, Any]) -> Welcome:
         run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
         began=options.get("began") is True,
         known=options.get("known") is not False,
+        device_separator=str(options.get("device_separator", "")),
     )
     times = welcome.flush, welcome.run_timeout
     if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):

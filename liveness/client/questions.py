@@ -1,22 +1,27 @@
 """Questions to the sidecar, on a link of their own: who is online, and where.
 
-One question is asked at a time; others wait for it. The link is opened by the first one and
-kept. Its hello asks for no kind of record, so nothing stands before an answer.
+An answer takes a turn of the sidecar, some 20 ms. Questions that come meanwhile wait, and
+are then asked together: so a thousand tasks may ask at once. The link is opened by the first
+question and kept. Its hello asks for no kind of record, so nothing stands before an answer.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 
 from liveness.client.watcher_link import (
+    LinkLost,
     Redial,
     WatcherLink,
     random_name,
     watcher_hello,
     wrong_form,
 )
+from liveness.core.devices import user_of
 from liveness.core.frames import bad_uid_text
 from liveness.core.framing import Frame
 from liveness.core.records import Uid
@@ -55,6 +60,15 @@ class Listing(NamedTuple):
     sessions: Sessions
 
 
+@dataclass(slots=True, eq=False)
+class _Question:
+    """Which of these users are online? `found` is the answer, once there is one."""
+
+    uids: Sequence[Uid]
+    found: Sessions | None = None
+    is_alone: bool = False  # one that was asked together with it was refused
+
+
 class Questions:
     """The link of questions.
 
@@ -65,7 +79,8 @@ class Questions:
 
     def __init__(self, redial: Redial, scope: str) -> None:
         self._redial = redial
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock()  # of the link
+        self._waiting: dict[_Question, None] = {}  # to be asked together
         self._link: WatcherLink | None = None
         self._is_closed = False
         self._cancel_scopes = set[anyio.CancelScope]()
@@ -78,20 +93,31 @@ class Questions:
             if not is_uid(uid):
                 raise ReportError(bad_uid_text(uid))
 
-        async def ask(link: WatcherLink) -> Sessions:
-            welcome, found = link.welcome, list[Whereabouts]()
-            most = (welcome.max_frame - FRAME_BYTES) // UID_BYTES
-            most = max(1, min(welcome.max_batch, MOST_UIDS, most))
-            parts = [asked[at : at + most] for at in range(0, len(asked), most)]
-            for at in range(0, len(parts), FRAMES_AHEAD):
-                ahead = parts[at : at + FRAMES_AHEAD]
-                for part in ahead:
-                    await link.send(["where", part])
-                for _ in ahead:
-                    found += _rows(await _answer(link, "where"))
-            return found
+        question = _Question(asked)
+        self._waiting[question] = None
+        try:
+            await self._ask(lambda link: self._ask_waiting(link, question))
+        finally:
+            self._waiting.pop(question, None)
+        assert question.found is not None
+        return question.found
 
-        return await self._ask(ask)
+    async def _ask_waiting(self, link: WatcherLink, own: _Question) -> None:
+        """Ask all questions that wait, unless *own* was answered with those before.
+
+        Raises:
+            ReportError: The sidecar refuses *own*.
+        """
+        if own.found is not None:
+            return
+        together = [own] if own.is_alone else [*self._waiting]
+        try:
+            await _answer_all(link, together)
+        except ReportError as refusal:
+            if len(together) == 1:
+                raise
+            own.is_alone = True
+            raise LinkLost(f"of questions asked together: {refusal}") from refusal
 
     async def list(self) -> Listing:
         """Return all sessions; see `Watch.list`."""
@@ -120,6 +146,7 @@ class Questions:
                         try:
                             return await ask(link)
                         except ReportError:
+                            await self._drop_link()  # answers may be on their way
                             raise
                         except LivenessError as error:
                             await self._drop_link()
@@ -149,6 +176,30 @@ class Questions:
         for scope in self._cancel_scopes:
             scope.cancel()
         await self._drop_link()
+
+
+async def _answer_all(link: WatcherLink, questions: Sequence[_Question]) -> None:
+    """Ask these questions as one, and give each its answer."""
+    uids = list(dict.fromkeys(uid for each in questions for uid in each.uids))
+    welcome, rows = link.welcome, list[Whereabouts]()
+    most = (welcome.max_frame - FRAME_BYTES) // UID_BYTES
+    most = max(1, min(welcome.max_batch, MOST_UIDS, most))
+    parts = [uids[at : at + most] for at in range(0, len(uids), most)]
+    for at in range(0, len(parts), FRAMES_AHEAD):
+        ahead = parts[at : at + FRAMES_AHEAD]
+        for part in ahead:
+            await link.send(["where", part])
+        for _ in ahead:
+            rows += _rows(await _answer(link, "where"))
+    # A user has a row for each device, and a device may be asked for by itself too.
+    by_uid = defaultdict[Uid, dict[Whereabouts, None]](dict)
+    for row in rows:
+        by_uid[row.uid][row] = None
+        if welcome.device_separator:
+            by_uid[user_of(row.uid, welcome.device_separator)][row] = None
+    for question in questions:
+        found = (row for uid in question.uids for row in by_uid.get(uid, ()))
+        question.found = list(dict.fromkeys(found))
 
 
 async def _answer(link: WatcherLink, name: str) -> Frame:

@@ -376,6 +376,11 @@ class Watch(AsyncIterator[RecordMap]):
         if (new := position.welcomed(welcome)) is not None:
             self._waiting.append((position.logs, new))
             self._redial.say("the log is a new one: all its records follow")
+        if "users" in self._options and "users" not in welcome.features:
+            self._redial.say(
+                f"the sidecar ({welcome.server}) cannot tell users from devices: records "
+                "of all devices follow; update it"
+            )
         return not position.was_forgotten(welcome)
 
     def _report(self, *, was_linked: bool) -> None:
@@ -439,16 +444,17 @@ class Watch(AsyncIterator[RecordMap]):
 
         Questions have a link of their own, so unread records delay no answer. It is opened
         by the first one. Without a sidecar a question waits for one, and on a new link it
-        is asked again: use a timeout. They are asked one after the other, some fifty a
-        second, so ask for many users at once. Each sees what the sidecar had decided when it read
-        the question, and that is on disk when it is answered.
+        is asked again: use a timeout. An answer takes some 20 ms; questions that many tasks
+        ask meanwhile are asked together. Each sees what the sidecar had decided when it
+        read the question, and that is on disk when it is answered.
 
         Args:
-            uids: A uid, or any number of them.
+            uids: A uid, or any number of them. Where devices are counted, the name of a
+                user stands for all its devices.
         Returns:
             Those that are online, in the order of *uids*, each once.
         Raises:
-            ReportError: One of them is no uid.
+            ReportError: One of them is no uid, or these users have too many devices.
             anyio.ClosedResourceError: `aclose` was called.
         """
         return await self._questions.where(uids)

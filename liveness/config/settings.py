@@ -242,7 +242,7 @@ class LimitSettings:
         "bytes",
     )
     max_where_rows: int = fixed(
-        20_000,
+        10_000,
         "most sessions in an answer to where; with more, it is refused, as the users have "
         "too many devices",
         "sessions",

@@ -206,6 +206,38 @@ async def seqs_of(watch: Watch, count: int) -> list[int]:
     return [(await anext(watch))["seq"] for _ in range(count)]
 
 
+async def test_questions_that_wait_are_asked_together() -> None:
+    found: dict[str, object] = {}
+
+    async def ask(watch: Watch, *uids: str) -> None:
+        rows = await watch.where(uids)
+        found[",".join(uids)] = [row.uid for row in rows]
+
+    async def ask_for_too_many(watch: Watch) -> None:
+        with pytest.raises(liveness.ReportError, match="more than 10000 devices"):
+            await watch.where("many")
+
+    async with (
+        scripted_sidecar(device_separator="/") as script,
+        liveness.connect(script.path, name="gw") as gateway,
+        read_by(script) as watch,
+    ):
+        for uid in ("ada/a", "ada/b", "eve", *(f"many/{n}" for n in range(10_001))):
+            gateway.login(uid)
+        await gateway.flush()
+        await watch.where("nobody")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, watch, "bob", "eve", "ada")
+            tasks.start_soon(ask_for_too_many, watch)
+            tasks.start_soon(ask, watch, "ada/b", "ada")
+            tasks.start_soon(ask, watch, "ada/b")
+    assert found == {
+        "bob,eve,ada": ["eve", "ada/a", "ada/b"],
+        "ada/b,ada": ["ada/b", "ada/a"],
+        "ada/b": ["ada/b"],
+    }
+
+
 def test_the_answer_to_a_cancelled_question_is_not_taken_for_another(run: Run) -> None:
     async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
         await report(gateway, "ada", "bob")

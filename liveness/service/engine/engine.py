@@ -404,9 +404,11 @@ class Engine:
         self.turn_wanted.notify()
         return released
 
-    def where(self, uids: Sequence[Uid]) -> list[tuple[Uid, str, int, int | None]]:
-        """Return uid, gateway, session and conn of each of *uids* that is online."""
-        return self.presence.where(uids)
+    def where(
+        self, uids: Sequence[Uid], *, limit: int
+    ) -> list[tuple[Uid, str, int, int | None]]:
+        """Return uid, gateway, session and conn of those online; see `Presence.where`."""
+        return self.presence.where(uids, limit=limit)
 
     def status_of(self, uid: Uid) -> UserStatus | None:
         """The status of a user; None if it is not online."""

@@ -57,7 +57,7 @@ MAX_RECORDS: Final = 100
 # About how long a search takes if it does not find enough records.
 SEARCH_S: Final = 2.0
 WHERE: Final = "/v1/where"
-# Of one request: a page of a large chat, and not everyone.
+# Of one request, and most sessions in its answer: a page of a large chat, not everyone.
 MOST_UIDS: Final = 10_000
 # So many uids of 255 bytes, written as they are.
 WHERE_BYTES: Final = 3 * 1024 * 1024
@@ -94,17 +94,21 @@ class UsersApi:
         uids = await _uids_of_body(request)
         # What is decided up to there is in what follows; so may be what is decided later.
         seq = self._log_writer.durable_seq
-        lines = list[str]()
+        lines = dict[str, None]()  # a device may be asked for beside its user
         for start in range(0, len(uids), UIDS_A_STEP):
             await trio.lowlevel.checkpoint()
             durable = self._log_writer.durable_seq
-            for uid, gateway, session, conn in self._engine.where(
-                uids[start : start + UIDS_A_STEP]
-            ):
+            part = uids[start : start + UIDS_A_STEP]
+            left = MOST_UIDS - len(lines)
+            found = self._engine.where(part, limit=left + 1)
+            if len(found) > left:
+                message = f"these users have more than {MOST_UIDS} devices online"
+                raise ApiError(413, f"{message}; ask for fewer in one request")
+            for uid, gateway, session, conn in found:
                 row = {"uid": uid, "gateway": gateway, "session": session, "conn": conn}
                 if session > durable:
                     row["session"] = None  # as in `_user`
-                lines.append(json_line(json_ready(row)))
+                lines[json_line(json_ready(row))] = None
         return json_text(f'{{"users":[{",".join(lines)}],"seq":{seq}}}')
 
     async def _user(self, readers: trio.CapacityLimiter, request: Request) -> Response:

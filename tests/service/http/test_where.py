@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import trio
 
+from liveness.config.settings import PresenceSettings
 from liveness.service.http.middleware import LARGE_AT_ONCE
 from liveness.service.http.sign_in import Token
 from liveness.service.http.users_api import MOST_UIDS, WHERE, WHERE_BYTES
@@ -50,6 +51,19 @@ async def test_those_online_are_shown_once_in_the_order_asked_for(
         "seq": 3,
     }  # fmt: skip
     assert await where(rig) == {"users": [], "seq": 3}
+
+
+@pytest.mark.rig(presence=PresenceSettings(device_separator="/"))
+async def test_a_user_is_shown_by_each_device(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada/a", "ada/b", "eve/a"])
+    found = await where(rig, "ada", "eve/a", "ada/b")
+    assert [row["uid"] for row in found["users"]] == ["ada/a", "ada/b", "eve/a"]
+    for part in range(3):
+        await gateway.send(["login", [f"many/{part}-{n}" for n in range(4_000)]])
+    await gateway.sync()
+    answer = await asked(rig, b'{"uids": ["ada", "many"]}')
+    assert answer.status == 413
+    assert b"more than 10000 devices online; ask for fewer" in answer.body
 
 
 async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
