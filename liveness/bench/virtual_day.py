@@ -21,8 +21,9 @@ from liveness.compiled import Wheel
 from liveness.console.progress import Stage
 from liveness.core.back_pressure import FIRE_PER_TURN
 from liveness.core.changes import Decisions
+from liveness.core.link_requests import Login
 from liveness.core.presence import Presence
-from liveness.core.records import Instant, Login, Record
+from liveness.core.records import Instant, Record
 
 DAY_S: Final = 86_400
 TIMEOUT_S: Final = 30.0  # of the other users

@@ -19,7 +19,8 @@ from libc.string cimport memcmp
 
 import msgpack
 
-from liveness.core.records import EVENT_NUMBER, KEEPALIVE, MESSAGE, ActivityBatch
+from liveness.core.link_requests import ActivityBatch
+from liveness.core.records import EVENT_NUMBER, KEEPALIVE, MESSAGE
 from liveness.core.uids import MAX_UID_BYTES
 from liveness.core.framing import (
     wire_error_for, decoded, most_values, too_large, too_many_values,
@@ -64,7 +65,7 @@ cdef uint8_t MESSAGE_NUMBER = EVENT_NUMBER[MESSAGE]
 
 
 cdef class PackedActivity:
-    """Activity in C structs; see `records.ActivityBatch`."""
+    """Activity in C structs; see `link_requests.ActivityBatch`."""
 
     def __dealloc__(self):
         PyMem_Free(self.items)

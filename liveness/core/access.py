@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from liveness.core.records import GATEWAY, Hello
+from liveness.core.link_requests import Hello
+from liveness.core.records import GATEWAY
 
 
 class Peer(NamedTuple):

@@ -33,6 +33,14 @@ from liveness.core.frames import (
     parse_where,
 )
 from liveness.core.framing import MAX_FRAME, Frame, Reader
+from liveness.core.link_requests import (
+    ActivityBatch,
+    Hello,
+    ListedActivity,
+    ListSessions,
+    Refusal,
+    Request,
+)
 from liveness.core.records import (
     EVENT_NUMBER,
     GATEWAY,
@@ -41,12 +49,6 @@ from liveness.core.records import (
     LOGOUT,
     MESSAGE,
     WATCHER,
-    ActivityBatch,
-    Hello,
-    ListedActivity,
-    ListSessions,
-    Refusal,
-    Request,
 )
 from liveness.errors import NOT_FATAL, Code, WireError
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from liveness.core.changes import Commit
 from liveness.core.cursors import ReadPosition
-from liveness.core.records import Refusal
+from liveness.core.link_requests import Refusal
 
 
 class Send(NamedTuple):

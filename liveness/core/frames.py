@@ -9,6 +9,17 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeGuard
 
 from liveness.core.framing import Frame
+from liveness.core.link_requests import (
+    Ack,
+    After,
+    Answer,
+    Cancel,
+    Hello,
+    Login,
+    Logout,
+    Ping,
+    Where,
+)
 from liveness.core.records import (
     GAP,
     GATEWAY,
@@ -16,17 +27,8 @@ from liveness.core.records import (
     MOVED,
     OFFLINE,
     WATCHER,
-    Ack,
-    After,
-    Answer,
-    Cancel,
-    Hello,
     HostTime,
-    Login,
-    Logout,
-    Ping,
     Uid,
-    Where,
 )
 from liveness.core.uids import is_natural, is_text, is_uid
 from liveness.errors import Code

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from liveness.core.records import ActivityBatch
+from liveness.core.link_requests import ActivityBatch
 from liveness.errors import Code, WireError
 
 Frame: TypeAlias = tuple[Any, ...]

@@ -9,7 +9,8 @@ from liveness.core.cursors import ReadPosition
 from liveness.core.effects import Effect, SearchSkipped
 from liveness.core.frames import FEATURES, PROTOCOL
 from liveness.core.link import Link
-from liveness.core.records import GATEWAY, Hello, Subscription
+from liveness.core.link_requests import Hello
+from liveness.core.records import GATEWAY, Subscription
 from liveness.core.skipped_ranges import SkippedRanges
 
 

@@ -3,8 +3,8 @@
 from liveness.core.access import Peer
 from liveness.core.clearance import GatewayState
 from liveness.core.conversation import Conversation
+from liveness.core.link_requests import Hello
 from liveness.core.outbox import Outbox
-from liveness.core.records import Hello
 
 
 class Link:

@@ -12,10 +12,11 @@ from liveness.core.changes import Decisions
 from liveness.core.effects import Close, Effect, LogLine, LogRefusal, Send
 from liveness.core.framing import encode
 from liveness.core.link import Link
+from liveness.core.link_requests import Hello, Refusal
 from liveness.core.link_troubles import LinkTroubles
 from liveness.core.outbox import LimitMet, Outbox, UnreadReplies
 from liveness.core.partial_frames import PartialFrames
-from liveness.core.records import GATEWAY, Hello, Refusal
+from liveness.core.records import GATEWAY
 from liveness.errors import Code
 
 # If too many links have not said hello, the newest stay: this share of the limit.

@@ -15,7 +15,8 @@ from liveness.core.changes import Disk
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.effects import Send, SendList
 from liveness.core.framing import encode
-from liveness.core.records import GATEWAY, Hello
+from liveness.core.link_requests import Hello
+from liveness.core.records import GATEWAY
 
 NOTICES_PER_FRAME: Final = 1_000
 # A frame ends at about this many bytes: it is in memory until it is read, and a timer may

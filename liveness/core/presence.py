@@ -14,6 +14,7 @@ from liveness.core import wheel as wheels
 from liveness.core.changes import Decisions
 from liveness.core.clearance import STORM, WHY_HELD, GatewayState
 from liveness.core.fair_share import fair_share
+from liveness.core.link_requests import ActivityBatch, ListedActivity, Login, Logout
 from liveness.core.records import (
     EVENT_NUMBER,
     EVENTS,
@@ -23,11 +24,7 @@ from liveness.core.records import (
     MOVED,
     ONLINE,
     SILENCE,
-    ActivityBatch,
     Instant,
-    ListedActivity,
-    Login,
-    Logout,
     OnlineRow,
     Record,
     Uid,

@@ -13,18 +13,13 @@ from liveness.core.frames import bad_uid_text
 from liveness.core.handshake import Handshake
 from liveness.core.link import Link
 from liveness.core.link_registry import LinkCounts, LinkRegistry
-from liveness.core.presence import NoRoom, Presence
-from liveness.core.records import (
-    EVENTS,
-    GATEWAY,
+from liveness.core.link_requests import (
     Ack,
     ActivityBatch,
     After,
     Answer,
     Cancel,
     Hello,
-    HostReading,
-    Instant,
     ListSessions,
     Login,
     Logout,
@@ -33,6 +28,8 @@ from liveness.core.records import (
     Request,
     Where,
 )
+from liveness.core.presence import NoRoom, Presence
+from liveness.core.records import EVENTS, GATEWAY, HostReading, Instant
 from liveness.core.timer_scheduler import TimerScheduler
 from liveness.errors import Code
 

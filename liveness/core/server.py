@@ -31,12 +31,12 @@ from liveness.core.link_registry import (
     LinkRegistry,
     LinkRegistryLimits,
 )
+from liveness.core.link_requests import Cancel
 from liveness.core.operator_warnings import OperatorWarnings
 from liveness.core.outbox import Outbox, OutboxLimits, UnreadReplies
 from liveness.core.presence import Presence
 from liveness.core.records import (
     GATEWAY,
-    Cancel,
     HostReading,
     Instant,
     OnlineFields,

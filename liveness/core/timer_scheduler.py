@@ -29,14 +29,8 @@ from typing import Final, NamedTuple
 from liveness.core.absences import Absences
 from liveness.core.changes import Decisions
 from liveness.core.fair_share import fair_share
-from liveness.core.records import (
-    TIMER,
-    After,
-    Answer,
-    Cancel,
-    Instant,
-    TimerRecord,
-)
+from liveness.core.link_requests import After, Answer, Cancel
+from liveness.core.records import TIMER, Instant, TimerRecord
 from liveness.core.table import OWN_TIMEOUT
 from liveness.core.timer_states import (
     FIRED,

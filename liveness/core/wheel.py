@@ -32,7 +32,8 @@ from typing import Final, NamedTuple
 
 from liveness.core.devices import Devices
 from liveness.core.intervals import SAMPLED, Silences
-from liveness.core.records import ActivityBatch, Uid
+from liveness.core.link_requests import ActivityBatch
+from liveness.core.records import Uid
 from liveness.core.table import (
     EXACT_START,
     NO_CONN,

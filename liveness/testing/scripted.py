@@ -19,7 +19,8 @@ from liveness.config.settings import (
     StateSettings,
     TimerSettings,
 )
-from liveness.core.records import GATEWAY, OFFLINE, Record, Refusal, Uid
+from liveness.core.link_requests import Refusal
+from liveness.core.records import GATEWAY, OFFLINE, Record, Uid
 from liveness.core.timer_scheduler import Due
 from liveness.core.timer_states import REPLACED, STATES
 from liveness.errors import NOT_FATAL, Code

@@ -37,19 +37,21 @@ from liveness.core.effects import (
 )
 from liveness.core.framing import encode_notices
 from liveness.core.link import Link
+from liveness.core.link_requests import (
+    ActivityBatch,
+    After,
+    Hello,
+    Login,
+    Logout,
+    Refusal,
+    Request,
+)
 from liveness.core.records import (
     EVENTS,
     GATEWAY,
     LOGIN,
     LOGOUT,
-    ActivityBatch,
-    After,
-    Hello,
     Instant,
-    Login,
-    Logout,
-    Refusal,
-    Request,
     TimerRecord,
     Uid,
 )

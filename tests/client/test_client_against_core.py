@@ -23,23 +23,25 @@ from liveness.core.changes import Decisions
 from liveness.core.clearance import GatewayState
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import Reader, decode, encode, encode_notices
+from liveness.core.link_requests import (
+    Ack,
+    ActivityBatch,
+    Hello,
+    Login,
+    Logout,
+    Ping,
+    Request,
+)
 from liveness.core.presence import WHY_OLDER, Presence
 from liveness.core.records import (
     MOVED,
     SILENCE,
-    Ack,
-    ActivityBatch,
     Changes,
     Gap,
-    Hello,
     HostTime,
     Instant,
     Logged,
-    Login,
-    Logout,
     OnlineRow,
-    Ping,
-    Request,
     Stopped,
     Uid,
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import Reader
-from liveness.core.records import ActivityBatch, ListedActivity, Refusal, Request
+from liveness.core.link_requests import ActivityBatch, ListedActivity, Refusal, Request
 from liveness.core.uids import is_uid
 from liveness.errors import Code
 

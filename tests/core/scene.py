@@ -12,17 +12,9 @@ from liveness.core.changes import Decisions
 from liveness.core.clearance import GatewayState
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import encode
+from liveness.core.link_requests import ActivityBatch, Login, Logout
 from liveness.core.presence import Presence
-from liveness.core.records import (
-    ActivityBatch,
-    Changes,
-    Instant,
-    Login,
-    Logout,
-    OnlineRow,
-    Record,
-    Uid,
-)
+from liveness.core.records import Changes, Instant, OnlineRow, Record, Uid
 from liveness.core.storm_guard import GuardRules
 from liveness.core.wheel import Wheel
 

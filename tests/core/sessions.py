@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from liveness.core.records import EVENTS, ActivityBatch, OnlineRow, Uid
+from liveness.core.link_requests import ActivityBatch
+from liveness.core.records import EVENTS, OnlineRow, Uid
 from liveness.core.uids import is_uid
 from liveness.core.wheel import Wheel
 from tests.core.scene import Scene, Shown

@@ -14,7 +14,7 @@ from liveness.core.conversation import (
 )
 from liveness.core.frames import MAX_AGE_S
 from liveness.core.framing import encode
-from liveness.core.records import (
+from liveness.core.link_requests import (
     Ack,
     ActivityBatch,
     Hello,

@@ -16,7 +16,8 @@ import pytest
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.devices import user_of
 from liveness.core.framing import Reader, encode
-from liveness.core.records import ActivityBatch, ListedActivity, Uid
+from liveness.core.link_requests import ActivityBatch, ListedActivity
+from liveness.core.records import Uid
 from liveness.core.table import Entry
 from liveness.core.wheel import UNKNOWN, Wheel
 from tests.core.conftest import READERS

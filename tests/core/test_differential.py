@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.devices import user_of
 from liveness.core.framing import Reader, encode
-from liveness.core.records import ActivityBatch, ListedActivity, Uid
+from liveness.core.link_requests import ActivityBatch, ListedActivity
+from liveness.core.records import Uid
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.wheel import Wheel
 from tests.core.link_trace import told

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from liveness.core.frames import MAX_AGE_S
+from liveness.core.link_requests import ListedActivity, Login, Logout
 from liveness.core.presence import WHY_BEGAN_UNUSED, WHY_IGNORED, UserStatus
-from liveness.core.records import ListedActivity, Login, Logout, OnlineRow, Uid
+from liveness.core.records import OnlineRow, Uid
 from liveness.core.wheel import Slot, Wheel
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
 from tests.core.sessions import Sessions, User

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from liveness.core import framing, records, uids
+from liveness.core import framing, link_requests, records, uids
 from liveness.core.changes import Decisions
 from liveness.core.conversation import (
     REFUSED_WINDOW_S,
@@ -94,17 +94,17 @@ class Sidecar:
     def receive(self, piece: bytes) -> None:
         for request in self.link.receive(piece, AT.now):
             match request:
-                case records.Refusal():
+                case link_requests.Refusal():
                     self._refused(request)
-                case records.ActivityBatch():
+                case link_requests.ActivityBatch():
                     self._heard(request)
-                case records.Ack(seq, n) if seq >= NEXT:
+                case link_requests.Ack(seq, n) if seq >= NEXT:
                     # Only the service knows `next`, so it refuses this one.
                     self._refuse(Code.BAD_OPTION, "too high", n=n, frame="ack")
                 case _:
                     self.frames.append(meaning(request))
 
-    def _refused(self, refusal: records.Refusal) -> None:
+    def _refused(self, refusal: link_requests.Refusal) -> None:
         name, shown = refusal.as_frame()
         assert name == "error"
         assert isinstance(shown, dict)
@@ -117,7 +117,7 @@ class Sidecar:
         refusal = self.link.refuse(code, text, AT.now, n=n, frame=frame, index=index)
         self._refused(refusal)
 
-    def _heard(self, signs: records.ActivityBatch) -> None:
+    def _heard(self, signs: link_requests.ActivityBatch) -> None:
         uids, conns = signs.uids, signs.conns
         names = [records.EVENTS[event] for event in signs.events]
         gateway = self.presence.gateway("gateway-1")
@@ -137,23 +137,23 @@ class Sidecar:
             self.frames[-1]["conns"].append(conns[position])
 
 
-def meaning(request: records.Request) -> dict[str, Any]:
+def meaning(request: link_requests.Request) -> dict[str, Any]:
     """A request as the vectors write it."""
     match request:
-        case records.Hello():
+        case link_requests.Hello():
             kinds = [kind for kind in records.KINDS if kind in request.kinds]
             return {"frame": "hello", **asdict(request), "kinds": kinds}
-        case records.Login() | records.Logout() | records.Where():
+        case link_requests.Login() | link_requests.Logout() | link_requests.Where():
             return {"frame": type(request).__name__.lower(), **asdict(request)}
-        case records.After() | records.Cancel():
+        case link_requests.After() | link_requests.Cancel():
             return {"frame": type(request).__name__.lower(), **request._asdict()}
-        case records.Ack():
+        case link_requests.Ack():
             return {"frame": "ack", "seq": request.seq}
-        case records.Ping():
+        case link_requests.Ping():
             return {"frame": "ping", "x": request.payload}
-        case records.ListSessions():
+        case link_requests.ListSessions():
             return {"frame": "list"}
-        case records.Answer(key, is_done=is_done):
+        case link_requests.Answer(key, is_done=is_done):
             answer = {"key": key, "message": request.message, "seq": request.seq}
             if is_done:
                 return {"frame": "done", **answer}
@@ -302,7 +302,9 @@ def test_an_error_of_any_code_is_of_the_schema(code: Code) -> None:
     fatal = code not in NOT_FATAL
     index = 3 if code is Code.BAD_UID else None
     name = None if fatal else "login"
-    refusal = records.Refusal(code, "what, where, what to do", 1, fatal, name, index)
+    refusal = link_requests.Refusal(
+        code, "what, where, what to do", 1, fatal, name, index
+    )
     if code is Code.TOO_MANY_TIMERS:
         refusal = replace(refusal, frame="after", key="order:17")
     if code is Code.TOO_MANY_USERS:
@@ -390,7 +392,7 @@ def test_the_page_names_the_frames_that_are_known() -> None:
 def test_the_page_names_the_options_of_hello() -> None:
     named = column("Frames from a gateway", "([a-z]+)`")
     assert sorted(named) == sorted(
-        ["protocol", *(field.name for field in fields(records.Hello))]
+        ["protocol", *(field.name for field in fields(link_requests.Hello))]
     )
 
 

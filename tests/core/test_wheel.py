@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.records import ListedActivity, Uid
+from liveness.core.link_requests import ListedActivity
+from liveness.core.records import Uid
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.uids import is_uid
 from liveness.core.wheel import (

@@ -13,7 +13,8 @@ from math import inf
 from typing import Final, NamedTuple
 
 from liveness.core.changes import Decisions
-from liveness.core.records import After, Answer, Cancel, Instant, TimerRecord
+from liveness.core.link_requests import After, Answer, Cancel
+from liveness.core.records import Instant, TimerRecord
 from liveness.core.timer_scheduler import (
     RING_SLOTS,
     Coming,

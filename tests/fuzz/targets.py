@@ -25,17 +25,16 @@ from liveness.core.framing import (
     encode,
     most_values,
 )
-from liveness.core.records import (
-    GATEWAY,
+from liveness.core.link_requests import (
     ActivityBatch,
     Hello,
     Login,
     Logout,
     Refusal,
     Request,
-    Uid,
     Where,
 )
+from liveness.core.records import GATEWAY, Uid
 from liveness.core.wheel import Wheel
 from liveness.errors import Code, WireError
 from tests.core.conftest import READERS, WHEELS

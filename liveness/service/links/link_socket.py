@@ -9,7 +9,7 @@ from typing import Final
 
 from liveness.core.framing import encode
 from liveness.core.link import Link
-from liveness.core.records import Refusal
+from liveness.core.link_requests import Refusal
 from liveness.errors import Code
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.link_writer import LinkWriter
