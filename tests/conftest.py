@@ -82,7 +82,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """LogPosition tests that wait for something large, and refuse those that nobody could name."""
+    """Mark tests that wait for something large, and refuse those that nobody could name."""
     for item in items:
         if BUILDING & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.long)

@@ -37,7 +37,7 @@ PATIENCE_S: Final = 20
 # Whole gateways, by what each has in it alone.
 GATEWAYS: Final = [
     ("docs/gateway.md", "trio.serve_tcp"),
-    ("docs/gateway.md", "asyncio.start_server"),
+    ("docs/gateway.md", "start_server("),
     ("docs/gateway.md", "connect_sync("),
     ("docs/getting-started.md", "asyncio.run"),
 ]
