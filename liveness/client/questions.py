@@ -8,6 +8,8 @@ question and kept. Its hello asks for no kind of record, so nothing stands befor
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -38,6 +40,8 @@ FRAME_BYTES: Final = 16
 UID_BYTES: Final = MAX_UID_BYTES + 2
 
 T = TypeVar("T")
+
+_session: Final = attrgetter("session")
 
 
 class Whereabouts(NamedTuple):
@@ -192,14 +196,14 @@ async def _answer_all(link: WatcherLink, questions: Sequence[_Question]) -> None
         for _ in ahead:
             rows += _rows(await _answer(link, "where"))
     # A user has a row for each device, and a device may be asked for by itself too.
-    by_uid = defaultdict[Uid, dict[Whereabouts, None]](dict)
+    by_uid = defaultdict[Uid, set[Whereabouts]](set)
     for row in rows:
-        by_uid[row.uid][row] = None
+        by_uid[row.uid].add(row)
         if welcome.device_separator:
-            by_uid[user_of(row.uid, welcome.device_separator)][row] = None
+            by_uid[user_of(row.uid, welcome.device_separator)].add(row)
     for question in questions:
-        found = (row for uid in question.uids for row in by_uid.get(uid, ()))
-        question.found = list(dict.fromkeys(found))
+        found = (sorted(by_uid[uid], key=_session) for uid in question.uids)
+        question.found = list(dict.fromkeys(chain.from_iterable(found)))
 
 
 async def _answer(link: WatcherLink, name: str) -> Frame:

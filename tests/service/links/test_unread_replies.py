@@ -287,7 +287,7 @@ async def test_a_list_without_room_on_the_disk_ends_its_link(
 ) -> None:
     async with running(tmp_path, unread_s=20, gateway_hold_s=40) as rig:
         await with_users(rig)
-        asker = await rig.gateway("asker", role=role)
+        asker = await rig.gateway("asker", role=role, kinds=[])
         for room_after_s in (least_s - 5, least_s - 5, 0):
             with monkeypatch.context() as patch:
                 patch.setattr(os, "statvfs", no_disk)

@@ -52,9 +52,11 @@ def seqs_of(store: LogStore, wanted: Subscription = ALL) -> list[int | tuple[int
         records, reached, first, lost = store.read(
             after=at, until=end, wanted=wanted, limit=100
         )
-        if at < lost:
+        if at < lost:  # as `TailReader.take` does
             given.append((at + 1, first - 1))
-            reached = first - 1
+            assert first - 1 > at
+            at = first - 1
+            continue
         given += [record.seq for record in records if at < record.seq]
         assert reached > at
         at = reached
@@ -257,10 +259,14 @@ def test_no_damage_to_the_file_loses_records_in_silence(
             return
         given = seqs_of(store)
         records = {record.seq: record for record in page(store)}
-        while trim(store, oldest_ms=10**15):
-            pass
-        first, following = store.bounds()
-        assert first > following - 2 * PAGE_RECORDS
+        try:
+            while trim(store, oldest_ms=10**15):
+                pass
+        except sqlite3.DatabaseError:
+            pass  # the writer logs that the log was not trimmed, and tries again
+        else:
+            first, following = store.bounds()
+            assert first > following - 2 * PAGE_RECORDS
     assert len(sessions) == 19
     covered = list[int]()
     for one in given:
