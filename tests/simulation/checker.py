@@ -121,6 +121,7 @@ class Checker:
             return  # all else would only repeat it
         self._gather_events()
         yield from self._sessions_end_once()
+        yield from self._devices_counted()
         for record in self.log.values():
             if record["kind"] == "offline":
                 yield from self._end(record)
@@ -194,6 +195,24 @@ class Checker:
                 del current[user]
         for user, session in current.items():
             yield f"3: session {session} of {user[1]!r} never ended"
+
+    def _devices_counted(self) -> Iterator[str]:
+        """Every record has the number of its user's devices that are online after it."""
+        separator = self.plan.device_separator
+        online: dict[tuple[str, Uid], set[Uid]] = defaultdict(set)
+        for record in self.log.values():
+            if record["kind"] == "timer":
+                continue
+            uid = record["uid"]
+            user = uid.partition(separator)[0] if separator and uid == f"{uid}" else uid
+            devices = online[type(uid).__name__, user]
+            if record["kind"] == "online":
+                devices.add(uid)
+            elif record["kind"] == "offline":
+                devices.discard(uid)
+            counted = (user, len(devices)) if separator else (None, None)
+            if (record.get("user"), record.get("devices")) != counted:
+                yield f"devices: {record}, and its user has {counted}"
 
     # --- ends (1, 2, 5, 6) ----------------------------------------------------
 

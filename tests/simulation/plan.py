@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 from liveness.config.settings import (
     Config,
     LimitSettings,
+    PresenceSettings,
     SocketSettings,
     StateSettings,
     TimerSettings,
@@ -153,6 +154,7 @@ class Plan:
     steps: tuple[Step, ...]
     unread_s: float = 30.0
     max_unread_bytes: int = 64 << 20
+    device_separator: str = ""  # "user:phone" and "user:desk", or "u-1" to "u-29"
 
     @property
     def rest_s(self) -> float:
@@ -181,6 +183,7 @@ class Plan:
         config = Config(
             timeout_s=self.timeout_s,
             socket=SocketSettings(path=socket),
+            presence=PresenceSettings(device_separator=self.device_separator),
             state=StateSettings(dir=state),
             timers=TimerSettings(run_timeout_s=self.run_timeout_s, retries=retries),
         )
@@ -279,6 +282,7 @@ def plan_of(seed: int) -> Plan:
         steps=tuple(sorted(steps, key=lambda step: step.at)),
         unread_s=unread.choice([4.0, 30.0]),
         max_unread_bytes=unread.choice([1_000_000, 64 << 20]),
+        device_separator=Random(f"{seed}-devices").choice(["", ":", "-"]),
     )
 
 

@@ -37,6 +37,7 @@ def quiet_plan() -> Plan:
         watchers=1,
         lasts_s=20.0,
         steps=steps,
+        device_separator=":",
     )
 
 
@@ -99,6 +100,11 @@ def test_an_early_offline_is_told(history: History) -> None:
     told = next(it for it in reader(history).told if it.record["seq"] == seq)
     everywhere(history, seq, at=told.record["at"] - 100, silence=2.9)
     assert {"1", "1, 5"} <= breaches(history)
+
+
+def test_devices_that_are_miscounted_are_told(history: History) -> None:
+    everywhere(history, seq_of(history, uid="moving", kind="moved"), devices=2)
+    assert breaches(history) == {"devices"}
 
 
 def test_an_offline_of_one_who_was_heard_is_told(history: History) -> None:
