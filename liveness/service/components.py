@@ -11,17 +11,16 @@ import trio.lowlevel
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from starlette.types import ASGIApp
 
-from liveness import __version__, assembly
-from liveness.compiled import WHEEL, Reader
+from liveness import assembly
+from liveness.compiled import Reader
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
 from liveness.core.conversation import Conversation
 from liveness.core.cursors import Cursors
-from liveness.core.records import GATEWAY, WATCHER
 from liveness.core.timer_states import TimerCommand, TimerTransaction
 from liveness.errors import StateError
-from liveness.metrics import Collector, Counts, GatewayNow, HttpRefusal, Now
+from liveness.metrics import Collector, Counts, HttpRefusal, Now
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.threads import in_thread
@@ -61,6 +60,7 @@ from liveness.service.links.credentials import peer_of
 from liveness.service.links.link_writer import Delivery
 from liveness.service.links.sockets import UnixListener
 from liveness.service.links.spools import Spools
+from liveness.service.readings import readings
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail
@@ -458,53 +458,13 @@ class SidecarService:
         return f"not ready: {why}; {online}" if why else f"ready, {online}"
 
     def _now(self) -> Now:
-        presence, engine, log_writer = self.presence, self.engine, self.log_writer
-        registry = self.server.registry
-        now = engine.attended
-        wheel = presence.wheel
-        return Now(
-            events=presence.events,
-            ignored=presence.ignored,
-            began_unused=presence.began_unused,
-            users=len(presence),
-            distinct_users=wheel.users,
-            opened=presence.opened,
-            ended=presence.ended,
-            moved=presence.moved,
-            early=presence.early,
-            slot_users=wheel.slot_users(),
-            hand_lag_s=engine.hand_lag,
-            unattended_s=engine.unattended,
-            held=presence.held(now),
-            storms=0 if presence.guard is None else presence.guard.begun,
-            links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
-            unread={"memory": self.server.unread.memory, "disk": self._spools.bytes},
-            unfinished_bytes=registry.unfinished.bytes,
-            gateways=[
-                GatewayNow(
-                    name=gateway.name,
-                    users=gateway.users,
-                    unacked=registry.unacked(gateway.name),
-                    timeout_s=wheel.timeout_of(gateway.number),
-                    interval_s=presence.interval(gateway),
-                    mutes=gateway.mutes,
-                )
-                for gateway in presence.gateways.values()
-                if gateway.users or gateway.is_linked
-            ],
-            log_seq=log_writer.durable_seq,
-            log_pending=log_writer.pending,
-            write_failures=log_writer.write_failures,
-            log_bytes=log_writer.log_bytes,
-            log_damaged=log_writer.store.damaged_records,
-            feed_watchers=registry.linked(WATCHER),
-            streams=dict(self.streams.open),
-            timers=dict(self.scheduler.states),
-            timers_loaded=self.scheduler.loaded,
-            timer_attempts=dict(self.scheduler.results),
-            is_ready=not self.why_not_ready(),
+        return readings(
+            self.engine,
+            self.log_writer,
+            spool_bytes=self._spools.bytes,
+            streams=self.streams.open,
             counts=self.counts,
-            build={"version": __version__, "wheel": WHEEL},
+            is_ready=not self.why_not_ready(),
         )
 
 
