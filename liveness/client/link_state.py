@@ -5,6 +5,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import anyio
+
 from liveness.errors import Code, LivenessError, Refused, Replaced
 
 # What an operator can do about a refusal that comes again and again.
@@ -45,10 +47,10 @@ def _advice(reason: Exception | None) -> str:
             return "not allowed to connect; be its user, or of its group"
         case OSError() | LivenessError():
             return str(reason)
-        case Exception():
-            return f"a fault of this library, {reason!r:.200}; please report it"
-        case _:
+        case None | anyio.BrokenResourceError():
             return "the link has ended"
+        case _:
+            return f"a fault of this library, {reason!r:.200}; please report it"
 
 
 def refused_line(path: str, reason: Refused) -> str:

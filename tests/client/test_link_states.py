@@ -19,7 +19,7 @@ from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
 import liveness
-from liveness.client.link_state import parent_of, replaced_line
+from liveness.client.link_state import no_link_line, parent_of, replaced_line
 from liveness.client.protocol import FINAL_CODES
 from liveness.errors import Code
 from liveness.testing import ScriptedSidecar, scripted_sidecar
@@ -341,6 +341,11 @@ async def test_a_fault_of_the_library_does_not_end_its_gateway(
         sidecar.login("ada", conn=1)
         await script.online("ada")
     assert "a fault of this library" in caplog.text
+
+
+def test_a_link_that_breaks_is_no_fault_of_this_library() -> None:
+    for reason in (None, anyio.BrokenResourceError()):
+        assert no_link_line("/s", reason).endswith(" at /s: the link has ended")
 
 
 # --- threads and forks -----------------------------------------------------------------
