@@ -1,8 +1,9 @@
-"""Refuses the use of a sidecar in a child of the process that has connected it.
+"""Refuses the use of a sidecar or a watch in a child of the process that has made it.
 
 After `os.fork` the child has a copy of the `Sidecar`, but neither its event loop nor its
-thread: reports would be collected and never sent. So in the child every use of the copy
-raises an error. The check costs the parent nothing: the child changes the classes of its
+thread: reports would be collected and never sent. The copy of a `Watch` has its parent's
+name, and would read from its parent's socket. So in the child every use of a copy raises
+an error. The check costs the parent nothing: the child changes the classes of its
 copies.
 """
 
@@ -15,15 +16,34 @@ from liveness.errors import ReportError
 
 # By class, the class of its copies in a child.
 _classes_in_child: Final[dict[type, type]] = {}
+# For `refuse_after_fork`.
+CONNECT: Final = (
+    "call connect in each worker after the fork, with a name a worker, such as "
+    'name=f"gw-1:{worker}"'
+)
+WATCH: Final = "call watch in each worker after the fork, and give no two the same name"
 _made: Final[WeakSet[Any]] = WeakSet()
-_connected_in = 0  # the process that has connected the copies in this one
+_made_in = 0  # the process that has made the copies in this one
 
 
-def refuse_after_fork(made: object) -> None:
-    """Have every use of *made* in a forked child raise a `ReportError`."""
+def refuse_after_fork(made: object, remedy: str) -> None:
+    """Have every use of *made* in a forked child raise a `ReportError`.
+
+    Args:
+        made: What a process has made for itself.
+        remedy: What a child should do, for the error; the same for all of this class.
+    """
     own = type(made)
     if own not in _classes_in_child:
-        namespace = {"__getattribute__": _refuse, "__slots__": ()}
+
+        def refuse(made: object, name: str) -> object:
+            if name.startswith("__") and name.endswith(
+                "__"
+            ):  # `isinstance` and the like
+                return object.__getattribute__(made, name)
+            return _raise_forked(name, remedy)
+
+        namespace = {"__getattribute__": refuse, "__slots__": ()}
         _classes_in_child[own] = type(own.__name__, (own,), namespace)
     _made.add(made)
 
@@ -33,24 +53,17 @@ def leak(value: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
-def _refuse(made: object, name: str) -> object:
-    if name.startswith("__") and name.endswith("__"):  # `isinstance` and the like
-        return object.__getattribute__(made, name)
-    return _raise_forked(name)
-
-
-def _raise_forked(name: str) -> NoReturn:
+def _raise_forked(name: str, remedy: str) -> NoReturn:
     raise ReportError(
-        f"{name}: this sidecar was connected before a fork, in process {_connected_in}, "
-        f"and process {os.getpid()} has no link; call connect in each worker after the "
-        'fork, with a name a worker, such as name=f"gw-1:{worker}"'
+        f"{name}: this was made before a fork, in process {_made_in}, and process "
+        f"{os.getpid()} has no link; {remedy}"
     )
 
 
 def _after_in_child() -> None:
-    global _connected_in
+    global _made_in
     if _made:
-        _connected_in = os.getppid()
+        _made_in = os.getppid()
     for made in _made:
         made.__class__ = _classes_in_child[type(made)]
     _made.clear()

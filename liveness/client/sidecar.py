@@ -31,7 +31,7 @@ import anyio
 
 from liveness.client.event_loop import loop_call_soon, loop_clock
 from liveness.client.fired_timer import Timer
-from liveness.client.forks import refuse_after_fork
+from liveness.client.forks import CONNECT, refuse_after_fork
 from liveness.client.inbox import Arrival, End
 from liveness.client.iterators import LinkIterator, RecordIterator, TimerIterator
 from liveness.client.link_state import LinkState
@@ -179,7 +179,7 @@ class Sidecar:
         self._uids = client.reports.uids
         self._keepalives = client.reports.keepalives
         self._messages = client.reports.messages
-        refuse_after_fork(self)
+        refuse_after_fork(self, CONNECT)
 
     # --- reports ----------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from liveness.client.fired_timer import Timer
-from liveness.client.forks import leak, refuse_after_fork
+from liveness.client.forks import CONNECT, leak, refuse_after_fork
 from liveness.client.inbox import End
 from liveness.client.iterators import LinkIterator
 from liveness.client.link_state import LinkState
@@ -80,7 +80,7 @@ class SyncSidecar:
         self._portal = portal
         self._link = sidecar._link
         self._lock = sidecar._lock
-        refuse_after_fork(self)
+        refuse_after_fork(self, CONNECT)
 
     def login(
         self,

@@ -10,7 +10,7 @@ acknowledges and asks.
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Lock
 from time import perf_counter
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from liveness.client.forks import WATCH, leak, refuse_after_fork
 from liveness.client.inbox import RecordMap
 from liveness.client.questions import Listing, Sessions
 from liveness.client.sidecar import socket_at
@@ -54,11 +55,16 @@ def watch_sync(
     options: dict[str, Any] = {"name": name, "after": after, "log": log, "scope": scope}
     options |= {"kinds": kinds, "users": users, "strict": strict}
     watch = Watch(socket_at(path), report_line=report_line, **options)
-    with start_blocking_portal("trio", name="liveness") as portal:
+    own_process = os.getpid()
+    with ExitStack() as stack:
+        portal = stack.enter_context(start_blocking_portal("trio", name="liveness"))
         try:
             yield SyncWatch(watch, portal)
         finally:
-            portal.call(watch.aclose)
+            if os.getpid() == own_process:
+                portal.call(watch.aclose)
+            else:  # as in `connect_sync`: the thread is the parent's
+                leak(stack.pop_all())
 
 
 class SyncWatch(Iterator[RecordMap]):
@@ -73,6 +79,7 @@ class SyncWatch(Iterator[RecordMap]):
         self._portal = portal
         self._lock = Lock()  # of the loop
         self._waited_at = 0.0
+        refuse_after_fork(self, WATCH)
 
     def __next__(self) -> RecordMap:
         """Finish the last record, and wait for the next one."""

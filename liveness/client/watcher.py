@@ -27,6 +27,7 @@ from typing import Any, Final, Self, TypeAlias
 import anyio
 from anyio.lowlevel import checkpoint
 
+from liveness.client.forks import WATCH, refuse_after_fork
 from liveness.client.inbox import RecordMap
 from liveness.client.protocol import Welcome
 from liveness.client.questions import Listing, Questions, Sessions, Whereabouts
@@ -199,6 +200,7 @@ class Watch(AsyncIterator[RecordMap]):
         self._finished: tuple[int, int] = (0, 0)
         self._acked = 0  # on this link
         self._acked_at = -inf
+        refuse_after_fork(self, WATCH)
 
     # --- records --------------------------------------------------------------------
 

@@ -432,7 +432,7 @@ def test_a_sidecar_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) ->
     assert word == "parent"
     assert len(lines) == 10
     for line in lines:
-        assert f"connected before a fork, in process {parent}" in line
+        assert f"made before a fork, in process {parent}" in line
         assert 'name=f"gw-1:{worker}"' in line
 
 

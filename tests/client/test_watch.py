@@ -1,6 +1,8 @@
 """`liveness.watch`: records over restarts, acknowledged, and questions beside them."""
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -742,3 +744,41 @@ def test_leaving_ends_the_loop_of_another_thread(tmp_path: Path) -> None:
     thread.join(SOON_S)
     assert not thread.is_alive()
     assert taken == []
+
+
+FORKING = """
+import os, sys
+import liveness
+
+with liveness.watch_sync(sys.argv[1]) as watch:
+    batches = watch.batches()
+    assert watch.online("ada") == set()
+    if not (child := os.fork()):
+        for use in (lambda: watch.list(), lambda: next(watch), lambda: next(batches)):
+            try:
+                use()
+            except liveness.ReportError as error:
+                print(error, flush=True)
+    else:
+        assert os.waitpid(child, 0)[1] == 0
+        assert watch.online("ada") == set()
+"""
+
+
+def test_a_watch_from_before_a_fork_is_refused_in_the_child() -> None:
+    with (
+        start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(scripted_sidecar(within=SOON_S)) as script,
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", FORKING, script.path],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert "made before a fork" in line
+        assert "call watch in each worker" in line
