@@ -8,8 +8,6 @@ question and kept. Its hello asks for no kind of record, so nothing stands befor
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -28,7 +26,7 @@ from liveness.core.frames import bad_uid_text
 from liveness.core.framing import Frame
 from liveness.core.records import Uid
 from liveness.core.uids import MAX_UID_BYTES, is_uid
-from liveness.errors import LivenessError, ReportError
+from liveness.errors import Code, Refused, ReportError, WireError
 
 # Uids in one frame: an answer of a few hundred KiB at most. A sidecar may allow fewer.
 MOST_UIDS: Final = 1_000
@@ -41,7 +39,9 @@ UID_BYTES: Final = MAX_UID_BYTES + 2
 
 T = TypeVar("T")
 
-_session: Final = attrgetter("session")
+
+class _TooManyDevices(ReportError):
+    """The answer to a frame would be too large. Fewer uids may have one."""
 
 
 class Whereabouts(NamedTuple):
@@ -66,11 +66,11 @@ class Listing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """Which of these users are online? `found` is the answer, once there is one."""
+    """Which of these users are online? Once it was asked, it has one of the other two."""
 
     uids: Sequence[Uid]
     found: Sessions | None = None
-    is_alone: bool = False  # one that was asked together with it was refused
+    refusal: str | None = None
 
 
 class Questions:
@@ -103,25 +103,15 @@ class Questions:
             await self._ask(lambda link: self._ask_waiting(link, question))
         finally:
             self._waiting.pop(question, None)
+        if question.refusal is not None:
+            raise ReportError(question.refusal)
         assert question.found is not None
         return question.found
 
     async def _ask_waiting(self, link: WatcherLink, own: _Question) -> None:
-        """Ask all questions that wait, unless *own* was answered with those before.
-
-        Raises:
-            ReportError: The sidecar refuses *own*.
-        """
-        if own.found is not None:
-            return
-        together = [own] if own.is_alone else [*self._waiting]
-        try:
-            await _answer_all(link, together)
-        except ReportError as refusal:
-            if len(together) == 1:
-                raise
-            own.is_alone = True
-            raise LinkLost(f"of questions asked together: {refusal}") from refusal
+        """Ask all questions that wait, unless *own* was asked with those before."""
+        if own.found is None and own.refusal is None:
+            await _answer_all(link, [*self._waiting])
 
     async def list(self) -> Listing:
         """Return all sessions; see `Watch.list`."""
@@ -149,16 +139,13 @@ class Questions:
                         self._link = link
                         try:
                             return await ask(link)
-                        except ReportError:
-                            await self._drop_link()  # answers may be on their way
-                            raise
-                        except LivenessError as error:
+                        except (LinkLost, Refused, WireError) as error:
                             await self._drop_link()
                             # A kept link may have ended long ago: connect at once.
                             if not is_kept and not self._is_closed:
                                 self._redial.ended(error)
                         except BaseException:
-                            # The answer may still come, and would be taken for another.
+                            # Answers may still come, and would be taken for others.
                             self._link = None
                             await link.aclose()
                             raise
@@ -183,27 +170,61 @@ class Questions:
 
 
 async def _answer_all(link: WatcherLink, questions: Sequence[_Question]) -> None:
-    """Ask these questions as one, and give each its answer."""
+    """Ask these questions as one, and give each its answer or refusal."""
     uids = list(dict.fromkeys(uid for each in questions for uid in each.uids))
     welcome, rows = link.welcome, list[Whereabouts]()
+    if separator := welcome.device_separator:
+        # Users before devices: so the rows of a user have the order that the sidecar gives
+        # them, whatever else is asked.
+        uids.sort(key=lambda uid: user_of(uid, separator) != uid)
+    refusals: dict[Uid, str] = {}
     most = (welcome.max_frame - FRAME_BYTES) // UID_BYTES
     most = max(1, min(welcome.max_batch, MOST_UIDS, most))
     parts = [uids[at : at + most] for at in range(0, len(uids), most)]
     for at in range(0, len(parts), FRAMES_AHEAD):
-        ahead = parts[at : at + FRAMES_AHEAD]
-        for part in ahead:
-            await link.send(["where", part])
-        for _ in ahead:
-            rows += _rows(await _answer(link, "where"))
+        rows += await _sessions(link, parts[at : at + FRAMES_AHEAD], refusals)
     # A user has a row for each device, and a device may be asked for by itself too.
-    by_uid = defaultdict[Uid, set[Whereabouts]](set)
+    by_uid = defaultdict[Uid, dict[Whereabouts, None]](dict)
     for row in rows:
-        by_uid[row.uid].add(row)
-        if welcome.device_separator:
-            by_uid[user_of(row.uid, welcome.device_separator)].add(row)
+        by_uid[row.uid][row] = None
+        if separator:
+            by_uid[user_of(row.uid, separator)][row] = None
     for question in questions:
-        found = (sorted(by_uid[uid], key=_session) for uid in question.uids)
-        question.found = list(dict.fromkeys(chain.from_iterable(found)))
+        refused = (refusals[uid] for uid in question.uids if uid in refusals)
+        question.refusal = next(refused, None)
+        found = (row for uid in question.uids for row in by_uid.get(uid, ()))
+        question.found = list(dict.fromkeys(found))
+
+
+async def _sessions(
+    link: WatcherLink, parts: Sequence[Sequence[Uid]], refusals: dict[Uid, str]
+) -> Sessions:
+    """Ask a frame for each part; return the sessions of all.
+
+    Users with more devices than an answer holds are asked for in ever smaller parts. What
+    is refused for a single one is noted in *refusals*.
+    """
+    for part in parts:
+        await link.send(["where", part])
+    rows, refusal = list[Whereabouts](), ""
+    for _ in parts:
+        try:
+            rows += _rows(await _answer(link, "where"))
+        except _TooManyDevices as error:
+            refusal = str(error)
+    if not refusal:
+        return rows
+    # A refusal may overtake answers, so which part it is for shows only if there is one.
+    if len(parts) == 1:
+        (part,) = parts
+        if len(part) == 1:
+            refusals[part[0]] = f"user {part[0]!r:.80} has too many devices: {refusal}"
+            return []
+        parts = [part[: len(part) // 2], part[len(part) // 2 :]]
+    rows = []
+    for part in parts:
+        rows += await _sessions(link, [part], refusals)
+    return rows
 
 
 async def _answer(link: WatcherLink, name: str) -> Frame:
@@ -213,7 +234,9 @@ async def _answer(link: WatcherLink, name: str) -> Frame:
             case (frame_name, *_) as frame if frame_name == name:
                 return frame
             case ("error", {"code": code, "message": message}, *_):
-                raise ReportError(f"the sidecar refused a question: {message} ({code})")
+                is_too_large = name == "where" and code == Code.BAD_OPTION
+                kind = _TooManyDevices if is_too_large else ReportError
+                raise kind(f"the sidecar refused a question: {message} ({code})")
             case _:
                 pass
 

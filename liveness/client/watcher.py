@@ -456,7 +456,7 @@ class Watch(AsyncIterator[RecordMap]):
         Returns:
             Those that are online, in the order of *uids*, each once.
         Raises:
-            ReportError: One of them is no uid, or these users have too many devices.
+            ReportError: One of them is no uid, or one user has too many devices.
             anyio.ClosedResourceError: `aclose` was called.
         """
         return await self._questions.where(uids)
