@@ -9,6 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from math import inf
 from threading import Lock
 from typing import Final
 
@@ -37,7 +38,8 @@ LEAST_FLUSH_S: Final = 0.01
 # that not all gateways reach a restarted sidecar at once, and always below a second.
 RECONNECT_S: Final = (0.0, 0.5)
 RETRY_S: Final = (0.25, 0.75)
-# After a refusal for load or a bug of ours, the pause is up to 1 s, 2 s, 4 s and so on.
+# After a refusal for load or a bug of ours, the pause is up to 1 s, 2 s, 4 s and so on. It
+# begins anew once a link has lasted as long as the longest pause.
 MAX_BACKOFF_S: Final = 10.0
 # The same after a refusal that only an operator can end, and never below half of it. A
 # gateway is watched at most this long after the operator has acted.
@@ -101,6 +103,7 @@ class ReconnectingLink:
         self._replaced: Replaced | None = None  # the latest
         self._resumed = anyio.Event()
         self._failures = 0  # in a row, of refusals and faults; for the next pause
+        self._linked_at = inf  # by the clock; infinity without a link
 
     def write_soon(self) -> None:
         """Have the writing task look for something to write; from any thread."""
@@ -232,6 +235,10 @@ class ReconnectingLink:
             if is_refusal and (final is not None or not self.client.is_linked):
                 self.client.shut_out()
             self.client.link_lost()
+        has_lasted = self.clock() - self._linked_at >= MAX_BACKOFF_S
+        self._linked_at = inf
+        if has_lasted:
+            self._failures = 0
         if reason is None or isinstance(reason, OSError | anyio.BrokenResourceError):
             self._failures = 0
         else:
@@ -299,6 +306,7 @@ class ReconnectingLink:
                         self._log(line)
                 if self.client.is_linked and not was_linked:
                     self._log(f"linked to the sidecar at {self._path}", logging.INFO)
+                    self._linked_at = self.clock()
                     self._set_state(LinkState.LINKED)
                     tasks.start_soon(self._write, stream)
                 self.notify_waiters()
