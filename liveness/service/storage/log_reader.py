@@ -29,6 +29,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from liveness.core.devices import user_of
 from liveness.core.framing import encode
 from liveness.core.records import (
     KINDS,
@@ -103,11 +104,22 @@ class RecordFilter(NamedTuple):
         """Whether a record matches."""
         return (
             record.kind in self.kinds
-            and (self.uid is None or record.is_of(self.uid))
+            and (self.uid is None or self._is_of_user(record))
             and self.gateway in (None, record.gateway, record.from_gateway)
             and (self.since is None or self.since <= record.at)
             and (self.until is None or record.at < self.until)
         )
+
+    def _is_of_user(self, record: Logged) -> bool:
+        """Whether it is of this uid or, by the separator of today, of a device of it.
+
+        The record's own `user` does not count: it is missing in older records, and the
+        condition below finds pages by this separator.
+        """
+        if not isinstance(record, Record):
+            return False
+        user = user_of(record.uid, self.separator) if self.separator else record.uid
+        return self.uid in (record.uid, user)
 
     def condition(self) -> tuple[str, list[Any]]:
         """An SQL condition that every page with a matching record meets, and its values."""
@@ -223,7 +235,12 @@ class LogReader:
         )
         values = {"user": user, "device": user + self._separator}
         rows = self._read(lambda db: db.execute(query, values).fetchall())
-        return [OnlineRow._make(row) for row in rows]
+        # With "//", the uid "a///b" also begins like a device of "a/", but is one of "a".
+        return [
+            row
+            for row in map(OnlineRow._make, rows)
+            if user_of(row.uid, self._separator) == user
+        ]
 
     def log(self) -> str:
         """The log's id."""

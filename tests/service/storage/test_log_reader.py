@@ -164,16 +164,19 @@ def test_records_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
         ),
         online(4, "ada"),  # from before devices were counted
         online(5, 7)._replace(user_size=0, devices=1),
+        online(6, "ada/b"),  # too
     ]
     for record in records:
         store.write(Batch(records=[record]))
     with open_log(store.folder, clock=still, separator="/") as book:
         of_ada = RecordFilter("ada", separator="/")
-        assert [record.seq for record in book.records(of_ada)] == [1, 3, 4]
+        assert [record.seq for record in book.records(of_ada)] == [1, 3, 4, 6]
         moved = of_ada._replace(kinds=frozenset({"moved"}))
         assert [*book.records(moved)] == [records[2]]
         assert [record.seq for record in book.records(RecordFilter("ada/a"))] == [1, 3]
         assert [record.seq for record in book.newest_of(7, limit=9).records] == [5]
+        without = book.records(RecordFilter("ada"))
+        assert [record.seq for record in without] == [4], "whatever else is in its page"
 
 
 def test_sessions_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
@@ -190,6 +193,20 @@ def test_sessions_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
         ):
             found = [it.uid for it in book.online_devices(user)]
             assert found == devices
+
+
+def test_only_the_first_separator_makes_a_device(store: LogStore) -> None:
+    uids: list[Uid] = ["/x", "/x/phone", "a///b", "a//", 213]
+    sessions = {n: row(n, uid) for n, uid in enumerate(uids, start=1)}
+    store.write(Batch(records=[online(9)], online={**sessions}))
+    for separator, user, devices in (
+        ("/", "/x", ["/x"]),
+        ("//", "a/", []),
+        ("//", "a", ["a///b", "a//"]),
+        ("1", "2", []),
+    ):
+        with open_log(store.folder, clock=still, separator=separator) as book:
+            assert [it.uid for it in book.online_devices(user)] == devices
 
 
 def is_wanted(sought: RecordFilter, record: Logged) -> bool:
