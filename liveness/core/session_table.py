@@ -286,19 +286,18 @@ class SessionTable:
         self.decided.changes.online[seq] = OnlineRow(
             seq, uid, at.unix_ms(start), conn, gateway.name, timeout
         )
-        record = Record(
-            seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms,
-            user_size=user_size, devices=devices,
-        )  # fmt: skip
+        from_gateway = from_session = from_conn = None
         if before is None:
             self.opened[event] += 1
         else:
             self.moved += 1
-            record = record._replace(
-                from_gateway=self._by_number[before.gateway].name,
-                from_session=before.session,
-                from_conn=before.conn,
-            )
+            from_gateway = self._by_number[before.gateway].name
+            from_session, from_conn = before.session, before.conn
+        # By position, as in `_end`: keywords would take half as long again.
+        record = Record(
+            seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms, None, None, None,
+            False, from_gateway, from_session, from_conn, user_size, devices,
+        )  # fmt: skip
         self.decided.record(record)
 
     def _close(self, entry: Entry) -> GatewayState:
@@ -327,6 +326,6 @@ class SessionTable:
             at.unix_ms(entry.seen) if entry.event else None,
             EVENTS[entry.event] if entry.event else None,
             round(at.mono - entry.seen, 3), not entry.event,
-            user_size=user_size, devices=devices,
+            None, None, None, user_size, devices,
         )  # fmt: skip
         self.decided.record(record, due=due)
