@@ -20,8 +20,7 @@ from liveness.core._wire cimport INTEGER, NOBODY, STRING, Sign, set_key
 
 cdef extern from *:
     """
-    #define _GNU_SOURCE
-    #include <string.h>
+    #include <string.h>  /* Python.h, in front of it, defines _GNU_SOURCE */
     """
     void *memmem(const void *, size_t, const void *, size_t) noexcept nogil
 
