@@ -8,7 +8,7 @@ the command line's own help. What the documents show to work is run in
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, replace
 from functools import cache
 from itertools import pairwise
@@ -27,6 +27,7 @@ from liveness.config.settings import FIXED_LIMITS, SETTINGS
 from liveness.config.sources import FILE_VARIABLE
 from liveness.errors import LivenessError
 from liveness.metrics import Collector, HttpRefusal
+from liveness.text import ID_KEYS
 from tests.helpers.command_lines import checked
 from tests.helpers.pages import (
     INDEX,
@@ -254,6 +255,28 @@ def test_the_http_api_to_read_is_the_one_that_the_sidecar_serves() -> None:
     assert not (ROOT / shown).is_symlink()
     same = (ROOT / served).read_bytes() == (ROOT / shown).read_bytes()
     assert same, f"cp {served} {shown}"
+
+
+def test_every_id_in_an_answer_may_be_larger_than_a_double_holds() -> None:
+    ids = [
+        (name, schema)
+        for part in schemas_in(API["components"]["schemas"])
+        for name, schema in part.get("properties", {}).items()
+        if name in ID_KEYS
+    ]
+    assert {name for name, _ in ids} == {*ID_KEYS}
+    for _, schema in ids:
+        validate_by(f"int:{2**63 - 1}", schema)
+
+
+def schemas_in(part: object) -> Iterator[dict[str, Any]]:
+    """Every object in a document of JSON."""
+    if isinstance(part, dict):
+        yield part
+        part = [*part.values()]
+    if isinstance(part, list):
+        for inner in part:
+            yield from schemas_in(inner)
 
 
 def test_the_record_shown_is_a_record() -> None:
