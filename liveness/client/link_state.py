@@ -73,9 +73,9 @@ def replaced_line(name: str, reason: Replaced) -> str:
     return (
         f"replaced: {taker} said hello as {name!r} and has the name now, so the users of "
         f"this process, {own}, are not watched.{_kinship(own, other, worker_name)} What to "
-        f"do: give each process a name of its own, such as {worker_name}. This link stays "
-        "down, as the two would replace each other for ever; resume() takes the name over "
-        "again"
+        f"do: if the same gateway was started twice, end one of the two; otherwise give "
+        f"each a name of its own, such as {worker_name}. This link stays down, as the two "
+        "would replace each other for ever; resume() takes the name over again"
     )
 
 
