@@ -7,7 +7,7 @@ question and kept. Its hello asks for no kind of record, so nothing stands befor
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from sys import intern
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -70,6 +70,7 @@ class _Question:
 
     uids: Sequence[Uid]
     found: Sessions | None = None
+    online: set[Uid] = field(default_factory=set)  # those of `uids` that have a session
     refusal: str | None = None
 
 
@@ -92,6 +93,16 @@ class Questions:
 
     async def where(self, uids: Uid | Iterable[Uid]) -> Sessions:
         """Return the sessions of those that are online; see `Watch.where`."""
+        found = (await self._ask_about(uids)).found
+        assert found is not None
+        return found
+
+    async def online(self, uids: Uid | Iterable[Uid]) -> set[Uid]:
+        """Return those that are online; see `Watch.online`."""
+        return (await self._ask_about(uids)).online
+
+    async def _ask_about(self, uids: Uid | Iterable[Uid]) -> _Question:
+        """Return a question about these uids, with its answer."""
         asked = list(dict.fromkeys((uids,) if isinstance(uids, str | int) else uids))
         for uid in asked:
             if not is_uid(uid):
@@ -105,8 +116,7 @@ class Questions:
             self._waiting.pop(question, None)
         if question.refusal is not None:
             raise ReportError(question.refusal)
-        assert question.found is not None
-        return question.found
+        return question
 
     async def _ask_waiting(self, link: WatcherLink, own: _Question) -> None:
         """Ask all questions that wait, unless *own* was asked with those before."""
@@ -194,6 +204,7 @@ async def _answer_all(link: WatcherLink, questions: Sequence[_Question]) -> None
         question.refusal = next(refused, None)
         found = (row for uid in question.uids for row in by_uid.get(uid, ()))
         question.found = list(dict.fromkeys(found))
+        question.online = {uid for uid in question.uids if uid in by_uid}
 
 
 async def _sessions(

@@ -462,8 +462,13 @@ class Watch(AsyncIterator[RecordMap]):
         return await self._questions.where(uids)
 
     async def online(self, uids: Uid | Iterable[Uid]) -> set[Uid]:
-        """Ask which of these users are online; as `where`."""
-        return {found.uid for found in await self._questions.where(uids)}
+        """Ask which of these users are online; as `where`.
+
+        Returns:
+            Those of *uids* that are online. Where devices are counted, a user is while any
+            of its devices is.
+        """
+        return await self._questions.online(uids)
 
     async def list(self) -> Listing:
         """Ask for all sessions; as `where`.

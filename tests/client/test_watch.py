@@ -253,6 +253,19 @@ async def test_users_with_many_devices_are_asked_for_in_parts() -> None:
         assert [row.uid for row in await watch.where(users)] == devices
 
 
+async def test_a_user_is_online_while_any_of_its_devices_is() -> None:
+    async with (
+        scripted_sidecar(device_separator="/") as script,
+        liveness.connect(script.path, name="gw") as gateway,
+        read_by(script) as watch,
+    ):
+        gateway.login("ada/a")
+        gateway.login("ada/b")
+        await gateway.flush()
+        assert await watch.online(["ada", "bob"]) == {"ada"}
+        assert await watch.online(["ada/b", "ada/c"]) == {"ada/b"}
+
+
 def test_the_answer_to_a_cancelled_question_is_not_taken_for_another(run: Run) -> None:
     async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
         await report(gateway, "ada", "bob")
