@@ -132,9 +132,10 @@ class WatcherLink:
             case ("bye", {"reason": str(reason)}, *_):
                 raise LinkLost(f"it says bye: {escaped(reason)}")
             case ("error", {"code": str(code), "message": str(message)}, *_):
+                if code == Code.REPLACED:
+                    raise _replaced_by(frame[1].get("pid"))
                 if frame[1].get("fatal", True):
-                    kind = Replaced if code == Code.REPLACED else Refused
-                    raise kind(escaped(code), escaped(message))
+                    raise Refused(escaped(code), escaped(message))
             case ("notices", tuple(), *_):
                 pass
             case ("bye" | "error" | "notices", *_):
@@ -146,6 +147,18 @@ class WatcherLink:
     async def aclose(self) -> None:
         """Close the connection; it does not wait."""
         await anyio.aclose_forcefully(self._stream)
+
+
+def _replaced_by(pid: object) -> Replaced:
+    """The error of a reader whose name another process has taken."""
+    other = pid if type(pid) is int and pid > 0 else None
+    taker = "another process" if other is None else f"process {other}"
+    return Replaced(
+        Code.REPLACED,
+        f"{taker} said hello by the name of this reader, and reads in its place; end one of "
+        "the two, or give each a name of its own",
+        pid=other,
+    )
 
 
 def wrong_form(frame: object) -> WireError:
