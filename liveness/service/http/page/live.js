@@ -849,17 +849,19 @@ function why(record) {
   }
 }
 
-function recordRow(record, isOwn = false) {
+/** A line of the feed or, with *owner*, of the records of that explained user. */
+function recordRow(record, owner = null) {
   const uid = uidText(record.uid);
   const link = named(uid, "a");
   setAttributes(link, { href: `#uid=${encodeURIComponent(uid)}`, dir: "auto" });
-  const when = make("time", { datetime: new Date(record.at).toISOString() }, isOwn ? moment(record.at) : clock(record.at));
-  const reason = why(record) + devicesOf(record);
+  const when = make("time", { datetime: new Date(record.at).toISOString() }, owner ? moment(record.at) : clock(record.at));
+  const device = owner && uid !== owner ? `${visible(uid)}: ` : "";
+  const reason = device + why(record) + devicesOf(record);
   const cells = [when, make("span", { class: "kind" }, record.kind)];
-  if (!isOwn) cells.push(make("span", { class: "cut" }, link));
+  if (!owner) cells.push(make("span", { class: "cut" }, link));
   const gateway = named(record.gateway);
   gateway.classList.add("gateway");
-  cells.push(gateway, make("span", { class: "why cut", title: reason }, reason));
+  cells.push(gateway, make("span", { class: owner ? "why" : "why cut", title: reason }, reason));
   return make("li", { class: "record", "data-kind": record.kind, "data-reason": record.reason }, ...cells);
 }
 
@@ -1015,13 +1017,13 @@ function showExplained(found) {
   fact("Last event", found.last);
   if (found.online) {
     fact("Fires in", found.held ? `held: ${found.held}` : found.fires_in === null ? null : seconds(found.fires_in));
-    fact("Timeout", seconds(found.timeout));
+    fact("Timeout", found.timeout === null ? null : seconds(found.timeout));
     fact("Slot", found.slot === null ? null : found.layer ? `${found.slot} of layer ${found.layer}` : `${found.slot}`);
     fact("Connection", found.conn === null ? null : connText(found.conn), "whole");
     fact("Session", found.session === null ? null : whole(found.session));
   }
   const records = make("ol", { class: "records", "aria-label": "Records of this user, the newest first" });
-  records.append(...found.records.map((record) => recordRow(record, true)));
+  records.append(...found.records.map((record) => recordRow(record, uidText(found.uid))));
   byId("explained").replaceChildren(make("p", { class: "sentence", dir: "auto" }, found.told), facts, records);
   if (found.looked_back_to) {
     byId("explained").append(make("p", { class: "note" }, `Searched back to ${moment(found.looked_back_to.at)}, seq ${whole(found.looked_back_to.seq)}.`));
