@@ -85,10 +85,8 @@ def _run(loaded: Loaded, read_again: Callable[[], Config]) -> None:
 def places(config: Config, *, unix_user: int) -> Iterator[str]:
     """Where the sidecar of a Unix user puts what, for its terminal."""
     if unix_user == 0:
-        yield (
-            "this sidecar runs as root, so its default places are the system's; --socket, "
-            "--state and --http name others"
-        )
+        yield "this sidecar runs as root: its default places are the system's"
+        yield "other places: --socket, --state and --http name them"
     yield f"socket: {config.socket.path}, with {config.socket.admin_path.name} beside it"
     yield f"state: {config.state.dir}"
     host, port = config.http.host, config.http.port

@@ -127,7 +127,8 @@ class DemoRun:
         """Where the reader can look, and how to join."""
         yield f"see the live page:  {self.page}"
         yield f"see its metrics:    curl {self.page}metrics"
-        yield f'join the room:      nc {HOST} {self.port}, then type {{"login": "ada"}}'
+        yield f"join the room:      nc {HOST} {self.port}"
+        yield '  and type:         {"login": "ada"}'
         yield "see every record:"
         yield from self.watch_command(indent=2)
         flush_s = self.referee.flush_s

@@ -45,6 +45,7 @@ def test_the_places_are_said_before_anything_is_made(tmp_path: Path) -> None:
 
 
 def test_root_is_told_so_first() -> None:
-    as_root, *others = said("127.0.0.1:9874", unix_user=0)
+    as_root, places, *others = said("127.0.0.1:9874", unix_user=0)
     assert as_root.startswith("this sidecar runs as root")
+    assert places == "other places: --socket, --state and --http name them"
     assert others == said("127.0.0.1:9874", unix_user=1000)
