@@ -629,9 +629,20 @@ async def test_another_reader_of_its_name_ends_it(peer: LogPeer, strict: bool) -
         await peer.close(*error("replaced"))
         assert await seqs(watch, 1) == [1], "what came before is given first"
         for _ in range(2):
-            with pytest.raises(liveness.Replaced):
+            with pytest.raises(liveness.Replaced, match="another process said hello"):
                 await soon(watch)
     assert len(peer.hellos) == 1
+
+
+async def test_a_reader_names_the_process_that_took_its_name(peer: LogPeer) -> None:
+    async with reading(peer, name="mailer") as watch:
+        await peer.append("online")
+        (name, options) = error("replaced")
+        await peer.close(name, {**options, "pid": 17})
+        assert await seqs(watch, 1) == [1]
+        with pytest.raises(liveness.Replaced, match="process 17 said hello") as raised:
+            await soon(watch)
+    assert raised.value.pid == 17
 
 
 @pytest.mark.parametrize("code", ["not-allowed", "bad-hello", "not-known"])
