@@ -11,6 +11,7 @@ import os
 import pwd
 import socket
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from liveness.config.checks import as_list
@@ -27,6 +28,7 @@ _getsockopt: Final = ctypes.CDLL(None, use_errno=True).getsockopt
 _GROUPS_BYTES: Final = 256
 # The highest id of a user or group; chown(2) takes the next number for "no change".
 MOST_ID: Final = 2**32 - 2
+NOBODY: Final = -1  # in place of a name that does not exist
 
 
 def peer_of(sock: socket.socket) -> Peer:
@@ -68,29 +70,41 @@ def access_to(settings: AccessSettings, *, group: int) -> Access:
         settings: Which users and groups are allowed what.
         group: The group of the gateways' socket, which `@own` stands for.
     Raises:
-        StartError: A user or group does not exist on this host.
+        StartError: Users or groups do not exist on this host; it names all of them.
     """
+    unknown = dict[str, None]()
+
+    def found(look_up: Callable[[str, str], int], name: str, key: str) -> int:
+        try:
+            return look_up(name, f"access.{key}")
+        except StartError as error:
+            unknown[str(error)] = None
+            return NOBODY
 
     def allowed(key: str) -> Allowed:
         users, groups, anyone = set(), set(), False
         for item in as_list(getattr(settings, key)):
             if item == "*":
                 anyone = True
+            elif item == "@own":
+                groups.add(group)
             elif item.startswith("@"):
-                name = item[1:]
-                groups.add(group if name == "own" else gid_of(name, f"access.{key}"))
+                groups.add(found(gid_of, item[1:], key))
             else:
-                users.add(_unix_user_of(item, f"access.{key}"))
+                users.add(found(_unix_user_of, item, key))
         return Allowed(frozenset(users), frozenset(groups), anyone)
 
     names = (item.rpartition("=") for item in as_list(settings.names))
-    return Access(
+    access = Access(
         gateways=allowed("gateways"),
         watchers=allowed("watchers"),
         everyone=allowed("everyone"),
         admin=allowed("admin"),
-        names={name: _unix_user_of(user, "access.names") for name, _, user in names},
+        names={name: found(_unix_user_of, user, "names") for name, _, user in names},
     )
+    if unknown:
+        raise StartError("; ".join(unknown))
+    return access
 
 
 def gid_of(name: str, setting: str) -> int:

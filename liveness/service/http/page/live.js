@@ -180,6 +180,7 @@ const wheel = {
     byId("hand").classList.toggle("stands", summary.stands);
     setText(byId("hand-caption"), summary.stands ? "the hand is paused" : "");
     byId("filter-devices").hidden = !summary.device_separator;
+    setText(document.querySelector("#chart-users h2"), summary.device_separator ? "Devices online" : "Users online");
     setText(byId("users-caption"), summary.device_separator ? `devices of ${plural(summary.distinct_users, "user")}` : "users online");
     const digits = whole(summary.users);
     setText(byId("users"), digits);
@@ -1033,8 +1034,10 @@ function showExplained(found) {
 /** Marks the explained user on the ring, once both the answer and a summary have come. */
 function markExplained() {
   const { answer } = explained;
-  const isOnRing = latest && answer?.online && answer.slot !== null && answer.fires_in <= latest.timeout;
-  wheel.found = isOnRing ? answer.slot : null;
+  // Of a user with devices, the one that logged in last.
+  const shown = answer?.gateway === null && answer.devices?.length ? answer.devices.at(-1) : answer;
+  const isOnRing = latest && answer?.online && shown.slot !== null && shown.fires_in <= latest.timeout;
+  wheel.found = isOnRing ? shown.slot : null;
 }
 
 /** Scrolls to a new answer, unless it can be seen: on a page just opened, below the figures. */
