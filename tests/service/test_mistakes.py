@@ -596,7 +596,7 @@ EXCUSED: Final = {
     "cli/compare.py:_read_stdin": "beside a sidecar: tests/system/test_compare.py",
     "cli/status_watch.py:watch_status": "what `status` says, whose rows there are",
     "client/watcher_link.py:next_frame": "takes a sidecar that stops just then: tests/cli/test_watch.py",
-    "client/questions.py:_ask_waiting": "is logged, and asked again: tests/client/test_watch.py",
+    "service/links/credentials.py:access_to": "joins what the rows of [access] have",
     "client/watcher_link.py:_connect": "takes 5 s: tests/client/test_watch.py",
     "console/watching.py:command_errors": "takes a crowded sidecar: tests/cli/test_watch.py",
     "service/links/credentials.py:_out_of_files": "takes all descriptors: tests/service/links/test_credentials.py",
