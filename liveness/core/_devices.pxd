@@ -20,16 +20,19 @@ cdef class Devices:
     cdef Device **devices
     cdef int chunks, chunk_room
     cdef int32_t names, integers  # users online: those in the index, and the others
+    cdef uint32_t hashed  # of the user of the latest `prepare`, `remove` or `prepare_move`
 
-    cdef int make_room(self, int32_t place) except -1
+    cdef int prepare(self, object uid, int32_t place) except -1
     cdef int32_t add(self, Table table, int32_t place) noexcept
     cdef int32_t remove(self, Table table, int32_t place) noexcept
+    cdef void prepare_move(self, Table table) noexcept
     cdef void moved(self, Table table, int32_t before, int32_t place) noexcept
     cdef int32_t count(self, Table table, int32_t place) noexcept
     cdef object shown(self, Table table, int32_t place, int32_t count)
     cdef list of(self, Table table, object user, int64_t limit)
     cdef Device *device(self, int32_t place) noexcept
     cdef void user_at(self, Table table, int32_t place, Sign *user) noexcept
+    cdef void cut(self, Sign *user) noexcept
     cdef Slot *find(self, Table table, const Sign *user, uint32_t hashed) noexcept
     cdef Slot *find_in(
         self, const Index *index, Table table, const Sign *user, uint32_t hashed

@@ -13,8 +13,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from liveness.core._table cimport (
-    CHUNK, CHUNK_BITS, GONE, NONE, Index, Places, Slot, Table, drop_places, erase, free_pages,
-    grow, hash_of, insert, more_room, new_places, pages, resize, sign_of, slot_of,
+    CHUNK, CHUNK_BITS, GONE, NONE, Index, Places, Slot, Table, drop_places, erase, fetch,
+    free_pages, grow, hash_of, insert, more_room, new_places, pages, resize, sign_of, slot_of,
 )
 from liveness.core._wire cimport INTEGER, NOBODY, STRING, Sign, set_key
 
@@ -45,8 +45,12 @@ cdef class Devices:
         drop_places(&self.places)
         PyMem_Free(self.devices)
 
-    cdef int make_room(self, int32_t place) except -1:
-        """Make room for a device at a place that the table will take next."""
+    cdef int prepare(self, object uid, int32_t place) except -1:
+        """Make room for a device, at the place that the table will take next.
+
+        Its slot of the index comes from memory while the table takes the place.
+        """
+        cdef Sign user
         cdef int room = max(16, 2 * self.chunk_room)
         if place >> CHUNK_BITS == self.chunks:
             if self.chunks == self.chunk_room:
@@ -57,22 +61,26 @@ cdef class Devices:
             self.devices[self.chunks] = <Device *> pages(CHUNK * sizeof(Device))
             self.chunks += 1
         grow(&self.places, self.names)
+        set_key(uid, &user)
+        if user.kind != NOBODY:  # else the table refuses it
+            self.cut(&user)
+            self.hashed = hash_of(&user)
+            fetch(&self.places.index.slots[self.hashed & self.places.index.mask])
         return 0
 
     cdef int32_t add(self, Table table, int32_t place) noexcept:
-        """Add the entry at a place; return the number of its user's devices."""
+        """Add the entry at a place, after `prepare`; return the number of its user's devices."""
         cdef Sign user
         cdef Slot *slot
         cdef Device *first
         cdef Device *device = self.device(place)
-        cdef uint32_t hashed
+        cdef uint32_t hashed = self.hashed
         self.user_at(table, place, &user)
         device.next = device.prev = place
         device.count = 1
         if user.kind == INTEGER:
             self.integers += 1
             return 1
-        hashed = hash_of(&user)
         slot = self.find(table, &user, hashed)
         if slot == NULL:
             self.names += 1
@@ -86,22 +94,24 @@ cdef class Devices:
         return first.count
 
     cdef int32_t remove(self, Table table, int32_t place) noexcept:
-        """Remove the entry at a place, before the table does; return how many are left."""
+        """Remove the entry at a place, before the table does; return how many are left.
+
+        Until `prepare_move`, `add` takes it back.
+        """
         cdef Sign user
         cdef Slot *slot
         cdef Device *device = self.device(place)
         cdef int32_t count
-        cdef uint32_t hashed
         self.user_at(table, place, &user)
         if user.kind == INTEGER:
             self.integers -= 1
             return 0
-        hashed = hash_of(&user)
-        slot = self.find(table, &user, hashed)
+        self.hashed = hash_of(&user)
+        slot = self.find(table, &user, self.hashed)
         count = self.device(slot.place - 1).count - 1
         if not count:
             self.names -= 1
-            erase(&self.places, hashed, place + 1)
+            erase(&self.places, self.hashed, place + 1)
             resize(&self.places, self.names, STEP)
             return 0
         self.device(device.prev).next = device.next
@@ -111,15 +121,24 @@ cdef class Devices:
         self.device(slot.place - 1).count = count
         return count
 
+    cdef void prepare_move(self, Table table) noexcept:
+        """Get from memory what `moved` needs of the last entry, which the table will move."""
+        cdef Sign user
+        self.user_at(table, table.count - 1, &user)
+        self.hashed = hash_of(&user)
+        fetch(self.device(table.count - 1))
+        fetch(&self.places.index.slots[self.hashed & self.places.index.mask])
+
     cdef void moved(self, Table table, int32_t before, int32_t place) noexcept:
         """Note that the table has removed an entry at *place*, and put its last one there.
+
+        `prepare_move` comes before it.
 
         Args:
             table: The table.
             before: Where the last one was, so how many entries are left.
             place: Where it is now; the same as *before* if it was the one removed.
         """
-        cdef Sign user
         cdef Device *device = self.device(place)
         if before != place:
             device[0] = self.device(before)[0]
@@ -128,9 +147,8 @@ cdef class Devices:
             else:
                 self.device(device.prev).next = place
                 self.device(device.next).prev = place
-            self.user_at(table, place, &user)
-            if device.count and user.kind == STRING:
-                slot_of(&self.places, hash_of(&user), before + 1).place = place + 1
+            if device.count and table.cell(place).kind == STRING:
+                slot_of(&self.places, self.hashed, before + 1).place = place + 1
         if before <= (self.chunks - 2) * CHUNK:
             self.drop_chunk()
 
@@ -179,8 +197,12 @@ cdef class Devices:
 
     cdef void user_at(self, Table table, int32_t place, Sign *user) noexcept:
         """The user of the entry at a place, valid until its cell changes."""
-        cdef const unsigned char *found
         sign_of(table.cell(place), user)
+        self.cut(user)
+
+    cdef void cut(self, Sign *user) noexcept:
+        """Cut a uid to its user."""
+        cdef const unsigned char *found
         if user.kind == STRING:
             found = <const unsigned char *> memmem(
                 user.key.text, user.size, self.separator, self.separator_size

@@ -506,7 +506,7 @@ cdef class Wheel:
         cdef Table table = self.table
         cdef int32_t target = self.current_list(user), place
         if self.devices is not None:
-            self.devices.make_room(table.count)
+            self.devices.prepare(uid, table.count)
         place = table.add(uid, user)
         table.append(place, table.user(place), target)
         if self.devices is None:
@@ -527,6 +527,7 @@ cdef class Wheel:
         except MemoryError:
             self.devices.add(table, place)
             raise
+        self.devices.prepare_move(table)
         table.remove(place)
         self.devices.moved(table, table.count, place)
         return entry
