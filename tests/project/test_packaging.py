@@ -37,7 +37,8 @@ PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAME: Final = f"liveness-{liveness.__version__}"
 SUFFIX: Final = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES: Final = {
-    f"liveness/core/{name}{SUFFIX}" for name in ("_table", "_wheel", "_wire")
+    f"liveness/core/{name}{SUFFIX}"
+    for name in ("_devices", "_table", "_wheel", "_wire")
 }
 # Of which no file may be handed on; one lists another, as what there was once.
 LEFT: Final = (

@@ -424,12 +424,20 @@ def test_a_copy_of_the_gateway_serves_before_the_sidecar_runs_and_closes_silent_
         assert list(lines) == [{"bye": "silence"}]
 
 
-def test_a_gateway_whose_name_another_takes_ends_and_says_why(
+def test_a_gateway_whose_name_another_takes_says_so_and_serves_on(
     tmp_path: Path, start: Start
 ) -> None:
     sidecar = start()
-    with copied_gateway(tmp_path, sidecar.socket) as (first, _):
-        with copied_gateway(tmp_path, sidecar.socket):
-            _, err = first.communicate(timeout=END_S)
-        assert first.returncode == 1
-        assert re.fullmatch("own: .*\n", err)
+    with (
+        copied_gateway(tmp_path, sidecar.socket) as (first, port),
+        copied_gateway(tmp_path, sidecar.socket) as (second, _),
+    ):
+        assert first.stderr
+        line = first.stderr.readline()
+        assert line.startswith(
+            f"own: replaced: process {second.pid} said hello as 'own'"
+        )
+        with socket.create_connection(("127.0.0.1", port), timeout=END_S) as guest:
+            guest.sendall(b'{"login": "ada"}\n')
+            assert list(json.loads(guest.makefile().readline())) == ["welcome"]
+        assert first.poll() is None

@@ -168,7 +168,8 @@ def test_the_log_is_shown_by_kind_gateway_user_and_time_in_three_forms(
     )
     watcher = scene.watcher(after=0, kinds=["online", "offline", "moved", "timer"])
     keys = {key for record in watcher.take(8) for key in record}
-    assert {*rows[0]} == keys | {"restored"}  # which none of these has
+    # Which none of these has.
+    assert {*rows[0]} == keys | {"restored", "user", "devices"}
 
 
 def test_the_log_is_read_in_order_while_it_is_written(start: Start, run: Run) -> None:
