@@ -416,7 +416,7 @@ class Checker:
                 yield f"6: {record}, and {old} began after {new}, as both had said"
             return
         # The wall clock's steps reach the starts of sessions over a restart.
-        if len(self.history.wall) > 1:
+        if self.history.is_wall_stepped:
             return
         # In real time two clocks are read one after the other.
         slack = STAMP_S if self._is_virtual else LINK_S
@@ -471,7 +471,7 @@ class Checker:
             if rotten and not lost:
                 continue
             age = at - self.at[lost[-1]] if lost else inf
-            if age < self.plan.retention_s and len(self.history.wall) == 1:
+            if age < self.plan.retention_s and not self.history.is_wall_stepped:
                 yield f"4: {link.name} was told {gap} {age:.3f} s after its last record"
 
     def _ended_by_fresh(self, link: Link) -> Iterator[str]:
@@ -513,7 +513,7 @@ class Checker:
         for began, ended in sorted([*used, (link.welcomed_at, inf)]):
             unused_s = max(unused_s, began - used_at)
             used_at = max(used_at, ended)
-        return unused_s >= self.plan.retention_s or len(self.history.wall) > 1
+        return unused_s >= self.plan.retention_s or self.history.is_wall_stepped
 
     def _listed(self, link: Link) -> Iterator[str]:
         """Whoever is listed is whom the log has online at that seq."""

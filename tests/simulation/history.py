@@ -6,6 +6,7 @@ The checker sees only this. Times are virtual seconds since the run began.
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,8 @@ ASLEEP_S: Final = 1.05
 
 # Stamps are whole milliseconds.
 STAMP_S: Final = 0.002
+# A real wall clock that is adjusted moves by less than this between two looks at it.
+DRIFT_MS: Final = 20
 
 Record = dict[str, Any]
 Uid = str | int
@@ -155,9 +158,20 @@ class History:
         assert fits, f"{wall_ms} was never shown by the wall clock"
         return fits[-1]
 
+    def wall_steps(self) -> Iterator[float]:
+        """When the wall clock was stepped, or the machine stood still; not where it drifts."""
+        for (_, before_ms), (at, after_ms) in pairwise(self.wall):
+            if abs(after_ms - before_ms) > DRIFT_MS:
+                yield at
+
+    @property
+    def is_wall_stepped(self) -> bool:
+        """Whether the wall clock was stepped, or the machine stood still."""
+        return next(self.wall_steps(), None) is not None
+
     def wall_clock_counts(self, since: float, until: float) -> bool:
         """Whether a restart had nothing but a wall clock that was stepped to go by."""
-        stepped = any(at <= until for at, _ in self.wall[1:])
+        stepped = any(at <= until for at in self.wall_steps())
         began = any(since < it.began_at <= until for it in self.processes)
         return stepped and began
 
