@@ -261,9 +261,8 @@ class Watch(AsyncIterator[RecordMap]):
             await self._acknowledge()
         while not self._waiting:
             link = await self._linked()
-            await (
-                self._acknowledge()
-            )  # on a new link, what the one before may have lost
+            # On a new link, what the one before may have lost.
+            await self._acknowledge()
             try:
                 self._read(await link.next_frame())
                 while link.has_frame:
