@@ -118,6 +118,9 @@ class History:
     troubles_of: dict[str, list[tuple[float, float, str]]] = field(default_factory=dict)
     unread: list[Unread] = field(default_factory=list)
     wall: list[tuple[float, int]] = field(default_factory=list)  # from when, ms at 0
+    # When the clock of the history stood still while the wall clock, and with it maybe the
+    # sidecar, ran on: the moment, and what the wall clock showed before and after.
+    standstills: list[tuple[float, int, int]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)  # the sidecar's own, as it logged
     rotten: set[int] = field(default_factory=set)  # seqs of records damaged on the disk
     calm_from: float = inf  # from here on nothing is done to anybody
@@ -155,6 +158,11 @@ class History:
             at = (wall_ms - zero_ms) / 1000
             if since - STAMP_S <= at <= until + STAMP_S:
                 fits.append(at)
+        fits = fits or [
+            at
+            for at, before_ms, after_ms in self.standstills
+            if before_ms <= wall_ms <= after_ms
+        ]
         assert fits, f"{wall_ms} was never shown by the wall clock"
         return fits[-1]
 

@@ -69,6 +69,10 @@ class RunningClock(trio.abc.Clock):
         if step_s > MOST_STEP_S:
             zero += step_s
             self._zeros.append((now - zero, zero))
+            # The sidecar may have been given the time that this process was not.
+            after_ms = time_ns() // 1_000_000 + 1
+            before_ms = after_ms - round(step_s * 1e3) - 2
+            self._history.standstills.append((now - zero, before_ms, after_ms))
         # The machine's time service may adjust it at any moment, by steps or slowly.
         if abs(self._wall_ms() - self._history.wall[-1][1]) >= NOTED_DRIFT_MS:
             self._note_wall()

@@ -109,7 +109,7 @@ N: Final = 4  # hello is frame 1, and two come before the offence
 @pytest.fixture(scope="module")
 def watchful(sidecar: Sidecar) -> Iterator[Client]:
     """A gateway whose link and user do not notice what others do."""
-    link = sidecar.gateway("watchful")
+    link = sidecar.gateway("watchful", timeout=600)  # however long this file takes
     link.send("login", "unharmed")
     link.sync()
     yield link
