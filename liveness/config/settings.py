@@ -28,6 +28,7 @@ from liveness.config.checks import (
     split_address,
     waits_ms,
 )
+from liveness.config.cluster import ClusterSettings
 from liveness.config.schema import FixedLimit, Setting, about, fixed, setting, shown
 from liveness.core.timer_states import RETRY_POLICY, RetryPolicy
 from liveness.errors import ConfigError
@@ -36,6 +37,8 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 TIB: Final = 1024 * GIB
+
+_NO_CLUSTER: Final = ClusterSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,6 +443,7 @@ class Config:
     presence: PresenceSettings = PresenceSettings()
     timers: TimerSettings = TimerSettings()
     guard: GuardSettings = GuardSettings()
+    cluster: ClusterSettings = _NO_CLUSTER
     limits: LimitSettings = LimitSettings()
 
     def __post_init__(self) -> None:
@@ -452,6 +456,8 @@ class Config:
                 faults.append(f"{known.name} is {shown(given)}: {error}")
         if not faults and (why := self.http.why_not_open):
             faults.append(f"http.address is {shown(self.http.address)}: {why}")
+        if not faults and (why := self.cluster.why_wrong):
+            faults.append(why)
         if faults:
             raise ConfigError(*faults)
 

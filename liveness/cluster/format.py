@@ -1,0 +1,297 @@
+"""What the cluster keeps on Redis: keys, fields and values (`proto/cluster.md`).
+
+A *partition* has three keys with one hash tag, so that Redis Cluster keeps them together:
+
+    <prefix>:{p}:m   hash: what is known of the partition and of its hosts
+    <prefix>:{p}:u   hash: user -> sessions, the newest first
+    <prefix>:{p}:s   stream: what changed, one entry for each call that changed something
+
+Everything here is a plain function of bytes.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgpack
+
+from liveness.core.records import MOVED, OFFLINE, ONLINE, Uid
+
+SCHEMA: Final = 1
+
+# A session of a user: incarnation, session, since, and the lengths of gateway and device.
+_SESSION: Final = struct.Struct(">I6s6sBB")
+# What a host is to a partition; the id of its log follows.
+_HOST: Final = struct.Struct(">dIBdIIIdI")
+_KINDS: Final = {1: ONLINE, 2: OFFLINE, 3: MOVED}
+_INTEGER: Final = b"\x01"  # in front of an integer user, in decimal
+
+
+class PartitionKeys(NamedTuple):
+    """The keys of one partition."""
+
+    meta: str
+    users: str
+    stream: str
+
+
+def keys_of(prefix: str, partition: int) -> PartitionKeys:
+    """The keys of a partition."""
+    tag = f"{prefix}:{{{partition}}}"
+    return PartitionKeys(f"{tag}:m", f"{tag}:u", f"{tag}:s")
+
+
+def field_of(user: Uid) -> bytes:
+    """The field of a user: UTF-8; an integer is byte 1 and its decimal digits."""
+    return b"\x01%d" % user if isinstance(user, int) else user.encode()
+
+
+def user_of_field(field: bytes) -> Uid:
+    """The user of a field."""
+    if field.startswith(_INTEGER):
+        return int(field[1:])
+    return field.decode()
+
+
+def partition_of(field: bytes, partitions: int) -> int:
+    """The partition of a user: the CRC-32 of its field (zlib's), modulo their number."""
+    return zlib.crc32(field) % partitions
+
+
+def session_bytes(
+    incarnation: int, session: int, since_ms: int, gateway: bytes, device: bytes
+) -> bytes:
+    """One session of a user.
+
+    Args:
+        incarnation: Which assertion of which host it belongs to.
+        session: Its number in the log of that host.
+        since_ms: Unix milliseconds by Redis' clock.
+        gateway: UTF-8, at most 255 bytes.
+        device: What follows the user in the uid; empty for a user without devices.
+    """
+    head = _SESSION.pack(
+        incarnation,
+        session.to_bytes(6),
+        since_ms.to_bytes(6),
+        len(gateway),
+        len(device),
+    )
+    return head + gateway + device
+
+
+def ending_bytes(session: int) -> bytes:
+    """What ends a session, in place of `session_bytes`."""
+    return session.to_bytes(6)
+
+
+class StoredSession(NamedTuple):
+    """A session of a user, as the hash of users has it."""
+
+    incarnation: int
+    session: int
+    since: int  # Unix milliseconds
+    gateway: str
+    device: str
+
+
+def sessions_of(value: bytes) -> Iterator[StoredSession]:
+    """The sessions in the value of a user, the newest first.
+
+    Raises:
+        ValueError: These are not the bytes of sessions.
+    """
+    at = 0
+    while at < len(value):
+        try:
+            incarnation, session, since, gateway, device = _SESSION.unpack_from(
+                value, at
+            )
+        except struct.error as error:
+            raise ValueError(f"not the bytes of sessions: {value!r}") from error
+        at += _SESSION.size
+        end = at + gateway + device
+        if end > len(value):
+            raise ValueError(f"not the bytes of sessions: {value!r}")
+        yield StoredSession(
+            incarnation,
+            int.from_bytes(session),
+            int.from_bytes(since),
+            value[at : at + gateway].decode(),
+            value[at + gateway : end].decode(),
+        )
+        at = end
+
+
+class HostState(IntEnum):
+    """What a host is to a partition."""
+
+    LIVE = 1
+    ASSERTING = 2  # it is listing its sessions anew
+    FENCED = 3  # it was lost; its sessions are being ended
+
+
+class StoredHost(NamedTuple):
+    """What a partition knows of a host."""
+
+    epoch: int
+    incarnation: int
+    state: HostState
+    last: int  # the seq of its log up to which everything is applied
+    sessions: int  # all that are its own, of any incarnation
+    current: int  # those of `incarnation`
+    total: int  # the sum of their numbers, modulo 2^32
+    beat: int  # when it was last heard: microseconds of Redis' clock
+    nonce: int  # of its process
+    log: str
+
+
+def host_of(value: bytes) -> StoredHost:
+    """A host from its field in the hash of the partition.
+
+    Raises:
+        ValueError: These are not the bytes of a host.
+    """
+    try:
+        fields = map(int, _HOST.unpack_from(value))
+        epoch, incarnation, state, last, sessions, current, total, beat, nonce = fields
+    except struct.error as error:
+        raise ValueError(f"not the bytes of a host: {value!r}") from error
+    return StoredHost(
+        epoch,
+        incarnation,
+        HostState(state),
+        last,
+        sessions,
+        current,
+        total,
+        beat,
+        nonce,
+        value[_HOST.size :].decode(),
+    )
+
+
+class Place(NamedTuple):
+    """One session of a user: on which host, through which gateway."""
+
+    user: Uid
+    host: str
+    gateway: str
+    session: int
+    since: int  # Unix milliseconds by Redis' clock; 0: not known
+    reason: str
+    device: str = ""
+
+    @property
+    def uid(self) -> Uid:
+        """The uid that the host's gateways use."""
+        return f"{self.user}{self.device}" if self.device else self.user
+
+
+def place_bytes(place: Place) -> bytes:
+    """A place, as records have it: msgpack, without the device if there is none."""
+    fields = place if place.device else place[:-1]
+    packed: bytes = msgpack.packb(fields)
+    return packed
+
+
+class ClusterRecord(NamedTuple):
+    """A user came online, went offline, or its newest session became another.
+
+    A user is online from its first session on any host until its last one ends.
+    """
+
+    partition: int
+    version: int  # microseconds of Redis' clock, strictly increasing in a partition
+    kind: str
+    place: Place  # for an offline the session that ended; else the newest
+    lost: Place | None = None  # for a move: the session that was the newest before
+
+    @property
+    def user(self) -> Uid:
+        """Whom it is about."""
+        return self.place.user
+
+    @property
+    def at(self) -> int:
+        """Unix milliseconds by Redis' clock, about."""
+        return self.version // 1000
+
+    def as_map(self) -> dict[str, object]:
+        """The record as every outlet shows it: absent keys left out."""
+        place, lost = self.place, self.lost
+        shown: dict[str, object] = {
+            "partition": self.partition,
+            "version": self.version,
+            "kind": self.kind,
+            "uid": place.user,
+            "host": place.host,
+            "gateway": place.gateway,
+            "session": place.session,
+            "reason": place.reason,
+            "at": self.at,
+        }
+        if place.since:
+            shown["since"] = place.since
+        if place.device:
+            shown["device"] = place.uid
+        if lost is not None:
+            shown["from_host"], shown["from"] = lost.host, lost.gateway
+            shown["from_session"] = lost.session
+        return shown
+
+
+class StreamEntry(NamedTuple):
+    """One entry of a partition's stream: the records of one call."""
+
+    before: str  # the name of the version before it
+    name: str  # of the version after it: "version.token"
+    records: tuple[ClusterRecord, ...]
+
+
+Fields: TypeAlias = Mapping[bytes, bytes]
+
+
+def version_name(version: int | bytes, token: bytes) -> str:
+    """The name of a version: two versions of one number differ by their tokens."""
+    return (b"%d.%b" % (int(version), token)).decode()
+
+
+def entry_of(partition: int, entry_id: bytes, fields: Fields) -> StreamEntry:
+    """Decode an entry of a stream.
+
+    Raises:
+        ValueError: It is not an entry of this schema.
+    """
+    try:
+        first = int(entry_id.partition(b"-")[0])
+        records = tuple(_records(partition, first, fields[b"r"]))
+        last = first + int(fields[b"n"]) - 1
+        if len(records) != int(fields[b"n"]):
+            raise ValueError("its number of records is another")
+        return StreamEntry(
+            fields[b"p"].decode(), version_name(last, fields[b"t"]), records
+        )
+    except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+        raise ValueError(
+            f"entry {entry_id!r} of partition {partition}: {error!r}"
+        ) from error
+
+
+def _records(partition: int, first: int, packed: bytes) -> Iterable[ClusterRecord]:
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(packed)
+    for version, (kind, told, *lost) in enumerate(unpacker, first):
+        places = [_place(fields) for fields in (told, *lost)]
+        yield ClusterRecord(partition, version, _KINDS[kind], *places)
+
+
+def _place(fields: Sequence[Any]) -> Place:
+    user, *others = fields
+    return Place(_user(user), *others)
+
+
+def _user(field: str) -> Uid:
+    return user_of_field(field.encode())

@@ -1,0 +1,494 @@
+#!lua name=@LIBRARY@
+-- The sessions of users on many hosts, in one partition. Each partition is a state machine
+-- of its own. All keys of a partition have one hash tag, and a call names all of them: while
+-- a slot moves, Redis refuses a call as a whole, before it ran.
+--
+--   KEYS[1]  meta, a hash:
+--              v, t       the newest version, and its token
+--              c          the newest incarnation
+--              conf       the configuration, which all hosts must share, and when it began
+--              l          when the hosts were last looked at
+--              h<host>    a host, as `load` reads it
+--              i<inc>     of which host and log an incarnation is: host, line feed, log
+--   KEYS[2]  users, a hash: user -> its sessions, the newest first. A session is
+--              inc:4 session:6 since_ms:6 #gateway:1 #device:1 gateway device
+--   KEYS[3]  stream: an entry for each call that changed something. Its id is the version of
+--              its first record; p: the version before it, "version.token"; t: its token;
+--              n: how many records; r: the records, msgpack, each
+--              [kind, place] or [kind, place, lost place], and a place
+--              [user, host, gateway, session, since_ms, reason, device or nothing]
+--
+-- Times are microseconds. An *incarnation* is a number for one assertion of all sessions by
+-- one host: what belongs to an older one, `reap` finds and ends.
+local call, sub, byte, fmt, pack, unpack_, mp
+local function bind()  -- not there yet while a library is loaded
+  call, sub, byte, fmt = redis.call, string.sub, string.byte, string.format
+  pack, unpack_, mp = struct.pack, struct.unpack, cmsgpack.pack
+end
+
+local LIVE, ASSERTING, FENCED = 1, 2, 3
+-- epoch inc state last n beat nonce log; n: all its sessions; g: those of inc; s: their sum
+local HOST = '>dI4BdI4I4I4dI4'
+local ONLINE, OFFLINE, MOVED = '\146\1', '\146\2', '\147\3'  -- msgpack: the head of a record
+local HEAD = 18  -- bytes of a session in front of its gateway
+local FIELDS = 4000  -- the most arguments of one command: Lua's stack is bounded
+local MODULUS = 4294967296
+
+local function now_us() @NOW@ end
+
+local function load(s)
+  local host, at = {}, nil
+  host.epoch, host.inc, host.state, host.last, host.n, host.g, host.s, host.beat, host.nonce, at =
+    unpack_(HOST, s)
+  host.log = sub(s, at)
+  return host
+end
+
+local function dump(host)
+  return pack(HOST, host.epoch, host.inc, host.state, host.last, host.n, host.g,
+              host.s % MODULUS, host.beat, host.nonce) .. host.log
+end
+
+-- --- sessions ---------------------------------------------------------------------
+
+local function length(s, at) return HEAD + byte(s, at + 16) + byte(s, at + 17) end
+
+local function split(s)
+  local list, at = {}, 1
+  while at <= #s do
+    local to = at + length(s, at)
+    list[#list + 1] = sub(s, at, to - 1)
+    at = to
+  end
+  return list
+end
+
+local function is_single(s) return #s == length(s, 1) end
+local function session_of(e) return (unpack_('>I6', e, 5)) end
+local function since_of(e) return (unpack_('>I6', e, 11)) end
+local function gateway_of(e) return sub(e, HEAD + 1, HEAD + byte(e, 17)) end
+local function device_of(e) return sub(e, HEAD + 1 + byte(e, 17)) end
+
+-- The low half of the number of a session, for the sum; `at` is where that half begins.
+local function low(s, at)
+  local a, b, c, d = byte(s, at, at + 3)
+  return ((a * 256 + b) * 256 + c) * 256 + d
+end
+
+local function place(user, host, e, reason)
+  local device = device_of(e)
+  return mp({user, host, gateway_of(e), session_of(e), since_of(e), reason,
+             device ~= '' and device or nil})
+end
+
+-- Finds the host of a session, and the log. Numbers of sessions compare within one log only.
+local function owner_of(line)
+  local at = string.find(line, '\n', 1, true)
+  return sub(line, 1, at - 1), sub(line, at + 1)
+end
+
+local function owners(meta, host, name)
+  local hosts, logs = {}, {}
+  if host then
+    local mine = pack('>I4', host.inc)
+    hosts[mine], logs[mine] = name, host.log
+  end
+  return function(e)
+    local inc = sub(e, 1, 4)
+    if hosts[inc] == nil then
+      hosts[inc], logs[inc] = owner_of(call('HGET', meta, 'i' .. (unpack_('>I4', inc))) or '\n')
+    end
+    return hosts[inc], logs[inc]
+  end
+end
+
+local function write_users(users, set, del)
+  for i = 1, #set, FIELDS do
+    call('HSET', users, unpack(set, i, math.min(i + FIELDS - 1, #set)))
+  end
+  for i = 1, #del, FIELDS do
+    call('HDEL', users, unpack(del, i, math.min(i + FIELDS - 1, #del)))
+  end
+end
+
+-- Opens or replaces a session of a user that has others: `value` is the new one.
+-- Returns the sessions that the user has then.
+local function insert(out, user, old, value, body, host, name, owner)
+  local list, was, is_same = split(old), nil, false
+  local first, mine, e = list[1], pack('>I4', host.inc), value
+  for j = 1, #list do
+    if owner(list[j]) == name and device_of(list[j]) == device_of(value) then
+      was = table.remove(list, j)
+      break
+    end
+  end
+  host.s = host.s + low(value, 7)
+  if not was then
+    host.n, host.g = host.n + 1, host.g + 1
+  else
+    if sub(was, 1, 4) ~= mine then host.g = host.g + 1 else host.s = host.s - low(was, 7) end
+    local _, log = owner(was)
+    if sub(was, 5, 10) == sub(value, 5, 10) and log == host.log then
+      is_same, e = true, mine .. sub(was, 5)  -- asserted anew: it began when it began
+    end
+  end
+  local at, since = 1, since_of(e)
+  while list[at] and (since_of(list[at]) > since
+        or (since_of(list[at]) == since and first ~= was)) do at = at + 1 end
+  table.insert(list, at, e)
+  local top = list[1]
+  if top == e then
+    if not is_same or first ~= was then
+      out:add(MOVED, body, place(user, owner(first), first, 'left'))
+    end
+  elseif first == was then
+    out:add(MOVED, place(user, owner(top), top, 'newest'), place(user, name, was, 'left'))
+  end
+  return table.concat(list)
+end
+
+-- Ends session `number` of a user that has others; the sessions then, or nil: not there.
+local function remove(out, user, old, number, body, host, owner)
+  local list, mine = split(old), pack('>I4', host.inc)
+  for j = 1, #list do
+    local e = list[j]
+    if sub(e, 1, 4) == mine and sub(e, 5, 10) == number then
+      table.remove(list, j)
+      host.n, host.g, host.s = host.n - 1, host.g - 1, host.s - low(number, 3)
+      if j == 1 then
+        out:add(MOVED, place(user, owner(list[1]), list[1], 'newest'), body)
+      end
+      return table.concat(list)
+    end
+  end
+end
+
+-- Applies n changes of one host: args[a+1..a+n] are users, then n values, then n bodies. A
+-- value of 6 bytes ends that session; a longer one is a session that there is now.
+local function put(keys, host, name, args, a, n, out)
+  local old = call('HMGET', keys[2], unpack(args, a + 1, a + n))
+  local mine, current, order, owner = pack('>I4', host.inc), {}, {}, nil
+  for i = 1, n do
+    local user, value, body = args[a + i], args[a + n + i], args[a + 2 * n + i]
+    local have = current[user]
+    if have == nil then have = old[i]; order[#order + 1] = user end
+    local becomes = have
+    if #value > 6 then
+      if not have then
+        becomes = value
+        out:add(ONLINE, body)
+        host.n, host.g, host.s = host.n + 1, host.g + 1, host.s + low(value, 7)
+      else
+        owner = owner or owners(keys[1], host, name)
+        becomes = insert(out, user, have, value, body, host, name, owner)
+      end
+    elseif have then
+      if not is_single(have) then
+        owner = owner or owners(keys[1], host, name)
+        becomes = remove(out, user, have, value, body, host, owner) or have
+      elseif sub(have, 1, 4) == mine and sub(have, 5, 10) == value then
+        becomes = false
+        out:add(OFFLINE, body)
+        host.n, host.g, host.s = host.n - 1, host.g - 1, host.s - low(value, 3)
+      end
+    end
+    current[user] = becomes
+  end
+  local set, del = {}, {}
+  for i = 1, #order do
+    local user = order[i]
+    if current[user] then set[#set + 1] = user; set[#set + 1] = current[user]
+    else del[#del + 1] = user end
+  end
+  write_users(keys[2], set, del)
+end
+
+-- --- records ----------------------------------------------------------------------
+
+local Records = {}
+Records.__index = Records
+
+local function new_records() return setmetatable({n = 0}, Records) end
+
+function Records:add(kind, told, lost)
+  local k = #self
+  self[k + 1], self[k + 2], self[k + 3] = kind, told, lost
+  self.n = self.n + 1
+end
+
+-- Appends the records to the stream; returns the version of the last one, nil if there are
+-- none. `seen` is the newest version that the caller knows, or this server's clock as the
+-- caller expects it, whichever is later: so versions grow also after a failover that lost
+-- some, to a server whose clock is behind. The token is any number of the caller's. With
+-- it, two versions of one number differ, and a reader that has the wrong one notices.
+local function append(stream, version, token_before, now, seen, token, out)
+  if out.n == 0 then return end
+  local first = math.max(tonumber(version) + 1, now, seen + 1)
+  call('XADD', stream, fmt('%.0f-0', first), 'p', version .. '.' .. token_before,
+       't', token, 'n', out.n, 'r', table.concat(out))
+  return first + out.n - 1
+end
+
+local function save(meta, version, token, name, host)
+  if version then call('HSET', meta, 'v', fmt('%.0f', version), 't', token, 'h' .. name, dump(host))
+  else call('HSET', meta, 'h' .. name, dump(host)) end
+end
+
+local function beat(host, now) host.beat = math.max(now, host.beat + 1) end
+
+-- --- functions for a host ---------------------------------------------------------
+
+-- The host of a call, if the call is of the process and incarnation that the partition
+-- knows; else nil and the answer. args: host epoch nonce inc …
+local function caller(keys, args)
+  local got = call('HMGET', keys[1], 'v', 't', 'l', 'h' .. args[1])
+  if not got[4] then return nil, {'unknown'} end
+  local host = load(got[4])
+  if host.epoch ~= tonumber(args[2]) or host.nonce ~= tonumber(args[3])
+     or host.inc ~= tonumber(args[4]) then return nil, {'epoch', host.epoch} end
+  return host, got
+end
+
+-- A call that does not continue where the last one ended is refused, but the host lives.
+local function refuse_gap(keys, args, host)
+  beat(host, now_us())
+  call('HSET', keys[1], 'h' .. args[1], dump(host))
+  return {'gap', host.last}
+end
+
+-- args: host epoch nonce inc prev last seen token n, users…, values…, bodies…
+-- With n = 0 it says that the host lives, and that its log has reached `last`.
+local function apply(keys, args)
+  local host, got = caller(keys, args)
+  if not host then return got end
+  if host.state == ASSERTING then return {'asserting'} end
+  if host.state ~= LIVE then return {'fenced'} end
+  if host.last ~= tonumber(args[5]) then return refuse_gap(keys, args, host) end
+  local now, n, version = now_us(), tonumber(args[9]), nil
+  if n > 0 then
+    local out = new_records()
+    put(keys, host, args[1], args, 9, n, out)
+    version = append(keys[3], got[1], got[2], now, tonumber(args[7]), args[8], out)
+  end
+  local before = host.beat
+  host.last = tonumber(args[6])
+  beat(host, now)
+  save(keys[1], version, args[8], args[1], host)
+  return {'ok', version or tonumber(got[1]), host.g, host.s % MODULUS, now, host.beat, before,
+          now - tonumber(got[3]), call('HLEN', keys[2])}
+end
+
+-- args: host epoch nonce log newest conf lease may_keep may_take token
+-- keep: go on behind `last`. reset: assert all sessions. replaced: another process has this
+-- name and lives.
+local function begin(keys, args)
+  local meta, name, epoch = keys[1], args[1], tonumber(args[2])
+  local got = call('HMGET', meta, 'v', 'h' .. name, 'conf', 'c')
+  local now, conf = now_us(), args[6] .. ' '
+  if not got[3] then
+    got[1], got[4] = 0, 0
+    local at = fmt('%.0f', now)
+    call('HSET', meta, 'v', 0, 't', args[10] .. '-' .. at, 'c', 0, 'l', 0, 'conf', conf .. at)
+  elseif sub(got[3], 1, #conf) ~= conf then
+    return {'config', got[3]}
+  end
+  local host = got[2] and load(got[2])
+  if host then
+    if host.epoch >= epoch then
+      local lives = host.state ~= FENCED and math.abs(now - host.beat) < tonumber(args[7])
+      if lives and args[9] ~= '1' then return {'replaced', host.epoch} end
+      return {'epoch', host.epoch}
+    end
+    if args[8] == '1' and host.state == LIVE and host.log == args[4]
+       and host.last <= tonumber(args[5]) then
+      host.epoch, host.nonce = epoch, tonumber(args[3])
+      beat(host, now)
+      call('HSET', meta, 'h' .. name, dump(host))
+      return {'keep', host.last, host.inc, tonumber(got[1]), now}
+    end
+  else
+    host = {n = 0, beat = 0}
+  end
+  host.epoch, host.nonce, host.log = epoch, tonumber(args[3]), args[4]
+  host.inc, host.state, host.last, host.g, host.s = tonumber(got[4]) + 1, ASSERTING, 0, 0, 0
+  beat(host, now)
+  call('HSET', meta, 'c', host.inc, 'i' .. host.inc, name .. '\n' .. host.log,
+       'h' .. name, dump(host))
+  return {'reset', 0, host.inc, tonumber(got[1]), now}
+end
+
+-- args: host epoch nonce inc k last seen token n, users…, values…, bodies…
+-- The k-th piece of all sessions, from 0. last: the seq at which the list is true; -1: more
+-- pieces follow.
+local function assert_(keys, args)
+  local host, got = caller(keys, args)
+  if not host then return got end
+  if host.state ~= ASSERTING then return {host.state == LIVE and 'live' or 'fenced'} end
+  if host.last ~= tonumber(args[5]) then return refuse_gap(keys, args, host) end
+  local now, n, version = now_us(), tonumber(args[9]), nil
+  if n > 0 then
+    local out = new_records()
+    put(keys, host, args[1], args, 9, n, out)
+    version = append(keys[3], got[1], got[2], now, tonumber(args[7]), args[8], out)
+  end
+  local last = tonumber(args[6])
+  if last >= 0 then host.state, host.last = LIVE, last else host.last = host.last + 1 end
+  beat(host, now)
+  save(keys[1], version, args[8], args[1], host)
+  return {'ok', version or tonumber(got[1]), host.n, now}
+end
+
+-- --- functions that end what is nobody's ------------------------------------------
+
+-- Which hosts were not heard for `quiet`, and how many sessions are nobody's? And trims the
+-- stream. At most once every `every`, whoever asks. args: host quiet every keep
+local function look(keys, args)
+  local now, quiet = now_us(), tonumber(args[2])
+  local last = call('HGET', keys[1], 'l')
+  if not last then return {'unknown'} end
+  if math.abs(now - tonumber(last)) < tonumber(args[3]) then return {'later'} end
+  call('HSET', keys[1], 'l', fmt('%.0f', now))
+  call('XTRIM', keys[3], 'MINID', '~', fmt('%.0f', math.max(now - tonumber(args[4]), 0)))
+  local all, quiets, stale = call('HGETALL', keys[1]), {}, 0
+  for i = 1, #all, 2 do
+    if byte(all[i]) == 104 then  -- h
+      local name, host = sub(all[i], 2), load(all[i + 1])
+      if host.state == LIVE then stale = stale + host.n - host.g end
+      if host.state == FENCED then
+        stale = stale + math.max(host.n, 1)  -- at least the host itself
+      elseif math.abs(now - host.beat) > quiet and name ~= args[1] then
+        quiets[#quiets + 1] = {name, fmt('%.0f', host.epoch), fmt('%.0f', host.beat)}
+      end
+    end
+  end
+  return {'ok', stale, quiets}
+end
+
+-- Fences a host, if nothing was heard of it since `beat`; and only for a caller that is
+-- itself up to date here: a failover that lost beats of others has lost the caller's too.
+-- args: me my_beat host epoch beat
+local function fence(keys, args)
+  local got = call('HMGET', keys[1], 'h' .. args[1], 'h' .. args[3])
+  if not got[2] then return {'unknown'} end
+  local me, host = got[1] and load(got[1]), load(got[2])
+  if not me or me.state ~= LIVE or me.beat ~= tonumber(args[2]) then return {'behind'} end
+  if host.state == FENCED then return {'fenced'} end
+  if host.epoch ~= tonumber(args[4]) then return {'epoch', host.epoch} end
+  if host.beat ~= tonumber(args[5]) then return {'heard'} end
+  host.state = FENCED
+  call('HSET', keys[1], 'h' .. args[3], dump(host))
+  return {'ok'}
+end
+
+-- Why a session of an incarnation has to end; false: it has not.
+local function reaper(hosts, owner)
+  local known = {}
+  return function(e)
+    local inc = sub(e, 1, 4)
+    local why = known[inc]
+    if why == nil then
+      local host = hosts[owner[inc] or '']
+      if not host or host.state == FENCED then why = 'host_lost'
+      else why = host.state == LIVE and pack('>I4', host.inc) ~= inc and 'resync' end
+      known[inc] = why
+    end
+    return why
+  end
+end
+
+-- Ends what is nobody's among about `count` users. args: cursor count seen token
+local function reap(keys, args)
+  local now, all, hosts, owner = now_us(), call('HGETALL', keys[1]), {}, {}
+  if not all[1] then return {'unknown'} end
+  local version, token, stale, gone = '0', '0', 0, 0
+  for i = 1, #all, 2 do
+    local field, value = all[i], all[i + 1]
+    if field == 'v' then version = value
+    elseif field == 't' then token = value
+    elseif byte(field) == 104 then hosts[sub(field, 2)] = load(value)  -- h
+    elseif byte(field) == 105 then owner[pack('>I4', tonumber(sub(field, 2)))] = owner_of(value) end
+  end
+  local why_ended = reaper(hosts, owner)
+  local function name_of(e) return owner[sub(e, 1, 4)] or '' end
+  local function count_ended(e)
+    local host = hosts[name_of(e)]
+    if host then host.n, host.dirty = host.n - 1, true end
+    gone = gone + 1
+  end
+  local got = call('HSCAN', keys[2], args[1], 'COUNT', args[2])
+  local set, del, out = {}, {}, new_records()
+  for i = 1, #got[2], 2 do
+    local user, list, kept, lost = got[2][i], split(got[2][i + 1]), {}, nil
+    for j = 1, #list do
+      local e = list[j]
+      local why = why_ended(e)
+      if why then
+        if j == 1 then lost = place(user, name_of(e), e, why) end
+        count_ended(e)
+      else
+        kept[#kept + 1] = e
+      end
+    end
+    if #kept == 0 then
+      del[#del + 1] = user
+      out:add(OFFLINE, lost)
+    elseif #kept < #list then
+      set[#set + 1] = user
+      set[#set + 1] = table.concat(kept)
+      if lost then out:add(MOVED, place(user, name_of(kept[1]), kept[1], 'newest'), lost) end
+    end
+  end
+  write_users(keys[2], set, del)
+  local newest = append(keys[3], version, token, now, tonumber(args[3]), args[4], out)
+  if newest then version, token = fmt('%.0f', newest), args[4] end
+  local fields, drop = {'v', version, 't', token, 'l', fmt('%.0f', now)}, {}
+  for name, host in pairs(hosts) do
+    if host.state == FENCED then
+      if host.n <= 0 then host.is_gone = true; drop[#drop + 1] = 'h' .. name
+      else stale = stale + host.n end
+    elseif host.state == LIVE then stale = stale + host.n - host.g end
+    if host.dirty then fields[#fields + 1] = 'h' .. name; fields[#fields + 1] = dump(host) end
+  end
+  call('HSET', keys[1], unpack(fields))
+  for inc, name in pairs(owner) do
+    local host = hosts[name]
+    if not host or host.is_gone
+       or (host.state == LIVE and host.n == host.g and pack('>I4', host.inc) ~= inc) then
+      drop[#drop + 1] = 'i' .. (unpack_('>I4', inc))
+    end
+  end
+  if #drop > 0 then call('HDEL', keys[1], unpack(drop)) end
+  return {'ok', got[1], gone, stale, tonumber(version)}
+end
+
+-- --- a function for readers -------------------------------------------------------
+
+-- args: users…; answers rows of user, host, gateway, session, since, device
+local function where(keys, args)
+  local got, owner, rows = call('HMGET', keys[2], unpack(args)), owners(keys[1]), {}
+  for i = 1, #args do
+    if got[i] then
+      for _, e in ipairs(split(got[i])) do
+        local host = owner(e)
+        rows[#rows + 1] = {args[i], host, gateway_of(e), session_of(e), since_of(e), device_of(e)}
+      end
+    end
+  end
+  return rows
+end
+
+local function register(name, run, flags)
+  redis.register_function{function_name = '@PREFIX@' .. name, flags = flags, callback =
+    function(keys, args)
+      if not call then bind() end
+      return run(keys, args)
+    end}
+end
+register('begin', begin, {})
+register('assert', assert_, {})
+register('apply', apply, {})
+-- Without these, nothing could free memory once it is used up.
+register('look', look, {'allow-oom'})
+register('fence', fence, {'allow-oom'})
+register('reap', reap, {'allow-oom'})
+register('where', where, {'no-writes'})

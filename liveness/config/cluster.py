@@ -1,0 +1,196 @@
+"""The settings of presence across hosts."""
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from liveness.config.checks import MOST_LISTED, as_list, split_address
+from liveness.config.schema import about, setting
+from liveness.core.frames import MAX_NAME_BYTES
+from liveness.core.uids import is_text
+
+SCHEMES: Final = ("redis", "rediss")
+REDIS_PORT: Final = 6379
+_URL: Final = "redis://HOST:PORT or redis://HOST:PORT/NUMBER; rediss:// for TLS"
+_NODES: Final = "HOST:PORT, separated by commas"
+
+
+def _split(url: str) -> SplitResult:
+    parts = urlsplit(url)
+    number = parts.path.removeprefix("/")
+    is_good = (
+        parts.scheme in SCHEMES
+        and parts.hostname
+        and (parts.port is None or parts.port > 0)
+        and (not number or (number.isascii() and number.isdigit()))
+        and not (parts.query or parts.fragment)
+    )
+    if not is_good:
+        raise ValueError(f"it must be {_URL}")
+    return parts
+
+
+def _check_url(url: str) -> None:
+    if not url:
+        return
+    if "@" in url:
+        # The value is not repeated: it may hold a password.
+        raise ValueError(
+            "it must not name a user or a password; use cluster.user and "
+            "cluster.password_file"
+        )
+    try:
+        _split(url)
+    except ValueError:
+        raise ValueError(f"it must be {_URL}, or empty") from None
+
+
+def _check_nodes(text: str) -> None:
+    nodes = as_list(text)
+    try:
+        are_good = all(split_address(node)[1] > 0 for node in nodes)
+    except ValueError:
+        are_good = False
+    if not are_good or len(nodes) > MOST_LISTED:
+        raise ValueError(f"it must be {_NODES}")
+
+
+def _check_name(name: str) -> None:
+    if name and not is_text(name, MAX_NAME_BYTES):
+        raise ValueError(
+            f"it must be a name of 1 to {MAX_NAME_BYTES} bytes without control characters"
+        )
+
+
+def _check_prefix(prefix: str) -> None:
+    if not is_text(prefix, 64) or {"{", "}", "*", "?", "["} & {*prefix}:
+        raise ValueError("it must be 1 to 64 bytes, without {, }, *, ? and [")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """Presence across hosts, on Redis or Valkey; off if neither url nor nodes is set."""
+
+    url: str = setting(
+        "",
+        "the Redis or Valkey server that knows the users of all hosts",
+        unit=f"{_URL}; empty: none",
+        check=_check_url,
+    )
+    nodes: str = setting(
+        "",
+        "some nodes of a Redis Cluster, in place of url",
+        unit=f"{_NODES}; empty: none",
+        check=_check_nodes,
+    )
+    host: str = setting(
+        "",
+        "name of this host, which no other host may have",
+        unit="1 to 255 bytes; empty: the host name",
+        check=_check_name,
+    )
+    partitions: int = setting(
+        16,
+        "parts of the users, each a state of its own; one for each 100,000 users of all "
+        "hosts; the same on all hosts",
+        (1, 4_096),
+        "partitions",
+    )
+    lease_s: float = setting(
+        30.0,
+        "time after which the users of a host that is silent go offline; the same on all "
+        "hosts",
+        (3, 3_600),
+        "seconds",
+    )
+    linger_s: float = setting(
+        0.02,
+        "time for which changes gather into one call",
+        (0.001, 10),
+        "seconds",
+    )
+    keep_s: float = setting(
+        3_600.0,
+        "how long readers find a change in the stream",
+        (60, 604_800),
+        "seconds",
+    )
+    prefix: str = setting(
+        "lv",
+        "what the keys begin with; another one is another cluster",
+        unit="1 to 64 bytes",
+        check=_check_prefix,
+    )
+    user: str = setting(
+        "",
+        "user of Redis' ACL",
+        unit="a name; empty: the default user",
+        check=_check_name,
+    )
+    password_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "file with the password of that user", unit="a path; empty: no password"
+        ),
+    )
+    tls: Literal["auto", "on"] = setting(
+        "auto", "TLS; auto: if url begins with rediss://; on: also to nodes"
+    )
+    tls_ca_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "certificates that vouch for the servers",
+            unit="a path to PEM; empty: those of the system",
+        ),
+    )
+    tls_cert_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "certificate of this host, if the servers ask for one",
+            unit="a path to PEM; empty: none",
+        ),
+    )
+    tls_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "its private key",
+            unit="a path to PEM; empty: in tls_cert_file",
+        ),
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether presence across hosts is configured."""
+        return bool(self.url or self.nodes)
+
+    @property
+    def why_wrong(self) -> str | None:
+        """Why the settings do not go together; None if they do."""
+        if self.url and self.nodes:
+            return "there are both cluster.url and cluster.nodes; give only one"
+        return None
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.tls == "on" or self.url.startswith("rediss://")
+
+    @property
+    def servers(self) -> list[tuple[str, int]]:
+        """Host and port of the server, or of the nodes."""
+        if self.nodes:
+            return [split_address(node) for node in as_list(self.nodes)]
+        parts = _split(self.url)
+        return [(parts.hostname or "", parts.port or REDIS_PORT)]
+
+    @property
+    def database(self) -> int:
+        """The number of the database on one server."""
+        return int(_split(self.url).path.removeprefix("/") or 0) if self.url else 0
+
+    @property
+    def host_name(self) -> str:
+        """The name of this host."""
+        return self.host or socket.gethostname()

@@ -1,0 +1,1 @@
+"""Readers of the log that send its records elsewhere; each has a package of its own."""

@@ -1,0 +1,165 @@
+"""A host in the cluster, without I/O: its partitions, and the log spread over them.
+
+One reader of the log serves all partitions. It reads from where the furthest behind of
+those stands that have room; a partition that waits for its part of Redis holds none of the
+others up, and its records are read again once it has room.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from liveness.cluster.format import field_of, partition_of
+from liveness.core.devices import user_of
+from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
+from liveness.outlets.cluster.host_state import HostIdentity
+from liveness.outlets.cluster.partition import Change, Mode, Partition, Tally
+
+
+class ClusterHost:
+    """All partitions of one host.
+
+    Args:
+        identity: What they share.
+        partitions: How many there are.
+        separator: What separates a device from its user; empty: no devices.
+    """
+
+    def __init__(
+        self, identity: HostIdentity, *, partitions: int, separator: str
+    ) -> None:
+        self.identity = identity
+        self.partitions = [Partition(n, identity) for n in range(partitions)]
+        self._separator = separator
+
+    # --- the log --------------------------------------------------------------
+
+    def read_from(self) -> int | None:
+        """The seq behind which to read the log next; None: no partition has room."""
+        behind = [part.read_to for part in self.partitions if part.has_room]
+        start = min(behind, default=None)
+        return None if start == self.identity.newest else start
+
+    def distribute(
+        self, start: int, records: Iterable[Logged], reached: int, now: float
+    ) -> None:
+        """Give each partition its records of the log.
+
+        Args:
+            start: The records follow this seq, which `read_from` gave.
+            records: All records of sessions up to *reached*, in order.
+            reached: The seq up to which the log was read.
+            now: Seconds of the caller's clock.
+        """
+        reading = [part.has_room and part.read_to >= start for part in self.partitions]
+        counting = [
+            part.tally is not None and start <= part.tally.reached < reached
+            for part in self.partitions
+        ]
+        for record in records:
+            if not isinstance(record, Record):
+                continue
+            change = self.change_of(record)
+            number = partition_of(change.field, len(self.partitions))
+            part = self.partitions[number]
+            if reading[number] and change.seq > part.read_to:
+                reading[number] = part.add(change, now)
+            if counting[number]:
+                _count(part, record)
+        for part, has_all, counts in zip(
+            self.partitions, reading, counting, strict=True
+        ):
+            if has_all:
+                part.read_to = max(part.read_to, reached)
+            if counts and part.tally is not None:
+                part.tally.reached = reached
+
+    def lose_records(self, start: int, until: int) -> None:
+        """Records behind *start* up to *until* are gone from the log, or damaged."""
+        for part in self.partitions:
+            if part.mode is Mode.FOLLOWING and start <= part.read_to < until:
+                part.lose_records()
+
+    def change_of(self, record: Record) -> Change:
+        """What a record of the log means for the cluster."""
+        user = record.user
+        return Change(
+            record.seq,
+            field_of(user),
+            _device(record.uid, user),
+            record.session,
+            record.gateway,
+            record.at,
+            record.reason,
+            record.kind == OFFLINE,
+        )
+
+    # --- a list of all sessions ------------------------------------------------
+
+    def wanting_lists(self) -> list[Partition]:
+        """The partitions that need all sessions listed."""
+        return [part for part in self.partitions if part.wants_list]
+
+    def session_of(self, row: OnlineRow) -> tuple[int, Change]:
+        """The partition of a row of the online set, and what it means for it."""
+        user = user_of(row.uid, self._separator) if self._separator else row.uid
+        field = field_of(user)
+        change = Change(
+            0,
+            field,
+            _device(row.uid, user),
+            row.session,
+            row.gateway,
+            row.start_ms,
+            "resync",
+        )
+        return partition_of(field, len(self.partitions)), change
+
+    # --- how it is ------------------------------------------------------------
+
+    @property
+    def is_following(self) -> bool:
+        """Whether every partition follows the log."""
+        return all(part.mode is Mode.FOLLOWING for part in self.partitions)
+
+    @property
+    def published(self) -> int:
+        """The seq up to which Redis has everything, in all partitions."""
+        return min(part.last for part in self.partitions)
+
+    @property
+    def users(self) -> int:
+        """Users online on any host, as far as the last answers said."""
+        return sum(part.users for part in self.partitions)
+
+    @property
+    def oldest_at(self) -> int | None:
+        """When the oldest change was made that Redis does not have, Unix milliseconds."""
+        waiting = [part.oldest_at for part in self.partitions]
+        return min((at for at in waiting if at is not None), default=None)
+
+
+def _device(uid: str | int, user: str | int) -> str:
+    """What follows the user in a uid: the separator and the device, or nothing."""
+    if isinstance(uid, int) or isinstance(user, int) or uid == user:
+        return ""
+    return uid[len(user) :]
+
+
+def _count(part: Partition, record: Record) -> None:
+    tally = part.tally
+    if tally is None or record.seq <= tally.reached:
+        return
+    if record.kind == OFFLINE:
+        tally.end(record.session)
+        return
+    tally.begin(record.session)
+    if record.kind == MOVED:
+        if record.from_session is None:  # as old logs have it: not to be counted
+            part.tally = None
+        else:
+            tally.end(record.from_session)
+
+
+def tally_of(reached: int, changes: Sequence[Change]) -> Tally:
+    """The tally of a list of all sessions of a partition."""
+    total = sum(change.session for change in changes)
+    return Tally(reached, len(changes), total)

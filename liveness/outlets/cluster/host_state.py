@@ -1,0 +1,110 @@
+"""What all partitions of a host share: its name, its epoch, and whether it may publish."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+# Partitions that begin or list their sessions at a time: each takes a snapshot on disk.
+BEGIN_AT_ONCE: Final = 4
+
+
+@dataclass(slots=True)
+class ClusterCounts:
+    """What is counted of a host's publishing, since its process started."""
+
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)  # function, answer
+    errors: Counter[str] = field(default_factory=Counter)  # by kind
+    changes: int = 0  # that Redis has taken
+    audit_mismatches: int = 0
+    sessions_reaped: int = 0  # of hosts that were lost, or of older incarnations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTerms:
+    """How a host publishes; all hosts of a cluster share them but for `name` and `log`."""
+
+    name: str
+    log: str  # the id of its log
+    partitions: int
+    lease_s: float
+    linger_s: float
+    keep_s: float
+    configuration: str  # what Redis compares: hosts with another one are refused
+
+
+class HostIdentity:
+    """A host as its partitions see it.
+
+    Args:
+        terms: How it publishes.
+        nonce: A random number of this process.
+        epoch: Above every epoch of an earlier process of this name, as far as is known:
+            the wall clock. If it is not, Redis answers with a higher one.
+        random: For tokens and pauses.
+        on_fenced: Called with a host that this one declared lost, and the partition.
+    """
+
+    def __init__(
+        self,
+        terms: HostTerms,
+        *,
+        nonce: int,
+        epoch: int,
+        random: Random,
+        on_fenced: Callable[[bytes, int], None],
+    ) -> None:
+        self.name, self.log = terms.name, terms.log
+        self.nonce, self.epoch = nonce, epoch
+        self.configuration = terms.configuration
+        self.lease_s, self.linger_s, self.keep_s = (
+            terms.lease_s,
+            terms.linger_s,
+            terms.keep_s,
+        )
+        self.beat_s = terms.lease_s / 6
+        self.look_s = terms.lease_s / 10
+        self.contact_gap_s = terms.lease_s / 4
+        self.newest = 0  # the newest seq of the log that is durable
+        self.is_stopped = False  # another process has this name
+        self.why_refused = ""  # the configuration that the others have; empty: accepted
+        self.busy: set[int] = set()  # partitions that begin or list their sessions
+        self.counts = ClusterCounts()
+        self.fenced = on_fenced
+        self._random = random
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether another partition may begin now."""
+        return len(self.busy) < BEGIN_AT_ONCE
+
+    def next_epoch(self) -> int:
+        """An epoch above all before."""
+        self.epoch += 1
+        return self.epoch
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Redis knows this epoch of our name."""
+        self.epoch = max(self.epoch, epoch)
+
+    def accepted(self) -> None:
+        """A partition took this process for the host of its name."""
+        self.is_stopped = False
+        self.why_refused = ""
+
+    def replaced(self) -> None:
+        """Another process of this name publishes: stop in all partitions."""
+        self.is_stopped = True
+
+    def refuse(self, configuration: str) -> None:
+        """The other hosts have another configuration."""
+        self.why_refused = configuration
+
+    def token(self) -> int:
+        """A random number that tells versions apart."""
+        return self._random.getrandbits(31)
+
+    def jitter(self) -> float:
+        """A factor for pauses, so that hosts do not all come back at once."""
+        return 0.75 + self._random.random() / 2

@@ -1,0 +1,544 @@
+"""One partition as a host publishes it: which call is next, and what its answer means.
+
+At most one call is under way. A partition begins (`begin`), lists the host's sessions if
+Redis does not have them (`assert`), and then follows the log (`apply`). Each call names the
+seq where the last one ended, so none is applied twice or left out: Redis refuses a call
+that does not fit (`gap`), and the partition goes on from there, forward or back.
+
+While it follows, it also does what some host has to do: it looks for hosts that are quiet
+(`look`), declares them lost (`fence`), and ends the sessions that are nobody's (`reap`).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from liveness.cluster.format import Place, ending_bytes, place_bytes, session_bytes
+from liveness.outlets.cluster.host_state import HostIdentity
+from liveness.outlets.cluster.suspects import Suspects
+
+# Changes in one call: 1.5 ms of Redis' time. A list of all sessions comes in such pieces.
+CALL_CHANGES: Final = 500
+# Changes that a partition keeps in memory; what is behind is read from the log again.
+MOST_QUEUED: Final = 2_000
+# Users searched in one step of a reap, and the pause between two: others wait 2 ms.
+REAP_USERS: Final = 500
+REAP_PAUSE_S: Final = 0.010
+# The first pause after a call that failed; it doubles up to a sixth of the lease.
+FIRST_RETRY_S: Final = 0.1
+
+
+class Change(NamedTuple):
+    """A session that began or ended on this host, for its partition."""
+
+    seq: int
+    field: bytes  # of the user
+    device: str  # what follows the user in the uid
+    session: int
+    gateway: str
+    at: int  # Unix milliseconds by this host's clock
+    reason: str
+    has_ended: bool = False
+
+
+class Call(NamedTuple):
+    """A call of a function of the library, for the keys of one partition."""
+
+    function: str
+    args: list[str | int | bytes]
+
+
+class Mode(Enum):
+    """How far a partition is."""
+
+    BEGINNING = 1
+    ASSERTING = 2
+    FOLLOWING = 3
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many sessions a host has in a partition, and the sum of their numbers.
+
+    It is counted from the log, apart from what Redis was sent, so that the two can be
+    compared.
+    """
+
+    reached: int  # every record up to this seq is counted
+    sessions: int = 0
+    total: int = 0
+
+    def begin(self, session: int) -> None:
+        """Count a session that began."""
+        self.sessions += 1
+        self.total += session
+
+    def end(self, session: int) -> None:
+        """Count a session that ended."""
+        self.sessions -= 1
+        self.total -= session
+
+    @property
+    def answer(self) -> tuple[int, int]:
+        """What Redis should answer."""
+        return self.sessions, self.total % 2**32
+
+
+@dataclass(slots=True)
+class Piece:
+    """A piece of the list of all sessions, in a partition that asserts them."""
+
+    changes: Sequence[Change]
+    seq: int  # the list is true at this seq
+    tally: Tally | None = None  # of the whole list, with the last piece
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """The call whose answer is awaited."""
+
+    function: str
+    last: int = 0  # apply: the seq that it ends with
+    changes: int = 0
+    audit: tuple[int, int] | None = None  # what apply should answer
+    piece: Piece | None = None
+    suspect: tuple[bytes, int, int] | None = None
+
+
+@dataclass(slots=True)
+class _Schedule:
+    """When each duty is due next, in seconds of the caller's clock."""
+
+    beat: float = 0.0
+    look: float = 0.0
+    reap: float = inf
+    retry: float = 0.0  # no call before
+    changes: float = inf
+
+
+class Partition:
+    """Publishes one partition of a host.
+
+    Args:
+        number: Its number.
+        host: What all partitions of the host share.
+    """
+
+    def __init__(self, number: int, host: HostIdentity) -> None:
+        self.number = number
+        self.mode = Mode.BEGINNING
+        self.last = 0  # Redis has everything up to this seq
+        self.read_to = 0  # everything up to this seq is queued or published
+        self.users = 0  # online in the partition, on all hosts
+        self.tally: Tally | None = None
+        self.answered_at = -inf
+        self.lists = 0  # how many lists of all sessions it asked for
+        self._host = host
+        self._queue: deque[Change] = deque()
+        self._due = _Schedule()
+        self._under_way: _UnderWay | None = None
+        self._may_take = True
+        self._may_keep = True
+        self._incarnation = 0
+        self._epoch = 0
+        self._seen = 0
+        self._ahead: float | None = None  # Redis' clock less ours, at most
+        self._offset_ms: float = 0.0  # Redis' clock less our wall clock
+        self._piece: Piece | None = None
+        self._pieces = 0
+        self._heard = 0  # our newest beat, as Redis answered it
+        self._suspects = Suspects(host.lease_s)
+        self._cursor: bytes | int = 0
+        self._failures = 0
+
+    # --- records --------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes the records of the log behind `read_to`."""
+        return self.mode is Mode.FOLLOWING and len(self._queue) < MOST_QUEUED
+
+    @property
+    def wants_piece(self) -> bool:
+        """Whether it needs the next piece of all sessions, if it has any yet."""
+        return self.mode is Mode.ASSERTING and self._piece is None
+
+    @property
+    def wants_list(self) -> bool:
+        """Whether it needs a list of all sessions."""
+        return self.wants_piece and self._pieces == 0
+
+    @property
+    def queued(self) -> int:
+        """Changes that wait for a call, or for its answer."""
+        return len(self._queue)
+
+    @property
+    def oldest_at(self) -> int | None:
+        """When the oldest change was made that Redis does not have, Unix milliseconds."""
+        return self._queue[0].at if self._queue else None
+
+    def add(self, change: Change, now: float) -> bool:
+        """Queue a change from the log; return whether there was room."""
+        if not self.has_room:
+            return False
+        if not self._queue:
+            self._due.changes = now + self._host.linger_s
+        self._queue.append(change)
+        self.read_to = change.seq
+        return True
+
+    def lose_records(self) -> None:
+        """Records behind `read_to` are not in the log any more: list all sessions."""
+        self.tally = None
+        self._restart(may_keep=False)
+
+    def give_piece(self, piece: Piece) -> None:
+        """The next piece of all sessions, of which `wants_piece` asked."""
+        self._piece = piece
+
+    def fail_list(self) -> None:
+        """The list of sessions cannot be made now: begin again."""
+        self._restart(may_keep=False)
+
+    # --- calls ----------------------------------------------------------------
+
+    def next_call(self, now: float) -> Call | None:
+        """The call to make now, if any; the caller then calls `answered` or `failed`."""
+        if now < self._due.retry:
+            return None
+        if self.mode is Mode.BEGINNING:
+            return self._begin() if self._host.may_begin else None
+        if self._host.is_stopped:
+            self._restart(may_keep=True)
+            return None
+        if self.mode is Mode.ASSERTING:
+            return None if self._piece is None else self._assert(self._piece, now)
+        return self._follow(now)
+
+    def next_at(self) -> float:
+        """When to ask `next_call` again at the latest, if nothing happens before."""
+        due = self._due
+        if self.mode is Mode.FOLLOWING:
+            duties = (due.beat, due.look, due.reap, due.changes, self._suspects.next_at)
+            return max(due.retry, min(duties))
+        if self.wants_piece:
+            return inf
+        if self.mode is Mode.BEGINNING and not self._host.may_begin:
+            return inf
+        return due.retry
+
+    def _follow(self, now: float) -> Call | None:
+        due = self._due
+        if len(self._queue) >= CALL_CHANGES:
+            due.changes = min(due.changes, now)
+        at, duty = min(
+            # With one due time, changes first: they are what users wait for.
+            (min(due.changes, due.beat), 0),
+            (self._suspects.next_at, 1),
+            (due.look, 2),
+            (due.reap, 3),
+        )
+        if at > now:
+            return None
+        match duty:
+            case 0:
+                return self._apply(now)
+            case 1:
+                suspect = self._suspects.take()
+                self._under_way = _UnderWay("fence", suspect=suspect)
+                return Call("fence", [self._host.name, self._heard, *suspect])
+            case 2:
+                due.look = now + self._host.look_s
+                self._under_way = _UnderWay("look")
+                host = self._host
+                quiet, every, keep = host.lease_s / 2, host.look_s, host.keep_s
+                times = [round(seconds * 1e6) for seconds in (quiet, every, keep)]
+                return Call("look", [host.name, *times])
+            case _:
+                due.reap = now + REAP_PAUSE_S
+                self._under_way = _UnderWay("reap")
+                token = self._host.token()
+                return Call("reap", [self._cursor, REAP_USERS, self._floor(now), token])
+
+    def _begin(self) -> Call:
+        host = self._host
+        host.busy.add(self.number)
+        self._epoch = host.next_epoch()
+        self._under_way = _UnderWay("begin")
+        return Call(
+            "begin",
+            [
+                host.name,
+                self._epoch,
+                host.nonce,
+                host.log,
+                host.newest,
+                host.configuration,
+                round(host.lease_s * 1e6),
+                int(self._may_keep),
+                int(self._may_take),
+                host.token(),
+            ],
+        )
+
+    def _assert(self, piece: Piece, now: float) -> Call:
+        self._under_way = _UnderWay("assert", piece=piece)
+        last = -1 if piece.tally is None else piece.seq
+        return self._changes("assert", self._pieces, last, piece.changes, now)
+
+    def _apply(self, now: float) -> Call:
+        taken = [self._queue[n] for n in range(min(CALL_CHANGES, len(self._queue)))]
+        is_all = len(taken) == len(self._queue)
+        last = self.read_to if is_all else taken[-1].seq
+        audit = None
+        if is_all and self.tally is not None and self.tally.reached == last:
+            audit = self.tally.answer
+        self._under_way = _UnderWay("apply", last, len(taken), audit)
+        return self._changes("apply", self.last, last, taken, now)
+
+    def _changes(
+        self, function: str, before: int, last: int, taken: Sequence[Change], now: float
+    ) -> Call:
+        host = self._host
+        values = list[bytes]()
+        bodies = list[bytes]()
+        for change in taken:
+            since = 0
+            if change.has_ended:
+                values.append(ending_bytes(change.session))
+            else:
+                since = round(change.at + self._offset_ms)
+                gateway, device = change.gateway.encode(), change.device.encode()
+                values.append(
+                    session_bytes(
+                        self._incarnation, change.session, since, gateway, device
+                    )
+                )
+            place = Place(
+                change.field.decode(),
+                host.name,
+                change.gateway,
+                change.session,
+                since,
+                change.reason,
+                change.device,
+            )
+            bodies.append(place_bytes(place))
+        head: list[str | int | bytes] = [
+            host.name,
+            self._epoch,
+            host.nonce,
+            self._incarnation,
+            before,
+            last,
+            self._floor(now),
+            host.token(),
+            len(taken),
+        ]
+        return Call(
+            function, [*head, *(change.field for change in taken), *values, *bodies]
+        )
+
+    def _floor(self, now: float) -> int:
+        """The newest version known, or what Redis' clock should show, if that is later."""
+        if self._ahead is None:
+            return self._seen
+        return max(self._seen, round((now + self._ahead) * 1e6))
+
+    # --- answers --------------------------------------------------------------
+
+    def failed(self, now: float) -> None:
+        """The call had no answer, or an error: whether it was made is not known."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        self._failures += 1
+        pause = FIRST_RETRY_S * 2 ** min(self._failures - 1, 16)
+        self._due.retry = now + min(pause, self._host.beat_s) * self._host.jitter()
+        if under_way.function == "begin":
+            self._host.busy.discard(self.number)
+        elif under_way.function == "assert":
+            self._restart(may_keep=False)  # in doubt, from the beginning
+
+    def answered(self, answer: Sequence[Any], now: float, wall_ms: int) -> str:
+        """Take the answer to the call.
+
+        Args:
+            answer: As the function gave it.
+            now: Seconds of the caller's clock.
+            wall_ms: Unix milliseconds of this host.
+        Returns:
+            The word that the answer begins with.
+        """
+        under_way, self._under_way = self._under_way, None
+        assert under_way is not None
+        self._failures = 0
+        self._touch(now)
+        word = _text(answer[0])
+        match under_way.function:
+            case "begin":
+                self._begun(word, answer, now, wall_ms)
+            case "assert":
+                self._asserted(word, answer, under_way)
+            case "apply":
+                self._applied(word, answer, under_way, now, wall_ms)
+            case "look":
+                self._looked(word, answer, now)
+            case "fence":
+                if word == "behind":
+                    self._suspects.clear()
+                elif word == "ok":
+                    assert under_way.suspect is not None
+                    self._host.fenced(under_way.suspect[0], self.number)
+                    self._due.reap = now
+            case _:
+                self._reaped(word, answer)
+        return word
+
+    def _touch(self, now: float) -> None:
+        """There is contact now; after a gap, what was observed before proves nothing."""
+        if now - self.answered_at > self._host.contact_gap_s:
+            self._suspects.clear()
+        self.answered_at = now
+
+    def _begun(
+        self, word: str, answer: Sequence[Any], now: float, wall_ms: int
+    ) -> None:
+        host = self._host
+        if word != "reset":
+            host.busy.discard(self.number)
+        self._due.retry = now + host.lease_s / 3
+        if word in ("keep", "reset"):
+            host.accepted()
+            self._may_take = False
+            self._due = _Schedule(beat=now, look=now)
+            self._incarnation = answer[2]
+            self._seen = max(self._seen, answer[3])
+            self._note_clock(answer[4], now, wall_ms)
+            self._pieces, self._piece = 0, None
+            self._heard = 0
+            if word == "keep":
+                self.last = self.read_to = answer[1]
+                self.mode = Mode.FOLLOWING
+                if self.tally is not None and self.tally.reached < self.last:
+                    self.tally = None  # another process of this log got further
+            else:
+                self._may_keep = True
+                self.mode = Mode.ASSERTING
+                self.lists += 1
+        elif word == "epoch":
+            host.raise_epoch(answer[1])
+            self._due.retry = now
+        elif word == "replaced":
+            host.replaced()
+        else:
+            host.refuse(_text(answer[1]))
+
+    def _asserted(self, word: str, answer: Sequence[Any], under_way: _UnderWay) -> None:
+        piece = under_way.piece
+        assert piece is not None
+        if word != "ok":
+            self._refused(word, answer)
+            return
+        self._seen = max(self._seen, answer[1])
+        self._pieces += 1
+        self._piece = None
+        if piece.tally is not None:
+            self.mode, self.last, self.read_to = Mode.FOLLOWING, piece.seq, piece.seq
+            self.tally = piece.tally
+            self._host.busy.discard(self.number)
+
+    def _applied(
+        self,
+        word: str,
+        answer: Sequence[Any],
+        under_way: _UnderWay,
+        now: float,
+        wall_ms: int,
+    ) -> None:
+        if word == "gap":
+            self._go_to(answer[1], now)
+            return
+        if word != "ok":
+            self._refused(word, answer)
+            return
+        _, version, sessions, total, redis_us, beat, before, look_age, users = answer
+        for _ in range(under_way.changes):
+            self._queue.popleft()
+        self.last = under_way.last
+        self._seen = max(self._seen, version)
+        self.users = users
+        self._note_clock(redis_us, now, wall_ms)
+        if before != self._heard:
+            # Redis lost our newest beat, or we lost its answer: the beats of others that
+            # we know may be old.
+            self._suspects.clear()
+        self._heard = beat
+        due = self._due
+        due.beat = now + self._host.beat_s
+        due.changes = now + self._host.linger_s if self._queue else inf
+        due.look = max(due.look, now + self._host.look_s - look_age / 1e6)
+        if under_way.audit is not None and under_way.audit != (sessions, total):
+            self._host.counts.audit_mismatches += 1
+            self._restart(may_keep=False)
+
+    def _go_to(self, seq: int, now: float) -> None:
+        """Go on behind *seq*, up to which Redis has everything."""
+        self._suspects.clear()
+        if seq > self._host.newest:
+            self._restart(may_keep=False)
+            return
+        while self._queue and self._queue[0].seq <= seq:
+            self._queue.popleft()
+        if seq < self.last or seq > self.read_to:
+            # What Redis lost is read from the log again; or another call got further.
+            self._queue.clear()
+            self.read_to = seq
+        self.last = seq
+        self._due.beat = self._due.changes = now
+
+    def _looked(self, word: str, answer: Sequence[Any], now: float) -> None:
+        if word != "ok":
+            return
+        _, stale, quiets = answer
+        for name, epoch, beat in quiets:
+            self._suspects.note(name, int(epoch), int(beat), now)
+        self._due.reap = now if stale else inf
+
+    def _reaped(self, word: str, answer: Sequence[Any]) -> None:
+        if word != "ok":
+            self._due.reap = inf
+            return
+        _, cursor, gone, stale, version = answer
+        self._host.counts.sessions_reaped += gone
+        self._cursor = cursor
+        self._seen = max(self._seen, version)
+        if not stale:
+            self._due.reap = inf
+
+    def _refused(self, word: str, answer: Sequence[Any]) -> None:
+        """Redis does not know us as we know it: begin again."""
+        if word == "epoch" and answer[1] > self._host.epoch:
+            self._host.replaced()
+        self._restart(may_keep=word != "gap")
+
+    def _restart(self, *, may_keep: bool) -> None:
+        self.mode = Mode.BEGINNING
+        self._may_keep = self._may_keep and may_keep
+        self._queue.clear()
+        self._piece = None
+        self._suspects.clear()
+        self._host.busy.discard(self.number)
+
+    def _note_clock(self, redis_us: int, now: float, wall_ms: int) -> None:
+        self._offset_ms = redis_us / 1000 - wall_ms
+        ahead = redis_us / 1e6 - now
+        self._ahead = ahead if self._ahead is None else max(self._ahead, ahead)
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode()
