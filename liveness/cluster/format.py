@@ -29,6 +29,11 @@ _KINDS: Final = {1: ONLINE, 2: OFFLINE, 3: MOVED}
 _INTEGER: Final = b"\x01"  # in front of an integer user, in decimal
 
 
+def configuration_of(partitions: int, separator: str) -> str:
+    """What all hosts must have in common: schema, partitions, device separator in hex."""
+    return f"{SCHEMA} {partitions} {separator.encode().hex() or '-'}"
+
+
 class PartitionKeys(NamedTuple):
     """The keys of one partition."""
 

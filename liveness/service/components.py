@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -68,6 +68,9 @@ from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.skipped_attempts import SkippedAttempts
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
+
+if TYPE_CHECKING:
+    from liveness.outlets.cluster.publisher import Publisher
 
 # Time limits of a stop: to read what links have sent, to write it to the disk (and then
 # the clocks file), to close links, and to end HTTP requests.
@@ -149,6 +152,18 @@ class SidecarService:
             skipped_attempts=self._skipped_attempts,
             spools=self._spools,
         )
+        self.cluster: Publisher | None = None
+        if config.cluster.is_on:
+            # Imported when it is configured: without it, the sidecar starts sooner.
+            from liveness.outlets.cluster.publisher import make_publisher
+
+            self.cluster = make_publisher(
+                config,
+                log_writer=log_writer,
+                feed=self.feed,
+                spools=self._spools,
+                clock=clock,
+            )
         self._timer_loop = TimerLoop(self.engine, table, counts)
         self._file_watch = FileWatch(store.files | table.files, counts=counts)
         self._turnstile = Turnstile()
@@ -205,6 +220,8 @@ class SidecarService:
             nursery.start_soon(self.log_writer.timers.write_back)
             nursery.start_soon(self._skipped_attempts.run, self.engine.fire_again)
             nursery.start_soon(self._summaries.run)
+            if self.cluster is not None:
+                nursery.start_soon(self.cluster.run)
             timers = trio.CancelScope()
             nursery.start_soon(_within, timers, self._timer_loop.run)
             for door, sock in doors.items():

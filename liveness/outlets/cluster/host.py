@@ -5,13 +5,13 @@ those stands that have room; a partition that waits for its part of Redis holds 
 others up, and its records are read again once it has room.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from liveness.cluster.format import field_of, partition_of
 from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
 from liveness.outlets.cluster.host_state import HostIdentity
-from liveness.outlets.cluster.partition import Change, Mode, Partition, Tally
+from liveness.outlets.cluster.partition import Change, Mode, Partition
 
 
 class ClusterHost:
@@ -34,7 +34,7 @@ class ClusterHost:
 
     def read_from(self) -> int | None:
         """The seq behind which to read the log next; None: no partition has room."""
-        behind = [part.read_to for part in self.partitions if part.has_room]
+        behind = [part.read_from for part in self.partitions if part.has_room]
         start = min(behind, default=None)
         return None if start == self.identity.newest else start
 
@@ -77,6 +77,8 @@ class ClusterHost:
         for part in self.partitions:
             if part.mode is Mode.FOLLOWING and start <= part.read_to < until:
                 part.lose_records()
+            elif part.tally is not None and part.tally.reached < until:
+                part.tally = None
 
     def change_of(self, record: Record) -> Change:
         """What a record of the log means for the cluster."""
@@ -97,6 +99,10 @@ class ClusterHost:
     def wanting_lists(self) -> list[Partition]:
         """The partitions that need all sessions listed."""
         return [part for part in self.partitions if part.wants_list]
+
+    def wanting_tallies(self) -> list[Partition]:
+        """The partitions whose sessions must be counted for the audit."""
+        return [part for part in self.partitions if part.wants_tally]
 
     def session_of(self, row: OnlineRow) -> tuple[int, Change]:
         """The partition of a row of the online set, and what it means for it."""
@@ -157,9 +163,3 @@ def _count(part: Partition, record: Record) -> None:
             part.tally = None
         else:
             tally.end(record.from_session)
-
-
-def tally_of(reached: int, changes: Sequence[Change]) -> Tally:
-    """The tally of a list of all sessions of a partition."""
-    total = sum(change.session for change in changes)
-    return Tally(reached, len(changes), total)

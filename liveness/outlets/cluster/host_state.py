@@ -27,7 +27,6 @@ class HostTerms:
 
     name: str
     log: str  # the id of its log
-    partitions: int
     lease_s: float
     linger_s: float
     keep_s: float

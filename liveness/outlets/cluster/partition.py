@@ -162,6 +162,18 @@ class Partition:
         return self.mode is Mode.FOLLOWING and len(self._queue) < MOST_QUEUED
 
     @property
+    def read_from(self) -> int:
+        """The seq behind which it needs the log, for its queue or its tally."""
+        if self.tally is None:
+            return self.read_to
+        return min(self.read_to, self.tally.reached)
+
+    @property
+    def wants_tally(self) -> bool:
+        """Whether its sessions must be counted: it follows, and has no tally."""
+        return self.mode is Mode.FOLLOWING and self.tally is None
+
+    @property
     def wants_piece(self) -> bool:
         """Whether it needs the next piece of all sessions, if it has any yet."""
         return self.mode is Mode.ASSERTING and self._piece is None

@@ -9,7 +9,7 @@ and no more than they leave free.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -48,25 +48,34 @@ class Spool:
         self._spools = spools
         self._pieces: deque[int] = deque()
         self._stack = ExitStack()
+        self._file: IO[bytes]
 
-    def fill(self, fill: Fill, needed_bytes: int) -> None:
-        """Let *fill* write it, if there is room for *needed_bytes*. Call in a thread."""
+    def open(self, needed_bytes: int) -> None:
+        """Create its file, if there is room for *needed_bytes*. Call in a thread."""
         self._spools.check(self, needed_bytes)
         with ExitStack() as stack:
-            file = stack.enter_context(
+            self._file = stack.enter_context(
                 TemporaryFile(dir=self._spools.folder, buffering=0)
             )
-            fill(partial(self._write, file))
-            file.seek(0)
-            self._file, self._stack = file, stack.pop_all()
+            self._stack = stack.pop_all()
 
-    def _write(self, file: IO[bytes], data: bytes) -> None:
+    def write(self, data: bytes) -> None:
+        """Write the next piece. Call in a thread."""
         self._spools.check(self, len(data))
         self.size += len(data)
         self._pieces.append(len(data))
         left = memoryview(data)
         while left:
-            left = left[file.write(left) :]
+            left = left[self._file.write(left) :]
+
+    def rewind(self) -> None:
+        """Read it from its first piece on. Call in a thread."""
+        self._file.seek(0)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all pieces were read."""
+        return not self._pieces
 
     async def read(self) -> bytes:
         """Read the next piece; b"" at the end."""
@@ -129,20 +138,47 @@ class Spools:
             TooLarge: There will never be room.
             OSError, sqlite3.Error: The disk, or *fill*, failed.
         """
-        spool = Spool(self)
-        self._open.add(spool)
+
+        def fill_one(spools: Sequence[Spool]) -> None:
+            fill(spools[0].write)
+
+        (spool,) = await self.make_all(
+            1, fill_one, limiter=limiter, needed_bytes=needed_bytes
+        )
+        return spool
+
+    async def make_all(
+        self,
+        count: int,
+        fill: Callable[[Sequence[Spool]], None],
+        *,
+        limiter: trio.CapacityLimiter,
+        needed_bytes: int = 0,
+    ) -> Sequence[Spool]:
+        """Fill several spools at once, as `make` does one; *fill* writes to all of them."""
+        spools = [Spool(self) for _ in range(count)]
+
+        def run() -> None:
+            for spool in spools:
+                spool.open(needed_bytes)
+            fill(spools)
+            for spool in spools:
+                spool.rewind()
+
+        self._open.update(spools)
         self._filling += 1
         try:
-            await in_thread(partial(spool.fill, fill, needed_bytes), limiter=limiter)
+            await in_thread(run, limiter=limiter)
         except BaseException as error:
             if isinstance(error, SpoolFull):
                 self.is_short = True
-            spool.close()
+            for spool in spools:
+                spool.close()
             raise
         finally:
             self._filling -= 1
             self._notify()
-        return spool
+        return spools
 
     def check(self, spool: Spool, more: int) -> None:
         """Check that *more* bytes may be written to a spool; called in its thread.

@@ -15,7 +15,7 @@ million, and no commit of the log should wait for them.
 import json
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -319,6 +319,10 @@ class LogStore:
     def spool_users(self, write: Callable[[bytes], object]) -> None:
         """Write everyone online as JSON lines; the last one has log, seq and count."""
         online_list.write_lines(self.path, self.log, write)
+
+    def read_online(self, take: Callable[[Sequence[OnlineRow]], object]) -> int:
+        """Give every session of the online set to *take*; return the newest seq then."""
+        return online_list.read_rows(self.path, take)
 
     # --- writing --------------------------------------------------------------
 

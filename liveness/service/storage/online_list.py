@@ -1,14 +1,15 @@
-"""Lists everyone online, in one snapshot: as frames for links, as JSON lines for HTTP.
+"""Lists everyone online, in one snapshot: as frames, as JSON lines, or row by row.
 
 A list is written to a file before it is sent: with a slow reader, the transaction would
 last long and keep the WAL growing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from liveness.core.framing import encode
+from liveness.core.records import OnlineRow
 from liveness.service.storage import log_pages
 from liveness.service.storage.database import reading
 from liveness.text import EXACT_IN_JSON, json_line, uid_text
@@ -73,3 +74,19 @@ def write_lines(path: Path, log: str, write: Callable[[bytes], object]) -> None:
             users, session = users + count, last
         db.execute("rollback")
     write(f"{json_line({'log': log, 'seq': seq, 'users': users})}\n".encode())
+
+
+def read_rows(path: Path, take: Callable[[Sequence[OnlineRow]], object]) -> int:
+    """Give every session of the online set to *take*, a page at a time.
+
+    Returns:
+        The log's newest seq at the time of the list.
+    """
+    with reading(path) as db:
+        db.execute("begin")
+        seq = log_pages.newest(db)
+        rows = db.execute("select * from online")
+        while page := rows.fetchmany(LIST_ROWS):
+            take([*map(OnlineRow._make, page)])
+        db.execute("rollback")
+    return seq

@@ -1,0 +1,365 @@
+"""Publishes the sessions of this host: reads the log, and makes the calls to Redis.
+
+Nothing here may delay the sidecar: it reads the log as any reader does, from memory or, far
+behind, from disk, and keeps a bounded number of changes. While Redis is away, the log keeps
+them.
+"""
+
+import sqlite3
+from enum import Enum
+from math import inf
+from random import SystemRandom
+from typing import Final
+
+import structlog
+import trio
+
+from liveness.cluster.connection import CallError, Redis, why_policy_is_wrong
+from liveness.cluster.format import configuration_of
+from liveness.config.settings import Config
+from liveness.core.cursors import ReadPosition
+from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
+from liveness.outlets.cluster.host import ClusterHost
+from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
+from liveness.outlets.cluster.partition import Partition
+from liveness.outlets.cluster.session_lists import SessionList, SessionLists
+from liveness.service.common.clock import Clock
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.common.notifier import Notifier
+from liveness.service.links.spools import SpoolFull, Spools, TooLarge
+from liveness.service.storage.log_tail import LogTail, TailReader
+from liveness.service.storage.log_writer import LogWriter
+
+# Records of the log read at a time.
+READ_RECORDS: Final = 1_000
+# The pause before a list that the disk refused is tried again.
+LIST_RETRY_S: Final = 5.0
+# How often the state is compared with what was logged, and the servers' policy is asked
+# for; more often while it is wrong.
+WATCH_S: Final = 1.0
+POLICY_S: Final = 60.0
+WRONG_POLICY_S: Final = 5.0
+
+SESSIONS: Final = Subscription(None, frozenset(SESSION_KINDS))
+
+_log = structlog.get_logger("cluster")
+
+
+def make_publisher(
+    config: Config,
+    *,
+    log_writer: LogWriter,
+    feed: LogTail,
+    spools: Spools,
+    clock: Clock,
+) -> "Publisher":
+    """The publisher of a sidecar whose settings name a cluster."""
+    settings, separator = config.cluster, config.presence.device_separator
+    terms = HostTerms(
+        name=settings.host_name,
+        log=log_writer.store.log,
+        lease_s=settings.lease_s,
+        linger_s=settings.linger_s,
+        keep_s=settings.keep_s,
+        configuration=configuration_of(settings.partitions, separator),
+    )
+    random = SystemRandom()
+    identity = HostIdentity(
+        terms,
+        nonce=random.getrandbits(31),
+        epoch=clock.wall_ms(),
+        random=random,
+        on_fenced=_log_fenced,
+    )
+    return Publisher(
+        ClusterHost(identity, partitions=settings.partitions, separator=separator),
+        Redis(settings),
+        log_writer=log_writer,
+        feed=feed,
+        spools=spools,
+        clock=clock,
+    )
+
+
+def _log_fenced(host: bytes, partition: int) -> None:
+    _log.warning(
+        "a host was lost: its users go offline, unless they are on another one",
+        lost=host.decode(errors="replace"),
+        partition=partition,
+    )
+
+
+class ClusterState(Enum):
+    """What an operator wants to know first."""
+
+    BEGINNING = "beginning"
+    FOLLOWING = "following"
+    AWAY = "away"
+    REPLACED = "replaced"
+    REFUSED = "refused"
+
+
+class Publisher:
+    """Publishes the log of one sidecar.
+
+    Args:
+        host: What to call, and what the answers mean.
+        redis: The servers.
+        log_writer: The log.
+        feed: Its tail.
+        spools: Where lists of all sessions wait.
+        clock: The clocks.
+    """
+
+    def __init__(
+        self,
+        host: ClusterHost,
+        redis: Redis,
+        *,
+        log_writer: LogWriter,
+        feed: LogTail,
+        spools: Spools,
+        clock: Clock,
+    ) -> None:
+        self.host = host
+        self.redis = redis
+        self.why_paused = "the eviction policy of the servers is not known yet"
+        self._log_writer = log_writer
+        self._feed = feed
+        self._position = ReadPosition(SESSIONS, 0)
+        self._reader = TailReader(log_writer, feed, self._position, is_guest=True)
+        self._lists = SessionLists(log_writer.store, spools, host.session_of)
+        self._list_of: dict[int, tuple[int, SessionList]] = {}
+        self._clock = clock
+        self._began_at = clock.mono()
+        self._wants_records, self._wants_list = Notifier(), Notifier()
+        self._wakes = [Notifier() for _ in host.partitions]
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
+        self._newest_error: CallError | None = None
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        self._feed.follow(self._reader, self._wants_records.notify)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.redis.run)
+                nursery.start_soon(self._watch_policy)
+                nursery.start_soon(self._watch_state)
+                nursery.start_soon(self._read_log)
+                nursery.start_soon(self._make_lists)
+                for part in self.host.partitions:
+                    nursery.start_soon(self._publish, part)
+        finally:
+            self._feed.unfollow(self._reader)
+            for number in [*self._list_of]:
+                self._drop_list(number)
+
+    # --- how it is ------------------------------------------------------------
+
+    @property
+    def state(self) -> ClusterState:
+        """How publishing goes."""
+        identity = self.host.identity
+        if identity.is_stopped:
+            return ClusterState.REPLACED
+        if identity.why_refused or (self.why_paused and self.redis.is_connected):
+            return ClusterState.REFUSED
+        if self.lease_age_s > identity.contact_gap_s:
+            return ClusterState.AWAY
+        if self.host.is_following:
+            return ClusterState.FOLLOWING
+        return ClusterState.BEGINNING
+
+    @property
+    def lease_age_s(self) -> float:
+        """Seconds since the answer of the partition that has waited the longest."""
+        oldest = min(part.answered_at for part in self.host.partitions)
+        return self._clock.mono() - max(oldest, self._began_at)
+
+    @property
+    def lag_records(self) -> int:
+        """Records of the log that not every partition has."""
+        return max(0, self._log_writer.durable_seq - self.host.published)
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds since the oldest change was made that Redis does not have."""
+        oldest = self.host.oldest_at
+        if oldest is None:
+            return 0.0
+        return max(0.0, (self._clock.wall_ms() - oldest) / 1000)
+
+    @property
+    def detail(self) -> str:
+        """Why it does not follow; empty if it does."""
+        identity = self.host.identity
+        match self.state:
+            case ClusterState.REPLACED:
+                return (
+                    f"another process publishes as host {identity.name!r}; give each "
+                    "host a name of its own (cluster.host), or stop the other one"
+                )
+            case ClusterState.REFUSED if identity.why_refused:
+                return (
+                    f"the other hosts of prefix {self.redis.settings.prefix!r} have "
+                    f"{identity.why_refused!r} (schema, partitions, device separator, "
+                    f"when it began) and this one {identity.configuration!r}; use the "
+                    "same settings, or another cluster.prefix"
+                )
+            case ClusterState.REFUSED:
+                return self.why_paused
+            case ClusterState.AWAY:
+                return str(self.redis.error or self._newest_error or "no answer")
+            case _:
+                return ""
+
+    # --- tasks ----------------------------------------------------------------
+
+    async def _publish(self, part: Partition) -> None:
+        """Make the calls of one partition, one at a time."""
+        wake, identity = self._wakes[part.number], self.host.identity
+        while True:
+            if part.wants_piece:
+                await self._give_piece(part)
+            identity.newest = self._log_writer.durable_seq
+            now = self._clock.mono()
+            call = None if self.why_paused else part.next_call(now)
+            if call is None:
+                wait_s = inf if self.why_paused else part.next_at() - now
+                with trio.move_on_after(max(0.0, wait_s)):
+                    await wake.wait()
+                continue
+            before = part.mode
+            try:
+                answer = await self.redis.call(call.function, part.number, call.args)
+            except CallError as error:
+                part.failed(self._clock.mono())
+                identity.counts.errors[error.kind] += 1
+                self._newest_error = error
+            else:
+                now, wall_ms = self._clock.mono(), self._clock.wall_ms()
+                word = part.answered(answer, now, wall_ms)
+                identity.counts.calls[call.function, word] += 1
+            self._wants_records.notify()
+            if part.mode is not before or call.function == "begin":
+                self._notify_all()
+
+    def _notify_all(self) -> None:
+        """Another partition may begin now, or must stop; a list may be wanted."""
+        self._wants_list.notify()
+        for wake in self._wakes:
+            wake.notify()
+
+    async def _read_log(self) -> None:
+        """Give the partitions the records of the log that they have room for."""
+        host, reader = self.host, self._reader
+        while True:
+            host.identity.newest = self._log_writer.durable_seq
+            start = host.read_from()
+            if start is None:
+                await self._wants_records.wait()
+                continue
+            self._position.seq = start
+            entries = await reader.take(READ_RECORDS, wall_ms=self._clock.wall_ms())
+            now, records = self._clock.mono(), list[Logged]()
+            for entry in entries:
+                if isinstance(entry.record, Gap):
+                    host.lose_records(start, entry.record.seq)
+                else:
+                    records.append(entry.record)
+            host.distribute(start, records, reader.position, now)
+            for part, wake in zip(host.partitions, self._wakes, strict=True):
+                if part.queued:
+                    wake.notify()
+            if host.wanting_tallies():
+                self._wants_list.notify()
+            await trio.lowlevel.checkpoint()
+
+    async def _make_lists(self) -> None:
+        """List and count the sessions of the partitions that ask for it."""
+        host = self.host
+        while True:
+            listed = [
+                part
+                for part in host.wanting_lists()
+                if self._list_of.get(part.number, (0, None))[0] != part.lists
+            ]
+            counted = host.wanting_tallies()
+            if not listed and not counted:
+                await self._wants_list.wait()
+                continue
+            numbers = {part.number: part.lists for part in listed}
+            try:
+                lists, tallies = await self._lists.make(
+                    [*numbers], [part.number for part in counted]
+                )
+            except (OSError, sqlite3.Error, SpoolFull, TooLarge) as error:
+                message = "the sessions of this host cannot be listed; trying again"
+                self._log_throttled(_log.error, message, key=message, error=str(error))
+                await trio.sleep(LIST_RETRY_S)
+                continue
+            for number, made in lists.items():
+                self._drop_list(number)
+                self._list_of[number] = (numbers[number], made)
+                self._wakes[number].notify()
+            for part in counted:
+                if part.wants_tally:
+                    part.tally = tallies[part.number]
+            self._wants_records.notify()
+
+    async def _give_piece(self, part: Partition) -> None:
+        number, made = self._list_of.get(part.number, (0, None))
+        if made is None or number != part.lists:
+            return
+        piece = await made.next_piece()
+        part.give_piece(piece)
+        if piece.tally is not None:
+            self._drop_list(part.number)
+
+    def _drop_list(self, number: int) -> None:
+        _, made = self._list_of.pop(number, (0, None))
+        if made is not None:
+            made.close()
+
+    # --- what an operator has to know -----------------------------------------
+
+    async def _watch_policy(self) -> None:
+        """Publish only while the servers keep what they are told."""
+        while True:
+            try:
+                policy = await self.redis.check_policy()
+            except CallError as error:
+                self._newest_error = error
+                await trio.sleep(WATCH_S)
+                continue
+            self.why_paused = why_policy_is_wrong(policy) or ""
+            self._notify_all()
+            await trio.sleep(WRONG_POLICY_S if self.why_paused else POLICY_S)
+
+    async def _watch_state(self) -> None:
+        """Log each change of the state once."""
+        logged = ClusterState.BEGINNING
+        while True:
+            await trio.sleep(WATCH_S)
+            state = self.state
+            if state is logged or state is ClusterState.BEGINNING:
+                continue
+            if state is ClusterState.FOLLOWING:
+                _log.info("following", users=self.host.users, **self._fields)
+            elif state is ClusterState.AWAY:
+                _log.warning(
+                    "away: other hosts see nothing of this one until it answers; the "
+                    "users and gateways of this host go on",
+                    error=self.detail,
+                    **self._fields,
+                )
+            else:
+                _log.error(state.value, message=self.detail, **self._fields)
+            logged = state
+
+    @property
+    def _fields(self) -> dict[str, object]:
+        return {
+            "host": self.host.identity.name,
+            "lag_records": self.lag_records,
+        }
