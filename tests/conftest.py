@@ -10,6 +10,9 @@ import pytest
 
 from liveness.config.sources import FILE_VARIABLE
 from tests.helpers.processes import NO_SETTINGS, environment
+from tests.helpers.redis_servers import certificates, redis, redis_cluster
+
+__all__ = ["certificates", "redis", "redis_cluster"]  # fixtures for every folder
 
 # A shell gives its background jobs no SIGINT, and they pass that on: but here commands
 # are started that are to end by it.
