@@ -201,8 +201,7 @@ class Publisher:
                 )
             case ClusterState.REFUSED if identity.why_refused:
                 return (
-                    f"the other hosts of prefix {self.redis.settings.prefix!r} have "
-                    f"{identity.why_refused!r} (schema, partitions, device separator, "
+                    f"the other hosts have {identity.why_refused!r} (schema, partitions, device separator, "
                     f"when it began) and this one {identity.configuration!r}; use the "
                     "same settings, or another cluster.prefix"
                 )

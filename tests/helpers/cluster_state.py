@@ -1,0 +1,85 @@
+"""What a Redis holds of a cluster, read without the product's connection."""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from liveness.cluster.format import (
+    ClusterRecord,
+    StoredHost,
+    entry_of,
+    host_of,
+    keys_of,
+    sessions_of,
+    user_of_field,
+)
+from liveness.core.records import Uid
+from tests.helpers.redis_servers import RedisServer
+
+PARTITIONS: Final = 4
+
+
+class Seen(NamedTuple):
+    """A session of a user."""
+
+    host: str
+    gateway: str
+    session: int
+    device: str
+
+
+class ClusterState:
+    """The partitions of one prefix on one server."""
+
+    def __init__(self, server: RedisServer, partitions: int = PARTITIONS) -> None:
+        self._server = server
+        self._keys = [keys_of("lv", number) for number in range(partitions)]
+
+    def users(self) -> dict[Uid, list[Seen]]:
+        """Everyone who is online, with all sessions, the newest first."""
+        found: dict[Uid, list[Seen]] = {}
+        for meta, users, _ in self._keys:
+            hosts = {
+                int(field[1:]): value.partition(b"\n")[0].decode()
+                for field, value in self._hash(meta)
+                if field.startswith(b"i")
+            }
+            for field, value in self._hash(users):
+                found[user_of_field(field)] = [
+                    Seen(hosts[it.incarnation], it.gateway, it.session, it.device)
+                    for it in sessions_of(value)
+                ]
+        return found
+
+    def hosts_of(self, user: Uid) -> list[str]:
+        """On which hosts a user is online, the newest session first."""
+        return [seen.host for seen in self.users().get(user, [])]
+
+    def hosts(self) -> dict[str, list[StoredHost]]:
+        """Each host, as every partition has it."""
+        found: dict[str, list[StoredHost]] = {}
+        for meta, _, _ in self._keys:
+            for field, value in self._hash(meta):
+                if field.startswith(b"h"):
+                    found.setdefault(field[1:].decode(), []).append(host_of(value))
+        return found
+
+    def records(self, user: Uid | None = None) -> list[ClusterRecord]:
+        """The records of the streams, in order in each partition; of one user or all."""
+        found = []
+        for number, keys in enumerate(self._keys):
+            before = None
+            for entry_id, flat in self._server("XRANGE", keys.stream, "-", "+"):
+                fields = dict(zip(flat[::2], flat[1::2], strict=True))
+                entry = entry_of(number, entry_id, fields)
+                assert before in (None, entry.before), "the chain is broken"
+                before = entry.name
+                found += [it for it in entry.records if user in (None, it.user)]
+        return found
+
+    def kinds(self, user: Uid) -> list[tuple[str, str, str]]:
+        """Kind, host and reason of each record of a user."""
+        return [(it.kind, it.place.host, it.place.reason) for it in self.records(user)]
+
+    def _hash(self, key: str) -> Iterator[tuple[bytes, bytes]]:
+        flat = self._server("HGETALL", key)
+        return zip(flat[::2], flat[1::2], strict=True)
