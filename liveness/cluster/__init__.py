@@ -1,5 +1,8 @@
 """Presence across hosts, as it is kept on Redis: its format, its functions, and its readers.
 
-Imports `core` and `config`, and coredis only in `connection`: whoever does not configure a
-cluster does not need it.
+coredis is imported only when a connection is made: a sidecar without a cluster in its
+settings does not need it.
 """
+
+# Imports: config, core, errors.
+# Never: trio, sqlite3, structlog.

@@ -1,0 +1,292 @@
+"""Redis, as the cluster's code calls it: one server, or a Redis Cluster.
+
+Nothing is repeated here but what certainly did not run: a function that was missing, and a
+call that another node of the Cluster has to have. Everything else is a `CallError`, and the
+next call finds the server that there is then.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias
+
+from anyio import TASK_STATUS_IGNORED, create_task_group, sleep_forever
+from anyio.abc import TaskGroup, TaskStatus
+
+from liveness.cluster.format import PartitionKeys, keys_of
+from liveness.cluster.functions import Functions, functions
+from liveness.cluster.nodes import (
+    Address,
+    CallError,
+    Kind,
+    Redirected,
+    RedisNode,
+    Word,
+    check_start,
+)
+from liveness.cluster.slots import SlotMap
+from liveness.config.cluster import ClusterSettings
+
+__all__ = ["CallError", "Kind", "Redis", "connected", "why_policy_is_wrong"]
+
+Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
+
+TIMEOUT_S: Final = 2.0
+# Failures after which another node may have the slot.
+_MAY_HAVE_MOVED: Final = frozenset({"timeout", "connection", "moving", "readonly"})
+_IS_CLUSTER: Final = "it is a Cluster: name cluster.nodes in place of cluster.url"
+_ALWAYS_EVICTS: Final = "allkeys-"
+
+
+class Redis:
+    """One server or a Cluster, connected when it is first called.
+
+    Calls may be made by many tasks at once, in trio and asyncio, while `run` runs.
+
+    Args:
+        settings: Where it is, and how to connect.
+        timeout_s: The longest time to connect, and to wait for an answer.
+        functions: The library that `call` loads where it is missing.
+
+    Raises:
+        StartError: coredis is not installed, or a file of the settings is unusable.
+    """
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        functions: Functions = functions(),  # noqa: B008 - the same for all
+    ) -> None:
+        check_start(settings)
+        self.error: CallError | None = None  # of the newest call; None: it succeeded
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._functions = functions
+        self._tasks: TaskGroup | None = None
+        self._servers: dict[Address, RedisNode] = {}
+        self._keys: dict[int, PartitionKeys] = {}
+        addresses = [Address(*server) for server in settings.servers]
+        self._only = None if settings.nodes else addresses[0]
+        self._slots = SlotMap(addresses, self._server)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection to any server."""
+        return any(server.is_connected for server in self._servers.values())
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Hold the connections until cancelled; Redis may be away."""
+        async with create_task_group() as tasks:
+            self._tasks = tasks
+            task_status.started()
+            try:
+                await (sleep_forever() if self._only else self._slots.run())
+            finally:
+                self._tasks = None
+                self._servers.clear()
+
+    # --- functions --------------------------------------------------------------
+
+    async def call(self, function: str, partition: int, args: Sequence[Word]) -> Any:
+        """Call a function of the library for the keys of a partition.
+
+        Raises:
+            CallError: There was no answer, and it may have run; or Redis refused it.
+        """
+        return await self._function(b"FCALL", function, partition, args)
+
+    async def read(self, function: str, partition: int, args: Sequence[Word]) -> Any:
+        """Call a function that only reads.
+
+        Raises:
+            CallError: There was no answer, or Redis refused it.
+        """
+        return await self._function(b"FCALL_RO", function, partition, args)
+
+    async def _function(
+        self, command: bytes, function: str, partition: int, args: Sequence[Word]
+    ) -> Any:
+        name = self._functions.prefix + function
+        keys = self._keys_of(partition)
+        return await self._send(partition, command, name, len(keys), *keys, *args)
+
+    # --- what readers ask ---------------------------------------------------------
+
+    async def entries(
+        self, partition: int, after_version: int, limit: int
+    ) -> list[Entry]:
+        """The oldest entries of the stream whose first record is behind a version.
+
+        Raises:
+            CallError: There was no answer, or Redis refused it; as all below.
+        """
+        key, after = self._keys_of(partition).stream, f"({after_version}-0"
+        rows = await self._send(partition, b"XRANGE", key, after, "+", "COUNT", limit)
+        return [(name, _pairs(fields)) for name, fields in rows]
+
+    async def newest_entries(self, partition: int, limit: int) -> list[Entry]:
+        """The newest entries of the stream, the newest first."""
+        key = self._keys_of(partition).stream
+        rows = await self._send(partition, b"XREVRANGE", key, "+", "-", "COUNT", limit)
+        return [(name, _pairs(fields)) for name, fields in rows]
+
+    async def meta(self, partition: int, *fields: str) -> list[bytes | None]:
+        """Some fields of what is known of a partition; None for one that is not there."""
+        key = self._keys_of(partition).meta
+        values: list[bytes | None] = await self._send(partition, b"HMGET", key, *fields)
+        return values
+
+    async def everything(self, partition: int) -> dict[bytes, bytes]:
+        """All that is known of a partition; empty if it never had a host."""
+        key = self._keys_of(partition).meta
+        fields: dict[bytes, bytes] = await self._send(partition, b"HGETALL", key)
+        return fields
+
+    async def scan(
+        self, partition: int, cursor: int, count: int
+    ) -> tuple[int, dict[bytes, bytes]]:
+        """About *count* users and their sessions, and the next cursor: 0 at the end."""
+        key = self._keys_of(partition).users
+        found = await self._send(partition, b"HSCAN", key, cursor, "COUNT", count)
+        return int(found[0]), _pairs(found[1])
+
+    async def check_policy(self) -> str:
+        """What the servers do when their memory is full (`maxmemory-policy`).
+
+        Of several that differ it is a wrong one, if any is; empty if the user may not see
+        it.
+        """
+        addresses = {self._only} if self._only else await self._masters()
+        policies = [await self._policy(self._server(address)) for address in addresses]
+        return max(policies, key=lambda policy: bool(why_policy_is_wrong(policy)))
+
+    async def _masters(self) -> set[Address]:
+        return await self._slots.masters(self._timeout_s)
+
+    async def _policy(self, server: RedisNode) -> str:
+        try:
+            lines = (await server.send(b"INFO", "memory")).decode().splitlines()
+        except CallError as failure:
+            if failure.kind == "permission":
+                return ""
+            raise
+        policies = (line.partition("maxmemory_policy:")[2] for line in lines)
+        return next(filter(None, policies), "")
+
+    # --- sending ------------------------------------------------------------------
+
+    async def _send(self, partition: int, command: bytes, *words: Word) -> Any:
+        try:
+            answer = await self._route(partition, command, words)
+        except CallError as failure:
+            self.error = failure
+            raise
+        self.error = None
+        return answer
+
+    async def _route(
+        self, partition: int, command: bytes, words: Sequence[Word]
+    ) -> Any:
+        if self._only:
+            try:
+                return await self._try(self._server(self._only), command, words)
+            except Redirected as redirection:
+                raise CallError("moving", f"{redirection}; {_IS_CLUSTER}") from None
+        address = await self._slots.master_of(partition, self._timeout_s)
+        try:
+            return await self._try(self._server(address), command, words)
+        except Redirected as redirection:
+            address = redirection.address
+            if not redirection.is_ask:
+                self._slots.move(partition, address)
+            server, asking = self._server(address), redirection.is_ask
+        except CallError as failure:
+            if failure.kind in _MAY_HAVE_MOVED:
+                self._slots.doubt(address)
+            raise
+        return await self._try(server, command, words, asking=asking)
+
+    async def _try(
+        self,
+        server: RedisNode,
+        command: bytes,
+        words: Sequence[Word],
+        asking: bool = False,
+    ) -> Any:
+        try:
+            return await server.send(command, *words, asking=asking)
+        except CallError as failure:
+            if "Function not found" not in str(failure):
+                raise
+        await self._load(server)
+        return await server.send(command, *words, asking=asking)
+
+    async def _load(self, server: RedisNode) -> None:
+        try:
+            await server.send(b"FUNCTION LOAD", self._functions.source)
+        except CallError as failure:
+            if "already exists" not in str(failure):  # another host loaded it just now
+                raise
+
+    def _server(self, address: Address) -> RedisNode:
+        server = self._servers.get(address)
+        if server is None:
+            if self._tasks is None:
+                raise CallError("connection", "the connection to Redis is not running")
+            self._drop_strangers()
+            server = self._servers[address] = RedisNode(
+                address,
+                self._settings,
+                timeout_s=self._timeout_s,
+                tasks=self._tasks,
+            )
+        return server
+
+    def _drop_strangers(self) -> None:
+        """Forget servers that left the Cluster: so there are at most as many as it has."""
+        if self._only is None:
+            for address in self._servers.keys() - self._slots.nodes:
+                self._servers.pop(address).disconnect()
+
+    def _keys_of(self, partition: int) -> PartitionKeys:
+        keys = self._keys.get(partition)
+        if keys is None:
+            keys = self._keys[partition] = keys_of(self._settings.prefix, partition)
+        return keys
+
+
+@asynccontextmanager
+async def connected(
+    settings: ClusterSettings, *, timeout_s: float = TIMEOUT_S
+) -> AsyncIterator[Redis]:
+    """Redis for a block, for programs that have no task group of their own.
+
+    Raises:
+        StartError: As `Redis` does.
+    """
+    redis, failure = Redis(settings, timeout_s=timeout_s), None
+    async with create_task_group() as tasks:
+        await tasks.start(redis.run)
+        try:
+            yield redis
+        except Exception as error:  # raised below: here it would come out in a group
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def why_policy_is_wrong(policy: str) -> str | None:
+    """Why presence cannot be kept under a policy for full memory; None: it can."""
+    if not policy.startswith(_ALWAYS_EVICTS):
+        return None
+    return (
+        f"Redis has maxmemory-policy {policy}: when its memory is full it would delete "
+        "the keys of presence, and users would vanish; set noeviction or a volatile- policy"
+    )
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Fields and values that follow each other."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,367 @@
+"""One Redis server, over one connection that is made when it is needed.
+
+The commands of all partitions share the connection: each is written at once, and the
+answers come in the same order. Nothing is sent twice here: a command that had no answer
+may have run, and only its sender knows what to do then.
+"""
+
+import logging
+import os
+import ssl
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+from anyio import (
+    BrokenResourceError,
+    EndOfStream,
+    Event,
+    connect_tcp,
+    fail_after,
+    to_thread,
+)
+from anyio.abc import ByteStream, TaskGroup
+
+from liveness.config.cluster import ClusterSettings
+from liveness.errors import StartError
+
+if TYPE_CHECKING:
+    from liveness.cluster.transport import RedisConnection
+
+Kind: TypeAlias = Literal[
+    "timeout",
+    "connection",
+    "readonly",
+    "memory",
+    "moving",
+    "auth",
+    "permission",
+    "loading",
+    "other",
+]
+Word: TypeAlias = str | int | bytes
+
+MAX_PASSWORD_BYTES: Final = 4_096  # far more than any password has
+# What a server refuses, by the class that coredis gives it, or by its first word.
+_KINDS: Final[dict[str, Kind]] = {
+    "TimeoutError": "timeout",
+    "ConnectionError": "connection",
+    "ReadOnlyError": "readonly",
+    "MASTERDOWN": "readonly",
+    "OOM": "memory",
+    "TryAgainError": "moving",
+    "ClusterDownError": "moving",
+    "MovedError": "moving",
+    "AskError": "moving",
+    "AuthenticationRequiredError": "auth",
+    "AuthenticationFailureError": "auth",
+    "AuthorizationError": "permission",
+    "BusyLoadingError": "loading",
+    "BUSY": "loading",
+}
+# What a function says if the ACL refuses a command that it calls: Redis 7.0, and later.
+_REFUSED_INSIDE: Final = ("The user executing the script", "ACL failure in script")
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class CallError(Exception):
+    """A call had no answer, or Redis refused it.
+
+    Its text names the server and the reason, and never a password.
+    """
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Redirected(CallError):
+    """Another node of the Cluster has the slot; nothing was run.
+
+    `is_ask`: that node has it for this call only, as the slot is still moving.
+    """
+
+    def __init__(self, address: Address, message: str, *, is_ask: bool) -> None:
+        super().__init__("moving", message)
+        self.address = address
+        self.is_ask = is_ask
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A connection that is being made, and what came of it; None: it was cancelled."""
+
+    done: Event = field(default_factory=Event)
+    result: "RedisConnection | CallError | None" = None
+
+
+class RedisNode:
+    """A Redis server.
+
+    Args:
+        address: Where it listens.
+        settings: How to connect.
+        timeout_s: The longest time to connect, and to wait for an answer.
+        tasks: Where the connection runs.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        settings: ClusterSettings,
+        *,
+        timeout_s: float,
+        tasks: TaskGroup,
+    ) -> None:
+        self.address = address
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._tasks = tasks
+        self._connection: RedisConnection | None = None
+        self._attempt: _Attempt | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection that works as far as is known."""
+        return self._connection is not None and self._connection.usable
+
+    def disconnect(self) -> None:
+        """Drop the connection: commands under way fail, and the next one connects."""
+        if self._connection is not None:
+            self._connection.invalidate()
+
+    async def send(self, command: bytes, *words: Word, asking: bool = False) -> Any:
+        """Send a command; return its answer.
+
+        Args:
+            command: Its name, of one or two words.
+            words: Its arguments.
+            asking: Say before that another node of the Cluster sent us here.
+
+        Raises:
+            CallError: There was no answer within the timeout, or it is an error.
+        """
+        connection = await self._connected()
+        try:
+            if asking:
+                connection.create_request(b"ASKING")
+            return await connection.create_request(command, *words)
+        except Exception as error:
+            failure = self._failure(error)
+            if failure.kind in ("timeout", "readonly"):
+                # The connection may be half open; or the name of the server has become
+                # that of another one, which is the master now.
+                connection.invalidate()
+            raise failure from error
+
+    async def _connected(self) -> "RedisConnection":
+        connection = self._connection
+        if connection is not None and connection.usable:
+            return connection
+        attempt = self._attempt
+        if attempt is None:
+            attempt = self._attempt = _Attempt()
+            # In a task of its own: whoever asked first may be cancelled.
+            self._tasks.start_soon(self._connect, attempt)
+        try:
+            with fail_after(self._timeout_s):
+                await attempt.done.wait()
+        except TimeoutError as error:
+            raise self._failure(error) from None
+        result = attempt.result
+        if result is None:
+            raise CallError("connection", f"Redis at {self.address}: not running")
+        if isinstance(result, CallError):
+            raise CallError(result.kind, str(result))  # each waiter its own
+        return result
+
+    async def _connect(self, attempt: _Attempt) -> None:
+        from liveness.cluster.transport import RedisConnection
+
+        settings = self._settings
+        try:
+            with fail_after(self._timeout_s):
+                # In a thread: files may be slow, and a system's certificates are many.
+                password, context = await to_thread.run_sync(
+                    _credentials, settings, abandon_on_cancel=True
+                )
+                stream = await _open(self.address, context)
+            connection = RedisConnection(
+                stream,
+                *self.address,
+                stream_timeout=self._timeout_s,
+                username=settings.user or None,
+                password=password,
+                db=settings.database,
+            )
+            await self._tasks.start(connection.run)
+            self._connection = attempt.result = connection
+        except StartError as error:
+            attempt.result = CallError("auth", str(error))
+        except Exception as error:
+            attempt.result = self._failure(error)
+        finally:
+            self._attempt = None
+            attempt.done.set()
+
+    def _failure(self, error: Exception) -> CallError:
+        name, origin = type(error).__name__, _origin(error)
+        text = str(origin) or type(origin).__name__
+        kind = _KINDS.get(name) or _KINDS.get(text.partition(" ")[0])
+        if kind is None:  # what opening the stream raises is no error of Redis'
+            is_ours = isinstance(error, OSError | BrokenResourceError | EndOfStream)
+            kind = "connection" if is_ours else "other"
+        if text.startswith(_REFUSED_INSIDE):
+            kind = "permission"
+        if isinstance(origin, TimeoutError):
+            text = f"no answer within {self._timeout_s:g} s"
+        message = f"Redis at {self.address}: {text}"
+        if name in ("MovedError", "AskError"):
+            host, port = error.node_addr  # type: ignore[attr-defined]
+            target = Address(host or self.address.host, port)
+            message = f"Redis at {self.address}: {target} has this slot"
+            return Redirected(target, message, is_ask=name == "AskError")
+        return CallError(kind, message)
+
+
+async def _open(address: Address, context: ssl.SSLContext | None) -> ByteStream:
+    if context is None:
+        return await connect_tcp(*address)
+    # Redis closes a connection without a farewell of TLS.
+    return await connect_tcp(
+        *address, ssl_context=context, tls_standard_compatible=False
+    )
+
+
+def _origin(error: BaseException) -> BaseException:
+    """What an error began with."""
+    while True:
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        elif error.__cause__ is not None:
+            error = error.__cause__
+        else:
+            return error
+
+
+# --- what connections are made with -----------------------------------------------------
+
+
+def check_start(settings: ClusterSettings) -> None:
+    """Check what is not Redis': coredis, the password's file, and those of TLS.
+
+    Raises:
+        StartError: Something is missing or unusable.
+    """
+    try:
+        import coredis.connection  # noqa: F401
+    except ImportError:
+        raise StartError(
+            "presence across hosts needs the package coredis; run "
+            "pip install 'liveness[cluster]', or remove [cluster] from the settings"
+        ) from None
+    # It logs each attempt that fails, with a traceback; callers have a `CallError` instead.
+    logging.getLogger("coredis").setLevel(logging.CRITICAL)
+    _credentials(settings)
+
+
+def _credentials(
+    settings: ClusterSettings,
+) -> tuple[str | None, ssl.SSLContext | None]:
+    return read_password(settings), tls_context(settings)
+
+
+def read_password(settings: ClusterSettings) -> str | None:
+    """The password as its file has it now; None without a file.
+
+    Raises:
+        StartError: The file cannot be read, is open to other users, or has no password.
+    """
+    path = settings.password_file
+    if path is None:
+        return None
+    try:
+        data, mode = _read(path)
+    except OSError as error:
+        raise _refused(
+            path, f"cannot be read ({error.strerror}); correct the path or its mode"
+        ) from None
+    if not stat.S_ISREG(mode):
+        raise _refused(path, "is not a regular file; name a file with the password")
+    if mode & 0o007:
+        raise _refused(
+            path, "is open to users other than its owner and group; run chmod o= on it"
+        )
+    if len(data) > MAX_PASSWORD_BYTES:
+        raise _refused(
+            path,
+            f"has more than {MAX_PASSWORD_BYTES} bytes; put only the password there",
+        )
+    try:
+        password = data.decode().strip("\r\n")
+    except UnicodeDecodeError:
+        raise _refused(path, "is not UTF-8; put only the password there") from None
+    if not password:
+        raise _refused(path, "is empty; put the password of Redis' user there")
+    return password
+
+
+def _read(path: Path) -> tuple[bytes, int]:
+    """At most one byte more than a password may have, and the mode of the same file."""
+    # O_NONBLOCK: a FIFO or a device must not block the event loop.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        is_file = stat.S_ISREG(mode)
+        data = os.read(descriptor, MAX_PASSWORD_BYTES + 1) if is_file else b""
+    finally:
+        os.close(descriptor)
+    return data, mode
+
+
+def _refused(path: Path, why: str) -> StartError:
+    return StartError(f"cluster.password_file: {path} {why}")
+
+
+def tls_context(settings: ClusterSettings) -> ssl.SSLContext | None:
+    """The context of TLS, with the certificates as their files have them now; None: no TLS.
+
+    Raises:
+        StartError: A file cannot be read or is not what it should be.
+    """
+    if not settings.has_tls:
+        return None
+    authority, certificate = settings.tls_ca_file, settings.tls_cert_file
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise StartError(
+            f"cluster.tls_ca_file: {authority} cannot be used ({_why(error)}); "
+            "name a readable file of certificates in PEM"
+        ) from None
+    if certificate is not None:
+        try:
+            # A password, so that an encrypted key is an error and not a question.
+            context.load_cert_chain(certificate, settings.tls_key_file, password="")
+        except OSError as error:
+            raise StartError(
+                f"cluster.tls_cert_file: {certificate} with its key cannot be used "
+                f"({_why(error)}); name readable files in PEM, and a key that is not "
+                "encrypted"
+            ) from None
+    return context
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)

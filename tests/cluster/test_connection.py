@@ -1,0 +1,399 @@
+"""Redis as the cluster calls it, on real servers."""
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import anyio
+import pytest
+import trio
+
+from liveness.cluster.connection import (
+    CallError,
+    Redis,
+    connected,
+    why_policy_is_wrong,
+)
+from liveness.cluster.format import (
+    Place,
+    entry_of,
+    field_of,
+    host_of,
+    keys_of,
+    place_bytes,
+    session_bytes,
+    sessions_of,
+)
+from liveness.cluster.nodes import MAX_PASSWORD_BYTES
+from liveness.config.cluster import ClusterSettings
+from liveness.errors import StartError
+from tests.helpers.redis_servers import (
+    Certificates,
+    RedisRefusal,
+    RedisServer,
+    redis_replica,
+    redis_server,
+)
+
+Args: TypeAlias = list[str | int | bytes]
+
+# Longer than any answer takes on a busy machine.
+PATIENT_S: Final = 10.0
+SOON_S: Final = 20.0
+LEASE_US: Final = 30_000_000
+ADA: Final = field_of("ada")
+
+
+@asynccontextmanager
+async def redis_of(
+    settings: ClusterSettings, timeout_s: float = PATIENT_S
+) -> AsyncIterator[Redis]:
+    async with connected(settings, timeout_s=timeout_s) as redis:
+        yield redis
+
+
+async def begin(redis: Redis, partition: int = 3) -> list[Any]:
+    """Host A begins in a partition; an epoch so low that it is refused the second time."""
+    args: Args = ["A", 1, 7, "log", 5, "1 16 -", LEASE_US, 1, 1, 9]
+    answer: list[Any] = await redis.call("begin", partition, args)
+    return answer
+
+
+async def failure_of(call: Awaitable[object]) -> CallError:
+    with pytest.raises(CallError) as caught:
+        await call
+    return caught.value
+
+
+async def eventually(act: Callable[[], Awaitable[Any]]) -> Any:
+    """What a call answers, once it does not fail any more."""
+    with trio.fail_after(SOON_S):
+        while True:
+            try:
+                return await act()
+            except CallError:
+                await trio.sleep(0.02)
+
+
+# --- calls and reads ------------------------------------------------------------------
+
+
+async def test_a_reader_finds_what_a_host_wrote(redis: RedisServer) -> None:
+    async with redis_of(redis.settings()) as conn:
+        assert (await begin(conn))[:3] == [b"reset", 0, 1]  # the library was nowhere
+        body = place_bytes(Place("ada", "A", "g", 5, 1, "login"))
+        value = session_bytes(1, 5, 1, b"g", b"")
+        args: Args = ["A", 1, 7, 1, 0, 5, 0, 9, 1, ADA, value, body]
+        answer = await conn.call("assert", 3, args)
+        version = answer[1]
+
+        assert await conn.read("where", 3, [ADA]) == [[ADA, b"A", b"g", 5, 1, b""]]
+        assert await conn.meta(3, "v", "nothing") == [b"%d" % version, None]
+        everything = await conn.everything(3)
+        assert host_of(everything[b"hA"]).sessions == 1
+        cursor, users = await conn.scan(3, 0, 10)
+        assert cursor == 0
+        assert [s.session for s in sessions_of(users[ADA])] == [5]
+        entries = await conn.entries(3, 0, 10)
+        assert [r.version for r in entry_of(3, *entries[0]).records] == [version]
+        assert await conn.entries(3, version, 10) == []
+        assert await conn.newest_entries(3, 10) == entries
+        assert await conn.everything(4) == {}
+        assert conn.is_connected
+        assert conn.error is None
+
+
+async def test_keys_are_in_the_database_that_the_url_names(redis: RedisServer) -> None:
+    async with redis_of(ClusterSettings(url=f"{redis.url}/3", prefix="other")) as conn:
+        await begin(conn)
+    keys = keys_of("other", 3)
+    assert redis.info("keyspace", "db3").startswith("keys=1,")
+    assert redis("EXISTS", keys.meta) == 0
+
+
+def connections(redis: RedisServer) -> int:
+    """How many connections its port has."""
+    return int(redis("CLIENT", "LIST").count(b" addr=127.0.0.1:"))
+
+
+async def test_calls_at_once_share_one_connection(redis: RedisServer) -> None:
+    async with redis_of(redis.settings()) as conn:
+        async with trio.open_nursery() as nursery:
+            for partition in range(16):
+                nursery.start_soon(begin, conn, partition)
+        assert len(redis("KEYS", "lv:*")) == 16
+        assert connections(redis) == 1
+
+
+async def test_a_cancelled_call_does_not_disturb_the_others(
+    redis: RedisServer,
+) -> None:
+    async with redis_of(redis.settings()) as conn:
+        await begin(conn)
+        redis.pause()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(conn.everything, 3)
+            with trio.move_on_after(0.05) as scope:
+                await conn.meta(3, "conf")
+            assert scope.cancelled_caught
+            redis.resume()
+        assert await conn.meta(3, "c") == [b"1"]
+        assert connections(redis) == 1
+
+
+def test_it_serves_under_asyncio_too(redis: RedisServer) -> None:
+    async def ask() -> list[Any]:
+        async with redis_of(redis.settings()) as conn:
+            return await begin(conn)
+
+    assert anyio.run(ask, backend="asyncio")[0] == b"reset"
+
+
+async def test_an_error_leaves_the_block_as_it_is(redis: RedisServer) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with redis_of(redis.settings()):
+            raise ZeroDivisionError
+
+
+async def test_after_its_end_calls_fail(redis: RedisServer) -> None:
+    async with redis_of(redis.settings()) as conn:
+        await begin(conn)
+    assert (await failure_of(begin(conn))).kind == "connection"
+
+
+# --- Redis away -----------------------------------------------------------------------
+
+
+async def test_it_runs_while_redis_is_away_and_heals() -> None:
+    with redis_server() as redis:
+        redis.stop()
+        async with redis_of(redis.settings()) as conn:
+            failure = await failure_of(begin(conn))
+            assert failure.kind == "connection"
+            assert str(failure).startswith(f"Redis at {redis.address}: ")
+            assert "refused" in str(failure)
+            assert conn.error is failure
+            assert not conn.is_connected
+            for _ in range(2):  # a restart loses keys and functions
+                redis.start()
+                assert (await eventually(lambda: begin(conn)))[0] == b"reset"
+                assert conn.error is None
+                redis.kill()
+                assert (await failure_of(begin(conn))).kind == "connection"
+
+
+async def test_a_server_that_stands_still_is_a_timeout(redis: RedisServer) -> None:
+    async with redis_of(redis.settings(), timeout_s=0.2) as conn:
+        await eventually(lambda: begin(conn))
+        redis.pause()
+        failure = await failure_of(conn.meta(3, "conf"))
+        assert failure.kind == "timeout"
+        assert str(failure) == f"Redis at {redis.address}: no answer within 0.2 s"
+        # Nor does it answer the next connection, which the kernel accepts.
+        assert (await failure_of(conn.meta(3, "conf"))).kind == "timeout"
+        redis.resume()
+        assert await eventually(lambda: conn.meta(3, "c")) == [b"1"]
+
+
+async def test_a_name_that_became_another_masters_is_looked_up_again(
+    redis: RedisServer,
+) -> None:
+    with redis_replica(redis) as replica:
+        async with redis_of(redis.settings()) as conn:
+            await begin(conn)
+            replica("REPLICAOF", "NO", "ONE")
+            redis("REPLICAOF", "127.0.0.1", replica.port)
+            # The old connection goes on, though the address is the new master's.
+            redis("CONFIG", "SET", "port", 0)
+            replica("CONFIG", "SET", "port", redis.port)
+            assert (await failure_of(begin(conn))).kind == "readonly"
+            assert (await eventually(lambda: begin(conn)))[0] == b"epoch"
+    assert replica.port != redis.port
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+async def test_full_memory(redis: RedisServer) -> None:
+    async with redis_of(redis.settings()) as conn:
+        await begin(conn)
+        redis("CONFIG", "SET", "maxmemory", 1)
+        assert (await failure_of(begin(conn))).kind == "memory"
+        # Those that free memory run.
+        assert (await conn.call("look", 3, ["A", 1, 1, 1]))[0] == b"ok"
+
+
+async def test_a_server_that_is_busy_with_a_script(redis: RedisServer) -> None:
+    redis("CONFIG", "SET", "busy-reply-threshold", 1)
+    async with redis_of(redis.settings()) as conn:
+        await begin(conn)
+
+        def loop() -> None:
+            with pytest.raises(RedisRefusal, match="killed"):
+                redis("EVAL", "while true do end", 0)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, loop)
+            kinds = set()
+            with trio.fail_after(SOON_S):
+                while "loading" not in kinds:
+                    try:
+                        await conn.meta(3, "c")
+                    except CallError as failure:
+                        kinds.add(failure.kind)
+            redis("SCRIPT", "KILL")
+        assert kinds == {"loading"}
+
+
+@pytest.mark.parametrize(
+    "rights",
+    ["+@all -fcall", "+@all -hset", "+@all resetkeys ~other:*"],
+    ids=["command", "inside", "keys"],
+)
+async def test_a_user_that_lacks_a_right(redis: RedisServer, rights: str) -> None:
+    redis("ACL", "SETUSER", "ada", "on", "nopass", "~*", *rights.split())
+    async with redis_of(redis.settings(user="ada")) as conn:
+        failure = await failure_of(begin(conn))
+    assert failure.kind == "permission"
+
+
+async def test_the_password_is_read_for_each_connection(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    secret = tmp_path / "password"
+
+    def write(password: str) -> None:
+        secret.write_text(password)
+        secret.chmod(0o600)
+
+    write("hunter1\n")
+    redis("ACL", "SETUSER", "ada", "on", ">hunter2", "~*", "+@all")
+    settings = redis.settings(user="ada", password_file=secret)
+    async with redis_of(settings) as conn:
+        failure = await failure_of(begin(conn))
+        assert failure.kind == "auth"
+        assert "hunter" not in f"{failure} {failure!r} {settings} {conn.__dict__}"
+        write("hunter2\n")
+        assert (await begin(conn))[0] == b"reset"
+        redis("CLIENT", "KILL", "TYPE", "normal")
+        secret.unlink()
+        await failure_of(begin(conn))  # its connection was closed
+        failure = await failure_of(begin(conn))
+        assert failure.kind == "auth"
+        assert "cannot be read (No such file or directory)" in str(failure)
+        write("hunter2")
+        assert (await begin(conn))[0] == b"epoch"
+
+
+async def test_a_server_that_asks_for_a_password(redis: RedisServer) -> None:
+    redis("CONFIG", "SET", "requirepass", "hunter2")
+    async with redis_of(redis.settings()) as conn:
+        assert (await failure_of(begin(conn))).kind == "auth"
+
+
+# --- what is missing at the start -------------------------------------------------------
+
+
+def test_without_coredis_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [*filter(lambda name: name.startswith("coredis"), sys.modules)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "coredis", None)
+    with pytest.raises(StartError, match=r"pip install 'liveness\[cluster\]'"):
+        Redis(ClusterSettings(url="redis://localhost"))
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [
+        (None, 0, "cannot be read (No such file or directory); correct the path"),
+        (b"\n", 0o600, "is empty; put the password of Redis' user there"),
+        (b"hunter2", 0o604, "is open to users other than its owner and group; run"),
+        (b"x" * (MAX_PASSWORD_BYTES + 1), 0o600, "has more than 4096 bytes; put only"),
+        (b"\xff", 0o600, "is not UTF-8; put only the password there"),
+    ],
+    ids=["missing", "empty", "open", "long", "binary"],
+)
+def test_a_password_file_that_cannot_be_used(
+    tmp_path: Path, content: bytes | None, mode: int, said: str
+) -> None:
+    secret = tmp_path / "password"
+    if content is not None:
+        secret.write_bytes(content)
+        secret.chmod(mode)
+    with pytest.raises(StartError) as caught:
+        Redis(ClusterSettings(url="redis://localhost", password_file=secret))
+    assert str(caught.value).startswith(f"cluster.password_file: {secret} {said}")
+
+
+def test_a_password_file_that_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="is not a regular file"):
+        Redis(ClusterSettings(url="redis://localhost", password_file=tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tls_ca_file", "tls_cert_file"])
+def test_a_file_of_tls_that_cannot_be_used(
+    certificates: Certificates, tmp_path: Path, name: str
+) -> None:
+    broken = tmp_path / "broken"
+    for content in (None, "not PEM"):
+        if content:
+            broken.write_text(content)
+        files: dict[str, Any] = {name: broken}
+        settings = ClusterSettings(url="rediss://localhost", **files)
+        with pytest.raises(StartError, match=rf"^cluster\.{name}: {broken}.* PEM"):
+            Redis(settings)
+
+
+# --- TLS --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tls_server(certificates: Certificates) -> Iterator[RedisServer]:
+    with redis_server(tls=certificates) as server:
+        yield server
+
+
+async def test_tls_with_certificates_of_both_sides(
+    tls_server: RedisServer, certificates: Certificates
+) -> None:
+    ours = {
+        "tls_cert_file": certificates.client,
+        "tls_key_file": certificates.client_key,
+    }
+    trusting = {"tls_ca_file": certificates.ca}
+    async with redis_of(tls_server.settings(**ours, **trusting)) as conn:
+        assert (await begin(conn))[0] == b"reset"
+    async with redis_of(tls_server.settings(**ours)) as conn:
+        failure = await failure_of(begin(conn))
+    assert failure.kind == "connection"
+    assert "certificate verify failed" in str(failure)
+    async with redis_of(tls_server.settings(**trusting)) as conn:
+        failure = await failure_of(begin(conn))
+    assert failure.kind == "connection"
+
+
+# --- the policy for full memory -----------------------------------------------------------
+
+
+async def test_the_policy_is_that_of_the_server(redis: RedisServer) -> None:
+    redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
+    async with redis_of(redis.settings()) as conn:
+        assert await conn.check_policy() == "allkeys-lfu"
+    redis("ACL", "SETUSER", "ada", "on", "nopass", "~*", "+@all", "-info")
+    async with redis_of(redis.settings(user="ada")) as conn:
+        assert await conn.check_policy() == ""
+
+
+@pytest.mark.parametrize("policy", ["noeviction", "volatile-lru", ""])
+def test_a_policy_that_keeps_keys_without_a_ttl_is_right(policy: str) -> None:
+    assert why_policy_is_wrong(policy) is None
+
+
+def test_a_policy_that_deletes_any_key_is_wrong() -> None:
+    said = why_policy_is_wrong("allkeys-lru")
+    assert said
+    assert "users would vanish; set noeviction or a volatile- policy" in said
