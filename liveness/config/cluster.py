@@ -1,6 +1,7 @@
 """The settings of presence across hosts."""
 
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -15,6 +16,7 @@ SCHEMES: Final = ("redis", "rediss")
 REDIS_PORT: Final = 6379
 _URL: Final = "redis://HOST:PORT or redis://HOST:PORT/NUMBER; rediss:// for TLS"
 _NODES: Final = "HOST:PORT, separated by commas"
+_PASSWORD_SIGN: Final = "@"  # behind a user and a password, in an address
 
 
 def _split(url: str) -> SplitResult:
@@ -35,8 +37,7 @@ def _split(url: str) -> SplitResult:
 def _check_url(url: str) -> None:
     if not url:
         return
-    if "@" in url:
-        # The value is not repeated: it may hold a password.
+    if _PASSWORD_SIGN in url:
         raise ValueError(
             "it must not name a user or a password; use cluster.user and "
             "cluster.password_file"
@@ -53,7 +54,7 @@ def _check_nodes(text: str) -> None:
         are_good = all(split_address(node)[1] > 0 for node in nodes)
     except ValueError:
         are_good = False
-    if not are_good or len(nodes) > MOST_LISTED:
+    if not are_good or len(nodes) > MOST_LISTED or (text and not nodes):
         raise ValueError(f"it must be {_NODES}")
 
 
@@ -78,17 +79,19 @@ class ClusterSettings:
         "the Redis or Valkey server that knows the users of all hosts",
         unit=f"{_URL}; empty: none",
         check=_check_url,
+        hidden=_PASSWORD_SIGN,
     )
     nodes: str = setting(
         "",
         "some nodes of a Redis Cluster, in place of url",
         unit=f"{_NODES}; empty: none",
         check=_check_nodes,
+        hidden=_PASSWORD_SIGN,
     )
     host: str = setting(
         "",
         "name of this host, which no other host may have",
-        unit="1 to 255 bytes; empty: the host name",
+        unit=f"1 to {MAX_NAME_BYTES} bytes; empty: the host name",
         check=_check_name,
     )
     partitions: int = setting(
@@ -165,12 +168,22 @@ class ClusterSettings:
         """Whether presence across hosts is configured."""
         return bool(self.url or self.nodes)
 
-    @property
-    def why_wrong(self) -> str | None:
-        """Why the settings do not go together; None if they do."""
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """The settings that do not go with others: the key of each, and why."""
         if self.url and self.nodes:
-            return "there are both cluster.url and cluster.nodes; give only one"
-        return None
+            yield "nodes", "there is cluster.url, too; give only one of the two"
+        if self.tls_key_file and not self.tls_cert_file:
+            yield (
+                "tls_key_file",
+                "it is the key of a certificate; name that by cluster.tls_cert_file",
+            )
+        for key in ("tls_ca_file", "tls_cert_file"):
+            if getattr(self, key) and not self.has_tls:
+                yield (
+                    key,
+                    "connections are not encrypted; begin cluster.url with rediss://, "
+                    'or set cluster.tls to "on"',
+                )
 
     @property
     def has_tls(self) -> bool:

@@ -15,6 +15,7 @@ def about(
     *,
     flag: str = "",
     check: Callable[[Any], None] | None = None,
+    hidden: str = "",
 ) -> dict[str, Any]:
     """The metadata of a field that is a setting.
 
@@ -24,9 +25,11 @@ def about(
         unit: The unit of a number; for other values, what they must be.
         flag: The flag of `liveness serve`, if there is one.
         check: Raises a ValueError that says what the value must be.
+        hidden: Messages do not repeat a value with this text: it may hold a password.
     """
     return {
-        "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check
+        "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check,
+        "hidden": hidden,
     }  # fmt: skip
 
 
@@ -38,9 +41,10 @@ def setting(
     *,
     flag: str = "",
     check: Callable[[Any], None] | None = None,
+    hidden: str = "",
 ) -> Value:
     """A field that is a setting with a default; see `about`."""
-    metadata = about(meaning, bounds, unit, flag=flag, check=check)
+    metadata = about(meaning, bounds, unit, flag=flag, check=check, hidden=hidden)
     return field(default=default, metadata=metadata)
 
 
@@ -75,6 +79,7 @@ class Setting:
     unit: str
     flag: str
     check: Callable[[Any], None] | None
+    hidden: str
 
     @property
     def name(self) -> str:
@@ -98,6 +103,15 @@ class Setting:
         """The value in *config*."""
         holder = getattr(config, self.section) if self.section else config
         return getattr(holder, self.key)
+
+    def fault(self, given: object, why: object, source: str = "") -> str:
+        """What is wrong with a value, for a person."""
+        is_hidden = self.hidden and self.hidden in str(given)
+        value = (
+            "not shown here, as it may hold a password" if is_hidden else shown(given)
+        )
+        where = f" ({source})" if source else ""
+        return f"{self.name} is {value}{where}: {why}"
 
     @property
     def is_path(self) -> bool:

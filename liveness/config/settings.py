@@ -453,11 +453,11 @@ class Config:
             try:
                 known.read(given)
             except ValueError as error:
-                faults.append(f"{known.name} is {shown(given)}: {error}")
+                faults.append(known.fault(given, error))
         if not faults and (why := self.http.why_not_open):
             faults.append(f"http.address is {shown(self.http.address)}: {why}")
-        if not faults and (why := self.cluster.why_wrong):
-            faults.append(why)
+        if not faults:
+            faults += [f"cluster.{key}: {why}" for key, why in self.cluster.faults()]
         if faults:
             raise ConfigError(*faults)
 

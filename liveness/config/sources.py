@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from liveness.config.cluster import ClusterSettings
 from liveness.config.paths import default_socket, default_state
 from liveness.config.schema import Setting, shown, variable_of
 from liveness.config.settings import FIXED_LIMITS, SETTINGS, Config, HttpSettings
@@ -191,8 +192,8 @@ class _Value:
                 return self.setting.parse(str(self.raw))
             return self.setting.read(self.raw)
         except ValueError as error:
-            message = f"{self.setting.name} is {shown(self.raw)} ({self.source})"
-            raise ConfigError(f"{message}: {error}") from None
+            fault = self.setting.fault(self.raw, error, self.source)
+            raise ConfigError(fault) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,21 +343,27 @@ def _between_settings(
             address=values[address], token_file=values["http.token_file"]
         )
         if why := http.why_not_open:
-            message = f"{address} is {shown(values[address])} ({sources[address]})"
-            yield ConfigError(f"{message}: {why}")
+            fault = _BY_NAME[address].fault(values[address], why, sources[address])
+            yield ConfigError(fault)
+    cluster = _section("cluster", values)
+    if len(cluster) == len(fields(ClusterSettings)):  # all are valid
+        for key, why in ClusterSettings(**cluster).faults():
+            setting = _BY_NAME[f"cluster.{key}"]
+            source = sources[setting.name]
+            yield ConfigError(setting.fault(cluster[key], why, source))
+
+
+def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        setting.key: values[setting.name]
+        for setting in SETTINGS
+        if setting.section == section and setting.name in values
+    }
 
 
 def _build(values: Mapping[str, Any]) -> Config:
-    sections: dict[str, Any] = {
-        section: {
-            setting.key: values[setting.name]
-            for setting in SETTINGS
-            if setting.section == section
-        }
-        for section in ("", *_SECTIONS)
-    }
-    arguments = sections.pop("")
+    arguments = _section("", values)
     types: dict[str, Any] = {item.name: item.type for item in fields(Config)}
-    for section, given in sections.items():
-        arguments[section] = types[section](**given)
+    for section in _SECTIONS:
+        arguments[section] = types[section](**_section(section, values))
     return Config(**arguments)

@@ -2,8 +2,9 @@
 
 import os
 import re
+import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from liveness.cli.check_config import effective
+from liveness.config.cluster import ClusterSettings
 from liveness.config.paths import make_socket_folder
 from liveness.config.schema import Setting
 from liveness.config.settings import (
@@ -362,6 +364,26 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
             "u," * 1_001,
         ],
     ),
+    "cluster.url": (
+        "it must be redis://HOST:PORT or redis://HOST:PORT/NUMBER; rediss:// for TLS",
+        [
+            *("a", "a:6379", "http://a", "redis://", "redis://a:0", "redis://a:65536"),
+            *(
+                "redis://[::1",
+                "redis://a/x",
+                "redis://a/1/2",
+                "redis://a?b",
+                "redis:///1",
+            ),
+        ],
+    ),
+    "cluster.nodes": (
+        "it must be HOST:PORT, separated by commas",
+        ["a", "a:0", "a:1;b:2", "redis://a:1", ",", ",".join(["a:1"] * 1_001)],
+    ),
+    "cluster.host": ("it must be a name of 1 to 64 bytes", ["a\nb", "h" * 65]),
+    "cluster.prefix": ("it must be 1 to 64 bytes", ["", "a{b", "a}", "*", "p" * 65]),
+    "cluster.tls": ("it must be one of auto, on", ["off", "true"]),
     "access.names": (
         "it must be NAME=UNIX_USER",
         ["gw-1", "=chat", "gw-1=", "gw-1=@crew", "gw-1=*", f"{'n' * 65}=chat"],
@@ -537,6 +559,91 @@ def test_an_address_beyond_loopback_needs_a_token(address: str) -> None:
 def test_names_of_hosts_are_separated_by_commas(hosts: str, names: set[str]) -> None:
     config = loaded(environ={"LIVENESS_HTTP_HOSTS": hosts}, http="127.0.0.1:80").config
     assert config.http.names == {"localhost", "127.0.0.1"} | names
+
+
+# --- presence across hosts -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "number", "has_tls"),
+    [
+        ("redis://a", ("a", 6379), 0, False),
+        ("redis://a.example:7000/", ("a.example", 7000), 0, False),
+        ("redis://127.0.0.1:1/15", ("127.0.0.1", 1), 15, False),
+        ("rediss://[::1]:65535/3", ("::1", 65535), 3, True),
+    ],
+)
+def test_a_url_has_the_server_and_the_number_of_its_database(
+    url: str, server: tuple[str, int], number: int, *, has_tls: bool
+) -> None:
+    cluster = loaded(environ={"LIVENESS_CLUSTER_URL": url}).config.cluster
+    assert cluster.is_on
+    assert cluster.servers == [server]
+    assert (cluster.database, cluster.has_tls) == (number, has_tls)
+
+
+def test_nodes_are_listed_in_one_text_and_tls_is_on_if_it_is_asked_for() -> None:
+    environ = {"LIVENESS_CLUSTER_NODES": "a:1, [::1]:2", "LIVENESS_CLUSTER_TLS": "on"}
+    cluster = loaded(environ=environ).config.cluster
+    assert cluster.servers == [("a", 1), ("::1", 2)]
+    assert (cluster.is_on, cluster.has_tls, cluster.database) == (True, True, 0)
+
+
+def test_without_a_server_nothing_is_shared_and_the_host_has_its_own_name() -> None:
+    cluster = loaded().config.cluster
+    assert not cluster.is_on
+    assert cluster.host_name == socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("url", "redis://ann:hunter2@a"),
+        ("url", "ftp://:hunter2@a"),
+        ("nodes", "ann:hunter2@a:1"),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "environment", "code"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(
+    source: str, name: str, text: str, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {name: text}
+    give: dict[str, Callable[[], object]] = {
+        "file": lambda: loaded(f"[cluster]\n{name} = ['{text}']\n", tmp_path),
+        "environment": lambda: by_variable(f"cluster.{name}", text),
+        "code": lambda: Config(**BARE, cluster=ClusterSettings(**given)),
+    }
+    with pytest.raises(ConfigError) as caught:
+        give[source]()
+    (fault,) = caught.value.faults
+    assert fault.startswith(f"cluster.{name} is not shown here, as it may hold a pass")
+    assert "hunter2" not in fault
+
+
+@pytest.mark.parametrize(
+    ("toml", "wrong"),
+    [
+        ("url = 'redis://a'\nnodes = 'b:1'", {"nodes": "there is cluster.url, too"}),
+        ("url = 'rediss://a'\ntls_key_file = '/k'", {"tls_key_file": "name that by"}),
+        (
+            "url = 'redis://a'\ntls_ca_file = '/a'\ntls_cert_file = '/c'",
+            dict.fromkeys(("tls_ca_file", "tls_cert_file"), "are not encrypted"),
+        ),
+        ("nodes = 'a:1'\ntls = 'on'\ntls_ca_file = '/a'\ntls_cert_file = '/c'", {}),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named_once(
+    toml: str, wrong: dict[str, str], tmp_path: Path
+) -> None:
+    faults: tuple[str, ...] = ()
+    try:
+        loaded(f"[cluster]\n{toml}\n", tmp_path)
+    except ConfigError as error:
+        faults = error.faults
+    for fault, (key, why) in zip(faults, wrong.items(), strict=True):
+        assert re.match(
+            rf"cluster\.{key} is '.+' \({tmp_path}/l\.toml\): .*{why}", fault
+        )
 
 
 # --- paths ----------------------------------------------------------------------------

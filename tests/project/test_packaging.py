@@ -250,12 +250,14 @@ def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
     assert told["Requires-Python"] == PROJECT["requires-python"]
     assert told["License-Expression"] == PROJECT["license"]
     assert told.get_all("License-File") == PROJECT["license-files"]
-    assert told.get_all("Provides-Extra") == ["sidecar"]
+    extras = PROJECT["optional-dependencies"]
+    assert told.get_all("Provides-Extra") == [*extras] == ["sidecar", "cluster"]
     assert "Project-URL" not in told  # of none that there is
     wanted = {str(Requirement(it)) for it in told.get_all("Requires-Dist", [])}
-    extra = PROJECT["optional-dependencies"]["sidecar"]
     assert wanted == {str(Requirement(it)) for it in PROJECT["dependencies"]} | {
-        str(Requirement(f'{it}; extra == "sidecar"')) for it in extra
+        str(Requirement(f'{it}; extra == "{extra}"'))
+        for extra, its in extras.items()
+        for it in its
     }
 
 

@@ -29,7 +29,7 @@ GROUPS = PROJECT["dependency-groups"]
 WANTED = {
     "requirements/runtime.lock": PROJECT["build-system"]["requires"]
     + PROJECT["project"]["dependencies"]
-    + PROJECT["project"]["optional-dependencies"]["sidecar"],
+    + sum(PROJECT["project"]["optional-dependencies"].values(), []),
     "requirements/test.lock": GROUPS["test"],
     "requirements/dev.lock": GROUPS["dev"],
     "requirements/docs.lock": GROUPS["docs"],
