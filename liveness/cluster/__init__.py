@@ -5,4 +5,4 @@ settings does not need it.
 """
 
 # Imports: config, core, errors.
-# Never: trio, sqlite3, structlog.
+# Never: trio, sqlite3, structlog, starlette, hypercorn, cyclopts.

@@ -28,7 +28,7 @@ class Room(NamedTuple):
         """The names after a word in its comment, as in `# Imports: core, errors.`"""
         found = re.search(rf"^# {what}: (.+?)\.$", self.begins, re.M | re.S)
         assert found, f"{self.name} does not say `# {what}: ….`"
-        return set(re.findall(r"[\w.]+", found[1]))
+        return set(re.findall(r"[\w.]+", found[1])) - {"nothing"}
 
 
 def rooms() -> dict[str, Room]:

@@ -3,3 +3,6 @@
 `host` and `partition` are pure: they decide which call comes next, and what its answer
 means. `publisher` reads the log, makes the calls and measures them.
 """
+
+# Imports: cluster, core.
+# Never: starlette, hypercorn, cyclopts.
