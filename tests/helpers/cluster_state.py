@@ -37,18 +37,25 @@ class ClusterState:
     def users(self) -> dict[Uid, list[Seen]]:
         """Everyone who is online, with all sessions, the newest first."""
         found: dict[Uid, list[Seen]] = {}
-        for meta, users, _ in self._keys:
-            hosts = {
-                int(field[1:]): value.partition(b"\n")[0].decode()
-                for field, value in self._hash(meta)
-                if field.startswith(b"i")
-            }
-            for field, value in self._hash(users):
-                found[user_of_field(field)] = [
-                    Seen(hosts[it.incarnation], it.gateway, it.session, it.device)
-                    for it in sessions_of(value)
-                ]
+        for number in range(len(self._keys)):
+            found |= self.users_in(number)
         return found
+
+    def users_in(self, partition: int) -> dict[Uid, list[Seen]]:
+        """The users of one partition, as `users` gives them."""
+        meta, users, _ = self._keys[partition]
+        hosts = {
+            int(field[1:]): value.partition(b"\n")[0].decode()
+            for field, value in self._hash(meta)
+            if field.startswith(b"i")
+        }
+        return {
+            user_of_field(field): [
+                Seen(hosts[it.incarnation], it.gateway, it.session, it.device)
+                for it in sessions_of(value)
+            ]
+            for field, value in self._hash(users)
+        }
 
     def hosts_of(self, user: Uid) -> list[str]:
         """On which hosts a user is online, the newest session first."""

@@ -1,6 +1,7 @@
 """Sidecars of several hosts on one Redis: who is online anywhere."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 
@@ -111,6 +112,20 @@ def test_a_restart_of_a_sidecar_goes_on_where_it_was(
     assert len(state.kinds("ada")) == 1
     assert {it.incarnation for it in state.hosts()["a"]} == {1}
     assert sidecar.stop() == 0
+
+
+def test_a_host_that_lost_its_state_takes_back_what_it_had_said(
+    host: Host, state: ClusterState
+) -> None:
+    sidecar = host("a")
+    sidecar.gateway("gw").send("login", ["ada", "bob"])
+    eventually(lambda: [*sorted(map(str, state.users()))] == ["ada", "bob"])
+    sidecar.stop()
+    shutil.rmtree(sidecar.state)
+    sidecar.start()
+    sidecar.gateway("gw").send("login", ["bob"])
+    eventually(lambda: [*state.users()] == ["bob"])
+    assert [kind for kind, *_ in state.kinds("bob")][-1] != "offline"
 
 
 def test_an_emptied_redis_is_filled_again(
