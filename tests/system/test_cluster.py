@@ -42,9 +42,13 @@ def host(start: Start, redis: RedisServer) -> Host:
     """Starts the sidecar of a host, by its name."""
 
     def started(name: str, **settings: object) -> Sidecar:
-        given = {"lease_s": LEASE_S, "partitions": PARTITIONS, **settings}
-        cluster = {f"cluster_{key}": value for key, value in given.items()}
-        return start(cluster_url=redis.url, cluster_host=name, **cluster)
+        given = {
+            "cluster_url": redis.url,
+            "cluster_host": name,
+            "cluster_lease_s": LEASE_S,
+            "cluster_partitions": PARTITIONS,
+        }
+        return start(**given | settings)
 
     return started
 
@@ -66,6 +70,27 @@ def test_a_user_is_online_while_any_host_has_it(
         ("moved", "b", "login"),
         ("offline", "b", "logout"),
     ]
+
+
+def test_a_user_is_online_while_one_device_is(host: Host, state: ClusterState) -> None:
+    first, second = (
+        host(name, presence_device_separator="/").gateway("gw") for name in "ab"
+    )
+    first.send("login", ["ada/phone", "ada/desk"])
+    second.send("login", ["ada/tablet"])
+    eventually(lambda: len(state.hosts_of("ada")) == 3)
+    assert {seen.device for seen in state.users()["ada"]} == {
+        "/phone",
+        "/desk",
+        "/tablet",
+    }
+    second.send("logout", ["ada/tablet"])
+    first.send("logout", ["ada/phone"])
+    eventually(lambda: [seen.device for seen in state.users()["ada"]] == ["/desk"])
+    first.send("logout", ["ada/desk"])
+    eventually(lambda: not state.users())
+    kinds = [kind for kind, *_ in state.kinds("ada")]
+    assert (kinds[0], kinds[-1], {*kinds[1:-1]}) == ("online", "offline", {"moved"})
 
 
 def test_a_host_that_dies_loses_its_users_to_the_hosts_that_have_them(
@@ -196,5 +221,5 @@ def test_a_server_that_may_evict_the_keys_is_refused(
 def test_a_host_with_other_settings_is_refused(host: Host, state: ClusterState) -> None:
     host("a").gateway("gw").send("login", ["ada"])
     eventually(lambda: state.hosts_of("ada") == ["a"])
-    other = host("b", partitions=PARTITIONS + 1)
+    other = host("b", cluster_partitions=PARTITIONS + 1)
     assert "partitions" in other.line("refused")["message"]
