@@ -24,6 +24,7 @@ from liveness.metrics import Collector, Counts, HttpRefusal, Now
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.threads import in_thread
+from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.accept import accept_links
 from liveness.service.engine.engine import Engine, run_turns
 from liveness.service.engine.operator_log import REFUSALS_LOG_S
@@ -44,7 +45,6 @@ from liveness.service.http.middleware import (
     only_health,
     read_only,
 )
-from liveness.service.http.pacing import Turnstile
 from liveness.service.http.routes import build_pages
 from liveness.service.http.sign_in import SIGN_IN, SIGN_OUT, SignIn, Token
 from liveness.service.http.summary import Summaries
@@ -152,6 +152,7 @@ class SidecarService:
             skipped_attempts=self._skipped_attempts,
             spools=self._spools,
         )
+        self._turnstile = Turnstile()
         self.cluster: Publisher | None = None
         if config.cluster.is_on:
             # Imported when it is configured: without it, the sidecar starts sooner.
@@ -163,10 +164,10 @@ class SidecarService:
                 feed=self.feed,
                 spools=self._spools,
                 clock=clock,
+                turnstile=self._turnstile,
             )
         self._timer_loop = TimerLoop(self.engine, table, counts)
         self._file_watch = FileWatch(store.files | table.files, counts=counts)
-        self._turnstile = Turnstile()
         self.streams = Streams(
             most=config.http.streams, counts=counts, turnstile=self._turnstile
         )

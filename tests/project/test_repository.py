@@ -14,6 +14,7 @@ import sysconfig
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ GROUPS = PROJECT["dependency-groups"]
 WANTED = {
     "requirements/runtime.lock": PROJECT["build-system"]["requires"]
     + PROJECT["project"]["dependencies"]
-    + sum(PROJECT["project"]["optional-dependencies"].values(), []),
+    + [*chain(*PROJECT["project"]["optional-dependencies"].values())],
     "requirements/test.lock": GROUPS["test"],
     "requirements/dev.lock": GROUPS["dev"],
     "requirements/docs.lock": GROUPS["docs"],

@@ -21,17 +21,21 @@ from liveness.core.cursors import ReadPosition
 from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
-from liveness.outlets.cluster.partition import Partition
+from liveness.outlets.cluster.partition import Mode, Partition
 from liveness.outlets.cluster.session_lists import SessionList, SessionLists
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
+from liveness.service.common.turnstile import Turnstile
 from liveness.service.links.spools import SpoolFull, Spools, TooLarge
 from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.log_writer import LogWriter
 
 # Records of the log read at a time.
-READ_RECORDS: Final = 1_000
+READ_RECORDS: Final = 500
+# With more changes than this, a call waits for a pass of the event loop of its own: to pack
+# them takes a millisecond.
+LARGE_CALL: Final = 50
 # The pause before a list that the disk refused is tried again.
 LIST_RETRY_S: Final = 5.0
 # How often the state is compared with what was logged, and the servers' policy is asked
@@ -52,6 +56,7 @@ def make_publisher(
     feed: LogTail,
     spools: Spools,
     clock: Clock,
+    turnstile: Turnstile,
 ) -> "Publisher":
     """The publisher of a sidecar whose settings name a cluster."""
     settings, separator = config.cluster, config.presence.device_separator
@@ -78,6 +83,7 @@ def make_publisher(
         feed=feed,
         spools=spools,
         clock=clock,
+        turnstile=turnstile,
     )
 
 
@@ -109,6 +115,7 @@ class Publisher:
         feed: Its tail.
         spools: Where lists of all sessions wait.
         clock: The clocks.
+        turnstile: Passed before each larger piece of work.
     """
 
     def __init__(
@@ -120,6 +127,7 @@ class Publisher:
         feed: LogTail,
         spools: Spools,
         clock: Clock,
+        turnstile: Turnstile,
     ) -> None:
         self.host = host
         self.redis = redis
@@ -131,6 +139,7 @@ class Publisher:
         self._lists = SessionLists(log_writer.store, spools, host.session_of)
         self._list_of: dict[int, tuple[int, SessionList]] = {}
         self._clock = clock
+        self._turnstile = turnstile
         self._began_at = clock.mono()
         self._wants_records, self._wants_list = Notifier(), Notifier()
         self._wakes = [Notifier() for _ in host.partitions]
@@ -220,6 +229,8 @@ class Publisher:
         while True:
             if part.wants_piece:
                 await self._give_piece(part)
+            if part.queued > LARGE_CALL or part.mode is Mode.ASSERTING:
+                await self._turnstile.wait()
             identity.newest = self._log_writer.durable_seq
             now = self._clock.mono()
             call = None if self.why_paused else part.next_call(now)
@@ -260,6 +271,7 @@ class Publisher:
                 continue
             self._position.seq = start
             entries = await reader.take(READ_RECORDS, wall_ms=self._clock.wall_ms())
+            await self._turnstile.wait()
             now, records = self._clock.mono(), list[Logged]()
             for entry in entries:
                 if isinstance(entry.record, Gap):
@@ -272,7 +284,6 @@ class Publisher:
                     wake.notify()
             if host.wanting_tallies():
                 self._wants_list.notify()
-            await trio.lowlevel.checkpoint()
 
     async def _make_lists(self) -> None:
         """List and count the sessions of the partitions that ask for it."""

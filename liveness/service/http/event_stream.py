@@ -24,9 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from liveness.metrics import Counts
 from liveness.service.common.notifier import Notifier
+from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.api import ApiError
 from liveness.service.http.middleware import STILL_ALLOWED
-from liveness.service.http.pacing import Turnstile
 from liveness.text import json_line
 
 # Proxies give up on a silent upstream after 30 to 60 s.

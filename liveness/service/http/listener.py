@@ -43,8 +43,8 @@ from starlette.types import ASGIApp
 
 from liveness.metrics import HttpRefusal
 from liveness.service.common.logs import LogThrottle
+from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.middleware import Refused
-from liveness.service.http.pacing import Turnstile
 from liveness.service.links.acceptor import Acceptor
 
 LOG_S: Final = 10.0

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from liveness.core.records import Logged, Subscription
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.threads import in_thread
+from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.api import (
     SUBSCRIPTION,
     answering,
@@ -37,7 +38,7 @@ from liveness.service.http.event_stream import (
     StreamWriter,
     event,
 )
-from liveness.service.http.pacing import SharedPages, Turnstile
+from liveness.service.http.pacing import SharedPages
 from liveness.service.http.summary import Summaries
 from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter

@@ -12,23 +12,13 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
+from liveness.service.common.turnstile import Turnstile
+
 # Between two pages. The metrics of a hundred gateways take 4 ms to make: with this pause,
 # at most a twelfth of a processor.
 PAUSE_S: Final = 0.05
 
 K = TypeVar("K")
-
-
-class Turnstile:
-    """Lets one task through in each pass of the event loop, first come, first served."""
-
-    def __init__(self) -> None:
-        self._lock = trio.Lock()
-
-    async def wait(self) -> None:
-        """Wait for a pass of the loop in which this is the only task let through."""
-        async with self._lock:
-            await trio.lowlevel.checkpoint()
 
 
 class _PlannedPage:

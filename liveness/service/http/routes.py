@@ -19,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.api import Endpoint
-from liveness.service.http.pacing import SharedPages, Turnstile
+from liveness.service.http.pacing import SharedPages
 from liveness.service.http.sign_in import PAGE, SIGN_OUT
 
 # Where the page has its button to sign out, if there is a token.

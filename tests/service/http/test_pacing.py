@@ -3,7 +3,8 @@
 import trio
 from trio.testing import MockClock
 
-from liveness.service.http.pacing import PAUSE_S, SharedPages, Turnstile
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.http.pacing import PAUSE_S, SharedPages
 
 
 class Maker:

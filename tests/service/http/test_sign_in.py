@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.metrics import Counts, HttpRefusal
+from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.event_stream import (
     NOT_ALLOWED,
     QUIET_S,
@@ -20,7 +21,6 @@ from liveness.service.http.event_stream import (
     StreamWriter,
 )
 from liveness.service.http.middleware import Middleware
-from liveness.service.http.pacing import Turnstile
 from liveness.service.http.routes import build_pages
 from liveness.service.http.sign_in import (
     MAX_FORM_BYTES,
