@@ -34,6 +34,10 @@ TIMEOUT_S: Final = 2.0
 # Failures after which another node may have the slot.
 _MAY_HAVE_MOVED: Final = frozenset({"timeout", "connection", "moving", "readonly"})
 _IS_CLUSTER: Final = "it is a Cluster: name cluster.nodes in place of cluster.url"
+_NOT_LOADED: Final = (
+    "the functions of this version are not there: let a sidecar of this version run, or "
+    "grant +function|load"
+)
 _ALWAYS_EVICTS: Final = "allkeys-"
 
 
@@ -226,6 +230,8 @@ class Redis:
         try:
             await server.send(b"FUNCTION LOAD", self._functions.source)
         except CallError as failure:
+            if failure.kind == "permission":
+                raise CallError("permission", f"{failure}; {_NOT_LOADED}") from None
             if "already exists" not in str(failure):  # another host loaded it just now
                 raise
 
