@@ -44,7 +44,7 @@ Word: TypeAlias = str | int | bytes
 
 MAX_PASSWORD_BYTES: Final = 4_096  # far more than any password has
 # What a server refuses, by the class that coredis gives it, or by its first word.
-_KINDS: Final[dict[str, Kind]] = {
+KINDS: Final[dict[str, Kind]] = {
     "TimeoutError": "timeout",
     "ConnectionError": "connection",
     "ReadOnlyError": "readonly",
@@ -218,7 +218,7 @@ class RedisNode:
     def _failure(self, error: Exception) -> CallError:
         name, origin = type(error).__name__, _origin(error)
         text = str(origin) or type(origin).__name__
-        kind = _KINDS.get(name) or _KINDS.get(text.partition(" ")[0])
+        kind = KINDS.get(name) or KINDS.get(text.partition(" ")[0])
         if kind is None:  # what opening the stream raises is no error of Redis'
             is_ours = isinstance(error, OSError | BrokenResourceError | EndOfStream)
             kind = "connection" if is_ours else "other"

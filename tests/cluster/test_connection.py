@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import anyio
+import coredis.exceptions
 import pytest
 import trio
 
@@ -26,7 +27,7 @@ from liveness.cluster.format import (
     session_bytes,
     sessions_of,
 )
-from liveness.cluster.nodes import MAX_PASSWORD_BYTES
+from liveness.cluster.nodes import KINDS, MAX_PASSWORD_BYTES
 from liveness.config.cluster import ClusterSettings
 from liveness.errors import StartError
 from tests.helpers.redis_servers import (
@@ -143,12 +144,38 @@ async def test_a_cancelled_call_does_not_disturb_the_others(
         assert connections(redis) == 1
 
 
-def test_it_serves_under_asyncio_too(redis: RedisServer) -> None:
-    async def ask() -> list[Any]:
-        async with redis_of(redis.settings()) as conn:
-            return await begin(conn)
+def test_it_serves_and_heals_under_asyncio_too(redis: RedisServer) -> None:
+    async def ask() -> None:
+        async with redis_of(redis.settings(), timeout_s=0.2) as conn:
+            assert (await begin(conn))[0] == b"reset"
+            redis.pause()
+            assert (await failure_of(begin(conn))).kind == "timeout"
+            redis.resume()
+            redis.kill()
+            assert (await failure_of(begin(conn))).kind == "connection"
+            redis.start()
+            with anyio.fail_after(SOON_S):
+                while True:
+                    try:
+                        assert (await begin(conn))[0] == b"reset"
+                        return
+                    except CallError:
+                        await anyio.sleep(0.02)
 
-    assert anyio.run(ask, backend="asyncio")[0] == b"reset"
+    anyio.run(ask, backend="asyncio")
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_it_ends_while_it_connects_to_a_server_that_stands_still(
+    redis: RedisServer, backend: str
+) -> None:
+    async def leave() -> None:
+        async with redis_of(redis.settings(), timeout_s=SOON_S) as conn:
+            with anyio.move_on_after(0.05):
+                await begin(conn)
+
+    redis.pause()
+    anyio.run(leave, backend=backend)
 
 
 async def test_an_error_leaves_the_block_as_it_is(redis: RedisServer) -> None:
@@ -291,6 +318,11 @@ async def test_a_server_that_asks_for_a_password(redis: RedisServer) -> None:
     redis("CONFIG", "SET", "requirepass", "hunter2")
     async with redis_of(redis.settings()) as conn:
         assert (await failure_of(begin(conn))).kind == "auth"
+
+
+def test_the_errors_that_have_a_kind_are_coredis_own() -> None:
+    names = {name for name in KINDS if name.endswith("Error")} - {"TimeoutError"}
+    assert names <= {*vars(coredis.exceptions)}
 
 
 # --- what is missing at the start -------------------------------------------------------

@@ -8,7 +8,12 @@ import trio
 from liveness.cluster.connection import CallError, Redis, connected
 from liveness.cluster.format import keys_of
 from liveness.config.cluster import ClusterSettings
-from tests.helpers.redis_servers import RedisCluster, RedisServer
+from tests.helpers.redis_servers import (
+    Certificates,
+    RedisCluster,
+    RedisServer,
+    redis_cluster_of_six,
+)
 
 pytestmark = pytest.mark.long
 
@@ -147,3 +152,15 @@ async def test_a_cluster_that_is_away_at_the_start(redis_cluster: RedisCluster) 
         for node in redis_cluster.nodes:
             node.resume()
         await begin_all(redis)
+
+
+async def test_a_cluster_with_tls(certificates: Certificates) -> None:
+    files = {
+        "tls_ca_file": certificates.ca,
+        "tls_cert_file": certificates.client,
+        "tls_key_file": certificates.client_key,
+    }
+    with redis_cluster_of_six(tls=certificates) as cluster:
+        async with connected(cluster.settings(tls="on", **files)) as redis:
+            assert await begin_all(redis) == set()
+        assert len({*masters(cluster).values()}) == 3

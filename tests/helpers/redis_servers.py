@@ -246,8 +246,12 @@ def redis_replica(master: RedisServer) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def redis_cluster_of_six(*options: str) -> Iterator[RedisCluster]:
+def redis_cluster_of_six(
+    *options: str, tls: Certificates | None = None
+) -> Iterator[RedisCluster]:
     """A Cluster of six nodes that serves all slots."""
+    if tls is not None:
+        options += ("--tls-cluster", "yes", "--tls-replication", "yes")
     shared = ["--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0"]
     shared += ["--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
     shared += ["--cluster-require-full-coverage", "no"]
@@ -255,7 +259,9 @@ def redis_cluster_of_six(*options: str) -> Iterator[RedisCluster]:
         nodes = [
             stack.enter_context(
                 # Its own choice, port + 10000, may be taken, or no port at all.
-                redis_server(*shared, "--cluster-port", str(free_port()), *options)
+                redis_server(
+                    *shared, "--cluster-port", str(free_port()), *options, tls=tls
+                )
             )
             for _ in range(6)
         ]
