@@ -544,6 +544,116 @@ def timers() -> list[Panel]:
     ]
 
 
+def cluster() -> list[Panel]:
+    """What the other hosts see of these, and what Redis answers."""
+    return [
+        curves(
+            "Users on all hosts",
+            "Users online on any host, as the last answers of Redis told each sidecar. "
+            "All sidecars should show the same. One that differs for long is away: see "
+            "Time without an answer.",
+            query(by("instance", "liveness_cluster_users")),
+            width=6,
+        ),
+        curves(
+            "Age of what Redis lacks",
+            "Age of the oldest change that Redis does not have. Normally it is some tens "
+            "of ms. If it grows, Redis is away, or its core is used up: see "
+            "LivenessClusterLag in docs/runbook.md.",
+            query(by("instance", "liveness_cluster_lag_seconds")),
+            unit="s",
+            width=6,
+        ),
+        curves(
+            "Records that Redis lacks",
+            "Records of the log that Redis does not have yet. They wait in the log, on "
+            "disk. If there are more than state.retention_s keeps, all sessions are "
+            "listed anew, and nothing is lost.",
+            query(by("instance", "liveness_cluster_lag_records")),
+            width=6,
+        ),
+        curves(
+            "Time without an answer",
+            "Time since the last answer of the partition that has waited the longest, "
+            "and the lease. Normally it is below a sixth of the lease. Above the lease, "
+            "other hosts may declare this one lost: see LivenessClusterAway.",
+            query(by("instance", "liveness_cluster_lease_age_seconds")),
+            query(
+                by("instance", "liveness_cluster_lease_seconds"), "{{instance}} lease"
+            ),
+            unit="s",
+            width=6,
+        ),
+        curves(
+            "Partitions",
+            "Partitions of all sidecars by what is done in them, and the sidecars whose "
+            "newest call succeeded. All should be following. asserting: sessions are "
+            "listed anew, which ends by itself. beginning for long: see "
+            "LivenessClusterNotFollowing.",
+            query(by("mode", "liveness_cluster_partitions")),
+            query(f"sum(liveness_cluster_up{{{HERE}}})", "sidecars with an answer"),
+        ),
+        curves(
+            "Calls to Redis",
+            "By function and answer. Most are apply: ok. gap: an answer was lost, or "
+            "Redis lost acknowledged writes; the sidecar goes on from there. replaced: "
+            "another process has the name of this host. config: it has other settings.",
+            query(
+                f"{rate('function, answer', 'liveness_cluster_calls_total')} > 0",
+                "{{function}}: {{answer}}",
+            ),
+            unit="cps",
+        ),
+        seldom(
+            curves(
+                "Failed calls to Redis",
+                "By kind. timeout, connection, loading, readonly, moving: it is away, "
+                "fails over, or a slot moves; this heals by itself. memory: raise "
+                "maxmemory. auth, permission: correct cluster.user, its password or its "
+                "rights.",
+                query(f"{rate('kind', 'liveness_cluster_errors_total')} > 0"),
+                unit="cps",
+            )
+        ),
+        seldom(
+            curves(
+                "Sessions listed anew",
+                "Times that a partition began to list all sessions of its host: after "
+                "Redis lost them, or the host was taken for lost. mismatches: Redis had "
+                "other sessions than the log, which must not be: see "
+                "LivenessClusterAuditMismatch.",
+                query(increase("instance", "liveness_cluster_lists_total")),
+                query(
+                    increase("instance", "liveness_cluster_audit_mismatches_total"),
+                    "{{instance}} mismatches",
+                ),
+            )
+        ),
+        seldom(
+            curves(
+                "Hosts lost",
+                "Partitions in which a sidecar declared another host lost, and the "
+                "sessions that it ended there. A host that was stopped for good is "
+                "normal. For any other see LivenessClusterHostLost.",
+                query(increase("instance", "liveness_cluster_fences_total")),
+                query(
+                    increase("instance", "liveness_cluster_sessions_reaped_total"),
+                    "{{instance}} sessions",
+                ),
+            )
+        ),
+        curves(
+            "Questions about all hosts",
+            "Questions where a user is on any host, by answer. asked: Redis answered "
+            "whole. partial: some partitions did not answer. refused: none did, or too "
+            "many asked at once. Look at Time without an answer.",
+            query(rate("answer", "liveness_cluster_questions_total")),
+            unit="cps",
+            coloured=("asked", "partial", "refused"),
+        ),
+    ]
+
+
 def refusals() -> list[Panel]:
     """What was refused, and which bounds were met. Nothing here is good news."""
     return [
@@ -649,6 +759,7 @@ ROWS: Final = {
     "Holds and storms": holds,
     "Log": log,
     "Timers": timers,
+    "Cluster": cluster,
     "Refusals and limits": refusals,
     "Process": process,
 }

@@ -71,6 +71,10 @@ COLOURS: Final = {
     "fail": RED,
     "unanswered": ORANGE,
     "late": YELLOW,
+    # How questions about all hosts are answered.
+    "asked": GREEN,
+    "partial": YELLOW,
+    "refused": RED,
 }
 
 Unit = Literal["short", "s", "bytes", "cps", "reqps", "percentunit"]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -50,6 +50,26 @@ LATENESS_STAGES: Final = ("decided", "durable", "sent")
 LATENESS_S: Final = (
     0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60,
 )  # fmt: skip
+# What Redis may answer to each function of the cluster, why a call may fail, and how
+# questions about users of all hosts are answered.
+CLUSTER_CALLS: Final = tuple(
+    (function, answer)
+    for function, answers in {
+        "begin": ("keep", "reset", "epoch", "replaced", "config"),
+        "assert": ("ok", "gap", "epoch", "unknown", "live", "fenced"),
+        "apply": ("ok", "gap", "epoch", "unknown", "fenced", "asserting"),
+        "look": ("ok", "later", "unknown"),
+        "fence": ("ok", "behind", "heard", "epoch", "fenced", "unknown"),
+        "reap": ("ok", "unknown"),
+    }.items()
+    for answer in answers
+)
+CLUSTER_ERRORS: Final = (
+    "timeout", "connection", "readonly", "memory", "moving", "auth", "permission",
+    "loading", "other",
+)  # fmt: skip
+CLUSTER_QUESTIONS: Final = ("asked", "partial", "refused")
+PARTITION_MODES: Final = ("beginning", "asserting", "following")
 COMMIT_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
 
@@ -119,7 +139,7 @@ def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The metric family of a field of `Now`, `Counts` or `GatewayNow`; its annotation."""
+    """The metric family of a field of `Now`, `Counts`, …; its annotation."""
 
     kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
     name: str
@@ -162,6 +182,13 @@ def _histogram(name: str, text: str, *labels: str) -> Family:
 def _zeros(labels: Iterable[Label]) -> Counter[Label]:
     """Counters that start at 0: a rate needs a first value."""
     return Counter(dict.fromkeys(labels, 0))
+
+
+def with_zeros(
+    labels: Iterable[Label], counted: Mapping[Label, int]
+) -> dict[Label, int]:
+    """What was counted, and 0 for every other of these labels."""
+    return {**dict.fromkeys(labels, 0), **counted}
 
 
 @dataclass(slots=True)
@@ -273,6 +300,117 @@ class GatewayNow:
             GATEWAY,
         ),
     ]
+
+
+class ClusterNow(NamedTuple):
+    """The publishing of this host's sessions at the moment of a scrape."""
+
+    host: str
+    state: str  # following, beginning, away, replaced or refused
+    since: int  # since when it is in this state, Unix milliseconds
+    detail: str  # why it does not follow; empty if it does
+    is_up: Annotated[
+        bool,
+        _gauge(
+            "liveness_cluster_up", "1 if the newest call to Redis succeeded, else 0."
+        ),
+    ]
+    lag_records: Annotated[
+        int,
+        _gauge("liveness_cluster_lag_records", "Records that Redis does not have yet."),
+    ]
+    lag_s: Annotated[
+        float,
+        _gauge(
+            "liveness_cluster_lag_seconds",
+            "Age of the oldest change that Redis does not have.",
+        ),
+    ]
+    partitions: Annotated[
+        Values,  # by PARTITION_MODES
+        _gauge(
+            "liveness_cluster_partitions",
+            "Partitions by what this host does in them; all should be following.",
+            "mode",
+        ),
+    ]
+    lease_age_s: Annotated[
+        float,
+        _gauge(
+            "liveness_cluster_lease_age_seconds",
+            "Time since the last answer of the partition that has waited the longest.",
+        ),
+    ]
+    lease_s: Annotated[
+        float,
+        _gauge(
+            "liveness_cluster_lease_seconds",
+            "Silence after which the other hosts declare this one lost.",
+        ),
+    ]
+    users: Annotated[int, _gauge("liveness_cluster_users", "Users online on any host.")]
+    calls: Annotated[
+        Mapping[tuple[str, str], int],  # by CLUSTER_CALLS
+        _counter(
+            "liveness_cluster_calls",
+            "Calls to Redis that were answered.",
+            "function",
+            "answer",
+        ),
+    ]
+    errors: Annotated[
+        Values,  # by CLUSTER_ERRORS
+        _counter("liveness_cluster_errors", "Calls to Redis that failed.", "kind"),
+    ]
+    lists: Annotated[
+        int,
+        _counter(
+            "liveness_cluster_lists",
+            "Times that a partition began to list all sessions of this host anew.",
+        ),
+    ]
+    audit_mismatches: Annotated[
+        int,
+        _counter(
+            "liveness_cluster_audit_mismatches",
+            "Times that Redis had other sessions of this host than its log. Must stay 0.",
+        ),
+    ]
+    fences: Annotated[
+        int,
+        _counter(
+            "liveness_cluster_fences",
+            "Hosts that this one declared lost, once for each partition.",
+        ),
+    ]
+    sessions_reaped: Annotated[
+        int,
+        _counter(
+            "liveness_cluster_sessions_reaped",
+            "Sessions of lost hosts, and outdated ones, that this host ended.",
+        ),
+    ]
+    questions: Annotated[
+        Values,  # by CLUSTER_QUESTIONS
+        _counter(
+            "liveness_cluster_questions",
+            "Questions about users of all hosts, by how they were answered.",
+            "answer",
+        ),
+    ]
+
+    def as_map(self) -> dict[str, Any]:
+        """As the summary shows it."""
+        return {
+            "host": self.host,
+            "state": self.state,
+            "since": self.since,
+            "detail": self.detail,
+            "users": self.users,
+            "lag_records": self.lag_records,
+            "lag_s": round(self.lag_s, 3),
+            "partitions": dict(self.partitions),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,10 +545,11 @@ class Now:
     is_ready: Annotated[
         bool, _gauge("liveness_ready", "1 while /readyz says ready, else 0.")
     ]
+    cluster: ClusterNow | None = None  # None: none is configured
 
 
 def _families(table: type) -> dict[str, Family]:
-    """The families of a dataclass by field, in order."""
+    """The families of a table by field, in order."""
     hints = get_type_hints(table, include_extras=True)
     return {
         name: found
@@ -419,7 +558,9 @@ def _families(table: type) -> dict[str, Family]:
     }
 
 
-_FAMILIES: Final = {table: _families(table) for table in (Now, Counts, GatewayNow)}
+_FAMILIES: Final = {
+    table: _families(table) for table in (Now, Counts, GatewayNow, ClusterNow)
+}
 # These cannot be added up, so `other` has none.
 _NOT_SUMMED: Final = ("timeout_s", "interval_s")
 
@@ -441,10 +582,12 @@ class Collector:
         yield from _filled(now.counts)
         for name, family in _FAMILIES[GatewayNow].items():
             yield family.of(_by_gateway(now.gateways, name))
+        if now.cluster is not None:
+            yield from _filled(now.cluster)
         yield InfoMetricFamily("liveness_build", "This build.", now.build)
 
 
-def _filled(source: Now | Counts) -> Iterator[Metric]:
+def _filled(source: Now | Counts | ClusterNow) -> Iterator[Metric]:
     for name, family in _FAMILIES[type(source)].items():
         yield family.of(getattr(source, name))
 

@@ -12,6 +12,7 @@ from liveness.core.timer_states import FAILED, FIRED, PENDING
 from liveness.metrics import OTHER
 from liveness.text import duration, escaped
 
+FOLLOWING: Final = "following"  # the state in which nothing is to be done
 MOST_LISTED: Final = 8  # of at most 65 gateways; --json has them all
 # Timers that have not ended, and those that an operator has to look at.
 TIMERS_SHOWN: Final = (PENDING, FIRED, FAILED)
@@ -43,6 +44,7 @@ class Status:
     lateness_s: dict[str, dict[str, float | None]]
     early: float
     timers: dict[str, float]
+    cluster: dict[str, Any] | None
     log_seq: float
     log_pending: float
     log_bytes: float
@@ -104,6 +106,7 @@ def _read(socket_path: Path, found: Mapping[str, Any]) -> Status:
         },
         early=found["early"],
         timers=found["timers"],
+        cluster=_cluster(found["cluster"], found["at"]),
         log_seq=found["seq"],
         log_pending=found["log_pending"],
         log_bytes=found["log_bytes"],
@@ -147,6 +150,7 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
         },
         "early": f"{found.early:,.0f} (must stay 0)",
         **({"timers": _listed(timers)} if any(timers.values()) else {}),
+        **_cluster_rows(found.cluster),
         "log": f"{log}, {found.log_bytes / 2**20:.1f} MiB",
         "unattended": f"{found.unattended_s:.1f} s",
     }
@@ -219,6 +223,30 @@ def _trouble_text(row: Mapping[str, Any]) -> str:
         f"{name}{why} {times}, last {duration(max(0.0, row['ago_s']))} ago, {process} of "
         f"Unix user {row['unix_user']}"
     )
+
+
+def _cluster(shown: Mapping[str, Any] | None, now_ms: int) -> dict[str, Any] | None:
+    """The state of the cluster, with for how many seconds it is in it."""
+    if shown is None:
+        return None
+    return dict(shown) | {"for_s": max(0.0, (now_ms - shown["since"]) / 1_000)}
+
+
+def _cluster_rows(cluster: Mapping[str, Any] | None) -> dict[str, str]:
+    """One row, and if the host does not follow, why and what to do."""
+    if cluster is None:
+        return {}
+    state = cluster["state"]
+    if state != FOLLOWING:
+        state = f"{state} for {duration(cluster['for_s'])}"
+    text = (
+        f"{state}, lag {cluster['lag_records']:,} records ({cluster['lag_s']:.1f} s), "
+        f"{cluster['users']:,} users on all hosts"
+    )
+    rows = {"cluster": text}
+    if cluster["detail"]:
+        rows["why"] = cluster["detail"]
+    return rows
 
 
 def _listed(values: Mapping[str, float]) -> str:

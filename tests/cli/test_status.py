@@ -66,6 +66,7 @@ SUMMARY: Final[dict[str, Any]] = {
     "log_pending": 2,
     "log_bytes": 3 * 2**19,
     "timers": {},
+    "cluster": None,
 }
 
 
@@ -155,11 +156,19 @@ def test_as_json_the_same_is_there_to_compute_with(admin: Admin, path: Path) -> 
         },
         "early": 0,
         "timers": {},
+        "cluster": None,
         "log_seq": 1_700,
         "log_pending": 2,
         "log_bytes": 3 * 2**19,
         "unattended_s": 0.25,
     }
+
+
+def cluster(**values: object) -> dict[str, Any]:
+    """The state of a cluster, as the summary has it; ten seconds old."""
+    usual = {"state": "following", "since": SUMMARY["at"] - 10_000, "detail": ""}
+    usual |= {"users": 7_000, "lag_records": 0, "lag_s": 0.0}
+    return {"cluster": {**usual, **values}}
 
 
 def gateways(intervals: dict[str, float]) -> dict[str, Any]:
@@ -190,6 +199,15 @@ ROWS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "timers to look at": (
         {"timers": {"pending": 7_000, "fired": 0, "failed": 2, "done": 9}},
         "\ntimers        pending 7,000, failed 2, fired 0\n",
+    ),
+    "that the host follows": (
+        cluster(),
+        "\ncluster       following, lag 0 records (0.0 s), 7,000 users on all hosts\n",
+    ),
+    "since when Redis is away, and why": (
+        cluster(state="away", detail="no\nanswer", lag_records=1_200, lag_s=9.87),
+        "\ncluster       away for 10 s, lag 1,200 records (9.9 s), "
+        "7,000 users on all hosts\nwhy           no\\nanswer\n",
     ),
 }
 

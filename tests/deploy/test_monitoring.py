@@ -15,8 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from grafana.dashboard import FILE, WIDTH, text
 from liveness.config.settings import FIXED_LIMITS, SETTINGS
+from liveness.metrics import Counts
 from tests.helpers.processes import promtool
 from tests.helpers.tree import ROOT
+from tests.service.test_metrics import scraped
 from tests.system.sidecar import Sidecar
 
 DEPLOYED: Final = ROOT / "deploy" / "prometheus"
@@ -65,12 +67,16 @@ EXPRESSIONS: Final = [
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """Every sample of a running sidecar that has a gateway."""
+    """Every sample of a running sidecar that has a gateway; and those of a cluster."""
     with Sidecar(tmp_path_factory.mktemp("s")) as sidecar:
         sidecar.start().gateway("gw-1")
         _, metrics = sidecar.get("/metrics")
+    families = [*text_string_to_metric_families(metrics)]
+    of_a_cluster = [
+        family for name, family in scraped(Counts()).items() if "_cluster_" in name
+    ]
     names: Samples = {}
-    for family in text_string_to_metric_families(metrics):
+    for family in (*families, *of_a_cluster):
         if not family.samples:  # not known at first
             names[family.name] = {}
         for sample in family.samples:
@@ -228,6 +234,6 @@ def test_there_is_a_section_for_each_alert_and_for_no_other() -> None:
 
 def test_the_settings_that_the_dashboard_names_exist() -> None:
     said = "".join(panel["description"] for panel in PANELS)
-    sections = "limits|timers|state|http|guard|access|socket|logging"
+    sections = "limits|timers|state|http|guard|access|socket|logging|cluster"
     named = set(re.findall(rf"\b(?:{sections})\.[a-z_]+", said))
     assert named <= {setting.name for setting in SETTINGS} | FIXED_LIMITS.keys()

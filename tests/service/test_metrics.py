@@ -1,5 +1,6 @@
 """The numbers as a scraper gets them: names, labels, and how many series."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +11,44 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from liveness.metrics import (
+    CLUSTER_CALLS,
+    CLUSTER_ERRORS,
+    CLUSTER_QUESTIONS,
     COMMIT_S,
     LATENESS_S,
     LATENESS_STAGES,
     MOST_GATEWAYS,
+    PARTITION_MODES,
+    ClusterNow,
     Collector,
     Counts,
     GatewayNow,
     Histogram,
     Now,
+    with_zeros,
 )
+from tests.helpers.tree import ROOT
 
+CLUSTER = ClusterNow(
+    host="a",
+    state="following",
+    since=1_795_168_800_000,
+    detail="",
+    is_up=True,
+    lag_records=3,
+    lag_s=0.25,
+    partitions=with_zeros(PARTITION_MODES, {"following": 16}),
+    lease_age_s=1.5,
+    lease_s=30.0,
+    users=70,
+    calls=with_zeros(CLUSTER_CALLS, {("apply", "ok"): 90}),
+    errors=with_zeros(CLUSTER_ERRORS, {"timeout": 2}),
+    lists=4,
+    audit_mismatches=0,
+    fences=5,
+    sessions_reaped=60,
+    questions=with_zeros(CLUSTER_QUESTIONS, {"asked": 8}),
+)
 NOW = Now(
     events={"login": 3, "logout": 0},
     ignored={"older": 1},
@@ -53,6 +81,7 @@ NOW = Now(
     is_ready=True,
     counts=Counts(),
     build={"version": "1.2.3", "wheel": "reference"},
+    cluster=CLUSTER,
 )
 
 
@@ -110,6 +139,9 @@ def test_each_count_is_shown_under_its_label() -> None:
     assert by_label(families["liveness_links"]) == {"gateway": 1, "watcher": 0}
     assert by_label(families["liveness_timers"]) == {"pending": 5}
     assert by_label(families["liveness_timer_attempts"]) == {"late": 6}
+    calls = families["liveness_cluster_calls"].samples
+    (applied,) = (sample for sample in calls if sample.value)
+    assert applied.labels == {"function": "apply", "answer": "ok"}
     (storms,) = families["liveness_storms"].samples
     assert (storms.name, storms.value) == ("liveness_storms_total", 8)
     slots = by_label(families["liveness_wheel_slot_users"])
@@ -117,6 +149,19 @@ def test_each_count_is_shown_under_its_label() -> None:
     assert slots["0"] == 2
     (info,) = families["liveness_build_info"].samples
     assert info.labels == {"version": "1.2.3", "wheel": "reference"}
+
+
+def test_without_a_cluster_there_is_nothing_of_it() -> None:
+    names = {*scraped(Counts())} - {*scraped(Counts(), replace(NOW, cluster=None))}
+    assert len(names) > 10
+    assert {name.rpartition("cluster")[0] for name in names} == {"liveness_"}
+
+
+def test_every_answer_of_the_functions_is_counted_under_a_label() -> None:
+    source = (ROOT / "liveness/cluster/functions.lua").read_text()
+    words = set(re.findall(r"(?:return|nil,) \{'(\w+)'", source))
+    words |= set(*re.findall(r"return \{\w.+ '(\w+)' or '(\w+)'\}", source))
+    assert words == {answer for _, answer in CLUSTER_CALLS}
 
 
 def test_the_first_64_gateways_have_names_and_the_others_share_one() -> None:

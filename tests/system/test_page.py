@@ -465,6 +465,38 @@ def test_the_chart_of_users_begins_at_0(sidecar: Sidecar, open_page: Open) -> No
     expect(chart.locator(".bottom")).to_have_text("0")
 
 
+@pytest.mark.parametrize(
+    ("state", "shown", "notice"),
+    [
+        ("following", "1,200 behind", None),
+        ("beginning", "beginning", None),
+        ("away", "away", "LivenessClusterAway"),
+        ("replaced", "replaced", "LivenessClusterReplaced"),
+        ("refused", "refused", "LivenessClusterNotFollowing"),
+    ],
+    ids=lambda value: str(value)[:9],
+)
+def test_the_state_of_the_cluster_is_shown_and_trouble_is_a_notice(
+    sidecar: Sidecar, open_page: Open, state: str, shown: str, notice: str | None
+) -> None:
+    page = open_page(sidecar, but=NOT_THERE)
+    expect(page.locator("#vitals div", has_text="Cluster")).to_have_count(0)
+    cluster = {"host": "a", "state": state, "since": 1_795_168_800_000, "users": 7_000}
+    cluster |= {"detail": HOSTILE, "lag_records": 1_200, "lag_s": 9.87}
+    show(page, sidecar, cluster=cluster)
+    expect(page.locator("#vitals div", has_text="Cluster").locator("dd")).to_have_text(
+        shown
+    )
+    users = page.locator("#vitals div", has_text="Users on all hosts")
+    expect(users.locator("dd")).to_have_text("7,000")
+    notices = page.locator("#notices .notice", has_text="in docs/runbook.md")
+    if notice is None:
+        expect(notices).to_have_count(0)
+    else:
+        expect(notices).to_contain_text(f"{HOSTILE}. Users and gateways")
+        expect(notices).to_contain_text(notice)
+
+
 def test_a_logout_that_ends_no_session_is_no_users(
     start: Start, open_page: Open
 ) -> None:

@@ -190,6 +190,7 @@ class Summaries:
             "log_bytes": now.log_bytes,
             "log_failure": log_writer.failure,
             "timers": now.timers,
+            "cluster": None if now.cluster is None else now.cluster.as_map(),
         }
 
     def _gateway(self, gateway: GatewayState, due: int) -> dict[str, Any]:

@@ -692,6 +692,12 @@ function showVitals(summary) {
   vital("Log, to be written", summary.log_failure ? "fails" : whole(summary.log_pending), { is: summary.log_failure ? "alert" : "", title: `Records that wait for the disk. The newest has seq ${whole(summary.seq)}` });
   vital("Watchers", whole(summary.links.watcher ?? 0), { title: "Links that only read records" });
   vital("Timers pending", whole(summary.timers.pending ?? 0));
+  if (summary.cluster) {
+    const { state, since, users, lag_records, lag_s, detail } = summary.cluster;
+    const isWell = state === "following";
+    vital("Users on all hosts", whole(users), { title: "As far as Redis’ last answers said" });
+    vital("Cluster", isWell ? `${whole(lag_records)} behind` : state, { is: isWell ? "" : state === "beginning" ? "warn" : "alert", title: detail || `${isWell ? "Following" : "In this state"} since ${clock(since)}; the oldest change that Redis does not have is ${seconds(lag_s)} old` });
+  }
   vital("Timers failed", whole(failed), { is: failed ? "warn" : "", title: "Timers without attempts left; `liveness timers list --state failed` shows them" });
 }
 
@@ -770,11 +776,21 @@ function showTroubles({ link_troubles: troubles = [], link_troubles_forgotten: f
 }
 
 const notices = new Map();
+const CLUSTER_TROUBLES = {
+  away: ["Redis does not answer", "LivenessClusterAway"],
+  replaced: ["Another process has the name of this host", "LivenessClusterReplaced"],
+  refused: ["Other hosts see nothing of this one", "LivenessClusterNotFollowing"],
+};
 
 function showNotices(summary) {
   const current = [];
   if (summary.early) current.push(["early", "alert", "Offline too early", `${plural(summary.early, "user was", "users were")} declared offline before their deadline. This is a fault of the sidecar: keep the log, and report it.`]);
   if (summary.log_failure) current.push(["log", "alert", "The log cannot be written", `${summary.log_failure}. Until it can, no records are sent; see LivenessWritesFail in docs/runbook.md.`]);
+  if (summary.cluster && CLUSTER_TROUBLES[summary.cluster.state]) {
+    const { state, since, detail } = summary.cluster;
+    const [title, alert] = CLUSTER_TROUBLES[state];
+    current.push([`cluster ${state}`, "alert", title, `Since ${clock(since)}: ${visible(detail)}. Users and gateways of this host are not affected. See ${alert} in docs/runbook.md.`]);
+  }
   const most = 5; // of storms, the largest first; /v1/guard has all
   for (const { gateway, users, left_s } of summary.storms.slice(0, most)) {
     current.push([`storm ${gateway}`, "", `Storm guard holds ${plural(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Check that gateway. To let them go offline now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
