@@ -551,7 +551,7 @@ def cluster() -> list[Panel]:
             "Users on all hosts",
             "Users online on any host, as the last answers of Redis told each sidecar. "
             "All sidecars should show the same. One that differs for long is away: see "
-            "Time without an answer.",
+            "Lease used.",
             query(by("instance", "liveness_cluster_users")),
             width=6,
         ),
@@ -573,25 +573,32 @@ def cluster() -> list[Panel]:
             width=6,
         ),
         curves(
-            "Time without an answer",
-            "Time since the last answer of the partition that has waited the longest, "
-            "and the lease. Normally it is below a sixth of the lease. Above the lease, "
-            "other hosts may declare this one lost: see LivenessClusterAway.",
-            query(by("instance", "liveness_cluster_lease_age_seconds")),
+            "Lease used",
+            "Time since the last answer of the partition that has waited the longest, as "
+            "a share of the lease. Normally it is below a fifth. Above 100 %, other hosts "
+            "may declare this one lost: see LivenessClusterAway.",
             query(
-                by("instance", "liveness_cluster_lease_seconds"), "{{instance}} lease"
+                f"sum by (instance) (liveness_cluster_lease_age_seconds{{{HERE}}} / "
+                f"liveness_cluster_lease_seconds{{{HERE}}})"
             ),
-            unit="s",
+            unit="percentunit",
+            width=6,
+        ),
+        curves(
+            "Redis answers",
+            "Sidecars whose newest call to Redis succeeded; it should be all. If one is "
+            "missing, look at its way to Redis; if all are, at Redis: see "
+            "LivenessClusterAway.",
+            query(f"sum(liveness_cluster_up{{{HERE}}})", "sidecars with an answer"),
             width=6,
         ),
         curves(
             "Partitions",
-            "Partitions of all sidecars by what is done in them, and the sidecars whose "
-            "newest call succeeded. All should be following. asserting: sessions are "
-            "listed anew, which ends by itself. beginning for long: see "
-            "LivenessClusterNotFollowing.",
+            "Partitions of all sidecars by what is done in them. All should be "
+            "following. asserting: sessions are listed anew, which ends by itself. "
+            "beginning for long: see LivenessClusterNotFollowing.",
             query(by("mode", "liveness_cluster_partitions")),
-            query(f"sum(liveness_cluster_up{{{HERE}}})", "sidecars with an answer"),
+            width=6,
         ),
         curves(
             "Calls to Redis",
@@ -603,6 +610,7 @@ def cluster() -> list[Panel]:
                 "{{function}}: {{answer}}",
             ),
             unit="cps",
+            width=6,
         ),
         seldom(
             curves(
@@ -613,6 +621,7 @@ def cluster() -> list[Panel]:
                 "rights.",
                 query(f"{rate('kind', 'liveness_cluster_errors_total')} > 0"),
                 unit="cps",
+                width=6,
             )
         ),
         seldom(
@@ -646,7 +655,7 @@ def cluster() -> list[Panel]:
             "Questions about all hosts",
             "Questions where a user is on any host, by answer. asked: Redis answered "
             "whole. partial: some partitions did not answer. refused: none did, or too "
-            "many asked at once. Look at Time without an answer.",
+            "many asked at once. If there are many, see Lease used.",
             query(rate("answer", "liveness_cluster_questions_total")),
             unit="cps",
             coloured=("asked", "partial", "refused"),

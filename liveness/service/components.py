@@ -483,6 +483,7 @@ class SidecarService:
             streams=self.streams.open,
             counts=self.counts,
             is_ready=not self.why_not_ready(),
+            cluster=None if self.cluster is None else self.cluster.now(),
         )
 
 

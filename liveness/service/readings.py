@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from liveness import __version__
 from liveness.compiled import WHEEL
 from liveness.core.records import GATEWAY, WATCHER
-from liveness.metrics import Counts, GatewayNow, Now
+from liveness.metrics import ClusterNow, Counts, GatewayNow, Now
 from liveness.service.engine.engine import Engine
 from liveness.service.storage.log_writer import LogWriter
 
@@ -18,6 +18,7 @@ def readings(
     streams: Mapping[str, int],
     counts: Counts,
     is_ready: bool,
+    cluster: ClusterNow | None,
 ) -> Now:
     """Read all values of a scrape.
 
@@ -28,6 +29,7 @@ def readings(
         streams: The open streams of HTTP, by kind.
         counts: What was counted since the start.
         is_ready: Whether the sidecar is ready.
+        cluster: How its sessions are published to other hosts, if they are.
     """
     server = engine.server
     presence, registry, scheduler = server.presence, server.registry, server.scheduler
@@ -73,6 +75,7 @@ def readings(
         timers_loaded=scheduler.loaded,
         timer_attempts=dict(scheduler.results),
         is_ready=is_ready,
+        cluster=cluster,
         counts=counts,
         build={"version": __version__, "wheel": WHEEL},
     )

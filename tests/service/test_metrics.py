@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from liveness.cluster.nodes import Kind
 from liveness.metrics import (
     CLUSTER_CALLS,
     CLUSTER_ERRORS,
@@ -162,6 +163,10 @@ def test_every_answer_of_the_functions_is_counted_under_a_label() -> None:
     words = set(re.findall(r"(?:return|nil,) \{'(\w+)'", source))
     words |= set(*re.findall(r"return \{\w.+ '(\w+)' or '(\w+)'\}", source))
     assert words == {answer for _, answer in CLUSTER_CALLS}
+
+
+def test_every_kind_of_a_failed_call_is_counted_under_a_label() -> None:
+    assert get_args(Kind) == CLUSTER_ERRORS
 
 
 def test_the_first_64_gateways_have_names_and_the_others_share_one() -> None:

@@ -27,10 +27,13 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from liveness.cluster.format import keys_of
 from tests.deploy import test_monitoring as monitoring
 from tests.deploy.test_monitoring import DASHBOARD, DEPLOYED
+from tests.helpers.cluster_state import PARTITIONS
 from tests.helpers.needs import require
 from tests.helpers.processes import promtool
+from tests.helpers.redis_servers import RedisServer, redis_server
 from tests.system.gateway import Gateway
 from tests.system.sidecar import SOON_S, Sidecar, eventually
 from tests.system.test_descriptors import comers, few_files
@@ -48,6 +51,7 @@ LOST: Final = 30  # users of a gateway that starts anew
 MANY: Final = 20_000
 SELDOM_S: Final = 1.1  # more than half of their timeout
 UNATTENDED: Final = "liveness_unattended_seconds_total"
+LEASE_S: Final = 3  # the shortest
 ABSENCE_S: Final = 4.0  # more than the 1 % of five minutes that is alarmed
 
 
@@ -238,6 +242,9 @@ class Scene:
     hasty: Sidecar
     prometheus: Prometheus
     stack: ExitStack
+    redis: RedisServer
+    folder: Path  # of a third sidecar
+    cluster: dict[str, Any]  # its settings
     calm: tuple[float, float] = (0.0, 0.0)
     ended: float = 0.0
     times: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -463,6 +470,57 @@ def very_many_come(scene: Scene) -> None:
     scene.until(f"liveness_users_online > {MANY}")
 
 
+def redis_has_other_sessions(scene: Scene) -> None:
+    key = keys_of("lv", 0).meta
+    host = scene.redis("HGET", key, "hfirst")
+    # Of the sum of its sessions' numbers another byte.
+    wrong = host[:32] + bytes([host[32] ^ 1]) + host[33:]
+    scene.redis("HSET", key, "hfirst", wrong)
+    scene.until("liveness_cluster_audit_mismatches_total == 1")
+    scene.until("sum(liveness_cluster_partitions{mode!='following'}) == 0")
+
+
+def redis_is_away(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("unshared")
+    scene.redis.kill()
+    gateway.send("login", [f"unshared-{number}" for number in range(20)])
+    gateway.sync()
+    scene.until("max(liveness_cluster_up) == 0")
+    scene.until("max(liveness_cluster_lag_records) > 0")
+    scene.until("liveness_cluster_lag_seconds > 1")
+    scene.until("liveness_cluster_lease_age_seconds > liveness_cluster_lease_seconds")
+    scene.redis.start()
+    scene.until("min(liveness_cluster_up) == 1")
+    scene.until("sum(liveness_cluster_partitions{mode!='following'}) == 0")
+
+
+def a_host_is_lost(scene: Scene) -> None:
+    scene.hasty.gateway("lost").send("login", ["gone-1", "gone-2"])
+    scene.until('liveness_gateway_users{gateway="lost"} == 2')
+    scene.hasty.signal(signal.SIGSTOP)
+    try:
+        scene.until("liveness_cluster_fences_total > 0")
+        scene.until("liveness_cluster_sessions_reaped_total > 0")
+    finally:
+        scene.hasty.signal(signal.SIGCONT)
+    scene.until("sum(liveness_cluster_partitions{mode!='following'}) == 0")
+
+
+def a_name_is_taken(scene: Scene) -> None:
+    other = scene.stack.enter_context(Sidecar(scene.folder))
+    other.launch(**scene.cluster, cluster_host="second")
+    other.line("ready")
+    replaced = 'liveness_cluster_calls_total{function="begin",answer="replaced"} > 0'
+    scene.until(replaced)
+    scene.until('liveness_cluster_partitions{mode="beginning"} > 0')
+    other.kill()
+
+
+def somebody_asks_about_all_hosts(scene: Scene) -> None:
+    scene.sidecar.ask("http", "GET", "/v1/cluster/users/user-1", None, **BEARER)
+    scene.until('liveness_cluster_questions_total{answer="asked"} > 0')
+
+
 Cause = Callable[[Scene], None]
 
 # Every panel, under what it is to show.
@@ -470,7 +528,7 @@ CAUSES: Final[dict[Cause, list[str]]] = {
     users_come: [
         *("Users online", "Users by sidecar", "Sessions begun", "Events received"),
         *("Users due in each slot", "Links", "Records written", "Time of a commit"),
-        "Descriptors",
+        *("Descriptors", "Users on all hosts"),
     ],
     users_go: [
         *("Offlines a second", "Sessions ended", "Events ignored"),
@@ -485,7 +543,7 @@ CAUSES: Final[dict[Cause, list[str]]] = {
     a_socket_is_removed: ["Files lost"],
     a_gateway_starts_anew: ["Users by gateway"],
     a_storm: ["Storms"],
-    very_many_come: ["Processor", "Memory", "Log size", "Uptime"],
+    very_many_come: ["Calls to Redis", "Processor", "Memory", "Log size", "Uptime"],
     a_page_of_the_log_is_damaged: ["Damaged records"],
     frames_are_refused: ["Frames refused", "Limits met"],
     requests_are_refused: ["HTTP refused"],
@@ -493,6 +551,14 @@ CAUSES: Final[dict[Cause, list[str]]] = {
         *("Timers by state", "Timers in memory", "Runs of timers", "Timer lateness"),
     ],
     a_sidecar_fires_early: ["Early offlines"],
+    redis_has_other_sessions: ["Sessions listed anew"],
+    somebody_asks_about_all_hosts: ["Questions about all hosts"],
+    redis_is_away: [
+        *("Age of what Redis lacks", "Records that Redis lacks", "Lease used"),
+        *("Redis answers", "Failed calls to Redis"),
+    ],
+    a_host_is_lost: ["Hosts lost"],
+    a_name_is_taken: ["Partitions"],
     a_sidecar_is_stopped: ["Unattended", "Time unattended", "Hand lag"],
     the_disk_is_full: ["Ready", "Records waiting", "Failed writes"],
     no_file_can_be_opened: ["Accepts put off"],
@@ -507,6 +573,8 @@ NEVER_CALM: Final = {
     "Hand lag": 3,
     "Time unattended": 0.1,
     "Unattended": 3,
+    "Lease used": 0.5,
+    "Calls to Redis": 5,
 }
 # Brought up to date every ten seconds only.
 SELDOM_READ: Final = {"Log size"}
@@ -518,14 +586,22 @@ CONSTANT: Final = re.compile(r"process_max_fds")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """All of it, once. What was to be seen can be asked of Prometheus afterwards."""
     with ExitStack() as stack:
-        folders = [tmp_path_factory.mktemp("s") for _ in range(3)]
+        folders = [tmp_path_factory.mktemp("s") for _ in range(4)]
+        redis = stack.enter_context(redis_server())
+        cluster: dict[str, Any] = {
+            "cluster_url": redis.url,
+            "cluster_lease_s": LEASE_S,
+            "cluster_partitions": PARTITIONS,
+        }
         token = token_file(folders[2])
         sidecar, hasty = (
             stack.enter_context(Sidecar(folder)) for folder in folders[:2]
         )
         hasty.under = [sys.executable, "-m", "tests.system.fast_clock"]
-        hasty.launch()
+        hasty.launch(**cluster, cluster_host="second")
         sidecar.launch(
+            **cluster,
+            cluster_host="first",
             http_token_file=token,
             flush_s=0.1,
             guard_enabled="true",
@@ -539,8 +615,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         prometheus = stack.enter_context(
             Prometheus(folders[2], [sidecar, hasty], token)
         )
-        scene = Scene(sidecar, hasty, prometheus, stack)
+        scene = Scene(sidecar, hasty, prometheus, stack, redis, folders[3], cluster)
         prometheus.until("count(up == 1) == 2")
+        prometheus.until("sum(liveness_cluster_partitions{mode='following'}) > 7")
         # So that a rate is one over calm scrapes only.
         prometheus.until("min(count_over_time(liveness_users_online[1m])) >= 7")
         scene.calm = (now_s() - SCRAPE_S, now_s())
@@ -600,6 +677,7 @@ TAKES_LONGER: Final = {
     "LivenessLogStalled",
     "LivenessUnacknowledged",
     "LivenessPingsLate",
+    "LivenessClusterLag",
 }
 # The one rule that is about what is not there.
 MISSING: Final = "LivenessMissing"

@@ -6,6 +6,7 @@ them.
 """
 
 import sqlite3
+from collections import Counter
 from enum import Enum
 from math import inf
 from random import SystemRandom
@@ -19,6 +20,14 @@ from liveness.cluster.format import configuration_of
 from liveness.config.settings import Config
 from liveness.core.cursors import ReadPosition
 from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
+from liveness.metrics import (
+    CLUSTER_CALLS,
+    CLUSTER_ERRORS,
+    CLUSTER_QUESTIONS,
+    PARTITION_MODES,
+    ClusterNow,
+    with_zeros,
+)
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
 from liveness.outlets.cluster.partition import Mode, Partition
@@ -145,6 +154,7 @@ class Publisher:
         self._wakes = [Notifier() for _ in host.partitions]
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._newest_error: CallError | None = None
+        self._shown = (ClusterState.BEGINNING, clock.wall_ms())  # and since when
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -220,6 +230,35 @@ class Publisher:
                 return str(self.redis.error or self._newest_error or "no answer")
             case _:
                 return ""
+
+    def now(self) -> ClusterNow:
+        """What metrics and summary show."""
+        host, identity, state = self.host, self.host.identity, self.state
+        if state is not self._shown[0]:
+            self._shown = state, self._clock.wall_ms()
+        counts = identity.counts
+        modes = Counter(part.mode.name.lower() for part in host.partitions)
+        calls = with_zeros(CLUSTER_CALLS, counts.calls)
+        return ClusterNow(
+            host=identity.name,
+            state=state.value,
+            since=self._shown[1],
+            detail=self.detail,
+            is_up=self.redis.error is None and self.redis.is_connected,
+            lag_records=self.lag_records,
+            lag_s=self.lag_s,
+            partitions=with_zeros(PARTITION_MODES, modes),
+            lease_age_s=self.lease_age_s,
+            lease_s=identity.lease_s,
+            users=host.users,
+            calls=calls,
+            errors=with_zeros(CLUSTER_ERRORS, counts.errors),
+            lists=calls["begin", "reset"],
+            audit_mismatches=counts.audit_mismatches,
+            fences=calls["fence", "ok"],
+            sessions_reaped=counts.sessions_reaped,
+            questions=with_zeros(CLUSTER_QUESTIONS, counts.questions),
+        )
 
     # --- tasks ----------------------------------------------------------------
 
