@@ -1,0 +1,443 @@
+"""Follows one partition of the cluster, without I/O.
+
+Every version of a partition has a name, "version.token", and every entry of its stream names
+the version before it: so the entries are a chain, and a reader that holds a name knows
+whether an entry continues what it has. A failover may lose versions that readers have seen,
+and readers that come late find the stream trimmed. Then the reader looks for the last version
+that both know, and says what it means for what it has delivered (`Rollback`, `Gap`).
+
+A reader that keeps who is online needs a list then, since it cannot undo records. It reads
+all users in steps, while they change, and applies the records that follow the version held
+when it began. The list is true once the version is reached that was the newest when its last
+step was read (`Listed`).
+
+After Redis was emptied, its hosts have a lease of time to list their sessions again. Until
+then a user that is not there is not offline: the list waits.
+
+A `Chain` says what to read (`request`) and takes the answer. Its reads may be repeated.
+"""
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from math import inf
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from liveness.cluster.format import (
+    ClusterRecord,
+    Fields,
+    Place,
+    StoredSession,
+    StreamEntry,
+    entry_of,
+    host_of,
+    sessions_of,
+    user_of_field,
+    version_name,
+)
+from liveness.core.records import OFFLINE, Uid
+
+# Entries in one read. Each has some 500 records at most, so a read is some 10 MB at most.
+PAGE: Final = 100
+# Users in one read of a list: some 1 ms of Redis' time.
+SCAN_USERS: Final = 1_000
+# Names that are kept, to find the last version that both know after a failover: some 5 s of
+# the busiest partition, while replicas are behind by much less.
+MOST_NAMES: Final = 256
+# If Redis has none of them, or a reader has only its position: how far back from there the
+# stream is taken to be another one. The versions are times, and grow over a failover.
+BACK_US: Final = 60_000_000
+# At the end of a position: who is online has to be listed yet.
+UNLISTED: Final = "!"
+
+
+class Rollback(NamedTuple):
+    """Redis lost versions: all records of the partition above `version` are void.
+
+    Those above it that count follow. With version 0 everything was lost.
+    """
+
+    partition: int
+    version: int
+
+    def as_map(self) -> dict[str, object]:
+        """As a mapping, like the records beside it."""
+        return {"kind": "rollback", **self._asdict()}
+
+
+class Gap(NamedTuple):
+    """Versions `first` to `until` - 1 are no longer kept; they were not delivered."""
+
+    partition: int
+    first: int
+    until: int
+
+    def as_map(self) -> dict[str, object]:
+        """As a mapping, like the records beside it."""
+        return {"kind": "gap", **self._asdict()}
+
+
+class Listed(NamedTuple):
+    """All users that are online in a partition, after all records up to `version`."""
+
+    partition: int
+    version: int
+    places: list[Place]  # the newest of each user
+    is_settled: bool  # False: a user that is not there may be online nevertheless
+
+    def as_map(self) -> dict[str, object]:
+        """As a mapping, like the records beside it."""
+        return {
+            "kind": "listed",
+            "partition": self.partition,
+            "version": self.version,
+            "users": [place_map(place) for place in self.places],
+        }
+
+
+ClusterEvent: TypeAlias = ClusterRecord | Rollback | Gap | Listed
+
+
+class Delivery(NamedTuple):
+    """An event, and the position of the reader once it is finished."""
+
+    event: ClusterEvent
+    position: str
+
+
+class ReadNewest(NamedTuple):
+    """Read `v` and `t` of the hash of the partition; the answer is a list of both."""
+
+
+class ReadEntries(NamedTuple):
+    """Read entries of the stream; the answer is a list of ids and fields."""
+
+    after: int  # entries whose first version is above this one
+    limit: int
+
+
+class ReadMeta(NamedTuple):
+    """Read the whole hash of the partition; the answer is a mapping."""
+
+
+class ReadUsers(NamedTuple):
+    """Read some users (HSCAN); the answer is the next cursor and a mapping."""
+
+    cursor: int
+    limit: int
+
+
+Request: TypeAlias = ReadNewest | ReadEntries | ReadMeta | ReadUsers
+_Steps: TypeAlias = Generator[Request, Any, None]
+
+
+def place_map(place: Place) -> dict[str, object]:
+    """Where a user is, as a mapping; absent keys left out."""
+    shown = place._asdict()
+    shown["uid"] = shown.pop("user")
+    if place.device:
+        shown["device"] = place.uid
+    else:
+        del shown["device"]
+    if not place.reason:
+        del shown["reason"]
+    return shown
+
+
+def version_of(name: str) -> int:
+    """The number of a version; 0 for a partition that no host has begun."""
+    return int(name.partition(".")[0] or 0)
+
+
+class _List:
+    """A list under way.
+
+    Args:
+        meta: The hash of the partition, from before the first user was read.
+    """
+
+    def __init__(self, meta: Fields) -> None:
+        self.places: dict[Uid, Place] = {}
+        self.end: str | None = None  # the version at which it is true
+        self.is_settled = False
+        self.is_doubtful = False
+        self._hosts = _hosts_of(meta)
+        self._unknown: dict[Uid, StoredSession] = {}
+
+    def add(self, users: Fields) -> None:
+        """Add users as they are stored."""
+        for field, value in users.items():
+            user, session = user_of_field(field), next(sessions_of(value), None)
+            if session is None:
+                raise ValueError(f"user {user!r} is stored without a session")
+            host = self._hosts.get(session.incarnation)
+            if host is None:
+                self._unknown[user] = session
+            else:
+                self.places[user] = _place(user, host, session)
+
+    def finish(self, meta: Fields, *, is_settled: bool) -> None:
+        """Take the hash of the partition, from after the last user was read."""
+        hosts = _hosts_of(meta)
+        for user, session in self._unknown.items():
+            # One that is in neither has begun and gone meanwhile: its users have records.
+            host = hosts.get(session.incarnation, "")
+            self.places[user] = _place(user, host, session)
+        self._unknown.clear()
+        self.end, self.is_settled = _name_in(meta), is_settled
+
+    def apply(self, record: ClusterRecord) -> None:
+        """Apply a record that came after the first user was read."""
+        if record.kind == OFFLINE:
+            self.places.pop(record.user, None)
+        else:
+            self.places[record.user] = record.place
+
+
+class Chain:
+    """One reader of one partition.
+
+    Args:
+        partition: Its number.
+        position: Of an earlier reader, from which this one goes on; empty: from the oldest
+            entry; None: behind the newest one.
+        lists: Whether to list who is online: at first, unless there is a position, and
+            after each rollback and gap.
+        lease_s: The lease of the hosts.
+        waits: Whether a list waits until the hosts had a lease of time to list theirs.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        *,
+        position: str | None = None,
+        lists: bool = False,
+        lease_s: float,
+        waits: bool = True,
+    ) -> None:
+        self.partition = partition
+        self.is_caught_up = False  # it has all there was; pause before the next request
+        self._names = deque[str](maxlen=MOST_NAMES)  # of versions that it had, in order
+        if position is not None:
+            self._names.append(position.removesuffix(UNLISTED))
+        is_unlisted = position is None or position.endswith(UNLISTED)
+        self._lists = lists
+        self._needs_list = lists and is_unlisted
+        self._list: _List | None = None
+        self._list_at = -inf
+        self._lease_s = lease_s
+        self._waits = waits
+        self._now = 0.0
+        self._began_at: float | None = None  # when it joined this life of the partition
+        self._deliveries: list[Delivery] = []
+        self._steps = self._run()
+        self.request: Request = next(self._steps)
+
+    @property
+    def name(self) -> str:
+        """The version that it has; empty: none, or the partition has not begun."""
+        return self._names[-1] if self._names else ""
+
+    @property
+    def version(self) -> int:
+        """The number of that version."""
+        return version_of(self.name)
+
+    @property
+    def position(self) -> str:
+        """Where another reader goes on."""
+        return self._position(self.name)
+
+    def _position(self, name: str) -> str:
+        return name + UNLISTED if self._needs_list else name
+
+    def answer(self, answer: Any, now: float) -> list[Delivery]:
+        """Take the answer to `request`; return what it brought.
+
+        Args:
+            answer: As the request says.
+            now: Seconds of the caller's clock.
+        Raises:
+            ValueError: The answer is not of this schema. The chain is at its end.
+        """
+        self._now = now
+        if self._began_at is None:
+            self._began_at = now
+        self._deliveries = []
+        self.request = self._steps.send(answer)
+        return self._deliveries
+
+    def failed(self) -> None:
+        """The request failed, and will be repeated, perhaps at another server."""
+        if self._list is not None:
+            self._list.is_doubtful = True  # it may have what that server has lost
+
+    # --- the steps ------------------------------------------------------------------
+
+    def _run(self) -> _Steps:
+        if not self._names:
+            newest = yield from self._newest()
+            self._names.append(newest)
+            self.is_caught_up = not newest
+        while True:
+            if self._needs_list and self._list is None and self._now >= self._list_at:
+                yield from self._read_list()
+            yield from self._follow()
+
+    def _newest(self) -> Generator[Request, Any, str]:
+        version, token = yield ReadNewest()
+        return "" if version is None else version_name(version, token or b"")
+
+    def _entries(
+        self, after: int, limit: int = PAGE
+    ) -> Generator[Request, Any, list[StreamEntry]]:
+        found: Sequence[tuple[bytes, Fields]] = yield ReadEntries(after, limit)
+        return [entry_of(self.partition, *entry) for entry in found]
+
+    def _follow(self) -> _Steps:
+        """Deliver a page of what is new."""
+        newest = yield from self._newest()
+        # Nothing at all: Redis was emptied, and no host has come back yet.
+        self.is_caught_up = newest in ("", self.name)
+        if self.is_caught_up:
+            return
+        entries = yield from self._entries(self.version)
+        for entry in entries:
+            if entry.before != self.name:
+                break
+            self._deliver(entry)
+        else:
+            if entries:
+                return
+        yield from self._rejoin()
+
+    def _deliver(self, entry: StreamEntry) -> None:
+        before = self._position(self.name)
+        self._names.append(entry.name)
+        if self._list is not None:
+            for record in entry.records:
+                self._list.apply(record)
+        # An entry is finished with its last record.
+        positions = [before] * (len(entry.records) - 1) + [self.position]
+        self._deliveries += map(Delivery, entry.records, positions)
+        self._end_list()
+
+    def _emit(self, event: ClusterEvent) -> None:
+        self._deliveries.append(Delivery(event, self.position))
+
+    # --- what Redis lost, or no longer keeps ------------------------------------------
+
+    def _rejoin(self) -> _Steps:
+        """Go on from the last version that both know, or else from some time before."""
+        common = yield from self._last_common()
+        if common is None:
+            later = yield from self._entries(max(self.version - BACK_US, 0), 1)
+            common = later[0].before if later else (yield from self._newest())
+        if common == self.name:
+            self.is_caught_up = True  # it is not: but so there is a pause
+            return
+        had, version = self.version, version_of(common)
+        if version == had:  # another version of that number
+            version = max(version - 1, 0)
+        while self._names and version_of(self._names[-1]) > version:
+            self._names.pop()
+        if self.name != common:
+            self._names.clear()
+            self._names.append(common)
+        self._list = None
+        if version == 0:
+            self._began_at = self._now
+        if version != had:
+            self._needs_list = self._lists
+            lost = Rollback(self.partition, version)
+            self._emit(
+                lost if version < had else Gap(self.partition, had + 1, version + 1)
+            )
+
+    def _last_common(self) -> Generator[Request, Any, str | None]:
+        """The newest version that is in the stream and that this reader had."""
+        known, common, after = set(self._names), None, version_of(self._names[0])
+        while entries := (yield from self._entries(after)):
+            for entry in entries:
+                if entry.before not in known:
+                    return common
+                common = entry.before
+            after = version_of(entries[-1].name)
+        newest = yield from self._newest()
+        return newest if newest in known else common
+
+    # --- who is online ----------------------------------------------------------------
+
+    def _read_list(self) -> _Steps:
+        self.is_caught_up = False
+        meta = yield ReadMeta()
+        if not meta or (self._waits and not self._is_settled(meta)):
+            self._list_at = self._now + self._lease_s / 10
+            return
+        listing = self._list = _List(meta)
+        cursor = 0
+        while True:
+            cursor, users = yield ReadUsers(cursor, SCAN_USERS)
+            listing.add(users)
+            if cursor == 0:
+                break
+        meta = yield ReadMeta()
+        listing.finish(meta, is_settled=self._is_settled(meta))
+        self._end_list()
+
+    def _end_list(self) -> None:
+        """Deliver the list if it is true now."""
+        listing = self._list
+        if listing is None or listing.end is None:
+            return
+        if version_of(listing.end) > self.version:
+            return
+        self._list = None
+        # Otherwise that version is of another chain: list again.
+        if listing.end == self.name and not listing.is_doubtful:
+            self._needs_list = False
+            places = list(listing.places.values())
+            self._emit(Listed(self.partition, self.version, places, listing.is_settled))
+
+    def _is_settled(self, meta: Fields) -> bool:
+        """Whether the hosts had a lease of time to list their sessions.
+
+        By Redis' clock, which goes on with their beats, or by our own.
+        """
+        if not meta:
+            return False
+        born = int(meta[b"conf"].rpartition(b" ")[2])
+        beats = [
+            host_of(value).beat for name, value in meta.items() if name[:1] == b"h"
+        ]
+        lease_us = self._lease_s * 1_000_000
+        assert self._began_at is not None
+        return (
+            max(beats, default=0) - born >= lease_us
+            or self._now - self._began_at >= self._lease_s
+        )
+
+
+def _name_in(meta: Fields) -> str:
+    return version_name(meta[b"v"], meta[b"t"]) if meta else ""
+
+
+def _hosts_of(meta: Fields) -> Mapping[int, str]:
+    """The host of each incarnation."""
+    return {
+        int(name[1:]): value.partition(b"\n")[0].decode()
+        for name, value in meta.items()
+        if name[:1] == b"i"
+    }
+
+
+def _place(user: Uid, host: str, session: StoredSession) -> Place:
+    return Place(
+        user,
+        host,
+        session.gateway,
+        session.session,
+        session.since,
+        "",
+        session.device,
+    )

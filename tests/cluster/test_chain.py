@@ -1,0 +1,378 @@
+"""A reader's chain against a partition that a test scripts: no Redis, no clock."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from struct import pack
+from typing import Any, Final
+
+import pytest
+
+from liveness.cluster.chain import (
+    MOST_NAMES,
+    Chain,
+    Delivery,
+    Gap,
+    Listed,
+    ReadEntries,
+    ReadMeta,
+    ReadNewest,
+    ReadUsers,
+    Request,
+    Rollback,
+)
+from liveness.cluster.format import ClusterRecord, Place, place_bytes, session_bytes
+
+LEASE_S: Final = 30.0
+BORN_US: Final = 1_000_000
+KINDS: Final = {"online": b"\x92\x01", "offline": b"\x92\x02"}
+
+
+@dataclass
+class Stored:
+    """What Redis has of a partition whose one host, "a", has incarnation 1."""
+
+    name: str = f"0.1-{BORN_US}"
+    entries: list[tuple[int, dict[bytes, bytes]]] = field(default_factory=list)
+    users: dict[bytes, bytes] = field(default_factory=dict)
+    beat_us: int = BORN_US + int(LEASE_S * 1e6)
+    is_begun: bool = True
+
+    def change(self, version: int, *changes: str, token: str = "7") -> None:
+        """One entry: "+ada" brings a user online, "-ada" offline."""
+        records = b""
+        for change in changes:
+            user, is_online = change[1:], change[0] == "+"
+            place = place_bytes(Place(user, "a", "gw", 5, 9, "login"))
+            records += KINDS["online" if is_online else "offline"] + place
+            if is_online:
+                self.users[user.encode()] = session_bytes(1, 5, 9, b"gw", b"")
+            else:
+                del self.users[user.encode()]
+        fields = {b"p": self.name.encode(), b"t": token.encode(), b"r": records}
+        fields[b"n"] = b"%d" % len(changes)
+        self.entries.append((version, fields))
+        self.name = f"{version + len(changes) - 1}.{token}"
+
+    def copy(self) -> "Stored":
+        """What a replica has."""
+        return Stored(self.name, [*self.entries], {**self.users}, self.beat_us)
+
+    def meta(self) -> dict[bytes, bytes]:
+        if not self.is_begun:
+            return {}
+        version, token = self.name.split(".")
+        host = pack(">dIBdIIIdI", 1, 1, 1, 0, 0, 0, 0, self.beat_us, 3) + b"log"
+        return {
+            b"v": version.encode(),
+            b"t": token.encode(),
+            b"conf": b"1 1 - %d" % BORN_US,
+            b"ha": host,
+            b"i1": b"a\nlog",
+        }
+
+    def answer(self, request: Request) -> Any:
+        match request:
+            case ReadNewest():
+                meta = self.meta()
+                return [meta.get(b"v"), meta.get(b"t")]
+            case ReadMeta():
+                return self.meta()
+            case ReadUsers(cursor):  # a user a step
+                users = sorted(self.users.items())
+                at = cursor + 1 if cursor + 1 < len(users) else 0
+                return at, dict(users[cursor : cursor + 1])
+            case ReadEntries(after, limit):
+                later = [entry for entry in self.entries if entry[0] > after]
+                return [(b"%d-0" % at, fields) for at, fields in later[:limit]]
+
+
+def read(
+    chain: Chain,
+    stored: Stored,
+    *,
+    now: float = 0.0,
+    between: Callable[[object], None] = lambda _: None,
+) -> list[object]:
+    """What the chain delivers until it has caught up: records as "+ada", events as such."""
+    delivered = []
+    while True:
+        request = chain.request
+        between(request)
+        delivered += chain.answer(stored.answer(request), now)
+        if chain.is_caught_up:
+            return [shown(delivery.event) for delivery in delivered]
+
+
+def deliveries_of(chain: Chain, stored: Stored) -> list[Delivery]:
+    """The first that the chain delivers."""
+    while True:
+        if deliveries := chain.answer(stored.answer(chain.request), 0):
+            return deliveries
+
+
+def shown(event: object) -> object:
+    if isinstance(event, ClusterRecord):
+        return f"{'-' if event.kind == 'offline' else '+'}{event.user}"
+    if isinstance(event, Listed):
+        return event.version, {place.user for place in event.places}
+    return event
+
+
+def chain(**options: Any) -> Chain:
+    return Chain(0, lease_s=LEASE_S, **options)
+
+
+@pytest.fixture
+def stored() -> Stored:
+    return Stored()
+
+
+# --- following ------------------------------------------------------------------------
+
+
+def test_a_reader_begins_behind_the_newest_entry(stored: Stored) -> None:
+    stored.change(100, "+ada")
+    reader = chain()
+    assert read(reader, stored) == []
+    stored.change(200, "+bob", "-ada")
+    assert read(reader, stored) == ["+bob", "-ada"]
+    assert reader.position == "201.7"
+
+
+def test_an_empty_position_is_the_oldest_entry(stored: Stored) -> None:
+    stored.change(100, "+ada")
+    assert read(chain(position=""), stored) == ["+ada"]
+
+
+def test_a_position_is_finished_with_the_last_record_of_an_entry(
+    stored: Stored,
+) -> None:
+    stored.change(100, "+ada", "+bob")
+    deliveries = deliveries_of(chain(position=""), stored)
+    assert [delivery.position for delivery in deliveries] == [
+        f"0.1-{BORN_US}",
+        "101.7",
+    ]
+    assert read(chain(position=deliveries[0].position), stored) == ["+ada", "+bob"]
+
+
+def test_before_a_host_has_begun_a_reader_waits(stored: Stored) -> None:
+    stored.is_begun = False
+    reader = chain()
+    assert read(reader, stored) == []
+    stored.is_begun = True
+    stored.change(100, "+ada")
+    assert read(reader, stored) == ["+ada"]
+
+
+# --- what Redis lost ------------------------------------------------------------------
+
+
+def test_what_a_failover_lost_is_void_and_what_came_instead_follows(
+    stored: Stored,
+) -> None:
+    reader = chain()
+    read(reader, stored)
+    stored.change(100, "+ada")
+    replica = stored.copy()
+    stored.change(200, "+bob")
+    assert read(reader, stored) == ["+ada", "+bob"]
+    assert read(reader, replica) == [
+        Rollback(0, 100)
+    ]  # before anything else is written
+    replica.change(300, "+eve")
+    assert read(reader, replica) == ["+eve"]
+
+
+def test_an_entry_of_the_same_number_is_another_one(stored: Stored) -> None:
+    reader = chain()
+    read(reader, stored)
+    stored.change(100, "+ada")
+    replica = stored.copy()
+    stored.change(200, "+bob")
+    read(reader, stored)
+    replica.change(200, "+eve", token="8")
+    replica.change(300, "+kim")
+    assert read(reader, replica) == [Rollback(0, 100), "+eve", "+kim"]
+
+
+def test_a_reader_that_met_only_the_replica_notices_nothing(stored: Stored) -> None:
+    reader = chain()
+    read(reader, stored)
+    replica = stored.copy()
+    stored.change(100, "+ada")
+    replica.change(200, "+ada")
+    assert read(reader, replica) == ["+ada"]
+
+
+def test_without_a_common_name_a_minute_follows_again(stored: Stored) -> None:
+    second = 1_000_000
+    stored.change(100 * second, "+ada")
+    stored.change(150 * second, "+bob")
+    stored.change(200 * second, "+eve")
+    position = f"{205 * second}.3"
+    assert read(chain(position=position), stored) == [
+        Rollback(0, 100 * second),
+        "+bob",
+        "+eve",
+    ]
+
+
+def test_a_rollback_deeper_than_the_names_that_are_kept(stored: Stored) -> None:
+    reader = chain()
+    read(reader, stored)
+    stored.change(100, "+ada")
+    replica = stored.copy()
+    for i in range(MOST_NAMES + 1):
+        stored.change(200 + i, "+bob")
+    read(reader, stored)
+    replica.change(1_000, "+eve")
+    assert read(reader, replica) == [Rollback(0, 0), "+ada", "+eve"]
+
+
+# --- what is no longer kept -------------------------------------------------------------
+
+
+def test_a_trimmed_stream_leaves_a_gap(stored: Stored) -> None:
+    reader = chain()
+    read(reader, stored)
+    stored.change(100, "+ada")
+    stored.change(200, "+bob")
+    stored.change(300, "+eve")
+    del stored.entries[:2]
+    assert read(reader, stored) == [Gap(0, 1, 201), "+eve"]
+
+
+def test_a_stream_of_which_nothing_is_left_is_a_gap_too(stored: Stored) -> None:
+    reader = chain(lists=True)
+    read(reader, stored)
+    stored.change(100, "+ada")
+    stored.entries.clear()
+    assert read(reader, stored) == [Gap(0, 1, 101), (100, {"ada"})]
+
+
+def test_a_position_whose_entry_alone_was_trimmed_has_no_gap(stored: Stored) -> None:
+    stored.change(100, "+ada")
+    position = stored.name
+    stored.change(200, "+bob")
+    del stored.entries[0]
+    assert read(chain(position=position), stored) == ["+bob"]
+
+
+# --- who is online --------------------------------------------------------------------
+
+
+def test_a_list_is_true_at_its_version_though_users_change_meanwhile(
+    stored: Stored,
+) -> None:
+    stored.change(100, "+ada", "+bob", "+eve")
+    changes = iter([("-ada",), ("+kim",), ("-eve", "+ada")])
+
+    def between(request: object) -> None:
+        if isinstance(request, ReadUsers):
+            stored.change(200 + 10 * request.cursor, *next(changes, ("+zoe",)))
+
+    reader = chain(lists=True)
+    *records, listed = read(reader, stored, between=between)
+    assert listed == (reader.version, {user.decode() for user in stored.users})
+    assert reader.name == stored.name
+    assert "-ada" in records
+
+
+def test_after_a_rollback_records_come_first_and_then_the_list(stored: Stored) -> None:
+    reader = chain(lists=True)
+    stored.change(100, "+ada")
+    assert read(reader, stored) == [(100, {"ada"})]
+    replica = stored.copy()
+    stored.change(200, "-ada")
+    read(reader, stored)
+    replica.change(300, "+bob")
+    assert read(reader, replica) == [Rollback(0, 100), "+bob", (300, {"ada", "bob"})]
+
+
+def test_after_redis_was_emptied_the_list_waits_for_the_hosts(stored: Stored) -> None:
+    reader = chain(lists=True)
+    stored.change(100, "+ada", "+bob")
+    read(reader, stored)
+    emptied = Stored(f"0.2-{BORN_US}", beat_us=BORN_US + 5_000_000)
+    emptied.change(300, "+ada")
+    assert read(reader, emptied, now=5) == [Rollback(0, 0), "+ada"]
+    assert reader.position == "300.7!"
+    resumed = chain(lists=True, position=reader.position)
+    assert read(resumed, emptied, now=10) == []
+    emptied.beat_us = BORN_US + 30_000_000
+    assert read(resumed, emptied, now=20) == [(300, {"ada"})]
+    assert resumed.position == "300.7"
+    # The other has its own clock, should no host be there to beat.
+    emptied.beat_us = BORN_US
+    assert read(reader, emptied, now=34) == []
+    assert read(reader, emptied, now=38) == [(300, {"ada"})]
+
+
+def test_a_list_that_need_not_wait_says_that_it_is_not_settled(stored: Stored) -> None:
+    stored.beat_us = BORN_US
+    reader = chain(lists=True, waits=False)
+    ((listed, _),) = deliveries_of(reader, stored)
+    assert isinstance(listed, Listed)
+    assert not listed.is_settled
+
+
+@pytest.mark.parametrize("what", ["rollback", "trimmed", "emptied"])
+def test_a_list_is_made_again_if_the_chain_breaks_meanwhile(
+    stored: Stored, what: str
+) -> None:
+    stored.change(100, "+ada")
+    stored.change(150, "+bob")
+    replica = stored.copy()
+    stored.change(200, "+eve")
+    lists = 0
+
+    def between(request: object) -> None:
+        nonlocal lists
+        if not isinstance(request, ReadUsers) or request.cursor:
+            return
+        lists += 1
+        if lists > 1:
+            return
+        if what == "rollback":
+            stored.users = replica.users
+            stored.entries, stored.name = replica.entries, replica.name
+        elif what == "trimmed":
+            stored.change(300, "+kim")
+            stored.change(400, "-bob")
+            stored.entries.clear()
+        else:
+            stored.entries, stored.users = [], {}
+            stored.name = f"0.2-{BORN_US}"
+
+    *events, listed = read(chain(lists=True), stored, between=between)
+    assert lists == 2
+    assert isinstance(events[0], Gap if what == "trimmed" else Rollback)
+    version = int(stored.name.split(".")[0])
+    assert listed == (version, {user.decode() for user in stored.users})
+
+
+def test_a_list_is_made_again_if_a_read_failed_meanwhile(stored: Stored) -> None:
+    """A server that died may have shown what no other has."""
+    stored.change(100, "+ada")
+    reader, lists = chain(lists=True), 0
+
+    def between(request: object) -> None:
+        nonlocal lists
+        if isinstance(request, ReadUsers):
+            lists += 1
+            if lists == 1:
+                reader.failed()
+
+    assert read(reader, stored, between=between) == [(100, {"ada"})]
+    assert lists == 2
+
+
+# --- damage ---------------------------------------------------------------------------
+
+
+def test_what_is_not_of_this_schema_is_an_error(stored: Stored) -> None:
+    stored.entries.append((100, {b"p": b"0.1", b"t": b"7", b"n": b"1", b"r": b"\xc1"}))
+    stored.name = "100.7"
+    with pytest.raises(ValueError, match="entry b'100-0' of partition 0"):
+        read(chain(position=f"0.1-{BORN_US}"), stored)
