@@ -279,7 +279,13 @@ def entry_of(partition: int, entry_id: bytes, fields: Fields) -> StreamEntry:
         return StreamEntry(
             fields[b"p"].decode(), version_name(last, fields[b"t"]), records
         )
-    except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+    except (
+        AttributeError,  # a user that is no text
+        KeyError,
+        TypeError,
+        ValueError,
+        msgpack.UnpackException,
+    ) as error:
         raise ValueError(
             f"entry {entry_id!r} of partition {partition}: {error!r}"
         ) from error
