@@ -22,6 +22,7 @@ from collections.abc import Generator, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from liveness.cluster.events import ClusterEvent, Delivery, Gap, Listed, Rollback
 from liveness.cluster.format import (
     ClusterRecord,
     Fields,
@@ -36,8 +37,8 @@ from liveness.cluster.format import (
 )
 from liveness.core.records import OFFLINE, Uid
 
-# Entries in one read. Each has some 500 records at most, so a read is some 10 MB at most.
-PAGE: Final = 100
+# Entries in one read. Each has some 500 records at most, so a read is some 5 MB at most.
+PAGE: Final = 50
 # Users in one read of a list: some 1 ms of Redis' time.
 SCAN_USERS: Final = 1_000
 # Names that are kept, to find the last version that both know after a failover: some 5 s of
@@ -48,60 +49,6 @@ MOST_NAMES: Final = 256
 BACK_US: Final = 60_000_000
 # At the end of a position: who is online has to be listed yet.
 UNLISTED: Final = "!"
-
-
-class Rollback(NamedTuple):
-    """Redis lost versions: all records of the partition above `version` are void.
-
-    Those above it that count follow. With version 0 everything was lost.
-    """
-
-    partition: int
-    version: int
-
-    def as_map(self) -> dict[str, object]:
-        """As a mapping, like the records beside it."""
-        return {"kind": "rollback", **self._asdict()}
-
-
-class Gap(NamedTuple):
-    """Versions `first` to `until` - 1 are no longer kept; they were not delivered."""
-
-    partition: int
-    first: int
-    until: int
-
-    def as_map(self) -> dict[str, object]:
-        """As a mapping, like the records beside it."""
-        return {"kind": "gap", **self._asdict()}
-
-
-class Listed(NamedTuple):
-    """All users that are online in a partition, after all records up to `version`."""
-
-    partition: int
-    version: int
-    places: list[Place]  # the newest of each user
-    is_settled: bool  # False: a user that is not there may be online nevertheless
-
-    def as_map(self) -> dict[str, object]:
-        """As a mapping, like the records beside it."""
-        return {
-            "kind": "listed",
-            "partition": self.partition,
-            "version": self.version,
-            "users": [place_map(place) for place in self.places],
-        }
-
-
-ClusterEvent: TypeAlias = ClusterRecord | Rollback | Gap | Listed
-
-
-class Delivery(NamedTuple):
-    """An event, and the position of the reader once it is finished."""
-
-    event: ClusterEvent
-    position: str
 
 
 class ReadNewest(NamedTuple):
@@ -128,19 +75,6 @@ class ReadUsers(NamedTuple):
 
 Request: TypeAlias = ReadNewest | ReadEntries | ReadMeta | ReadUsers
 _Steps: TypeAlias = Generator[Request, Any, None]
-
-
-def place_map(place: Place) -> dict[str, object]:
-    """Where a user is, as a mapping; absent keys left out."""
-    shown = place._asdict()
-    shown["uid"] = shown.pop("user")
-    if place.device:
-        shown["device"] = place.uid
-    else:
-        del shown["device"]
-    if not place.reason:
-        del shown["reason"]
-    return shown
 
 
 def version_of(name: str) -> int:
@@ -232,6 +166,11 @@ class Chain:
         self._deliveries: list[Delivery] = []
         self._steps = self._run()
         self.request: Request = next(self._steps)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it knows its position."""
+        return bool(self._names)
 
     @property
     def name(self) -> str:

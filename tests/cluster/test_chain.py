@@ -10,16 +10,13 @@ import pytest
 from liveness.cluster.chain import (
     MOST_NAMES,
     Chain,
-    Delivery,
-    Gap,
-    Listed,
     ReadEntries,
     ReadMeta,
     ReadNewest,
     ReadUsers,
     Request,
-    Rollback,
 )
+from liveness.cluster.events import Delivery, Gap, Listed, Rollback
 from liveness.cluster.format import ClusterRecord, Place, place_bytes, session_bytes
 
 LEASE_S: Final = 30.0

@@ -1,0 +1,88 @@
+"""What a reader of the cluster delivers, beside records: what it missed, and who is online."""
+
+from typing import NamedTuple, TypeAlias
+
+from liveness.cluster.format import ClusterRecord, Place
+
+
+class Rollback(NamedTuple):
+    """Redis lost versions: all records of the partition above `version` are void.
+
+    Those above it that count follow. With version 0 everything was lost.
+    """
+
+    partition: int
+    version: int
+
+    def as_map(self) -> dict[str, object]:
+        """As a mapping, like the records beside it."""
+        return {"kind": self.kind, **self._asdict()}
+
+    @property
+    def kind(self) -> str:
+        """As a record's."""
+        return "rollback"
+
+
+class Gap(NamedTuple):
+    """Versions `first` to `until` - 1 are no longer kept; they were not delivered."""
+
+    partition: int
+    first: int
+    until: int
+
+    def as_map(self) -> dict[str, object]:
+        """As a mapping, like the records beside it."""
+        return {"kind": self.kind, **self._asdict()}
+
+    @property
+    def kind(self) -> str:
+        """As a record's."""
+        return "gap"
+
+
+class Listed(NamedTuple):
+    """All users that are online in a partition, after all records up to `version`."""
+
+    partition: int
+    version: int
+    places: list[Place]  # the newest of each user
+    is_settled: bool  # False: a user that is not there may be online nevertheless
+
+    def as_map(self) -> dict[str, object]:
+        """As a mapping, like the records beside it."""
+        return {
+            "kind": self.kind,
+            "partition": self.partition,
+            "version": self.version,
+            "is_settled": self.is_settled,
+            "users": [place_map(place) for place in self.places],
+        }
+
+    @property
+    def kind(self) -> str:
+        """As a record's."""
+        return "listed"
+
+
+ClusterEvent: TypeAlias = ClusterRecord | Rollback | Gap | Listed
+
+
+class Delivery(NamedTuple):
+    """An event, and the position of the reader once it is finished."""
+
+    event: ClusterEvent
+    position: str
+
+
+def place_map(place: Place) -> dict[str, object]:
+    """Where a user is, as a mapping; absent keys left out."""
+    shown = place._asdict()
+    shown["uid"] = shown.pop("user")
+    if place.device:
+        shown["device"] = place.uid
+    else:
+        del shown["device"]
+    if not place.reason:
+        del shown["reason"]
+    return shown

@@ -1,0 +1,43 @@
+"""What a reader learns from Redis before it reads: what all hosts have in common."""
+
+from typing import NamedTuple
+
+from liveness.cluster.connection import Redis
+from liveness.cluster.format import SCHEMA
+from liveness.errors import LivenessError, ReportError
+
+
+class Terms(NamedTuple):
+    """What the hosts of a cluster have in common."""
+
+    partitions: int
+    separator: str  # of a user and its device; empty: there are no devices
+
+
+async def read_terms(redis: Redis) -> Terms | None:
+    """What the hosts of a cluster have in common; None: no host has begun.
+
+    Raises:
+        CallError: Redis did not answer.
+        ReportError: It is of another version of liveness.
+        ValueError: It is not of liveness.
+    """
+    (configuration,) = await redis.meta(0, "conf")
+    if configuration is None:
+        return None
+    schema, partitions, separator, _ = configuration.decode().split(" ")
+    if int(schema) != SCHEMA:
+        raise ReportError(
+            f"the hosts of the cluster have schema {schema}, and this program {SCHEMA}; "
+            "install the version of liveness that they have"
+        )
+    is_none = separator == "-"
+    return Terms(int(partitions), "" if is_none else bytes.fromhex(separator).decode())
+
+
+def of_another_form(error: ValueError, server: str) -> LivenessError:
+    """What to raise for bytes on Redis that are not of this schema."""
+    return LivenessError(
+        f"{server}: {error}: another program wrote this, or another version of liveness; "
+        "correct cluster.prefix"
+    )

@@ -1,0 +1,382 @@
+"""Reads all partitions of the cluster: who comes and goes on any host, and who is online.
+
+    async with ClusterWatch(settings) as watch:
+        async for event in watch:
+            ...
+
+It runs under trio and asyncio. Nothing is read ahead: while the program waits for the next
+event, the partitions are read in turn, and what a turn brought is delivered before the next
+one begins. So a slow program holds up nothing but itself: what it has not read is in the
+streams for `cluster.keep_s`.
+"""
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from liveness.cluster.chain import UNLISTED, Chain
+from liveness.cluster.connection import CallError, Redis, connected
+from liveness.cluster.events import ClusterEvent, Delivery, Listed
+from liveness.cluster.format import ClusterRecord, Place
+from liveness.cluster.positions import OLDEST, Positions, parsed, text_of
+from liveness.cluster.questions import HostRow, hosts, places_of
+from liveness.cluster.terms import Terms, read_terms
+from liveness.cluster.turns import (
+    FIRST_RETRY_S,
+    LAST_RETRY_S,
+    SLOWEST_S,
+    Troubles,
+    Turns,
+    answer_to,
+)
+from liveness.config.cluster import ClusterSettings
+from liveness.core.records import Uid
+from liveness.errors import ReportError
+
+__all__ = ["OLDEST", "ClusterBatches", "ClusterListing", "ClusterWatch"]
+
+# Sessions in the answer to one `where`: users have few, so that is no answer cut short.
+MOST_PLACES: Final = 1_000_000
+
+
+R = TypeVar("R")
+logger: Final = logging.getLogger("liveness.client")
+
+
+class ClusterListing(NamedTuple):
+    """Who is online on any host; to follow from there, begin at `position`."""
+
+    position: str
+    places: list[Place]  # the newest session of each user
+    is_settled: bool  # False: hosts are still listing, after Redis was emptied
+
+
+class ClusterWatch(AsyncIterator[ClusterEvent]):
+    """An endless `async for` over events of all hosts, for one loop at a time.
+
+    Use it with `async with`. An event is finished when the loop comes back for the next
+    one; `position` is where another watch goes on behind those that are finished. Some of
+    its records may come again then, so do your work such that it may be done twice:
+    partition and version name a record.
+
+    A `Rollback` says that records which were delivered are void: Redis failed over to a
+    server that did not have them. A `Gap` says that some were no longer kept. Both concern
+    one partition. With *lists*, a `Listed` follows each of them, and is the first event of
+    each partition: who is not in it is offline.
+
+    If a wait is cancelled, no event is lost. While Redis is away, it waits.
+
+    Args:
+        settings: Where Redis is. The partitions are those that the hosts made.
+        position: As `position` of an earlier watch had it; "oldest": everything that is
+            kept; None: what is new from now on.
+        kinds: The records to deliver: "online", "offline", "moved". None named: all.
+        lists: Whether to list who is online.
+        strict: Whether to raise a CallError for what is otherwise logged and tried again:
+            before the first answer all kinds, later those that will not pass.
+        report_line: Is called with each line about the connection, in place of the logger
+            "liveness.client".
+    Raises:
+        ReportError: The position is none.
+    """
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        *,
+        position: str | None = None,
+        kinds: Sequence[str] = (),
+        lists: bool = False,
+        strict: bool = False,
+        report_line: Callable[[str], None] | None = None,
+    ) -> None:
+        self._settings = settings
+        is_text = position is not None and position != OLDEST
+        self._positions = parsed(position) if is_text and position else Positions()
+        self._start = "" if position == OLDEST else None
+        self._kinds = frozenset(kinds)
+        self._lists = lists
+        self._troubles = Troubles(
+            settings.url or settings.nodes,
+            strict=strict,
+            report_line=report_line or logger.warning,
+        )
+        self._stack = AsyncExitStack()
+        self._redis: Redis | None = None
+        self._terms: Terms | None = None
+        self._turns: Turns | None = None
+        self._guard = anyio.ResourceGuard("reading the events of")
+        self._cancel_scope: anyio.CancelScope | None = None  # of the loop's wait
+        self._is_closed = False
+        self._waiting = deque[Delivery]()
+        self._given = Positions()  # of what the loop has and has not finished
+
+    async def __aenter__(self) -> Self:
+        """Begin to connect.
+
+        Raises:
+            StartError: coredis is not installed, or a file of the settings is unusable.
+        """
+        self._redis = await self._stack.enter_async_context(connected(self._settings))
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._close()
+        self._redis = None
+        await self._stack.__aexit__(*error)
+
+    async def aclose(self) -> None:
+        """End the iteration. The connections end with `async with`."""
+        self._close()
+        await checkpoint()
+
+    def _close(self) -> None:
+        self._is_closed = True
+        if self._cancel_scope is not None:
+            self._cancel_scope.cancel()
+
+    # --- events -----------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ClusterEvent:
+        """Finish the last event, and wait for the next one."""
+        await self._ready()
+        event = self.take()
+        assert event is not None
+        return event
+
+    def batches(self) -> "ClusterBatches":
+        """Iterate over lists of events, of those that have arrived; never empty ones."""
+        return ClusterBatches(self)
+
+    async def _next_batch(self) -> list[ClusterEvent]:
+        await self._ready()
+        batch = list(self._waiting)
+        self._waiting.clear()
+        self._given = {event.partition: position for event, position in batch}
+        return [event for event, _ in batch]
+
+    def take(self) -> ClusterEvent | None:
+        """Return the next event if it has arrived; finish the last one. Do not wait."""
+        self._finish()
+        if not self._waiting or self._is_closed:
+            return None
+        event, position = self._waiting.popleft()
+        self._given = {event.partition: position}
+        return event
+
+    @property
+    def position(self) -> str | None:
+        """Behind the events that are finished; None before each partition was read.
+
+        A text of a version for each partition, see `positions`.
+        """
+        if self._terms is None or len(self._positions) < self._terms.partitions:
+            return None
+        return text_of(self._positions)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `aclose` was called."""
+        return self._is_closed
+
+    def _finish(self) -> None:
+        self._positions |= self._given
+        self._given = {}
+
+    async def _ready(self) -> None:
+        """Finish what was given to the loop; wait until an event is at hand."""
+        with self._guard:
+            await checkpoint()
+            self._finish()
+            if not self._is_closed:
+                with anyio.CancelScope() as self._cancel_scope:
+                    await self._arrived()
+            if self._is_closed:
+                raise StopAsyncIteration
+
+    async def _arrived(self) -> None:
+        while not self._waiting:
+            self._troubles.check()
+            await self._begun()
+            assert self._turns is not None
+            is_idle = await self._turns.read(self._own_redis)
+            self._troubles.check()
+            if is_idle:
+                await anyio.sleep(self._turns.pause_s)
+
+    async def connected(self) -> None:
+        """Wait until the cluster was found. No event is read.
+
+        Raises:
+            As the iteration.
+        """
+        with self._guard:
+            await self._begun()
+
+    # --- reading ----------------------------------------------------------------------
+
+    async def _begun(self) -> Terms:
+        """Find out how many partitions there are; wait until a host has made them."""
+        while self._terms is None:
+            terms = await self._ask(read_terms)
+            if terms is None:
+                # What comes now is new: nothing is to be left out when it has begun.
+                self._start = ""
+                await anyio.sleep(SLOWEST_S)
+            elif self._terms is None:
+                self._begin(terms)
+        return self._terms
+
+    def _begin(self, terms: Terms) -> None:
+        numbers = range(terms.partitions)
+        if self._positions and self._positions.keys() != {*numbers}:
+            raise ReportError(
+                f"position has {len(self._positions)} partitions, and the cluster "
+                f"{terms.partitions}: it is of another one; begin without a position"
+            )
+        start = self._start
+        if start is not None:
+            start += UNLISTED if self._lists else ""
+            self._positions = self._positions or dict.fromkeys(numbers, start)
+        chains = [
+            self._chain(number, self._positions.get(number), lists=self._lists)
+            for number in numbers
+        ]
+        self._turns = Turns(chains, troubles=self._troubles, take=self._take)
+        self._terms = terms
+
+    def _chain(
+        self, number: int, position: str | None, *, lists: bool, waits: bool = True
+    ) -> Chain:
+        lease_s = self._settings.lease_s
+        return Chain(
+            number, position=position, lists=lists, lease_s=lease_s, waits=waits
+        )
+
+    def _take(self, chain: Chain, found: list[Delivery]) -> int:
+        """Take what a partition brought; return how many events wait."""
+        wanted = [delivery for delivery in found if self._wants(delivery.event)]
+        if wanted:
+            # The position behind the last one is also behind those that are not wanted.
+            wanted[-1] = Delivery(wanted[-1].event, chain.position)
+            self._waiting += wanted
+        elif chain.has_begun:
+            self._positions[chain.partition] = chain.position
+        return len(self._waiting)
+
+    def _wants(self, event: ClusterEvent) -> bool:
+        if not isinstance(event, ClusterRecord):
+            return True
+        return not self._kinds or event.kind in self._kinds
+
+    @property
+    def _own_redis(self) -> Redis:
+        if self._redis is None:
+            raise ReportError("a watch of a cluster is used with `async with`")
+        return self._redis
+
+    # --- questions --------------------------------------------------------------------
+
+    async def _ask(self, question: Callable[[Redis], Awaitable[R]]) -> R:
+        """Ask until there is an answer."""
+        retry_s = FIRST_RETRY_S
+        while not self._is_closed:
+            try:
+                answer = await question(self._own_redis)
+            except CallError as error:
+                self._troubles.failed(error)
+            except ReportError:
+                raise
+            except ValueError as error:
+                self._troubles.damaged(error)
+            else:
+                self._troubles.succeeded()
+                return answer
+            self._troubles.check()
+            await anyio.sleep(retry_s)
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+        raise anyio.ClosedResourceError
+
+    async def where(self, users: Uid | Iterable[Uid]) -> list[Place]:
+        """Ask which of these users are online, and on which hosts.
+
+        Without Redis a question waits for it: use a timeout.
+
+        Args:
+            users: A uid, or any number of them. The name of a user stands for all of its
+                devices.
+        Returns:
+            Their sessions, in the order of *users*, the newest of a user first.
+        """
+        terms = await self._begun()
+        asked = [users] if isinstance(users, str | int) else list(users)
+        return await self._ask(
+            lambda redis: places_of(
+                redis,
+                asked,
+                partitions=terms.partitions,
+                limit=MOST_PLACES,
+                separator=terms.separator,
+            )
+        )
+
+    async def online(self, users: Uid | Iterable[Uid]) -> set[Uid]:
+        """Ask which of these users are online on any host; as `where`."""
+        asked = [users] if isinstance(users, str | int) else list(users)
+        found = await self.where(asked)
+        named = {place.user for place in found} | {place.uid for place in found}
+        return named & set(asked)
+
+    async def hosts(self) -> list[HostRow]:
+        """Ask for the hosts; as `where`."""
+        terms = await self._begun()
+        return await self._ask(lambda redis: hosts(redis, terms.partitions))
+
+    async def list(self) -> ClusterListing:
+        """Ask for all users that are online on any host; as `where`.
+
+        To follow from there, begin at its position. A million users take some 400 MB here.
+        """
+        terms = await self._begun()
+        found = [
+            await self._ask(partial(self._listed, number))
+            for number in range(terms.partitions)
+        ]
+        return ClusterListing(
+            text_of({listed.partition: name for listed, name in found}),
+            [place for listed, _ in found for place in listed.places],
+            all(listed.is_settled for listed, _ in found),
+        )
+
+    async def _listed(self, number: int, redis: Redis) -> tuple[Listed, str]:
+        """List a partition."""
+        chain = self._chain(number, None, lists=True, waits=False)
+        while True:
+            answer = await answer_to(redis, number, chain.request)
+            for event, position in chain.answer(answer, anyio.current_time()):
+                if isinstance(event, Listed):
+                    return event, position
+            if chain.is_caught_up and not chain.name:  # no host has begun it
+                return Listed(number, 0, [], is_settled=False), ""
+
+
+class ClusterBatches(AsyncIterator[list[ClusterEvent]]):
+    """An endless `async for` over lists of events; from `ClusterWatch.batches`."""
+
+    def __init__(self, watch: ClusterWatch) -> None:
+        self._watch = watch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[ClusterEvent]:
+        return await self._watch._next_batch()

@@ -1,0 +1,110 @@
+"""A host of the cluster for tests of its readers: it calls the functions on Redis itself."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+from liveness.cluster.format import (
+    Place,
+    configuration_of,
+    ending_bytes,
+    field_of,
+    keys_of,
+    partition_of,
+    place_bytes,
+    session_bytes,
+)
+from liveness.cluster.functions import functions
+from liveness.core.records import Uid
+from tests.helpers.redis_servers import RedisServer
+
+PARTITIONS: Final = 2
+LEASE_S: Final = 30.0
+
+
+class ClusterPublisher:
+    """A host that is known in all partitions, with no users yet.
+
+    Args:
+        server: Where it publishes.
+        name: Its own.
+        partitions: How many there are.
+    """
+
+    def __init__(
+        self, server: RedisServer, name: str = "a", *, partitions: int = PARTITIONS
+    ) -> None:
+        self._server = server
+        self._name = name
+        self._count = partitions
+        self._seq = 0
+        self._last = defaultdict[int, int](int)  # by partition
+        self._incarnations: dict[int, int] = {}
+        self._sessions: dict[Uid, int] = {}
+        self._token = 0
+        source = functions().source
+        server("FUNCTION", "LOAD", "REPLACE", source)
+        for partition in range(partitions):
+            self._begin(partition)
+
+    def _begin(self, partition: int) -> None:
+        conf, lease_us = configuration_of(self._count, ""), round(LEASE_S * 1e6)
+        who = [self._name, 1, 1]
+        answer = self._call(
+            "begin", partition, [*who, "log", 0, conf, lease_us, 0, 1, self._next_token]
+        )
+        assert answer[0] == b"reset", answer
+        self._incarnations[partition] = inc = answer[2]
+        answer = self._call("assert", partition, [*who, inc, 0, 0, 0, 1, 0])
+        assert answer[0] == b"ok", answer
+
+    def age(self) -> None:
+        """The partitions have begun long ago: a list need not wait for other hosts."""
+        for partition in range(self._count):
+            conf = f"{configuration_of(self._count, '')} 1"
+            self._server("HSET", keys_of("lv", partition).meta, "conf", conf)
+
+    @property
+    def _next_token(self) -> int:
+        self._token += 1
+        return self._token
+
+    def online(self, *users: Uid) -> None:
+        """Sessions of these users begin, in one call for each partition."""
+        self._change(users, is_end=False)
+
+    def offline(self, *users: Uid) -> None:
+        """The sessions of these users end."""
+        self._change(users, is_end=True)
+
+    def _change(self, users: Sequence[Uid], *, is_end: bool) -> None:
+        by_partition = defaultdict[int, list[Uid]](list)
+        for user in users:
+            by_partition[partition_of(field_of(user), self._count)].append(user)
+        for partition, some in by_partition.items():
+            self._apply(partition, some, is_end=is_end)
+
+    def _apply(self, partition: int, users: list[Uid], *, is_end: bool) -> None:
+        inc, values, bodies = self._incarnations[partition], [], []
+        for user in users:
+            self._seq += 1
+            name = field_of(user).decode()  # as records have it
+            if is_end:
+                session = self._sessions.pop(user)
+                values.append(ending_bytes(session))
+                place = Place(name, self._name, "gw", session, 0, "logout")
+            else:
+                session = self._sessions[user] = self._seq
+                values.append(session_bytes(inc, session, 1_000, b"gw", b""))
+                place = Place(name, self._name, "gw", session, 1_000, "login")
+            bodies.append(place_bytes(place))
+        last, self._last[partition] = self._last[partition], self._seq
+        head = [self._name, 1, 1, inc, last, self._seq, 0, self._next_token, len(users)]
+        fields = [field_of(user) for user in users]
+        answer = self._call("apply", partition, [*head, *fields, *values, *bodies])
+        assert answer[0] == b"ok", answer
+
+    def _call(self, function: str, partition: int, args: Sequence[Any]) -> Any:
+        name = functions().prefix + function
+        keys = keys_of("lv", partition)
+        return self._server("FCALL", name, len(keys), *keys, *args)
