@@ -18,11 +18,17 @@ if TYPE_CHECKING:
         connect,
     )
     from liveness.client.sync import SyncSidecar, connect_sync
-    from liveness.client.sync_watch import SyncWatch, watch_sync
-    from liveness.client.watcher import Listing, Watch, Whereabouts, watch
+    from liveness.client.sync_cluster import SyncClusterWatch
+    from liveness.client.sync_watch import SyncWatch
+    from liveness.client.watcher import Listing, Watch, Whereabouts
+    from liveness.client.watches import watch, watch_sync
+    from liveness.cluster.watch import ClusterWatch
+    from liveness.config.cluster import ClusterSettings
 
 __version__ = "0.1.0"
 __all__ = [
+    "ClusterSettings",
+    "ClusterWatch",
     "ConfigError",
     "End",
     "LinkState",
@@ -33,6 +39,7 @@ __all__ = [
     "ReportError",
     "Sidecar",
     "Stats",
+    "SyncClusterWatch",
     "SyncSidecar",
     "SyncWatch",
     "TaskFailed",
@@ -47,14 +54,17 @@ __all__ = [
 ]
 # The names that are in another module than `liveness.client.sidecar`.
 _MODULES = {
-    "SyncSidecar": "sync",
-    "connect_sync": "sync",
-    "SyncWatch": "sync_watch",
-    "watch_sync": "sync_watch",
-    "Listing": "watcher",
-    "Watch": "watcher",
-    "Whereabouts": "watcher",
-    "watch": "watcher",
+    "ClusterSettings": "config.cluster",
+    "ClusterWatch": "cluster.watch",
+    "SyncClusterWatch": "client.sync_cluster",
+    "SyncSidecar": "client.sync",
+    "connect_sync": "client.sync",
+    "SyncWatch": "client.sync_watch",
+    "Listing": "client.watcher",
+    "Watch": "client.watcher",
+    "Whereabouts": "client.watcher",
+    "watch": "client.watches",
+    "watch_sync": "client.watches",
 }
 
 
@@ -66,7 +76,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        module = import_module(f"liveness.client.{_MODULES.get(name, 'sidecar')}")
+        module = import_module(f"liveness.{_MODULES.get(name, 'client.sidecar')}")
         return getattr(module, name)
 
     def __dir__() -> list[str]:

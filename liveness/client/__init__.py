@@ -1,4 +1,4 @@
 """The library that gateways and other programs import, for trio, asyncio and threads."""
 
-# Imports: config, core, errors, host_clock, text.
+# Imports: cluster, config, core, errors, host_clock, text.
 # Never: trio, starlette, hypercorn, structlog, sqlite3.

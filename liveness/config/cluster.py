@@ -207,3 +207,20 @@ class ClusterSettings:
     def host_name(self) -> str:
         """The name of this host."""
         return self.host or socket.gethostname()
+
+
+def settings_of(cluster: str) -> ClusterSettings:
+    """The settings of a reader that knows no more than where Redis is.
+
+    Args:
+        cluster: A URL, or some nodes.
+    Raises:
+        ValueError: It is neither.
+    """
+    if not cluster:
+        raise ValueError(f"it must be {_URL}, or {_NODES}")
+    if "://" in cluster:
+        _check_url(cluster)
+        return ClusterSettings(url=cluster)
+    _check_nodes(cluster)
+    return ClusterSettings(nodes=cluster)

@@ -1,10 +1,13 @@
 """A watch of all partitions against a real Redis."""
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import anyio
 import pytest
 
+import liveness
 from liveness.cluster.connection import CallError
 from liveness.cluster.events import ClusterEvent, Listed
 from liveness.cluster.format import ClusterRecord, HostState, keys_of
@@ -256,3 +259,58 @@ async def test_a_list_has_all_users_and_the_position_to_go_on_from(
     host.online("ada")
     async with watching(position=listing.position) as watch:
         assert await read(watch, 1) == ["+ada"]
+
+
+# --- the library ----------------------------------------------------------------------
+
+
+async def test_the_library_watches_a_cluster_by_its_url(
+    redis: RedisServer, host: ClusterPublisher
+) -> None:
+    host.online("ada")
+    with anyio.fail_after(SOON_S):
+        async with liveness.watch(cluster=redis.url, position=OLDEST) as watch:
+            event = await anext(watch)
+            shown = {"kind": "online", "uid": "ada", "host": "a", "gateway": "gw"}
+            assert event.as_map().items() >= shown.items()
+
+
+def test_a_program_with_threads_watches_a_cluster(
+    redis: RedisServer, host: ClusterPublisher
+) -> None:
+    host.online("ada")
+    with liveness.watch_sync(cluster=redis.settings(), position=OLDEST) as watch:
+        assert shown(next(watch)) == "+ada"
+        host.online("bob", "eve")
+        assert [shown(event) for event in next(watch.batches())] == ["+bob", "+eve"]
+        assert watch.online(["ada", "kim"]) == {"ada"}
+        assert [place.host for place in watch.where("bob")] == ["a"]
+        assert [row.host for row in watch.hosts()] == ["a"]
+        assert len(watch.list().places) == 3
+        assert watch.position is not None
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ("", "it must be redis://HOST:PORT"),
+        ("http://redis:1", "it must be redis://"),
+        ("redis", "it must be HOST:PORT"),
+        ("redis://u:secret@redis:1", "it must not name a user or a password"),
+    ],
+)
+def test_a_text_that_names_no_server_is_refused(cluster: str, said: str) -> None:
+    with pytest.raises(ReportError, match=f"^cluster: {said}"):
+        liveness.watch(cluster=cluster)
+
+
+def test_coredis_is_imported_by_a_connection_only() -> None:
+    """Programs that watch no cluster need not have it."""
+    show = "import sys, liveness; liveness.watch('a'); liveness.ClusterWatch;"
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", f"{show} print('coredis' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "False\n"
