@@ -270,8 +270,9 @@ class Chain:
         """Go on from the last version that both know, or else from some time before."""
         common = yield from self._last_common()
         if common is None:
+            newest = yield from self._newest()  # first: what follows it is then not lost
             later = yield from self._entries(max(self.version - BACK_US, 0), 1)
-            common = later[0].before if later else (yield from self._newest())
+            common = later[0].before if later else newest
         if common == self.name:
             self.is_caught_up = True  # it is not: but so there is a pause
             return
@@ -280,7 +281,7 @@ class Chain:
             version = max(version - 1, 0)
         while self._names and version_of(self._names[-1]) > version:
             self._names.pop()
-        if self.name != common:
+        if not self._names or self.name != common:
             self._names.clear()
             self._names.append(common)
         self._list = None
