@@ -11,7 +11,13 @@ from liveness.cluster.format import field_of, partition_of
 from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
 from liveness.outlets.cluster.host_state import HostIdentity
-from liveness.outlets.cluster.partition import Change, Mode, Partition
+from liveness.outlets.cluster.partition import (
+    LIMITS,
+    Change,
+    Limits,
+    Mode,
+    Partition,
+)
 
 
 class ClusterHost:
@@ -21,13 +27,19 @@ class ClusterHost:
         identity: What they share.
         partitions: How many there are.
         separator: What separates a device from its user; empty: no devices.
+        limits: How much each partition does at a time.
     """
 
     def __init__(
-        self, identity: HostIdentity, *, partitions: int, separator: str
+        self,
+        identity: HostIdentity,
+        *,
+        partitions: int,
+        separator: str,
+        limits: Limits = LIMITS,
     ) -> None:
         self.identity = identity
-        self.partitions = [Partition(n, identity) for n in range(partitions)]
+        self.partitions = [Partition(n, identity, limits) for n in range(partitions)]
         self._separator = separator
 
     # --- the log --------------------------------------------------------------

@@ -46,6 +46,7 @@ class HostIdentity:
             the wall clock. If it is not, Redis answers with a higher one.
         random: For tokens and pauses.
         on_fenced: Called with a host that this one declared lost, and the partition.
+        begin_at_once: Partitions that begin or list their sessions at a time.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class HostIdentity:
         epoch: int,
         random: Random,
         on_fenced: Callable[[bytes, int], None],
+        begin_at_once: int = BEGIN_AT_ONCE,
     ) -> None:
         self.name, self.log = terms.name, terms.log
         self.nonce, self.epoch = nonce, epoch
@@ -74,12 +76,13 @@ class HostIdentity:
         self.busy: set[int] = set()  # partitions that begin or list their sessions
         self.counts = ClusterCounts()
         self.fenced = on_fenced
+        self._begin_at_once = begin_at_once
         self._random = random
 
     @property
     def may_begin(self) -> bool:
         """Whether another partition may begin now."""
-        return len(self.busy) < BEGIN_AT_ONCE
+        return len(self.busy) < self._begin_at_once
 
     def next_epoch(self) -> int:
         """An epoch above all before."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +30,17 @@ REAP_USERS: Final = 500
 REAP_PAUSE_S: Final = 0.010
 # The first pause after a call that failed; it doubles up to a sixth of the lease.
 FIRST_RETRY_S: Final = 0.1
+
+
+class Limits(NamedTuple):
+    """How much a partition does at a time; a simulation has smaller ones."""
+
+    call_changes: int = CALL_CHANGES
+    most_queued: int = MOST_QUEUED
+    reap_users: int = REAP_USERS
+
+
+LIMITS: Final = Limits()
 
 
 class Change(NamedTuple):
@@ -125,9 +137,12 @@ class Partition:
     Args:
         number: Its number.
         host: What all partitions of the host share.
+        limits: How much it does at a time.
     """
 
-    def __init__(self, number: int, host: HostIdentity) -> None:
+    def __init__(
+        self, number: int, host: HostIdentity, limits: Limits = LIMITS
+    ) -> None:
         self.number = number
         self.mode = Mode.BEGINNING
         self.last = 0  # Redis has everything up to this seq
@@ -137,6 +152,7 @@ class Partition:
         self.answered_at = -inf
         self.lists = 0  # how many lists of all sessions it asked for
         self._host = host
+        self._limits = limits
         self._queue: deque[Change] = deque()
         self._due = _Schedule()
         self._under_way: _UnderWay | None = None
@@ -159,7 +175,9 @@ class Partition:
     @property
     def has_room(self) -> bool:
         """Whether it takes the records of the log behind `read_to`."""
-        return self.mode is Mode.FOLLOWING and len(self._queue) < MOST_QUEUED
+        return (
+            self.mode is Mode.FOLLOWING and len(self._queue) < self._limits.most_queued
+        )
 
     @property
     def read_from(self) -> int:
@@ -245,7 +263,7 @@ class Partition:
 
     def _follow(self, now: float) -> Call | None:
         due = self._due
-        if len(self._queue) >= CALL_CHANGES:
+        if len(self._queue) >= self._limits.call_changes:
             due.changes = min(due.changes, now)
         at, duty = min(
             # With one due time, changes first: they are what users wait for.
@@ -273,8 +291,8 @@ class Partition:
             case _:
                 due.reap = now + REAP_PAUSE_S
                 self._under_way = _UnderWay("reap")
-                token = self._host.token()
-                return Call("reap", [self._cursor, REAP_USERS, self._floor(now), token])
+                users, token = self._limits.reap_users, self._host.token()
+                return Call("reap", [self._cursor, users, self._floor(now), token])
 
     def _begin(self) -> Call:
         host = self._host
@@ -303,7 +321,7 @@ class Partition:
         return self._changes("assert", self._pieces, last, piece.changes, now)
 
     def _apply(self, now: float) -> Call:
-        taken = [self._queue[n] for n in range(min(CALL_CHANGES, len(self._queue)))]
+        taken = list(islice(self._queue, self._limits.call_changes))
         is_all = len(taken) == len(self._queue)
         last = self.read_to if is_all else taken[-1].seq
         audit = None
