@@ -484,10 +484,12 @@ local function register(name, run, flags)
       return run(keys, args)
     end}
 end
-register('begin', begin, {})
 register('assert', assert_, {})
 register('apply', apply, {})
--- Without these, nothing could free memory once it is used up.
+-- These also run when memory is used up: else every host would seem lost, and nothing could
+-- free any. A beat is `apply` with n = 0.
+register('begin', begin, {'allow-oom'})
+register('beat', apply, {'allow-oom'})
 register('look', look, {'allow-oom'})
 register('fence', fence, {'allow-oom'})
 register('reap', reap, {'allow-oom'})

@@ -168,7 +168,8 @@ class Partition:
         self._heard = 0  # our newest beat, as Redis answered it
         self._suspects = Suspects(host.lease_s)
         self._cursor: bytes | int = 0
-        self._failures = 0
+        self._failures = 0  # calls without an answer, since the last one with
+        self._refusals = 0  # the same of calls with changes
 
     # --- records --------------------------------------------------------------
 
@@ -263,7 +264,7 @@ class Partition:
 
     def _follow(self, now: float) -> Call | None:
         due = self._due
-        if len(self._queue) >= self._limits.call_changes:
+        if len(self._queue) >= self._limits.call_changes and not self._refusals:
             due.changes = min(due.changes, now)
         at, duty = min(
             # With one due time, changes first: they are what users wait for.
@@ -321,6 +322,10 @@ class Partition:
         return self._changes("assert", self._pieces, last, piece.changes, now)
 
     def _apply(self, now: float) -> Call:
+        if self._refusals and now < self._due.changes:
+            # Redis may be out of memory: it takes calls without changes even then.
+            self._under_way = _UnderWay("apply", self.last)
+            return self._changes("beat", self.last, self.last, (), now)
         taken = list(islice(self._queue, self._limits.call_changes))
         is_all = len(taken) == len(self._queue)
         last = self.read_to if is_all else taken[-1].seq
@@ -328,7 +333,8 @@ class Partition:
         if is_all and self.tally is not None and self.tally.reached == last:
             audit = self.tally.answer
         self._under_way = _UnderWay("apply", last, len(taken), audit)
-        return self._changes("apply", self.last, last, taken, now)
+        function = "apply" if taken else "beat"
+        return self._changes(function, self.last, last, taken, now)
 
     def _changes(
         self, function: str, before: int, last: int, taken: Sequence[Change], now: float
@@ -387,12 +393,19 @@ class Partition:
         if under_way is None:
             return
         self._failures += 1
-        pause = FIRST_RETRY_S * 2 ** min(self._failures - 1, 16)
-        self._due.retry = now + min(pause, self._host.beat_s) * self._host.jitter()
+        self._due.retry = now + self._pause(self._failures)
         if under_way.function == "begin":
             self._host.busy.discard(self.number)
         elif under_way.function == "assert":
             self._restart(may_keep=False)  # in doubt, from the beginning
+        elif under_way.changes:
+            self._refusals += 1
+            self._due.beat = now  # without them, before they are tried again
+            self._due.changes = self._due.retry + self._pause(self._refusals)
+
+    def _pause(self, failures: int) -> float:
+        pause = FIRST_RETRY_S * 2.0 ** min(failures - 1, 16)
+        return min(pause, self._host.beat_s) * self._host.jitter()
 
     def answered(self, answer: Sequence[Any], now: float, wall_ms: int) -> str:
         """Take the answer to the call.
@@ -510,7 +523,9 @@ class Partition:
         self._heard = beat
         due = self._due
         due.beat = now + self._host.beat_s
-        due.changes = now + self._host.linger_s if self._queue else inf
+        if under_way.changes or not self._refusals:
+            self._refusals = 0
+            due.changes = now + self._host.linger_s if self._queue else inf
         due.look = max(due.look, now + self._host.look_s - look_age / 1e6)
         if under_way.audit is not None and under_way.audit != (sessions, total):
             self._host.counts.audit_mismatches += 1
@@ -529,6 +544,7 @@ class Partition:
             self._queue.clear()
             self.read_to = seq
         self.last = seq
+        self._refusals = 0
         self._due.beat = self._due.changes = now
 
     def _looked(self, word: str, answer: Sequence[Any], now: float) -> None:
@@ -560,6 +576,7 @@ class Partition:
         self.mode = Mode.BEGINNING
         self._may_keep = self._may_keep and may_keep
         self._queue.clear()
+        self._refusals = 0
         self._piece = None
         self._suspects.clear()
         self._host.busy.discard(self.number)

@@ -1,0 +1,119 @@
+"""What a partition calls next, and what it makes of the answers."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from liveness.cluster.format import field_of, sessions_of
+from liveness.outlets.cluster.host import ClusterHost
+from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
+from liveness.outlets.cluster.partition import (
+    Call,
+    Change,
+    Mode,
+    Partition,
+    Piece,
+    Tally,
+)
+from liveness.outlets.cluster.suspects import Suspects
+
+WALL_MS = 1_700_000_000_000
+REDIS_US = WALL_MS * 1000
+LEASE_S = 30.0
+
+
+@pytest.fixture
+def identity() -> HostIdentity:
+    terms = HostTerms(
+        name="a",
+        log="log",
+        lease_s=LEASE_S,
+        linger_s=0.02,
+        keep_s=3_600,
+        configuration="1 1 -",
+    )
+    return HostIdentity(
+        terms, nonce=1, epoch=WALL_MS, random=Random(1), on_fenced=lambda *_: None
+    )
+
+
+@pytest.fixture
+def part(identity: HostIdentity) -> Partition:
+    """One that follows the log, up to seq 10."""
+    identity.newest = 100
+    part = Partition(0, identity)
+    assert name_of(part.next_call(0.0)) == "begin"
+    part.answered([b"keep", 10, 1, REDIS_US, REDIS_US], 0.0, WALL_MS)
+    assert name_of(part.next_call(0.0)) == "beat"
+    part.answered(taken(), 0.0, WALL_MS)
+    return part
+
+
+def taken(sessions: int = 0, total: int = 0, redis_us: int = REDIS_US) -> list[Any]:
+    """The answer to a call that was taken, of a host with these sessions."""
+    return [b"ok", redis_us, sessions, total, redis_us, redis_us, 0, 0, 1]
+
+
+def change(seq: int, at: int = WALL_MS) -> Change:
+    return Change(seq, field_of("ada"), "", seq, "g", at, "login")
+
+
+def name_of(call: Call | None) -> str:
+    assert call is not None
+    return call.function
+
+
+def calls(part: Partition, until: float) -> Iterator[tuple[float, Call]]:
+    """Its calls up to a moment, apart from `look`; each waits to be answered."""
+    while (now := part.next_at()) < until:
+        call = part.next_call(now)
+        assert call is not None
+        if call.function == "look":
+            part.answered([b"later"], now, WALL_MS)
+        else:
+            yield now, call
+
+
+def test_changes_that_redis_refuses_are_tried_less_and_less_often_between_beats(
+    part: Partition,
+) -> None:
+    part.add(change(11), 1.0)
+    refused, beats = [], []
+    for now, call in calls(part, 120.0):
+        if call.function == "apply":
+            refused.append(now)
+            part.failed(now)
+        else:
+            beats.append(now)
+            part.answered(taken(), now, WALL_MS)
+    pauses = [after - before for before, after in pairwise(refused)]
+    assert max(pauses[:2]) < 1 < LEASE_S / 8 < min(pauses[-3:])
+    gaps = [after - before for before, after in pairwise(beats)]
+    assert max(gaps) < LEASE_S / 4  # no host would declare this one lost
+    assert part.queued == 1
+
+
+def test_counts_that_differ_from_the_log_lead_to_a_list(
+    part: Partition, identity: HostIdentity
+) -> None:
+    part.tally = Tally(10, sessions=2, total=7)
+    for (now, _), total in zip(calls(part, 60.0), (7, 8), strict=False):
+        assert part.mode is Mode.FOLLOWING
+        part.answered(taken(2, total), now, WALL_MS)
+    assert (part.mode, identity.counts.audit_mismatches) == (Mode.BEGINNING, 1)
+
+
+def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
+    part.lose_records()
+    part.next_call(1.0)
+    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US], 1.0, WALL_MS)
+    assert part.wants_list
+    part.give_piece(Piece([change(3)], 20))
+    assert name_of(part.next_call(1.0)) == "assert"
+    part.failed(1.0)
+    assert not part.wants_piece
+    assert part.next_call(1.0) is None  # not at once
+    assert name_of(part.next_call(1.2)) == "begin"
