@@ -13,6 +13,7 @@ from liveness.core.access import Access
 from liveness.core.attended_clock import AttendedClock
 from liveness.core.back_pressure import DiskLimits
 from liveness.core.changes import Decisions, Disk
+from liveness.core.cluster_questions import QuestionLimits
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.handshake import Terms
 from liveness.core.link_registry import LinkCounts, LinkRegistryLimits
@@ -86,6 +87,7 @@ def make_server(
     next_timer: int,
     timer_states: dict[str, int],
     new_conversation: Callable[[ConversationLimits], Conversation],
+    host: str = "",
 ) -> Server:
     """The server, with its users, timers and links.
 
@@ -100,8 +102,9 @@ def make_server(
         next_timer: The number of the next timer.
         timer_states: How many timers the disk has in each state.
         new_conversation: Makes the state machine of a new link.
+        host: The name of this host, if the shell can ask the cluster.
     """
-    limits, terms = config.limits, _terms(config)
+    limits, terms = config.limits, _terms(config, host)
     scheduler = TimerScheduler(
         lambda mono: Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono),
         decided,
@@ -131,6 +134,10 @@ def make_server(
                 max_pending_commands=config.timers.max_pending,
             ),
             max_where_rows=limits.max_where_rows,
+            questions=QuestionLimits(
+                of_link=config.cluster.max_link_questions,
+                in_all=config.cluster.max_questions,
+            ),
         ),
         new_conversation=lambda: new_conversation(terms.limits),
     )
@@ -152,7 +159,7 @@ def make_attended_clock(config: Config, *, mono: float, cpu: float) -> AttendedC
     )
 
 
-def _terms(config: Config) -> Terms:
+def _terms(config: Config, host: str) -> Terms:
     limits = config.limits
     return Terms(
         version=__version__,
@@ -166,6 +173,7 @@ def _terms(config: Config) -> Terms:
             max_batch=limits.max_batch,
             max_refused=limits.max_refused,
         ),
+        host=host,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from liveness.config.checks import MOST_LISTED, as_list, split_address
-from liveness.config.schema import about, setting
+from liveness.config.schema import about, fixed, setting
 from liveness.core.frames import MAX_NAME_BYTES
 from liveness.core.uids import is_text
 
@@ -161,6 +161,18 @@ class ClusterSettings:
             "its private key",
             unit="a path to PEM; empty: in tls_cert_file",
         ),
+    )
+
+    max_questions: int = fixed(
+        64,
+        "most where questions to the cluster under way; beyond it, answers lack the "
+        "sessions on other hosts",
+        "questions",
+    )
+    max_link_questions: int = fixed(
+        16,
+        "most of them of one link; beyond it, its answers lack the sessions on other hosts",
+        "questions",
     )
 
     @property

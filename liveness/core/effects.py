@@ -6,11 +6,13 @@ writes what the outbox gives. Records are durable before anyone reads them. Only
 frame of a link that ends, an error or `bye`, waits for no commit: it says nothing of any.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from liveness.core.changes import Commit
 from liveness.core.cursors import ReadPosition
 from liveness.core.link_requests import Refusal
+from liveness.core.records import Uid
 
 
 class Send(NamedTuple):
@@ -69,6 +71,13 @@ class SearchSkipped(NamedTuple):
     """Search the records that a gateway skipped for attempts (`SkippedRanges`)."""
 
 
+class AskCluster(NamedTuple):
+    """Ask the cluster about these users, then call `Server.cluster_answered`."""
+
+    ticket: int
+    uids: Sequence[Uid]
+
+
 class LogRefusal(NamedTuple):
     """Log that a link, or a frame of it, was refused."""
 
@@ -98,6 +107,7 @@ Effect: TypeAlias = (
     | ReadFirst
     | WriteAttempt
     | SearchSkipped
+    | AskCluster
     | LogRefusal
     | LogLine
 )

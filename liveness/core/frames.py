@@ -58,6 +58,8 @@ FEATURES: Final = (
     "ack", "after", "age", "began", "conn", "fresh", "kinds", "list", "ping", "scope",
     "scope-all", "timeout", "timers", "users", "where",
 )  # fmt: skip
+# Listed too where presence across hosts is configured: `where` has an option of this name.
+CLUSTER: Final = "cluster"
 
 
 class BadFrame(Exception):
@@ -163,7 +165,13 @@ def parse_logout(frame: Frame, max_batch: int) -> Logout:
 
 def parse_where(frame: Frame, max_batch: int) -> Where:
     """Read a `where`."""
-    return Where(_valid_uids(frame, max_batch))
+    uids = _valid_uids(frame, max_batch)
+    # Earlier versions ignored everything behind the uids, so only a map is looked at.
+    options = frame[2] if len(frame) > 2 and type(frame[2]) is dict else {}
+    cluster = options.get("cluster")
+    if cluster is not None and type(cluster) is not bool:
+        raise _bad_option(f"cluster is {cluster!r:.40}; it must be true or false")
+    return Where(uids, cluster is True)
 
 
 def parse_ping(frame: Frame) -> Ping:

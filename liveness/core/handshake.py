@@ -7,7 +7,7 @@ from liveness.core.changes import Decisions, Disk
 from liveness.core.conversation import ConversationLimits
 from liveness.core.cursors import ReadPosition
 from liveness.core.effects import Effect, SearchSkipped
-from liveness.core.frames import FEATURES, PROTOCOL
+from liveness.core.frames import CLUSTER, FEATURES, PROTOCOL
 from liveness.core.link import Link
 from liveness.core.link_requests import Hello
 from liveness.core.records import GATEWAY, Subscription
@@ -26,6 +26,7 @@ class Terms:
         device_separator: Separates a device from its user in a uid; "" if it is not set.
         run_timeout: How long a gateway has to answer an attempt of a timer, in seconds.
         limits: What a link may send.
+        host: The name of this host in the cluster; "" if there is none.
     """
 
     version: str
@@ -35,6 +36,7 @@ class Terms:
     run_timeout: float
     device_separator: str
     limits: ConversationLimits
+    host: str
 
 
 class Handshake:
@@ -116,7 +118,7 @@ class Handshake:
         shown: dict[str, object] = {
             "protocol": PROTOCOL,
             "server": f"liveness/{own.version}",
-            "features": FEATURES,
+            "features": sorted((*FEATURES, CLUSTER)) if own.host else FEATURES,
             "log": self._disk.log,
             "next": following,
             "timeout": hello.timeout or own.timeout,
@@ -126,6 +128,8 @@ class Handshake:
             "window": own.window,
             "run_timeout": own.run_timeout,
         }
+        if own.host:
+            shown["host"] = own.host
         if own.device_separator:
             shown["device_separator"] = own.device_separator
         if hello.clock is not None:

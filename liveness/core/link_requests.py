@@ -127,9 +127,10 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which of these users are online, and through which gateway?"""
+    """Which of these users are online, and through which gateway? `cluster`: on any host."""
 
     uids: Sequence[Uid]
+    cluster: bool = False
 
 
 @dataclass(frozen=True, slots=True)

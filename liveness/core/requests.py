@@ -4,10 +4,17 @@ A reply that depends on a decision is sent once the decision is on disk.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple, assert_never
 
 from liveness.core.changes import Decisions, Disk
 from liveness.core.clearance import GatewayState
+from liveness.core.cluster_questions import (
+    ClusterQuestion,
+    ClusterQuestions,
+    QuestionLimits,
+    cluster_answer,
+)
 from liveness.core.effects import Deliver, Effect, HasRoom, LogLine, ReadFirst, SendList
 from liveness.core.frames import bad_uid_text
 from liveness.core.handshake import Handshake
@@ -29,7 +36,7 @@ from liveness.core.link_requests import (
     Where,
 )
 from liveness.core.presence import NoRoom, Presence
-from liveness.core.records import EVENTS, GATEWAY, HostReading, Instant
+from liveness.core.records import EVENTS, GATEWAY, HostReading, Instant, Uid
 from liveness.core.timer_scheduler import TimerScheduler
 from liveness.errors import Code
 
@@ -65,6 +72,8 @@ class Requests:
         disk: Disk,
         counts: LinkCounts,
         max_where_rows: int,
+        host: str,
+        question_limits: QuestionLimits,
     ) -> None:
         self._effects = effects
         self._presence = presence
@@ -75,6 +84,13 @@ class Requests:
         self._disk = disk
         self._counts = counts
         self._max_where_rows = max_where_rows
+        self._host = host  # its name in the cluster; "" if there is none
+        self.cluster_questions = ClusterQuestions(
+            effects,
+            self._answer_question,
+            met=self._count_limit,
+            limits=question_limits,
+        )
         # Links that are not welcomed yet. By number of the link: what it sent behind its
         # hello; the link whose older one is read first, by number of that; and the
         # gateways whose old sessions are being ended, as their hello said `fresh`.
@@ -148,17 +164,7 @@ class Requests:
                 ticket = self.commit(with_cursors=True)
                 self._registry.send(link, ["pong", request.payload], after=ticket)
             case Where():
-                most = max(self._max_where_rows, len(request.uids))
-                found = self._presence.where(request.uids, limit=most + 1)
-                if len(found) > most:
-                    refusal = self._too_many_devices(link, most, at)
-                    self._registry.refuse(link, refusal)
-                    return
-                if not self._registry.sees_everyone(link):
-                    assert link.hello is not None
-                    found = [row for row in found if row[1] == link.hello.name]
-                ticket = self.commit(with_cursors=True)
-                self._registry.send(link, ["where", found], after=ticket)
+                self._where(link, request, at)
             case ListSessions():
                 self._send_list(link)
             case Hello():
@@ -171,6 +177,49 @@ class Requests:
                     self._registry.refuse(link, request)
             case never:
                 assert_never(never)
+
+    def _where(self, link: Link, request: Where, at: Instant) -> None:
+        n = link.conversation.n
+        if request.cluster and self._host:
+            question = ClusterQuestion(link, request.uids, n)
+            if not self._registry.sees_everyone(link):
+                question.found = ()  # nothing of the other hosts is for this link
+            self.cluster_questions.ask(question, at)
+        elif (found := self._sessions_here(link, request.uids, n, at)) is not None:
+            ticket = self.commit(with_cursors=True)
+            self._registry.send(link, ["where", found], after=ticket)
+
+    def _sessions_here(
+        self, link: Link, uids: Sequence[Uid], n: int, at: Instant
+    ) -> list[tuple[Uid, str, int, int | None]] | None:
+        """The sessions on this host that a link may see; None if it was refused."""
+        most = max(self._max_where_rows, len(uids))
+        found = self._presence.where(uids, limit=most + 1)
+        if len(found) > most:
+            self._registry.refuse(link, self._too_many_devices(link, most, n, at))
+            return None
+        if not self._registry.sees_everyone(link):
+            assert link.hello is not None
+            found = [row for row in found if row[1] == link.hello.name]
+        return found
+
+    def _answer_question(self, question: ClusterQuestion, at: Instant) -> None:
+        """Send the sessions here, as they are now, and those that other hosts have."""
+        link = question.link
+        if not link.is_open:
+            return
+        here = self._sessions_here(link, question.uids, question.n, at)
+        if here is None:
+            return
+        if not self._registry.sees_everyone(link):
+            question.found = ()
+        most = max(self._max_where_rows, len(question.uids))
+        frame = cluster_answer(question, here, host=self._host, most=most)
+        ticket = self.commit(with_cursors=True)
+        self._registry.send(link, frame, after=ticket)
+
+    def _count_limit(self, name: str) -> None:
+        self._counts.limits_met[name] += 1
 
     @staticmethod
     def _name(link: Link) -> str:
@@ -193,13 +242,13 @@ class Requests:
         )
 
     @staticmethod
-    def _too_many_devices(link: Link, most: int, at: Instant) -> Refusal:
+    def _too_many_devices(link: Link, most: int, n: int, at: Instant) -> Refusal:
         return link.conversation.refuse(
             Code.BAD_OPTION,
             f"these users have more than {most} devices online "
             "(limits.max_where_rows); ask for fewer users at once",
             at.now,
-            n=link.conversation.n,
+            n=n,
             frame="where",
             limit="limits.max_where_rows",
         )

@@ -12,7 +12,7 @@ was read empty past the user's deadline.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -22,6 +22,7 @@ from liveness.core.attended_clock import AttendedClock
 from liveness.core.back_pressure import BackPressure, DiskLimits
 from liveness.core.changes import Decisions, Disk
 from liveness.core.clearance import GatewayState
+from liveness.core.cluster_questions import ClusterSession, Partial, QuestionLimits
 from liveness.core.conversation import Conversation
 from liveness.core.effects import Effect, LogLine, WriteAttempt
 from liveness.core.handshake import Handshake, Terms
@@ -69,6 +70,7 @@ class ServerLimits:
     outbox: OutboxLimits
     disk: DiskLimits
     max_where_rows: int  # in one answer to where
+    questions: QuestionLimits  # to the cluster
 
 
 class Server:
@@ -142,6 +144,8 @@ class Server:
             disk=disk,
             counts=counts,
             max_where_rows=limits.max_where_rows,
+            host=terms.host,
+            question_limits=limits.questions,
         )
         self._warnings = OperatorWarnings(self.effects, presence)
 
@@ -220,6 +224,7 @@ class Server:
         link.must_read_bytes = max(0, link.must_read_bytes - len(data))
         link.read_at = at.mono
         if not data:
+            self._requests.cluster_questions.give_up(link, Partial.ENDED, at)
             self.registry.end(link, why="closed by the other side")
             return
         if link.gateway is not None:
@@ -248,7 +253,25 @@ class Server:
 
     def closed(self, link: Link) -> None:
         """Forget a link whose socket is closed."""
+        self._requests.cluster_questions.forget(link)
         self.registry.closed(link)
+
+    def end_all(self, reason: str, at: Instant) -> None:
+        """End all links with `bye`, once their requests are answered."""
+        self._requests.cluster_questions.give_up_all(Partial.ENDED, at)
+        self.registry.end_all(reason)
+
+    def cluster_answered(
+        self, ticket: int, found: Sequence[ClusterSession] | Partial, at: Instant
+    ) -> None:
+        """Go on after `AskCluster`: answer the question.
+
+        Args:
+            ticket: That of the effect.
+            found: The sessions on all hosts; or why they are not known.
+            at: Now.
+        """
+        self._requests.cluster_questions.answered(ticket, found, at)
 
     def failed(self, link: Link, error: Exception) -> None:
         """Note a fault of the sidecar that ended a link while it was written to."""

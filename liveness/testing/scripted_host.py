@@ -24,6 +24,7 @@ from liveness.core.changes import Commit, Decisions
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.effects import (
+    AskCluster,
     Close,
     Deliver,
     HasRoom,
@@ -336,8 +337,8 @@ class ScriptedHost:
                     self._finish(self.sockets[effect.link])
                 case Send() | SendList() | HasRoom() | WriteAttempt() | SearchSkipped():
                     pass  # here nothing sleeps that would have to be woken
-                case LogLine():
-                    pass
+                case LogLine() | AskCluster():
+                    pass  # without the name of a host, the server asks no cluster
                 case never:
                     assert_never(never)
         self.disk.write(self.cursors, server.scheduler)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from liveness.assembly import make_attended_clock, make_server
 from liveness.compiled import Reader
+from liveness.config.cluster import ClusterSettings
 from liveness.config.settings import (
     Config,
     LimitSettings,
@@ -24,6 +25,7 @@ from liveness.core.server import Server
 from liveness.testing.scripted_disk import ScriptedDisk
 from liveness.testing.scripted_host import LinkCounters
 
+NO_CLUSTER: Final = ClusterSettings()
 ANYONE: Final = Allowed(anyone=True)
 PEER: Final = Peer(7, 1_000, frozenset())
 QUIET: Final = (LogLine, LogRefusal)
@@ -32,11 +34,20 @@ QUIET: Final = (LogLine, LogRefusal)
 class Shell:
     """A server on a disk in memory; time passes by hand."""
 
-    def __init__(self, *, device_separator: str = "", **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        device_separator: str = "",
+        host: str = "",
+        cluster: ClusterSettings = NO_CLUSTER,
+        **limits: Any,
+    ) -> None:
+        self.host = host
         config = Config(
             socket=SocketSettings(path=Path("/nowhere/g.sock")),
             state=StateSettings(dir=Path("/nowhere")),
             presence=PresenceSettings(device_separator=device_separator),
+            cluster=cluster,
             limits=LimitSettings(**limits),
         )
         self.disk, self.counts, self.mono, self.links = (
@@ -64,6 +75,7 @@ class Shell:
             next_timer=1,
             timer_states={},
             new_conversation=lambda limits: Conversation(limits, Reader),
+            host=self.host,
         )
 
     @property

@@ -23,6 +23,8 @@ ELSEWHERE: Final = {
     "timers.max_pending",
     "http.max_streams",
     "http.max_backlog",
+    "cluster.max_questions",
+    "cluster.max_link_questions",
 }
 # Bounds at which nothing is refused: they choose a pace, or what is kept in memory.
 PACES: Final = {"limits.gateway_hold_s", "limits.window", "limits.tail"}
