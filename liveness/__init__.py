@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from liveness.client.sync import SyncSidecar, connect_sync
     from liveness.client.sync_cluster import SyncClusterWatch
     from liveness.client.sync_watch import SyncWatch
-    from liveness.client.watcher import Listing, Watch, Whereabouts
+    from liveness.client.watcher import HostSession, Listing, Watch, Whereabouts
     from liveness.client.watches import watch, watch_sync
     from liveness.cluster.watch import ClusterWatch
     from liveness.config.cluster import ClusterSettings
@@ -31,6 +31,7 @@ __all__ = [
     "ClusterWatch",
     "ConfigError",
     "End",
+    "HostSession",
     "LinkState",
     "Listing",
     "LivenessError",
@@ -60,6 +61,7 @@ _MODULES = {
     "SyncSidecar": "client.sync",
     "connect_sync": "client.sync",
     "SyncWatch": "client.sync_watch",
+    "HostSession": "client.watcher",
     "Listing": "client.watcher",
     "Watch": "client.watcher",
     "Whereabouts": "client.watcher",

@@ -3,6 +3,8 @@
 An answer takes a turn of the sidecar, some 20 ms. Questions that come meanwhile wait, and
 are then asked together: so a thousand tasks may ask at once. The link is opened by the first
 question and kept. Its hello asks for no kind of record, so nothing stands before an answer.
+
+Questions about all hosts have another link: Redis may take 2 s to answer them.
 """
 
 from collections import defaultdict
@@ -22,11 +24,12 @@ from liveness.client.watcher_link import (
     wrong_form,
 )
 from liveness.core.devices import user_of
-from liveness.core.frames import bad_uid_text
+from liveness.core.frames import CLUSTER, bad_uid_text
 from liveness.core.framing import Frame
 from liveness.core.records import Uid
 from liveness.core.uids import MAX_UID_BYTES, is_uid
 from liveness.errors import Code, Refused, ReportError, WireError
+from liveness.text import escaped
 
 # Uids in one frame: an answer of a few hundred KiB at most. A sidecar may allow fewer.
 MOST_UIDS: Final = 1_000
@@ -36,6 +39,8 @@ FRAMES_AHEAD: Final = 10
 # The bytes of a frame beside its uids, and of a uid with its header.
 FRAME_BYTES: Final = 16
 UID_BYTES: Final = MAX_UID_BYTES + 2
+
+LARGE: Final = "large"  # why an answer is partial: fewer uids may have a whole one
 
 T = TypeVar("T")
 
@@ -56,6 +61,27 @@ class Whereabouts(NamedTuple):
 Sessions: TypeAlias = list[Whereabouts]
 
 
+class HostSession(NamedTuple):
+    """A session on any host. One on another host has no `conn`."""
+
+    uid: Uid
+    gateway: str
+    session: int  # counts in the log of its host
+    conn: int | None  # None if none is known
+    host: str | None  # None: there is no cluster, so it is on this host
+    since: int | None  # Unix milliseconds by the clock of Redis; None if not known
+
+
+class HostSessions(list[HostSession]):
+    """Sessions on all hosts.
+
+    `partial` says why those on other hosts may be missing: "away" or "slow" (Redis), "busy"
+    (too many questions at once), "large" (too many sessions). None: none is missing.
+    """
+
+    partial: str | None = None
+
+
 class Listing(NamedTuple):
     """All sessions, as they were at one moment: after the record `seq` of a log."""
 
@@ -66,10 +92,10 @@ class Listing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """Which of these users are online? Once it was asked, it has one of the other two."""
+    """Which of these users are online? Once it was asked, it has an answer or a refusal."""
 
     uids: Sequence[Uid]
-    found: Sessions | None = None
+    found: HostSessions | None = None
     online: set[Uid] = field(default_factory=set)  # those of `uids` that have a session
     refusal: str | None = None
 
@@ -80,10 +106,12 @@ class Questions:
     Args:
         redial: Makes links.
         scope: That of the hello: "all", or "own".
+        anywhere: Whether to ask about all hosts.
     """
 
-    def __init__(self, redial: Redial, scope: str) -> None:
+    def __init__(self, redial: Redial, scope: str, *, anywhere: bool = False) -> None:
         self._redial = redial
+        self._anywhere = anywhere
         self._lock = anyio.Lock()  # of the link
         self._waiting: dict[_Question, None] = {}  # to be asked together
         self._link: WatcherLink | None = None
@@ -93,13 +121,24 @@ class Questions:
 
     async def where(self, uids: Uid | Iterable[Uid]) -> Sessions:
         """Return the sessions of those that are online; see `Watch.where`."""
+        return [Whereabouts(*row[:4]) for row in await self.sessions(uids)]
+
+    async def sessions(self, uids: Uid | Iterable[Uid]) -> HostSessions:
+        """Return the sessions with their hosts; see `Watch.anywhere`."""
         found = (await self._ask_about(uids)).found
         assert found is not None
         return found
 
     async def online(self, uids: Uid | Iterable[Uid]) -> set[Uid]:
         """Return those that are online; see `Watch.online`."""
-        return (await self._ask_about(uids)).online
+        question = await self._ask_about(uids)
+        assert question.found is not None
+        if question.found.partial and len(question.online) < len(question.uids):
+            raise ReportError(
+                "some of these users may be online on other hosts, which are not known "
+                f"now ({question.found.partial}); ask again, or ask about this host only"
+            )
+        return question.online
 
     async def _ask_about(self, uids: Uid | Iterable[Uid]) -> _Question:
         """Return a question about these uids, with its answer."""
@@ -121,7 +160,10 @@ class Questions:
     async def _ask_waiting(self, link: WatcherLink, own: _Question) -> None:
         """Ask all questions that wait, unless *own* was asked with those before."""
         if own.found is None and own.refusal is None:
-            await _answer_all(link, [*self._waiting])
+            # Where the sidecar has no cluster, its own host is all there is.
+            is_cluster = self._anywhere and CLUSTER in link.welcome.features
+            options = [{CLUSTER: True}] if is_cluster else []
+            await _answer_all(link, [*self._waiting], options)
 
     async def list(self) -> Listing:
         """Return all sessions; see `Watch.list`."""
@@ -131,7 +173,7 @@ class Questions:
             sessions = list[Whereabouts]()
             while True:
                 frame = await _answer(link, "list")
-                sessions += _rows(frame)
+                sessions += _listed(frame)
                 if len(frame) > 2:  # the last one has the seq
                     return Listing(link.welcome.log, int(frame[2]), sessions)
 
@@ -179,63 +221,113 @@ class Questions:
         await self._drop_link()
 
 
-async def _answer_all(link: WatcherLink, questions: Sequence[_Question]) -> None:
-    """Ask these questions as one, and give each its answer or refusal."""
+async def _answer_all(
+    link: WatcherLink, questions: Sequence[_Question], options: Sequence[object]
+) -> None:
+    """Ask these questions as one, and give each its answer or refusal.
+
+    Args:
+        link: The link.
+        questions: Those that wait.
+        options: What follows the uids in a frame.
+    """
     uids = list(dict.fromkeys(uid for each in questions for uid in each.uids))
-    welcome, rows = link.welcome, list[Whereabouts]()
+    welcome, rows = link.welcome, list[HostSession]()
     if separator := welcome.device_separator:
         # Users before devices: so the rows of a user have the order that the sidecar gives
         # them, whatever else is asked.
         uids.sort(key=lambda uid: user_of(uid, separator) != uid)
-    refusals: dict[Uid, str] = {}
+    asking = _Asking(link, options)
     most = (welcome.max_frame - FRAME_BYTES) // UID_BYTES
     most = max(1, min(welcome.max_batch, MOST_UIDS, most))
     parts = [uids[at : at + most] for at in range(0, len(uids), most)]
     for at in range(0, len(parts), FRAMES_AHEAD):
-        rows += await _sessions(link, parts[at : at + FRAMES_AHEAD], refusals)
+        rows += await asking.sessions(parts[at : at + FRAMES_AHEAD])
     # A user has a row for each device, and a device may be asked for by itself too.
-    by_uid = defaultdict[Uid, dict[Whereabouts, None]](dict)
+    by_uid = defaultdict[Uid, dict[HostSession, None]](dict)
     for row in rows:
         by_uid[row.uid][row] = None
         if separator:
             by_uid[user_of(row.uid, separator)][row] = None
     for question in questions:
-        refused = (refusals[uid] for uid in question.uids if uid in refusals)
-        question.refusal = next(refused, None)
+        question.refusal = _first(asking.refusals, question.uids)
         found = (row for uid in question.uids for row in by_uid.get(uid, ()))
-        question.found = list(dict.fromkeys(found))
+        question.found = HostSessions(dict.fromkeys(found))
+        question.found.partial = _first(asking.partial, question.uids)
         question.online = {uid for uid in question.uids if uid in by_uid}
 
 
-async def _sessions(
-    link: WatcherLink, parts: Sequence[Sequence[Uid]], refusals: dict[Uid, str]
-) -> Sessions:
-    """Ask a frame for each part; return the sessions of all.
+def _first(texts: dict[Uid, str], uids: Iterable[Uid]) -> str | None:
+    return next((texts[uid] for uid in uids if uid in texts), None)
 
-    Users with more devices than an answer holds are asked for in ever smaller parts. What
-    is refused for a single one is noted in *refusals*.
+
+class _Asking:
+    """Frames that are asked, and what became of them.
+
+    Args:
+        link: The link.
+        options: What follows the uids in a frame.
     """
-    for part in parts:
-        await link.send(["where", part])
-    rows, refusal = list[Whereabouts](), ""
-    for _ in parts:
-        try:
-            rows += _rows(await _answer(link, "where"))
-        except _TooManyDevices as error:
-            refusal = str(error)
-    if not refusal:
-        return rows
-    # A refusal may overtake answers, so which part it is for shows only if there is one.
-    if len(parts) == 1:
-        (part,) = parts
-        if len(part) == 1:
-            refusals[part[0]] = f"user {part[0]!r:.80} has too many devices: {refusal}"
-            return []
-        parts = [part[: len(part) // 2], part[len(part) // 2 :]]
-    rows = []
-    for part in parts:
-        rows += await _sessions(link, [part], refusals)
-    return rows
+
+    def __init__(self, link: WatcherLink, options: Sequence[object]) -> None:
+        self._link = link
+        self._options = options
+        self.refusals: dict[Uid, str] = {}
+        self.partial: dict[Uid, str] = {}  # why other hosts are missing in their answer
+
+    async def sessions(self, parts: Sequence[Sequence[Uid]]) -> list[HostSession]:
+        """Ask a frame for each part; return the sessions of all.
+
+        Users with more devices than an answer holds are asked for in ever smaller parts.
+        What is refused for a single one is noted.
+        """
+        for part in parts:
+            await self._link.send(["where", part, *self._options])
+        frames, refusal = list[Frame](), ""
+        for _ in parts:
+            try:
+                frames.append(await _answer(self._link, "where"))
+            except _TooManyDevices as error:
+                refusal = str(error)
+        if not refusal:
+            return [
+                row
+                for part, frame in zip(parts, frames, strict=True)
+                for row in await self._sessions_in(frame, part)
+            ]
+        # A refusal may overtake answers, so which part it is for shows only if there is one.
+        if len(parts) == 1:
+            (part,) = parts
+            if len(part) == 1:
+                why = f"user {part[0]!r:.80} has too many devices: {refusal}"
+                self.refusals[part[0]] = why
+                return []
+            parts = _halves(part)
+        return await self._one_by_one(parts)
+
+    async def _sessions_in(
+        self, frame: Frame, part: Sequence[Uid]
+    ) -> list[HostSession]:
+        partial = _partial(frame)
+        if partial == LARGE and len(part) > 1:
+            return await self._one_by_one(_halves(part))
+        if partial is not None:
+            self.partial |= dict.fromkeys(part, partial)
+        return _rows(frame)
+
+    async def _one_by_one(self, parts: Sequence[Sequence[Uid]]) -> list[HostSession]:
+        return [row for part in parts for row in await self.sessions([part])]
+
+
+def _halves(part: Sequence[Uid]) -> list[Sequence[Uid]]:
+    return [part[: len(part) // 2], part[len(part) // 2 :]]
+
+
+def _partial(frame: Frame) -> str | None:
+    """Why an answer lacks the sessions on other hosts; None if it has them."""
+    terms = frame[2] if len(frame) > 2 else None
+    partial = terms.get("partial") if isinstance(terms, dict) else None
+    return None if partial is None else escaped(str(partial))
 
 
 async def _answer(link: WatcherLink, name: str) -> Frame:
@@ -252,11 +344,24 @@ async def _answer(link: WatcherLink, name: str) -> Frame:
                 pass
 
 
-def _rows(frame: Frame) -> Sessions:
+def _listed(frame: Frame) -> Sessions:
     try:
         return [
             Whereabouts(uid, intern(gateway), session, conn)
             for uid, gateway, session, conn in frame[1]
+        ]
+    except (IndexError, TypeError, ValueError):
+        raise wrong_form(frame) from None
+
+
+def _rows(frame: Frame) -> list[HostSession]:
+    """The sessions in an answer to `where`; without hosts if it is about this one."""
+    try:
+        if len(frame) < 3:
+            return [HostSession(*row, None, None) for row in _listed(frame)]
+        return [
+            HostSession(uid, intern(gateway), session, conn, intern(host), since)
+            for uid, gateway, session, conn, host, since in frame[1]
         ]
     except (IndexError, TypeError, ValueError):
         raise wrong_form(frame) from None

@@ -20,7 +20,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from liveness.client.forks import WATCH, leak, refuse_after_fork
 from liveness.client.inbox import RecordMap
-from liveness.client.questions import Listing, Sessions
+from liveness.client.questions import HostSessions, Listing, Sessions
 from liveness.client.sidecar import socket_at
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
 from liveness.client.watcher_link import ReportLine
@@ -127,9 +127,13 @@ class SyncWatch(Iterator[RecordMap]):
         """Ask which of these users are online, and where; see `Watch.where`."""
         return self._wait(lambda: self._watch.where(uids))
 
-    def online(self, uids: Uid | Iterable[Uid]) -> set[Uid]:
+    def anywhere(self, uids: Uid | Iterable[Uid]) -> HostSessions:
+        """Ask which of these users are online on any host; see `Watch.anywhere`."""
+        return self._wait(lambda: self._watch.anywhere(uids))
+
+    def online(self, uids: Uid | Iterable[Uid], *, anywhere: bool = False) -> set[Uid]:
         """Ask which of these users are online; see `Watch.online`."""
-        return self._wait(lambda: self._watch.online(uids))
+        return self._wait(lambda: self._watch.online(uids, anywhere=anywhere))
 
     def list(self) -> Listing:
         """Ask for all sessions; see `Watch.list`."""

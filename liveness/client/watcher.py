@@ -30,7 +30,14 @@ from anyio.lowlevel import checkpoint
 from liveness.client.forks import WATCH, refuse_after_fork
 from liveness.client.inbox import RecordMap
 from liveness.client.protocol import Welcome
-from liveness.client.questions import Listing, Questions, Sessions, Whereabouts
+from liveness.client.questions import (
+    HostSession,
+    HostSessions,
+    Listing,
+    Questions,
+    Sessions,
+    Whereabouts,
+)
 from liveness.client.reader_position import ReaderPosition
 from liveness.client.sidecar import socket_at
 from liveness.client.watcher_link import (
@@ -48,7 +55,7 @@ from liveness.core.records import Uid
 from liveness.errors import LivenessError, Replaced, ReportError
 from liveness.text import escaped
 
-__all__ = ["Batches", "Listing", "Watch", "Whereabouts", "watch"]
+__all__ = ["Batches", "HostSession", "Listing", "Watch", "Whereabouts", "watch"]
 
 # The kind of the mapping that says that the log is another one. It is not on the wire.
 LOG: Final = "log"
@@ -176,15 +183,19 @@ class Watch(AsyncIterator[RecordMap]):
             report_line=report_line,
             pause_between=pause_between,
         )
-        self._questions = Questions(
-            Redial(
-                path,
-                f"questions of {own_name}",
-                strict=strict,
-                report_line=report_line,
-                pause_between=pause_between,
-            ),
-            scope,
+        self._questions, self._anywhere = (
+            Questions(
+                Redial(
+                    path,
+                    f"questions of {own_name}",
+                    strict=strict,
+                    report_line=report_line,
+                    pause_between=pause_between,
+                ),
+                scope,
+                anywhere=anywhere,
+            )
+            for anywhere in (False, True)
         )
         self._link: WatcherLink | None = None
         self._linked_at = inf
@@ -430,6 +441,7 @@ class Watch(AsyncIterator[RecordMap]):
                 await self._acknowledge()
         await self._drop_link()
         await self._questions.aclose()
+        await self._anywhere.aclose()
         await checkpoint()
 
     async def __aenter__(self) -> Self:
@@ -460,14 +472,32 @@ class Watch(AsyncIterator[RecordMap]):
         """
         return await self._questions.where(uids)
 
-    async def online(self, uids: Uid | Iterable[Uid]) -> set[Uid]:
-        """Ask which of these users are online; as `where`.
+    async def anywhere(self, uids: Uid | Iterable[Uid]) -> HostSessions:
+        """Ask which of these users are online on any host; otherwise as `where`.
+
+        The sidecar knows those on its own host, and asks Redis for the others, 2 s at most.
+        Without a cluster its own host is all there is.
+
+        Returns:
+            Those that are online, in the order of *uids*; of a user, those on the sidecar's
+            host come first. Its `partial` says why those on other hosts may be missing.
+        """
+        return await self._anywhere.sessions(uids)
+
+    async def online(
+        self, uids: Uid | Iterable[Uid], *, anywhere: bool = False
+    ) -> set[Uid]:
+        """Ask which of these users are online; as `where`, or with *anywhere* as `anywhere`.
 
         Returns:
             Those of *uids* that are online. Where devices are counted, a user is while any
             of its devices is.
+        Raises:
+            ReportError: As `where`; or whether some are online on other hosts is not known
+                now.
         """
-        return await self._questions.online(uids)
+        questions = self._anywhere if anywhere else self._questions
+        return await questions.online(uids)
 
     async def list(self) -> Listing:
         """Ask for all sessions; as `where`.
