@@ -1,0 +1,245 @@
+"""Questions about all hosts: which users are online, and which hosts there are.
+
+A question is some calls of Redis, to each partition that it concerns: a user is one field
+in the hash of its partition. It takes `QUESTION_S` at most, whatever Redis does.
+"""
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import anyio
+
+from liveness.cluster.connection import CallError
+from liveness.cluster.format import (
+    HostState,
+    Place,
+    StoredHost,
+    field_of,
+    host_of,
+    partition_of,
+    user_of_field,
+)
+from liveness.core.devices import user_of
+from liveness.core.records import Uid
+from liveness.errors import LivenessError
+
+# Who asks waits no longer: a gateway routes a message, an operator looks.
+QUESTION_S: Final = 2.0
+# Users in one call: about a millisecond in which Redis does nothing else.
+USERS_IN_CALL: Final = 1_000
+# Calls under way for one question: each partition of the default at once.
+CALLS_AT_ONCE: Final = 16
+
+_HOST: Final = b"h"  # what the fields of hosts begin with
+
+T = TypeVar("T")
+
+
+class Unanswered(LivenessError):
+    """The cluster did not answer; `is_slow` if it was only not in time."""
+
+    def __init__(self, why: str, *, is_slow: bool = False) -> None:
+        super().__init__(why)
+        self.is_slow = is_slow
+
+
+class Reading(Protocol):
+    """What questions need of Redis (`connection.Redis`)."""
+
+    async def read(
+        self, function: str, partition: int, args: Sequence[str | int | bytes]
+    ) -> Any:
+        """Call a function that changes nothing."""
+
+    async def everything(self, partition: int) -> dict[bytes, bytes]:
+        """All that a partition knows of its hosts."""
+
+
+class HostRow(NamedTuple):
+    """A host, as the partitions together know it."""
+
+    host: str
+    state: HostState  # the worst in any partition
+    sessions: int
+    heard_ms: int  # milliseconds since it was last heard, by Redis' clock
+    log: str
+    partitions: int  # how many know it
+
+
+async def places_of(
+    redis: Reading,
+    uids: Iterable[Uid],
+    *,
+    partitions: int,
+    limit: int,
+    separator: str = "",
+) -> list[Place]:
+    """The sessions of these users on all hosts, each once.
+
+    Args:
+        redis: The connection.
+        uids: The name of a user stands for all of its devices.
+        partitions: How many the cluster has.
+        limit: No more than that are found.
+        separator: What separates a device from its user; empty: no devices.
+    Returns:
+        In the order of the users, and the newest of a user first.
+    Raises:
+        CallError: Redis did not answer.
+        ValueError: Its answer is of another form.
+    """
+    asked = dict.fromkeys(uids)
+    users = asked
+    if separator:
+        users = dict.fromkeys(user_of(uid, separator) for uid in asked)
+    fields = defaultdict[int, list[bytes]](list)
+    for field in map(field_of, users):
+        fields[partition_of(field, partitions)].append(field)
+    found = defaultdict[Uid, list[Place]](list)
+    left = limit
+
+    async def ask(call: tuple[int, Sequence[bytes]]) -> None:
+        nonlocal left
+        partition, part = call
+        for row in await redis.read("where", partition, part) if left > 0 else ():
+            place = _place(row)
+            # Whose host is not known has none any more; it is about to be ended.
+            is_wanted = place.user in asked or place.uid in asked
+            if place.host and is_wanted and left > 0:
+                found[place.user].append(place)
+                left -= 1
+
+    await _each(
+        ask,
+        (
+            (partition, whole[at : at + USERS_IN_CALL])
+            for partition, whole in fields.items()
+            for at in range(0, len(whole), USERS_IN_CALL)
+        ),
+    )
+    return [place for user in users for place in found.get(user, ())]
+
+
+def _place(row: Any) -> Place:
+    try:
+        field, host, gateway, session, since, device = row
+        return Place(
+            user_of_field(field),
+            host.decode(),
+            gateway.decode(),
+            int(session),
+            int(since),
+            "",
+            device.decode(),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"not a session: {row!r:.200}") from error
+
+
+async def hosts(redis: Reading, partitions: int) -> list[HostRow]:
+    """All hosts, by name.
+
+    Raises:
+        CallError: Redis did not answer.
+        ValueError: Its answer is of another form.
+    """
+    known = defaultdict[str, list[tuple[StoredHost, int]]](list)
+
+    async def ask(partition: int) -> None:
+        meta = await redis.everything(partition)
+        # Each partition may be on a server with a clock of its own.
+        now = int(await redis.read("now", partition, []))
+        for field, value in meta.items():
+            if field.startswith(_HOST):
+                stored = host_of(value)
+                heard_ms = max(0, now - stored.beat) // 1000
+                known[field.removeprefix(_HOST).decode()].append((stored, heard_ms))
+
+    await _each(ask, range(partitions))
+    return [_merged(host, rows) for host, rows in sorted(known.items())]
+
+
+def _merged(host: str, rows: Sequence[tuple[StoredHost, int]]) -> HostRow:
+    return HostRow(
+        host,
+        max(stored.state for stored, _ in rows),
+        sum(stored.sessions for stored, _ in rows),
+        min(heard_ms for _, heard_ms in rows),
+        max(rows, key=lambda row: row[0].epoch)[0].log,
+        len(rows),
+    )
+
+
+async def _each(ask: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
+    """Ask for each item, some at once; the first error ends all."""
+    failures = list[CallError | ValueError]()
+
+    async def ask_some(left: Iterator[T]) -> None:
+        try:
+            for item in left:
+                await ask(item)
+        except (CallError, ValueError) as error:
+            failures.append(error)
+            group.cancel_scope.cancel()
+
+    left = iter(items)
+    async with anyio.create_task_group() as group:
+        for _ in range(CALLS_AT_ONCE):
+            group.start_soon(ask_some, left)
+    if failures:
+        raise failures[0]
+
+
+class ClusterQuestions:
+    """Asks about all hosts, with a bound of time.
+
+    Args:
+        redis: The connection.
+        partitions: How many the cluster has.
+        separator: What separates a device from its user; empty: no devices.
+    """
+
+    def __init__(self, redis: Reading, *, partitions: int, separator: str) -> None:
+        self._redis = redis
+        self._partitions = partitions
+        self._separator = separator
+
+    async def places(self, uids: Iterable[Uid], *, limit: int) -> list[Place]:
+        """The sessions of these users on all hosts; see `places_of`.
+
+        Raises:
+            Unanswered: The cluster did not answer.
+        """
+        return await _in_time(
+            places_of(
+                self._redis,
+                uids,
+                partitions=self._partitions,
+                limit=limit,
+                separator=self._separator,
+            )
+        )
+
+    async def hosts(self) -> list[HostRow]:
+        """All hosts; see `hosts`.
+
+        Raises:
+            Unanswered: The cluster did not answer.
+        """
+        return await _in_time(hosts(self._redis, self._partitions))
+
+
+async def _in_time(answer: Awaitable[T]) -> T:
+    try:
+        with anyio.fail_after(QUESTION_S):
+            return await answer
+    except TimeoutError:
+        late = f"Redis did not answer within {QUESTION_S:g} s"
+        raise Unanswered(late, is_slow=True) from None
+    except CallError as error:
+        is_slow = error.kind == "timeout"
+        raise Unanswered(f"Redis cannot be asked: {error}", is_slow=is_slow) from error
+    except ValueError as error:
+        why = f"Redis gave an answer of another form ({error}); is cluster.prefix ours?"
+        raise Unanswered(why) from error

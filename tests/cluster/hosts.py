@@ -1,0 +1,94 @@
+"""A host of the cluster that puts its sessions into Redis, and nothing more."""
+
+from collections import defaultdict
+from typing import Final, NamedTuple
+
+from liveness.cluster.format import (
+    Place,
+    field_of,
+    keys_of,
+    partition_of,
+    place_bytes,
+    session_bytes,
+)
+from liveness.cluster.functions import functions
+from liveness.core.records import Uid
+from tests.helpers.redis_servers import RedisServer
+
+LEASE_US: Final = 30_000_000
+PARTITIONS: Final = 16
+
+
+class There(NamedTuple):
+    """A session on that host."""
+
+    user: Uid
+    gateway: str = "gw"
+    session: int = 1
+    since: int = 1_000
+    device: str = ""
+
+
+def publish(
+    redis: RedisServer,
+    host: str,
+    *sessions: There,
+    partitions: int = PARTITIONS,
+    separator: str = "-",
+    epoch: int = 1,
+) -> None:
+    """Have a host assert that these are all of its sessions.
+
+    Args:
+        redis: Where.
+        host: Its name.
+        sessions: All that it has.
+        partitions: How many the cluster has.
+        separator: What separates a device from its user; "-": no devices.
+        epoch: Larger than that of its last time.
+    """
+    library = functions()
+    redis("FUNCTION", "LOAD", "REPLACE", library.source)
+    parts = defaultdict[int, list[There]](list)
+    for session in sessions:
+        parts[partition_of(field_of(session.user), partitions)].append(session)
+    for partition in range(partitions):
+        keys = keys_of("lv", partition)
+        conf = f"1 {partitions} {separator}"
+        head: list[str | int] = [host, epoch, 7]
+        begun = redis(
+            *("FCALL", f"{library.prefix}begin", 3, *keys),
+            *(*head, "log-1", 9, conf, LEASE_US, 0, 1, "t"),
+        )
+        assert begun[0] == b"reset", begun
+        incarnation, mine = begun[2], parts[partition]
+        users = [field_of(there.user) for there in mine]
+        values = [
+            session_bytes(
+                incarnation,
+                there.session,
+                there.since,
+                there.gateway.encode(),
+                there.device.encode(),
+            )
+            for there in mine
+        ]
+        bodies = [
+            place_bytes(
+                Place(
+                    field.decode(),
+                    host,
+                    there.gateway,
+                    there.session,
+                    there.since,
+                    "resync",
+                    there.device,
+                )
+            )
+            for field, there in zip(users, mine, strict=True)
+        ]
+        asserted = redis(
+            *("FCALL", f"{library.prefix}assert", 3, *keys),
+            *(*head, incarnation, 0, 9, 0, "t", len(mine), *users, *values, *bodies),
+        )
+        assert asserted[0] == b"ok", asserted

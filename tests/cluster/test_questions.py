@@ -1,0 +1,130 @@
+"""Questions about all hosts, on a real Redis."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import anyio
+import pytest
+
+from liveness.cluster import questions
+from liveness.cluster.connection import connected
+from liveness.cluster.format import HostState, Place, keys_of
+from liveness.cluster.questions import ClusterQuestions, HostRow, Unanswered
+from liveness.core.records import Uid
+from tests.cluster.hosts import PARTITIONS, There, publish
+from tests.helpers.redis_servers import RedisServer
+
+Ask = Callable[[ClusterQuestions], Coroutine[Any, Any, Any]]
+
+UIDS: Final[list[Uid]] = ["ada", "bob", 7, "7", "eve", 2**63 - 1]
+
+
+def asked(
+    redis: RedisServer,
+    ask: Ask,
+    *,
+    separator: str = "",
+    backend: str = "trio",
+    partitions: int = PARTITIONS,
+) -> Any:
+    """What comes of some questions."""
+
+    async def main() -> Any:
+        async with connected(redis.settings()) as connection:
+            return await ask(
+                ClusterQuestions(connection, partitions=partitions, separator=separator)
+            )
+
+    return anyio.run(main, backend=backend)
+
+
+def places(redis: RedisServer, *uids: Uid, limit: int = 100, **options: Any) -> Any:
+    return asked(redis, lambda cluster: cluster.places(uids, limit=limit), **options)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_users_are_found_on_every_host_the_newest_session_first(
+    redis: RedisServer, backend: str
+) -> None:
+    publish(redis, "a", There("ada"), There(7, session=2), There("7", session=3))
+    publish(redis, "b", There("ada", "gw-2", 44, 2_000), There(2**63 - 1))
+    assert places(redis, *UIDS, backend=backend) == [
+        Place("ada", "b", "gw-2", 44, 2_000, ""),
+        Place("ada", "a", "gw", 1, 1_000, ""),
+        Place(7, "a", "gw", 2, 1_000, ""),
+        Place("7", "a", "gw", 3, 1_000, ""),
+        Place(2**63 - 1, "b", "gw", 1, 1_000, ""),
+    ]
+    assert places(redis) == []
+
+
+def test_more_users_than_a_call_has_are_asked_in_several(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "USERS_IN_CALL", 7)
+    users = [f"u-{n}" for n in range(300)]
+    publish(redis, "a", *map(There, users))
+    assert [place.user for place in places(redis, *users, limit=300)] == users
+    assert len(places(redis, *users, limit=20)) == 20
+
+
+def test_a_device_is_asked_for_by_itself_or_by_its_user(redis: RedisServer) -> None:
+    publish(
+        redis,
+        "a",
+        There("ada", device="/phone"),
+        There("ada", session=2, since=2_000, device="/desk"),
+        There("ada", session=3, since=3_000),
+        separator="/",
+    )
+
+    def found(*uids: Uid, limit: int = 100) -> list[Uid]:
+        rows = places(redis, *uids, limit=limit, separator="/")
+        return [place.uid for place in rows]
+
+    assert found("ada") == ["ada", "ada/desk", "ada/phone"]
+    assert found("ada/phone", "ada/tv") == ["ada/phone"]
+    # What was not asked for does not use up the limit.
+    assert found("ada/phone", limit=1) == ["ada/phone"]
+    assert found("ada/phone", "ada") == ["ada", "ada/desk", "ada/phone"]
+
+
+def test_hosts_are_merged_over_the_partitions(redis: RedisServer) -> None:
+    users = [There(f"u-{n}") for n in range(40)]
+    publish(redis, "b", *users)
+    publish(redis, "a", epoch=2)
+    a, b = asked(redis, lambda cluster: cluster.hosts())
+    assert a == HostRow("a", HostState.LIVE, 0, a.heard_ms, "log-1", PARTITIONS)
+    assert b == HostRow("b", HostState.LIVE, 40, b.heard_ms, "log-1", PARTITIONS)
+    assert 0 <= a.heard_ms <= b.heard_ms
+
+
+def unanswered(redis: RedisServer, ask: Ask) -> Unanswered:
+    with pytest.raises(Unanswered) as caught:
+        asked(redis, ask)
+    return caught.value
+
+
+def test_without_redis_there_is_no_answer(redis: RedisServer) -> None:
+    redis.kill()
+    for ask in (lambda all_: all_.places(["u"], limit=1), lambda all_: all_.hosts()):
+        error = unanswered(redis, ask)
+        assert "Redis cannot be asked" in str(error)
+        assert not error.is_slow
+
+
+def test_a_redis_that_stands_still_is_not_waited_for(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "QUESTION_S", 0.05)
+    redis.pause()
+    error = unanswered(redis, lambda all_: all_.places(["u"], limit=1))
+    assert str(error) == "Redis did not answer within 0.05 s"
+    assert error.is_slow
+
+
+def test_what_is_no_session_is_no_answer(redis: RedisServer) -> None:
+    publish(redis, "a", There("ada"))
+    redis("HSET", keys_of("lv", 0).meta, "hx", "y")
+    error = unanswered(redis, lambda all_: all_.hosts())
+    assert "not the bytes of a host" in str(error)
