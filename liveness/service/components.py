@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from starlette.types import ASGIApp
 
 from liveness import assembly
+from liveness.cluster.questions import ClusterQuestions
 from liveness.compiled import Reader
 from liveness.config.settings import Config
 from liveness.core.access import Access
@@ -26,11 +27,13 @@ from liveness.service.common.logs import LogThrottle
 from liveness.service.common.threads import in_thread
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.accept import accept_links
+from liveness.service.engine.cluster_asker import ask_cluster
 from liveness.service.engine.engine import Engine, run_turns
 from liveness.service.engine.operator_log import REFUSALS_LOG_S
 from liveness.service.engine.timer_loop import TimerLoop
 from liveness.service.file_watch import FileWatch
 from liveness.service.http.api import Api
+from liveness.service.http.cluster_api import CLUSTER_WHERE, ClusterApi
 from liveness.service.http.event_stream import Streams
 from liveness.service.http.feed_api import FeedApi
 from liveness.service.http.gateways_api import GatewaysApi, GuardApi
@@ -139,6 +142,7 @@ class SidecarService:
             next_timer=table.next_id,
             timer_states=table.states(),
             new_conversation=lambda limits: Conversation(limits, Reader),
+            host=config.cluster.host_name if config.cluster.is_on else "",
         )
         self.presence, self.scheduler = self.server.presence, self.server.scheduler
         self._skipped_attempts = SkippedAttempts(
@@ -196,6 +200,7 @@ class SidecarService:
             GatewaysApi(engine, log_writer),
             GuardApi(engine),
             UsersApi(engine, log_writer, wall_ms=self._clock.wall_ms),
+            ClusterApi(None if self.cluster is None else self.cluster.questions),
         )
 
     async def run(
@@ -223,6 +228,7 @@ class SidecarService:
             nursery.start_soon(self._summaries.run)
             if self.cluster is not None:
                 nursery.start_soon(self.cluster.run)
+                nursery.start_soon(self._ask_cluster, self.cluster.questions)
             timers = trio.CancelScope()
             nursery.start_soon(_within, timers, self._timer_loop.run)
             for door, sock in doors.items():
@@ -258,6 +264,10 @@ class SidecarService:
             spools=self._spools,
         )
         await accept_links(listener, self.engine, delivery)
+
+    async def _ask_cluster(self, questions: ClusterQuestions) -> None:
+        max_rows = self.config.limits.max_where_rows
+        await ask_cluster(self.engine, questions, max_rows=max_rows)
 
     async def _trim(self) -> None:
         await self.log_writer.trim(
@@ -430,7 +440,9 @@ class SidecarService:
         checks: list[Check] = []
         http, token = self.config.http, self.token if door == "http" else None
         if door == "http":
-            posts = {WHERE, SIGN_IN, SIGN_OUT} if token else {WHERE}
+            posts = {WHERE, CLUSTER_WHERE}
+            if token:
+                posts |= {SIGN_IN, SIGN_OUT}
             checks += [allow_hosts(http.names), read_only(posts)]
         if token:
             sign_in = SignIn(
@@ -451,7 +463,7 @@ class SidecarService:
             checks,
             refused,
             max_body_bytes=http.max_body_bytes,
-            larger_bodies={WHERE: WHERE_BYTES},
+            larger_bodies={WHERE: WHERE_BYTES, CLUSTER_WHERE: WHERE_BYTES},
         )
 
     def why_unhealthy(self) -> list[str]:

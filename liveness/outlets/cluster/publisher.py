@@ -17,6 +17,7 @@ import trio
 
 from liveness.cluster.connection import CallError, Redis, why_policy_is_wrong
 from liveness.cluster.format import configuration_of
+from liveness.cluster.questions import ClusterQuestions
 from liveness.config.settings import Config
 from liveness.core.cursors import ReadPosition
 from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
@@ -85,9 +86,11 @@ def make_publisher(
         random=random,
         on_fenced=_log_fenced,
     )
+    partitions, redis = settings.partitions, Redis(settings)
     return Publisher(
-        ClusterHost(identity, partitions=settings.partitions, separator=separator),
-        Redis(settings),
+        ClusterHost(identity, partitions=partitions, separator=separator),
+        redis,
+        ClusterQuestions(redis, partitions=partitions, separator=separator),
         log_writer=log_writer,
         feed=feed,
         spools=spools,
@@ -120,6 +123,7 @@ class Publisher:
     Args:
         host: What to call, and what the answers mean.
         redis: The servers.
+        questions: What others ask them, over the same connection.
         log_writer: The log.
         feed: Its tail.
         spools: Where lists of all sessions wait.
@@ -131,6 +135,7 @@ class Publisher:
         self,
         host: ClusterHost,
         redis: Redis,
+        questions: ClusterQuestions,
         *,
         log_writer: LogWriter,
         feed: LogTail,
@@ -140,6 +145,7 @@ class Publisher:
     ) -> None:
         self.host = host
         self.redis = redis
+        self.questions = questions
         self.why_paused = "the eviction policy of the servers is not known yet"
         self._log_writer = log_writer
         self._feed = feed

@@ -6,6 +6,7 @@ what is due, and commit. After each call of the server, `carry_out` does what th
 wants done: it queues commits for the disk, and wakes the tasks that write to links.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NoReturn, assert_never
@@ -15,7 +16,9 @@ import trio
 from liveness.core.attended_clock import AttendedClock, WindowedMax
 from liveness.core.changes import Commit
 from liveness.core.clearance import DISK, PAUSED
+from liveness.core.cluster_questions import ClusterSession, Partial
 from liveness.core.effects import (
+    AskCluster,
     Close,
     Deliver,
     HasRoom,
@@ -89,6 +92,8 @@ class Engine:
         self.turn_wanted = Notifier()  # before the next turn is due
         self.timers_wanted = Notifier()  # timers are due, or must be loaded
         self.handshakes_expired = Notifier()  # pending handshakes were checked
+        self.cluster_wanted = Notifier()  # there are `cluster_questions`
+        self.cluster_questions = deque[AskCluster]()  # the server bounds their number
         self.accepting = trio.CancelScope()  # cancelled by `close_links`
         self.all_closed = trio.Event()  # set after `close_links`
         # Until the links that connected before this process listened are accepted.
@@ -201,7 +206,7 @@ class Engine:
         self.accepting.cancel()
         if not self._sockets:
             self.all_closed.set()
-        self.registry.end_all(reason)
+        self.server.end_all(reason, self.instant())
         self.carry_out()
 
     # --- the turn -------------------------------------------------------------
@@ -346,6 +351,9 @@ class Engine:
                     self._log_writer.write_attempt(effect.gateway, effect.key)
                 case SearchSkipped():
                     self._skipped_attempts.wake.notify()
+                case AskCluster():
+                    self.cluster_questions.append(effect)
+                    self.cluster_wanted.notify()
                 case LogRefusal():
                     peer = self._sockets[effect.link].link.peer
                     self._operator_log.log_refusal(effect, peer)
@@ -378,6 +386,13 @@ class Engine:
     def fire_again(self, records: list[TimerRecord]) -> None:
         """Have timers fire again whose records their gateways will never receive."""
         self.server.fire_again(records, self.instant())
+        self.carry_out()
+
+    def cluster_answered(
+        self, ticket: int, found: Sequence[ClusterSession] | Partial
+    ) -> None:
+        """Go on after an `AskCluster`; see `Server.cluster_answered`."""
+        self.server.cluster_answered(ticket, found, self.instant())
         self.carry_out()
 
     # --- for an operator ------------------------------------------------------

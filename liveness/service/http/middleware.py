@@ -101,7 +101,10 @@ class Middleware:
         self._refused = refused
         self._max_body_bytes = max_body_bytes
         self._larger_bodies = larger_bodies
-        self._large_at_once = trio.CapacityLimiter(LARGE_AT_ONCE)
+        # Apart: one path may wait for others than this host.
+        self._large_at_once = {
+            path: trio.CapacityLimiter(LARGE_AT_ONCE) for path in larger_bodies
+        }
         self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +113,7 @@ class Middleware:
         most = larger or self._max_body_bytes
         rejection = self._rejection(Request(scope), most)
         if rejection is None:
-            async with nullcontext() if larger is None else self._large_at_once:
+            async with self._large_at_once.get(scope["path"], nullcontext()):
                 rejection = await self._answer(scope, receive, send, most)
         if rejection is not None:
             self._refused(rejection.why)

@@ -52,7 +52,7 @@ from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line, json_ready, uid_of
 
-_PATH_PREFIX: Final = b"/v1/users/"
+_USERS: Final = "/v1/users/"
 # In one answer. A record has at most 1 KiB, and a hundred answers may be in memory.
 MAX_RECORDS: Final = 100
 # About how long a search takes if it does not find enough records.
@@ -88,13 +88,13 @@ class UsersApi:
         """The same routes for every listener: a POST, too, changes nothing here."""
         page = answering(partial(self._user, trio.CapacityLimiter(1)))
         return [
-            Route("/v1/users/{uid:path}", page, methods=["GET"]),
+            Route(f"{_USERS}{{uid:path}}", page, methods=["GET"]),
             Route(WHERE, answering(self._where), methods=["POST"]),
         ]
 
     async def _where(self, request: Request) -> Response:
         query_of(request)
-        uids = await _uids_of_body(request)
+        uids = await uids_of_body(request)
         # What is decided up to there is in what follows; so may be what is decided later.
         seq = self._log_writer.durable_seq
         lines = dict[str, None]()  # a device may be asked for beside its user
@@ -117,7 +117,7 @@ class UsersApi:
         return json_text(f'{{"users":[{",".join(lines)}],"seq":{seq}}}')
 
     async def _user(self, readers: trio.CapacityLimiter, request: Request) -> Response:
-        uid = _uid_of_path(request)
+        uid = uid_of_path(request, _USERS)
         query = query_of(request, "limit")
         limit = number_in(query, "limit", RECORDS, MAX_RECORDS)
         status = self._engine.status_of(uid)
@@ -171,7 +171,7 @@ class UsersApi:
         return UserDevices(user, user == uid, online, shown)
 
 
-async def _uids_of_body(request: Request) -> list[Uid]:
+async def uids_of_body(request: Request) -> list[Uid]:
     """The uids in the body, each once.
 
     Raises:
@@ -220,13 +220,13 @@ def _checked_uids(given: Iterable[object], start: int) -> Iterable[Uid]:
             raise ApiError(400, f"uids[{index}]: {error}") from None
 
 
-def _uid_of_path(request: Request) -> Uid:
-    """The uid in the path.
+def uid_of_path(request: Request, prefix: str) -> Uid:
+    """The uid in the path, behind the prefix.
 
     It is parsed from the raw bytes: Starlette replaces invalid UTF-8, and so could make it
     the name of another user.
     """
-    name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(_PATH_PREFIX)
+    name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(prefix.encode())
     try:
         return uid_of(name.decode())
     except UnicodeDecodeError:

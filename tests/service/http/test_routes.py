@@ -29,7 +29,8 @@ from tests.service.rig import Rig
 READ, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 DOCUMENT: Final[dict[str, Any]] = json.loads((PAGE / "openapi.json").read_text())
 SIGN_IN = {"/sign-in", "/sign-out"}
-QUESTION = "/v1/where"  # by POST, for its long body; it changes nothing
+# By POST, for their long bodies; they change nothing.
+QUESTIONS = {"/v1/where", "/v1/cluster/where"}
 TOKEN = Token("correct-horse/battery+staple==")
 
 
@@ -57,7 +58,7 @@ async def test_what_changes_something_is_on_the_admin_socket_alone(
     """And the OpenAPI document has every route and no other."""
     rig.sidecar.token = token
     shown = {(path, READ) for path in documented("get") - {"/sign-in"}}
-    shown.add((QUESTION, POST))
+    shown |= {(path, POST) for path in QUESTIONS}
     changes = {(path, POST) for path in documented("post") - SIGN_IN}
     sign_in = {("/sign-in", READ), *((path, POST) for path in SIGN_IN)}
     assert "/sign-in" in documented("get")
@@ -71,7 +72,7 @@ async def test_nothing_but_reading_passes_the_tcp_door(
     rig: Rig, token: Token | None
 ) -> None:
     rig.sidecar.token = token
-    allowed = {("POST", path) for path in SIGN_IN if token} | {("POST", QUESTION)}
+    allowed = {("POST", path) for path in QUESTIONS | (SIGN_IN if token else set())}
     paths = SIGN_IN.union(path for door in DOORS for path, _ in routes(rig, door))
     for path in paths:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"):
@@ -257,6 +258,20 @@ async def test_each_answer_has_the_shape_that_the_document_says(rig: Rig) -> Non
             validate(json.loads(body), schema_of(path, status))
 
 
+@pytest.mark.parametrize("door", ["http", "admin"])
+async def test_without_a_cluster_its_pages_say_so(rig: Rig, door: str) -> None:
+    paths = sorted(path for path in documented("get") if path.startswith("/v1/cluster"))
+    assert len(paths) == 2
+    answers = [await ask(rig.door(door), "GET", path) for path in paths]
+    answers.append(await ask(rig.door(door), "POST", "/v1/cluster/where"))
+    for answer in answers:
+        assert answer.status == 404
+        error = json.loads(answer.body)["error"]
+        assert error.startswith(
+            "there is no cluster: this sidecar has neither cluster.url"
+        )
+
+
 async def test_each_line_of_users_has_the_shape_that_the_document_says(
     rig: Rig,
 ) -> None:
@@ -278,7 +293,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "/v1/timers/cancel-damaged": {"id": "3"},
     "/v1/guard/release": {"gateway": "gw-1"},
     "/v1/gateways/forget": {"role": "gateway", "name": "gw-7"},
-    QUESTION: {"uids": ["u1", 7]},
+    "/v1/where": {"uids": ["u1", 7]},
 }
 
 
@@ -286,7 +301,8 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
 async def test_each_answer_to_a_change_has_the_shape_that_the_document_says(
     rig: Rig, jumping: MockClock
 ) -> None:
-    assert set(CHANGES) == documented("post") - SIGN_IN
+    # The answers about a cluster are in tests/system/test_cluster_questions.py.
+    assert set(CHANGES) == documented("post") - SIGN_IN - {"/v1/cluster/where"}
     (await rig.gateway("gw-7")).close()
     await rig.gateway("calm")
     gateway = await rig.gateway("gw-1")
