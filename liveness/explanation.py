@@ -30,6 +30,7 @@ from liveness.text import duration, escaped, json_ready, uid_text
 RECORDS: Final = 20  # how many of a user's records are shown, without a `limit`
 DEVICES: Final = 100  # how many of a user's devices are shown
 DEVICES_IN_SENTENCE: Final = 5
+HOSTS_IN_SENTENCE: Final = 5
 # Shorter durations are shown in seconds only.
 READ_AS_SECONDS: Final = 120.0
 
@@ -157,6 +158,32 @@ def sentence(known: Known, *, now_ms: int) -> str:
     else:
         parts = _offline(newest, known.opening, at)
     return "; ".join(filter(None, parts))
+
+
+def cluster_sentence(view: dict[str, Any], *, now_ms: int) -> str:
+    """Where a user is online by the cluster's knowledge, without control characters.
+
+    Args:
+        view: As `/v1/cluster/users/UID` has it; or `error`, why it is not known.
+        now_ms: Unix milliseconds.
+    """
+    if "error" in view:
+        return f"on all hosts: not known now: {escaped(str(view['error']))}"
+    at, sessions = _Clock(now_ms), view["hosts"]
+    parts = [_cluster_session(row, at) for row in sessions[:HOSTS_IN_SENTENCE]]
+    if len(sessions) > len(parts):
+        parts.append(f"and {len(sessions) - len(parts)} more")
+    shown = f"online {'; '.join(parts)}" if parts else "offline"
+    return f"on all hosts: {shown}"
+
+
+def _cluster_session(row: dict[str, Any], at: "_Clock") -> str:
+    part = f"on {escaped(row['host'])} through {escaped(row['gateway'])}"
+    if row["since"] is not None:
+        part += f" since {at(row['since'])}"
+    if "device" in row:
+        part += f" ({escaped(uid_text(row['device']))})"
+    return part
 
 
 class _Clock:

@@ -1,10 +1,13 @@
 """`liveness explain`: why a user is online or offline, in one sentence.
 
+Where there is a cluster, a second line says where the user is online on all hosts.
+
 A running sidecar answers, from its memory and its log. Where none runs, the answer is
 made from the log in the state directory alone.
 """
 
 from datetime import UTC, datetime
+from http import HTTPStatus
 from json import dumps
 from pathlib import Path
 from time import perf_counter
@@ -23,14 +26,23 @@ from liveness.config.sources import socket_path, state_folder
 from liveness.console.admin_client import (
     CommandError,
     NoSidecar,
+    parse_object,
     request_json,
+    send_request,
     unexpected_answer,
 )
 from liveness.console.terminal import report_line
 from liveness.core.devices import user_of
 from liveness.core.records import LogPosition, Uid
 from liveness.errors import StateError
-from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
+from liveness.explanation import (
+    DEVICES,
+    RECORDS,
+    Known,
+    UserDevices,
+    answer,
+    cluster_sentence,
+)
 from liveness.text import local_time, printable, uid_text
 
 # The sidecar searches its log for 2 s, after the requests that came before.
@@ -50,6 +62,24 @@ def user_in_sidecar(path: Path, uid: Uid, query: str = "") -> dict[str, Any]:
     return found
 
 
+def _user_in_cluster(path: Path, uid: Uid) -> dict[str, Any] | None:
+    """The same on all hosts, as `/v1/cluster/users/UID` has it, or why it is not known.
+
+    None: the sidecar is in no cluster, or too old to know one.
+    """
+    page = f"/v1/cluster/users/{quote(uid_text(uid), safe='')}"
+    try:
+        status, text = send_request(path, page, timeout_s=TIMEOUT_S)
+        if status == HTTPStatus.NOT_FOUND:
+            return None
+        view = parse_object(path, text)
+    except CommandError as error:
+        return {"error": str(error)}
+    if status == HTTPStatus.OK:
+        return {"online": view["online"], "hosts": view["hosts"]}
+    return {"error": str(view.get("error", f"status {status}"))}
+
+
 def _user_in_log(folder: Path, uid: Uid) -> tuple[dict[str, Any], LogPosition | None]:
     """What the log in the state directory has of a user, and where the log ends."""
     # Imported only here: it is not needed where a sidecar answers.
@@ -67,8 +97,11 @@ def _user_in_log(folder: Path, uid: Uid) -> tuple[dict[str, Any], LogPosition | 
             shown = {row.uid: row for row in rows[:DEVICES]}
             devices = UserDevices(user, user == uid, len(rows), shown)
     known = Known(row, found.records, opening, found.back_to, found.oldest, devices)
-    now_ms = round(datetime.now(UTC).timestamp() * 1000)
-    return answer(uid, known, now_ms=now_ms), end
+    return answer(uid, known, now_ms=_now_ms()), end
+
+
+def _now_ms() -> int:
+    return round(datetime.now(UTC).timestamp() * 1000)
 
 
 command: Final = declared("explain", "explain ada")
@@ -86,11 +119,13 @@ def explain_user(
     """Say in one sentence why a user is online or offline; with --json all that is known.
 
     Where no sidecar runs, the answer is from the log in the state directory. The exit code
-    is 1 if the user is not online and no record of it was found.
+    is 1 if the user is not online, on any host, and no record of it was found.
     """
     path, folder = socket_path(socket), state_folder(state)
+    cluster: dict[str, Any] | None = None
     try:
         found = user_in_sidecar(path, uid)
+        cluster = _user_in_cluster(path, uid)
     except NoSidecar as error:
         try:
             found, end = _user_in_log(folder, uid)
@@ -104,6 +139,13 @@ def explain_user(
             found["log_ends"] = end._asdict()
             ending = f"ends at {local_time(end.at)} (seq {end.seq})"
         report_line(f"this is from the log in {folder}, which {ending}")
-    # Names in the sentence are escaped already.
-    print(dumps(found, indent=2) if json else printable(found["told"]))
-    return 0 if found.get("online") or found.get("records") else 1
+    if cluster is not None:
+        found["cluster"] = cluster
+    if json:
+        print(dumps(found, indent=2))
+    else:
+        print(printable(found["told"]))  # names in it are escaped already
+        if cluster is not None:
+            print(printable(cluster_sentence(cluster, now_ms=_now_ms())))
+    is_online = found.get("online") or (cluster or {}).get("online")
+    return 0 if is_online or found.get("records") else 1
