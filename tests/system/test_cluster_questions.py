@@ -1,0 +1,170 @@
+"""Who is online on any host: asked of a sidecar of host `a`, while `b` is in Redis only."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import liveness
+from liveness.cli.main import main
+from liveness.client.questions import HostSession
+from liveness.errors import ReportError
+from liveness.service.http.sign_in import PAGE
+from tests.cluster.hosts import There, publish
+from tests.helpers.redis_servers import RedisServer, redis_server
+from tests.system.conftest import Start
+from tests.system.sidecar import Sidecar
+
+ANYWHERE: Final = {"cluster": True}
+API: Final[dict[str, Any]] = json.loads((PAGE / "openapi.json").read_text())
+THERE: Final = (
+    There("ada", "gw-2", 44, 2_000),
+    There("bob"),
+    There("zoe", "gw-2", 45, 3_000, "/desk"),
+)
+
+Explain = Callable[..., tuple[int, str, str]]
+
+
+def host_a(start: Callable[..., Sidecar], redis: RedisServer) -> Sidecar:
+    """A sidecar in the cluster, whose gateway has ada and a device of zoe."""
+    publish(redis, "b", *THERE, separator="/")
+    sidecar = start(
+        cluster_url=redis.url, cluster_host="a", presence_device_separator="/"
+    )
+    gateway = sidecar.gateway("gw-1")
+    gateway.send("login", ["ada", "zoe/phone"], {"conn": [5, 6]})
+    gateway.sync()
+    return sidecar
+
+
+@pytest.fixture(scope="module")
+def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    def start(**settings: object) -> Sidecar:
+        made = Sidecar(tmp_path_factory.mktemp("s"), 60, **settings)
+        return made.start()
+
+    with redis_server() as redis, host_a(start, redis) as running:
+        yield running
+
+
+@pytest.fixture
+def explain(capsys: pytest.CaptureFixture[str]) -> Explain:
+    def run(sidecar: Sidecar, *arguments: str) -> tuple[int, str, str]:
+        code = main(["explain", f"--socket={sidecar.socket}", *arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def shown(body: bytes, schema: str) -> Any:
+    """An answer, which has the shape that the document says."""
+    value = json.loads(body)
+    whole = {"$ref": f"#/components/schemas/{schema}", "components": API["components"]}
+    Draft202012Validator(whole).validate(value)
+    return value
+
+
+def test_a_gateway_learns_on_which_host_a_user_is(sidecar: Sidecar) -> None:
+    gateway = sidecar.gateway("gw-3")
+    assert "cluster" in gateway.welcome["features"]
+    assert gateway.welcome["host"] == "a"
+    gateway.send("where", ["ada", "bob", "zoe", "eve"], ANYWHERE)
+    rows, terms = gateway.expect("where")
+    assert terms == ANYWHERE
+    # Of this host's sessions Redis may have the beginning, or not yet.
+    assert [row[:5] for row in rows] == [
+        ["ada", "gw-1", 1, 5, "a"],
+        ["zoe/phone", "gw-1", 2, 6, "a"],
+        ["ada", "gw-2", 44, None, "b"],
+        ["bob", "gw", 1, None, "b"],
+        ["zoe/desk", "gw-2", 45, None, "b"],
+    ]
+    assert [row[5] for row in rows[2:]] == [2_000, 1_000, 3_000]
+    gateway.send("where", ["ada", "bob"])
+    assert gateway.expect("where") == [[["ada", "gw-1", 1, 5]]]
+
+
+def test_the_library_asks_about_all_hosts_and_about_this_one(sidecar: Sidecar) -> None:
+    with liveness.watch_sync(sidecar.socket) as watch:
+        assert watch.where(["ada", "bob"]) == [("ada", "gw-1", 1, 5)]
+        found = watch.anywhere(["bob", "zoe/desk", "eve"])
+        assert found == [
+            HostSession("bob", "gw", 1, None, "b", 1_000),
+            HostSession("zoe/desk", "gw-2", 45, None, "b", 3_000),
+        ]
+        assert found.partial is None
+        assert watch.online(["ada", "bob"]) == {"ada"}
+        uids = ["ada", "bob", "zoe", "eve"]
+        assert watch.online(uids, anywhere=True) == {"ada", "bob", "zoe"}
+
+
+def test_http_shows_what_redis_knows(sidecar: Sidecar) -> None:
+    _, body = sidecar.ask("http", "GET", "/v1/cluster/users/zoe%2Fdesk")
+    desk = {"host": "b", "gateway": "gw-2", "session": 45, "since": 3_000}
+    assert shown(body, "ClusterUser") == {
+        "uid": "zoe/desk",
+        "online": True,
+        "hosts": [desk | {"device": "zoe/desk"}],
+    }
+    _, body = sidecar.ask("admin", "GET", "/v1/cluster/users/eve")
+    assert shown(body, "ClusterUser") == {"uid": "eve", "online": False, "hosts": []}
+    for door in ("http", "admin"):
+        response, body = sidecar.ask(
+            door, "POST", "/v1/cluster/where", b'{"uids": ["bob", "zoe/desk"]}'
+        )
+        assert response.status == 200
+        bob = {"host": "b", "gateway": "gw", "session": 1, "since": 1_000}
+        rows = [bob | {"uid": "bob"}, desk | {"uid": "zoe/desk"}]
+        assert shown(body, "ClusterWhere") == {"users": rows}
+    _, body = sidecar.ask("http", "GET", "/v1/cluster/hosts")
+    hosts = {row["host"]: row for row in shown(body, "ClusterHosts")["hosts"]}
+    assert (hosts["b"]["state"], hosts["b"]["sessions"]) == ("live", 3)
+
+
+def test_explain_shows_both_views(sidecar: Sidecar, explain: Explain) -> None:
+    code, said, _ = explain(sidecar, "bob")
+    here, anywhere = said.splitlines()
+    assert here.startswith("offline")
+    assert anywhere.startswith("on all hosts: online on b through gw since 1970-01-01 ")
+    assert code == 0
+    code, said, _ = explain(sidecar, "eve")
+    assert (code, said.splitlines()[1]) == (1, "on all hosts: offline")
+    cluster = json.loads(explain(sidecar, "bob", "--json")[1])["cluster"]
+    assert [row["host"] for row in cluster["hosts"]] == ["b"]
+
+
+def test_without_redis_all_answers_have_this_host_and_say_so(
+    start: Start, redis: RedisServer, explain: Explain
+) -> None:
+    sidecar = host_a(start, redis)
+    gateway = sidecar.gateway("gw-3")
+    redis.pause()
+    gateway.send("where", ["ada", "bob"], ANYWHERE)
+    gateway.sync()  # it is answered meanwhile
+    rows, terms = gateway.expect("where")
+    assert [row[:5] for row in rows] == [["ada", "gw-1", 1, 5, "a"]]
+    assert terms == ANYWHERE | {"partial": "slow"}
+    redis.resume()
+    redis.kill()
+    with liveness.watch_sync(sidecar.socket) as watch:
+        found = watch.anywhere(["ada", "bob"])
+        assert [row.host for row in found] == ["a"]
+        assert found.partial == "away"
+        assert watch.online("ada", anywhere=True) == {"ada"}
+        with pytest.raises(ReportError, match="which are not known now \\(away\\)"):
+            watch.online(["ada", "bob"], anywhere=True)
+    ask = partial(sidecar.ask, "http", "GET")
+    for path in ("/v1/cluster/users/ada", "/v1/cluster/hosts"):
+        response, body = ask(path)
+        assert response.status == 503
+        error = shown(body, "Error")["error"]
+        assert error.startswith("Redis cannot be asked: ")
+    code, said, _ = explain(sidecar, "ada")
+    here, anywhere = said.splitlines()
+    assert (code, here[:20]) == (0, "online through gw-1 ")
+    assert anywhere.startswith("on all hosts: not known now: Redis cannot be asked: ")
+    assert ask("/readyz")[0].status == 200
