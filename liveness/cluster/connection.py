@@ -199,17 +199,19 @@ class Redis:
                 raise CallError("moving", f"{redirection}; {_IS_CLUSTER}") from None
         address = await self._slots.master_of(partition, self._timeout_s)
         try:
-            return await self._try(self._server(address), command, words)
+            answer = await self._try(self._server(address), command, words)
         except Redirected as redirection:
             address = redirection.address
             if not redirection.is_ask:
                 self._slots.move(partition, address)
             server, asking = self._server(address), redirection.is_ask
+            return await self._try(server, command, words, asking=asking)
         except CallError as failure:
             if failure.kind in _MAY_HAVE_MOVED:
                 self._slots.doubt(address)
             raise
-        return await self._try(server, command, words, asking=asking)
+        self._slots.trust(address)
+        return answer
 
     async def _try(
         self,

@@ -9,9 +9,9 @@ from anyio import Event, fail_after, sleep
 from liveness.cluster.nodes import Address, CallError, RedisNode
 
 SLOTS: Final = 16_384
-# The pause between two looks at the slots, while calls fail: a failover takes seconds, and
-# each look is one command.
-LOOK_PAUSE_S: Final = 0.25
+# The pause between two looks at the slots while a master fails: a failover takes seconds,
+# and a thousand hosts that look are 2,000 small commands a second.
+LOOK_PAUSE_S: Final = 0.5
 
 
 def slot_of(partition: int) -> int:
@@ -35,6 +35,7 @@ class SlotMap:
         self._server = server
         self._ranges: list[tuple[int, int, Address]] = []
         self._masters: dict[int, Address] = {}  # of partitions that were asked for
+        self._failing: set[Address] = set()  # and not heard since
         self._doubted = Event()
         self._looked = Event()
         self._failure: CallError | None = None
@@ -78,14 +79,23 @@ class SlotMap:
         self._doubted.set()
 
     def doubt(self, address: Address) -> None:
-        """A node failed: others may have its slots now."""
+        """A node failed: others may have its slots, now or soon."""
+        self._failing.add(address)
         if address in self._nodes:  # ask it last
             self._nodes.remove(address)
             self._nodes.append(address)
         self._doubted.set()
 
+    def trust(self, address: Address) -> None:
+        """A node answered."""
+        self._failing.discard(address)
+
     async def run(self) -> None:
-        """Look at the slots again whenever there is a doubt."""
+        """Look at the slots again, as long as there is a doubt.
+
+        Not only when a call fails: the next one may come seconds later, and should find
+        the new master.
+        """
         while True:
             await self._doubted.wait()
             self._doubted = Event()
@@ -93,6 +103,8 @@ class SlotMap:
             self._looked.set()
             self._looked = Event()
             await sleep(LOOK_PAUSE_S)
+            if any(address in self._failing for _, _, address in self._ranges):
+                self._doubted.set()
 
     async def _know(self, timeout_s: float) -> None:
         if self._ranges:
@@ -129,6 +141,7 @@ class SlotMap:
             ranges.append((first, last, addresses[0]))
         self._ranges = ranges
         self._masters.clear()
+        self._failing &= {address for _, _, address in ranges}
         # The next look asks another node: one alone may be cut off from the others.
         nodes.pop(asked, None)
         self._nodes = [*nodes, asked]

@@ -100,6 +100,24 @@ async def test_a_replica_takes_over(redis_cluster: RedisCluster, how: str) -> No
     assert redis_cluster.master_of(keys_of("lv", 3).meta) is not master
 
 
+async def test_a_new_master_is_found_before_the_next_call(
+    redis_cluster: RedisCluster,
+) -> None:
+    async with connected(redis_cluster.settings()) as redis:
+        await begin_all(redis)
+        redis_cluster.master_of(keys_of("lv", 3).meta).kill()
+        with pytest.raises(CallError):
+            await begin(redis, 3)
+        with trio.fail_after(SOON_S):
+            while True:
+                try:
+                    await redis.check_policy()  # which asks all masters that are known
+                    break
+                except CallError:
+                    await trio.sleep(0.05)
+        await begin(redis, 3)
+
+
 async def test_a_slot_that_moves(redis_cluster: RedisCluster) -> None:
     keys = keys_of("lv", 3)
     async with connected(redis_cluster.settings()) as redis:
