@@ -29,7 +29,7 @@ LOOPBACK: Final = "127.0.0.1"
 SOON_S: Final = 30.0
 SLOTS: Final = 16_384
 # A node of a Cluster that is silent this long is taken for dead.
-NODE_TIMEOUT_MS: Final = 1_000
+NODE_TIMEOUT_MS: Final = 2_000
 
 
 class RedisRefusal(Exception):
@@ -135,13 +135,14 @@ class Certificates(NamedTuple):
 
 
 class RedisCluster:
-    """Three masters and a replica of each, which take over after a second.
+    """Three masters and a replica of each, which take over after seconds.
 
     `nodes` has all six; `masters` asks who they are now.
     """
 
     def __init__(self, nodes: list[RedisServer]) -> None:
         self.nodes = nodes
+        self._by_id = {node_id(node): node for node in nodes}
 
     def settings(self, **more: Any) -> ClusterSettings:
         """The settings of a host that publishes here."""
@@ -173,16 +174,13 @@ class RedisCluster:
         slot = self.slot_of(key)
         for first, last, master, *_ in self._running[0]("CLUSTER", "SLOTS"):
             if first <= slot <= last:
-                return self._at(master[1])
+                return self._by_id[master[2].decode()]
         raise AssertionError(f"nobody serves slot {slot}")
 
     def replica_of(self, master: RedisServer) -> RedisServer:
         """The one replica of a master."""
         (line,) = master("CLUSTER", "REPLICAS", node_id(master))
-        return self._at(int(line.split()[1].partition(b"@")[0].rpartition(b":")[2]))
-
-    def _at(self, port: int) -> RedisServer:
-        return next(node for node in self.nodes if node.port == port)
+        return self._by_id[line.split()[0].decode()]
 
     def is_whole(self) -> bool:
         """Whether every node sees all slots served, and every replica is connected."""
