@@ -77,6 +77,19 @@ def calls(part: Partition, until: float) -> Iterator[tuple[float, Call]]:
             yield now, call
 
 
+def test_an_answer_that_comes_after_records_were_lost_is_of_no_use(
+    part: Partition,
+) -> None:
+    part.add(change(11), 1.0)
+    assert name_of(part.next_call(1.1)) == "apply"
+    part.lose_records()
+    assert part.answered(taken(1, 11), 1.2, WALL_MS) == "ok"
+    assert (part.mode, part.last) == (Mode.BEGINNING, 10)
+    call = part.next_call(1.2)
+    assert call is not None
+    assert call.args[7] == 0  # it must list all sessions, not keep
+
+
 def test_changes_that_redis_refuses_are_tried_less_and_less_often_between_beats(
     part: Partition,
 ) -> None:

@@ -418,10 +418,11 @@ class Partition:
             The word that the answer begins with.
         """
         under_way, self._under_way = self._under_way, None
-        assert under_way is not None
         self._failures = 0
         self._touch(now)
         word = _text(answer[0])
+        if under_way is None:
+            return word
         match under_way.function:
             case "begin":
                 self._begun(word, answer, now, wall_ms)
@@ -578,6 +579,7 @@ class Partition:
         self._queue.clear()
         self._refusals = 0
         self._piece = None
+        self._under_way = None  # its answer is of no use any more
         self._suspects.clear()
         self._host.busy.discard(self.number)
 
