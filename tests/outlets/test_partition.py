@@ -109,6 +109,18 @@ def test_changes_that_redis_refuses_are_tried_less_and_less_often_between_beats(
     assert part.queued == 1
 
 
+def test_a_session_from_before_the_clock_of_redis_began_has_no_since(
+    part: Partition,
+) -> None:
+    ahead = calls(part, 60.0)
+    now, _ = next(ahead)
+    part.answered(taken(redis_us=1_000_000), now, WALL_MS)
+    part.add(change(11, WALL_MS - 5_000), now)
+    _, call = next(ahead)
+    (session,) = sessions_of(bytes(call.args[10]))  # type: ignore[arg-type]  # a value
+    assert session.since == 0
+
+
 def test_counts_that_differ_from_the_log_lead_to_a_list(
     part: Partition, identity: HostIdentity
 ) -> None:

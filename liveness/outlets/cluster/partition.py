@@ -347,7 +347,8 @@ class Partition:
             if change.has_ended:
                 values.append(ending_bytes(change.session))
             else:
-                since = round(change.at + self._offset_ms)
+                # Redis' clock may be before the session began; 0: not known.
+                since = max(round(change.at + self._offset_ms), 0)
                 gateway, device = change.gateway.encode(), change.device.encode()
                 values.append(
                     session_bytes(
