@@ -294,11 +294,11 @@ local function begin(keys, args)
   end
   local host = got[2] and load(got[2])
   if host then
-    if host.epoch >= epoch then
-      local lives = host.state ~= FENCED and math.abs(now - host.beat) < tonumber(args[7])
-      if lives and args[9] ~= '1' then return {'replaced', host.epoch} end
-      return {'epoch', host.epoch}
+    local lives = host.state ~= FENCED and math.abs(now - host.beat) < tonumber(args[7])
+    if lives and host.nonce ~= tonumber(args[3]) and args[9] ~= '1' then
+      return {'replaced', host.epoch}
     end
+    if host.epoch >= epoch then return {'epoch', host.epoch} end
     if args[8] == '1' and host.state == LIVE and host.log == args[4]
        and host.last <= tonumber(args[5]) then
       host.epoch, host.nonce = epoch, tonumber(args[3])

@@ -142,3 +142,17 @@ def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
     assert not part.wants_piece
     assert part.next_call(1.0) is None  # not at once
     assert name_of(part.next_call(1.2)) == "begin"
+
+
+def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
+    identity: HostIdentity,
+) -> None:
+    host = ClusterHost(identity, partitions=2, separator="")
+    for part in host.partitions:
+        part.next_call(0.0)
+    host.partitions[0].answered([b"keep", 0, 1, 0, REDIS_US], 0.0, WALL_MS)
+    host.partitions[0].next_call(0.0)
+    host.partitions[0].answered([b"epoch", identity.epoch + 9], 0.0, WALL_MS)
+    host.partitions[1].failed(0.0)
+    may_take = [part.next_call(1.0).args[8] for part in host.partitions]  # type: ignore[union-attr]  # they begin
+    assert (identity.is_stopped, may_take) == (True, [0, 0])

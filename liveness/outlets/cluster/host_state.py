@@ -72,6 +72,7 @@ class HostIdentity:
         self.contact_gap_s = terms.lease_s / 4
         self.newest = 0  # the newest seq of the log that is durable
         self.is_stopped = False  # another process has this name
+        self.may_take = True  # from a process of this name that lives
         self.why_refused = ""  # the configuration that the others have; empty: accepted
         self.busy: set[int] = set()  # partitions that begin or list their sessions
         self.counts = ClusterCounts()
@@ -101,6 +102,7 @@ class HostIdentity:
     def replaced(self) -> None:
         """Another process of this name publishes: stop in all partitions."""
         self.is_stopped = True
+        self.may_take = False  # it is newer
 
     def refuse(self, configuration: str) -> None:
         """The other hosts have another configuration."""

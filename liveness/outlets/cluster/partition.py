@@ -311,7 +311,7 @@ class Partition:
                 host.configuration,
                 round(host.lease_s * 1e6),
                 int(self._may_keep),
-                int(self._may_take),
+                int(self._may_take and host.may_take),
                 host.token(),
             ],
         )
