@@ -275,7 +275,7 @@ local function apply(keys, args)
   beat(host, now)
   save(keys[1], version, args[8], args[1], host)
   return {'ok', version or tonumber(got[1]), host.g, host.s % MODULUS, now, host.beat, before,
-          now - tonumber(got[3]), call('HLEN', keys[2])}
+          math.abs(now - tonumber(got[3])), call('HLEN', keys[2])}
 end
 
 -- args: host epoch nonce log newest conf lease may_keep may_take token

@@ -156,3 +156,14 @@ def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
     host.partitions[1].failed(0.0)
     may_take = [part.next_call(1.0).args[8] for part in host.partitions]  # type: ignore[union-attr]  # they begin
     assert (identity.is_stopped, may_take) == (True, [0, 0])
+
+
+def test_a_host_that_was_heard_since_is_watched_anew() -> None:
+    suspects = Suspects(LEASE_S)
+    suspects.note(b"b", 1, 100, 0.0)
+    suspects.note(b"c", 1, 100, 1.0)
+    suspects.note(b"b", 1, 101, 3.0)
+    suspects.note(b"c", 1, 100, 4.0)
+    assert suspects.next_at == 1.0 + LEASE_S / 2
+    assert suspects.take() == (b"c", 1, 100)
+    assert suspects.next_at == 3.0 + LEASE_S / 2

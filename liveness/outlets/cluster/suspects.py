@@ -20,23 +20,29 @@ class Suspects:
 
     def __init__(self, lease_s: float) -> None:
         self._watch_s = lease_s / 2
-        self._since: dict[Suspect, float] = {}  # in order of these moments
+        # Epoch, beat and since when, in the order of these moments.
+        self._hosts: dict[bytes, tuple[int, int, float]] = {}
 
     def note(self, host: bytes, epoch: int, beat: int, now: float) -> None:
         """A host is quiet; watch it from now on, unless we do."""
-        self._since.setdefault((host, epoch, beat), now)
+        if self._hosts.get(host, ())[:2] == (epoch, beat):
+            return
+        self._hosts.pop(host, None)  # it was heard since
+        self._hosts[host] = epoch, beat, now
 
     def clear(self) -> None:
         """What was watched proves nothing: watch anew."""
-        self._since.clear()
+        self._hosts.clear()
 
     @property
     def next_at(self) -> float:
         """When the next one was watched for long enough; infinity if there is none."""
-        return next(iter(self._since.values()), inf) + self._watch_s
+        for *_, since in self._hosts.values():
+            return since + self._watch_s
+        return inf
 
     def take(self) -> Suspect:
         """The one that was watched the longest, which is then watched no more."""
-        suspect = next(iter(self._since))
-        del self._since[suspect]
-        return suspect
+        host = next(iter(self._hosts))
+        epoch, beat, _ = self._hosts.pop(host)
+        return host, epoch, beat
