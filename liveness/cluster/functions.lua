@@ -340,7 +340,12 @@ end
 
 -- --- functions that end what is nobody's ------------------------------------------
 
--- Which hosts were not heard for `quiet`, and how many sessions are nobody's? And trims the
+-- Whether no session is of incarnation `inc` any more, which was one of `host`.
+local function is_spent(inc, host)
+  return not host or (host.state == LIVE and host.n == host.g and host.inc ~= inc)
+end
+
+-- Which hosts were not heard for `quiet`, and how much is there to reap? And trims the
 -- stream. At most once every `every`, whoever asks. args: host quiet every keep
 local function look(keys, args)
   local now, quiet = now_us(), tonumber(args[2])
@@ -349,10 +354,12 @@ local function look(keys, args)
   if math.abs(now - tonumber(last)) < tonumber(args[3]) then return {'later'} end
   call('HSET', keys[1], 'l', fmt('%.0f', now))
   call('XTRIM', keys[3], 'MINID', '~', fmt('%.0f', math.max(now - tonumber(args[4]), 0)))
-  local all, quiets, stale = call('HGETALL', keys[1]), {}, 0
+  local all, quiets, stale, hosts, owner = call('HGETALL', keys[1]), {}, 0, {}, {}
   for i = 1, #all, 2 do
-    if byte(all[i]) == 104 then  -- h
+    if byte(all[i]) == 105 then owner[tonumber(sub(all[i], 2))] = owner_of(all[i + 1])  -- i
+    elseif byte(all[i]) == 104 then  -- h
       local name, host = sub(all[i], 2), load(all[i + 1])
+      hosts[name] = host
       if host.state == LIVE then stale = stale + host.n - host.g end
       if host.state == FENCED then
         stale = stale + math.max(host.n, 1)  -- at least the host itself
@@ -360,6 +367,9 @@ local function look(keys, args)
         quiets[#quiets + 1] = {name, fmt('%.0f', host.epoch), fmt('%.0f', host.beat)}
       end
     end
+  end
+  for inc, name in pairs(owner) do
+    if is_spent(inc, hosts[name]) then stale = stale + 1 end
   end
   return {'ok', stale, quiets}
 end
@@ -450,12 +460,9 @@ local function reap(keys, args)
     if host.dirty then fields[#fields + 1] = 'h' .. name; fields[#fields + 1] = dump(host) end
   end
   call('HSET', keys[1], unpack(fields))
-  for inc, name in pairs(owner) do
-    local host = hosts[name]
-    if not host or host.is_gone
-       or (host.state == LIVE and host.n == host.g and pack('>I4', host.inc) ~= inc) then
-      drop[#drop + 1] = 'i' .. (unpack_('>I4', inc))
-    end
+  for packed, name in pairs(owner) do
+    local host, inc = hosts[name], unpack_('>I4', packed)
+    if is_spent(inc, host) or host.is_gone then drop[#drop + 1] = 'i' .. inc end
   end
   if #drop > 0 then call('HDEL', keys[1], unpack(drop)) end
   return {'ok', got[1], gone, stale, tonumber(version)}
