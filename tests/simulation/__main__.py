@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from random import SystemRandom
 from time import perf_counter
 
+from tests.simulation.cluster.history import PROFILES, faults_of
+from tests.simulation.cluster.redis import connected
+from tests.simulation.cluster.world import virtual_functions
 from tests.simulation.search import outcomes
 
 
@@ -19,11 +22,17 @@ def main() -> int:
         "--minutes", type=float, default=1.0, help="run new seeds so long"
     )
     parser.add_argument("--first", type=int, help="the first of the new seeds")
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="hosts on a redis-server, not one sidecar",
+    )
     asked = parser.parse_args()
+    run = tell_of_clusters if asked.cluster else tell
     if asked.seed is not None:
-        return tell(iter([asked.seed]))
+        return run(iter([asked.seed]))
     first = SystemRandom().randrange(10**9) if asked.first is None else asked.first
-    return tell(seeds_for(asked.minutes * 60, first))
+    return run(seeds_for(asked.minutes * 60, first))
 
 
 def seeds_for(seconds: float, first: int) -> Iterator[int]:
@@ -45,6 +54,22 @@ def tell(seeds: Iterator[int]) -> int:
     print(
         f"seeds {done[0]} to {done[-1]}: {hours:.2f} virtual hours, all promises kept"
     )
+    return 0
+
+
+def tell_of_clusters(seeds: Iterator[int]) -> int:
+    """Play each seed in all profiles, and say how it went."""
+    done, library = list[int](), virtual_functions()
+    with connected() as redis:
+        redis("FUNCTION", "LOAD", library.source)
+        for seed in seeds:
+            done.append(seed)
+            for profile in PROFILES:
+                if faults := faults_of(redis, library, seed, profile):
+                    print(f"seed {seed}, profile {profile!r}:\n{faults}")
+                    return 1
+    count = len(done) * len(PROFILES)
+    print(f"seeds {done[0]} to {done[-1]}: {count} histories, without a fault")
     return 0
 
 

@@ -1,0 +1,329 @@
+"""A host: its log, which the simulation writes, and its process around `ClusterHost`."""
+
+from collections.abc import Callable, Iterator
+from math import inf
+from random import Random
+from typing import Final
+
+from liveness.cluster.format import configuration_of
+from liveness.core.devices import user_of
+from liveness.core.records import MOVED, OFFLINE, ONLINE, OnlineRow, Record, Uid
+from liveness.outlets.cluster.host import ClusterHost
+from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
+from liveness.outlets.cluster.partition import Change, Limits, Partition, Piece, Tally
+from tests.simulation.cluster.world import PARTITIONS, TIMEOUT_S, Flight, World
+
+LEASE_S: Final = 30.0
+# So small that queues overflow, lists come in pieces, and a reap takes several steps.
+LIMITS: Final = Limits(call_changes=3, most_queued=4, reap_users=2)
+ROWS: Final = 2  # of a piece of a list
+READ_AT_ONCE: Final = 3  # records of the log
+UIDS: Final = ("ada/phone", "ada/pad", "bob", "eve/x", 7, "7", "kim", "bob/tv")
+GATEWAYS: Final = ("g1", "g2")
+# A process that is asked so often at one moment goes in circles.
+CIRCLES: Final = 300
+# By how much the wall clock is set when a process restarts, in seconds.
+CLOCK_STEPS: Final = (0, 0, 1, -3_600, 3_600)
+
+
+class Log:
+    """A sidecar's log and online set.
+
+    Args:
+        name: Its id.
+        separator: Of user and device; empty: no devices.
+        random: For what happens.
+    """
+
+    def __init__(self, name: str, separator: str, random: Random) -> None:
+        self.name, self._separator, self._random = name, separator, random
+        self.records: list[Record] = []
+        self.trimmed_to = 0  # records up to this seq are gone
+        self.newest = 0
+        self.online: dict[Uid, OnlineRow] = {}
+
+    def happen(self, uid: Uid, wall_ms: int) -> None:
+        """A user comes, moves or goes."""
+        random = self._random
+        self.newest += random.choice((1, 1, 2))  # there are records of timers too
+        have, gateway = self.online.get(uid), random.choice(GATEWAYS)
+        if have is None:
+            self._open(ONLINE, uid, gateway, wall_ms, "login")
+        elif have.gateway != gateway and random.random() < 0.4:
+            self._open(MOVED, uid, gateway, wall_ms, "login", have)
+        else:
+            del self.online[uid]
+            reason = random.choice(("silence", "logout"))
+            session = have.session
+            self._append(OFFLINE, uid, have.gateway, session, wall_ms, reason)
+
+    def _open(
+        self,
+        kind: str,
+        uid: Uid,
+        gateway: str,
+        wall_ms: int,
+        reason: str,
+        before: OnlineRow | None = None,
+    ) -> None:
+        session = self.newest
+        self.online[uid] = OnlineRow(session, uid, wall_ms, None, gateway, None)
+        self._append(kind, uid, gateway, session, wall_ms, reason, before)
+
+    def _append(
+        self,
+        kind: str,
+        uid: Uid,
+        gateway: str,
+        session: int,
+        wall_ms: int,
+        reason: str,
+        before: OnlineRow | None = None,
+    ) -> None:
+        size = devices = None
+        if self._separator:
+            user = user_of(uid, self._separator)
+            size = len(str(user)) if user != uid else 0
+            devices = sum(user_of(it, self._separator) == user for it in self.online)
+        # Logs of an early schema do not tell which session was left.
+        is_old = self._random.random() < 0.05
+        self.records.append(
+            Record(
+                self.newest,
+                kind,
+                uid,
+                gateway,
+                session,
+                None,
+                reason,
+                wall_ms,
+                from_gateway=before.gateway if before else None,
+                from_session=before.session if before and not is_old else None,
+                user_size=size,
+                devices=devices,
+            )
+        )
+
+    def trim(self) -> None:
+        """Its oldest records are deleted."""
+        count = self._random.randrange(len(self.records) + 1)
+        self.records = self.records[count:]
+        first = self.records[0].seq if self.records else self.newest + 1
+        self.trimmed_to = first - 1
+
+
+class Process:
+    """A sidecar's process, as far as it publishes.
+
+    Args:
+        world: Where it lives.
+        machine: Its host.
+    """
+
+    def __init__(self, world: World, machine: "Machine") -> None:
+        self._world, self._log, self._random = world, machine.log, world.random
+        self._machine = machine
+        self._clock_s, separator = machine.clock_s, machine.separator
+        self._booted = world.now - self._random.random() * 1e5
+        terms = HostTerms(
+            name=machine.name,
+            log=self._log.name,
+            lease_s=LEASE_S,
+            linger_s=0.02,
+            keep_s=1e9,
+            configuration=configuration_of(PARTITIONS, separator),
+        )
+        identity = HostIdentity(
+            terms,
+            nonce=self._random.getrandbits(32),
+            epoch=self.wall_ms,
+            random=self._random,
+            on_fenced=machine.on_fenced,
+            begin_at_once=1,
+        )
+        self.host = ClusterHost(
+            identity, partitions=PARTITIONS, separator=separator, limits=LIMITS
+        )
+        self._flights: dict[int, Flight] = {}
+        self._lists: dict[int, tuple[int, Iterator[Piece]]] = {}
+        self._woken = set(range(PARTITIONS))
+        self.read_at = world.now
+        self._asked = (0.0, 0)  # when last, and how often at that moment
+
+    @property
+    def wall_ms(self) -> int:
+        """Its wall clock."""
+        return round((self._world.now + self._clock_s) * 1000)
+
+    @property
+    def _mono(self) -> float:
+        return self._world.now - self._booted
+
+    def next_at(self) -> float:
+        """When there is something to do, by the clock of the world."""
+        if self._woken - self._flights.keys():
+            return self._world.now
+        times = [self.read_at, *(flight.until for flight in self._flights.values())]
+        times += [
+            part.next_at() + self._booted + 1e-6
+            for part in self.host.partitions
+            if part.number not in self._flights
+        ]
+        return min(times)
+
+    def go(self) -> None:
+        """Do what there is to do now."""
+        now = self._world.now
+        at, times = self._asked
+        self._asked = now, times + 1 if at == now else 0
+        if self._asked[1] > CIRCLES:
+            raise AssertionError(f"{self._machine.name} goes in circles")
+        identity = self.host.identity
+        before = len(identity.busy), identity.is_stopped
+        if now >= self.read_at:
+            self._read()
+        for part in self.host.partitions:
+            self._serve(part)
+            self._talk(part)
+        if before != (len(identity.busy), identity.is_stopped):
+            self._woken.update(range(PARTITIONS))
+
+    def _read(self) -> None:
+        self.read_at = inf
+        log, host = self._log, self.host
+        host.identity.newest = log.newest
+        start = host.read_from()
+        if start is None:
+            return
+        if start < log.trimmed_to:
+            host.lose_records(start, log.trimmed_to)
+        else:
+            behind = [record for record in log.records if record.seq > start]
+            records = behind[:READ_AT_ONCE]
+            reached = records[-1].seq if len(records) < len(behind) else log.newest
+            host.distribute(start, records, reached, self._mono)
+        self._woken.update(range(PARTITIONS))
+        if host.read_from() not in (None, start):
+            self.read_at = self._world.now + self._random.choice((0.0, 0.05))
+
+    def _serve(self, part: Partition) -> None:
+        """Give a partition what it needs of the online set."""
+        number = part.number
+        if part.wants_tally and self._random.random() < 0.5:
+            part.tally = self._tally(self._rows(number))
+        if part.wants_list:
+            self._lists[number] = part.lists, self._pieces(self._rows(number))
+        wanted, pieces = self._lists.get(number, (0, iter(())))
+        if part.wants_piece and wanted == part.lists:
+            if self._world.faults.get("state") and self._random.random() < 0.02:
+                part.fail_list()
+            else:
+                part.give_piece(next(pieces))
+            self._woken.add(number)
+
+    def _rows(self, number: int) -> list[Change]:
+        rows = map(self.host.session_of, self._log.online.values())
+        mine = [change for partition, change in rows if partition == number]
+        self._random.shuffle(mine)
+        return mine
+
+    def _pieces(self, rows: list[Change]) -> Iterator[Piece]:
+        tally = self._tally(rows)
+        seq = tally.reached
+        count = max(len(rows), 1)
+        return iter(
+            [
+                Piece(rows[at : at + ROWS], seq, tally if at + ROWS >= count else None)
+                for at in range(0, count, ROWS)
+            ]
+        )
+
+    def _tally(self, rows: list[Change]) -> Tally:
+        tally = Tally(self._log.newest)
+        for change in rows:
+            tally.begin(change.session)
+        return tally
+
+    def _talk(self, part: Partition) -> None:
+        """Take the answer of a partition's call, or make its next one."""
+        world, number = self._world, part.number
+        flight = self._flights.get(number)
+        if flight is not None:
+            if world.now < flight.until:
+                return
+            del self._flights[number]
+            self._woken.add(number)
+            answer = world.answer_to(flight)
+            is_late = world.now - flight.sent > 2 * TIMEOUT_S  # after a pause
+            if answer is None or (is_late and self._random.random() < 0.5):
+                part.failed(self._mono)
+            else:
+                part.answered(answer, self._mono, self.wall_ms)
+            self.read_at = min(self.read_at, world.now)
+        if number not in self._woken and self._mono < part.next_at():
+            return
+        self._woken.discard(number)
+        call = part.next_call(self._mono)
+        if call is not None:
+            is_cut = world.now < self._machine.cut_until
+            self._flights[number] = world.send(number, call, is_cut=is_cut)
+
+
+class Machine:
+    """A host with its log and its process, and what befalls it.
+
+    Args:
+        name: Of the host.
+        world: Where it lives.
+        separator: Of user and device; empty: no devices.
+        on_fenced: Called with a host that it declared lost, and the partition.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        separator: str,
+        on_fenced: Callable[[bytes, int], None],
+    ) -> None:
+        self.name, self.world, self.separator = name, world, separator
+        self.on_fenced = on_fenced
+        self.is_alive = True
+        self.paused_until = self.cut_until = 0.0
+        self.disturbed_until = 0.0  # something befell it until then
+        self.clock_s = world.random.choice((0.0, -5.0, 7.0))
+        self.lose_log()
+
+    def lose_log(self) -> None:
+        """Its state is lost: it starts with an empty log."""
+        random = self.world.random
+        name = f"{self.name}-{random.getrandbits(32):x}"
+        self.log = Log(name, self.separator, random)
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process on its log; its wall clock may have been set meanwhile."""
+        if self.world.faults.get("clock"):
+            self.clock_s += self.world.random.choice(CLOCK_STEPS)
+        self.process = Process(self.world, self)
+        self.disturb(self.world.now)
+
+    def disturb(self, until: float) -> None:
+        """Something befalls it, until then."""
+        self.disturbed_until = max(self.disturbed_until, until)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process runs."""
+        return self.is_alive and self.world.now >= self.paused_until
+
+    def next_at(self) -> float:
+        """When its process has something to do."""
+        return max(self.process.next_at(), self.paused_until)
+
+    def happen(self) -> None:
+        """A user of it comes, moves or goes."""
+        random, process = self.world.random, self.process
+        self.log.happen(random.choice(UIDS), process.wall_ms)
+        wait = random.choice((0.0, 0.01, 0.3))
+        process.read_at = min(process.read_at, self.world.now + wait)

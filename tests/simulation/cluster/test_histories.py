@@ -1,0 +1,87 @@
+"""Hosts that publish to a real redis-server, in random histories and in chosen ones."""
+
+from random import SystemRandom
+from typing import Final
+
+import pytest
+
+from tests.simulation.cluster.history import PROFILES, History, faults_of
+from tests.simulation.cluster.machine import LEASE_S
+from tests.simulation.cluster.redis import Connection
+from tests.simulation.cluster.world import KEYS, PARTITIONS, virtual_functions
+
+# 99 histories take some six seconds.
+SEEDS: Final = range(1, 10)
+MANY: Final = 500
+FOREVER: Final = 1e12
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_history_ends_with_what_the_hosts_have(
+    redis: Connection, profile: str
+) -> None:
+    for seed in SEEDS:
+        assert not faults_of(redis, virtual_functions(), seed, profile), seed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_many_new_histories_end_so(redis: Connection, profile: str) -> None:
+    first = SystemRandom().randrange(10**9)
+    for seed in range(first, first + MANY):
+        assert not faults_of(redis, virtual_functions(), seed, profile), seed
+
+
+@pytest.fixture
+def history(redis: Connection) -> History:
+    """Three hosts with users, and nothing that goes wrong by itself."""
+    history = History(redis, virtual_functions(), 1, "calm")
+    history.pass_time(1)
+    for machine in history.machines:
+        for _ in range(9):
+            machine.happen()
+    history.pass_time(LEASE_S / 3)
+    return history
+
+
+def test_a_lost_host_is_reaped_and_no_other_while_redis_is_out_of_memory(
+    history: History,
+) -> None:
+    world, lost = history.world, history.machines[0]
+    world.full_until = [FOREVER] * PARTITIONS
+    lost.is_alive = False
+    for machine in history.machines[1:]:
+        machine.happen()
+    history.pass_time(2 * LEASE_S)
+    for partition in range(PARTITIONS):
+        assert {*world.hosts(partition)} == {"B", "C"}
+    history.mend()
+    history.check()
+    assert world.faults_found == []
+
+
+def test_of_two_processes_of_one_name_the_newest_publishes_until_it_ends(
+    history: History,
+) -> None:
+    first = history.machines[0]
+    first.clock_s = 3_600.0  # so its epochs are higher
+    first.restart()
+    history.pass_time(1)
+    newest = history.add(first.name)
+    newest.clock_s = 0.0
+    newest.restart()
+    history.pass_time(LEASE_S)
+    assert first.process.host.identity.is_stopped
+    assert newest.process.host.is_following
+    newest.is_alive = False
+    history.pass_time(2 * LEASE_S)
+    assert first.process.host.is_following
+    history.mend()
+    history.check()
+    assert history.world.faults_found == []
+
+
+def test_users_are_counted_on_all_hosts(history: History) -> None:
+    count = sum(history.world.redis("HLEN", keys.users) for keys in KEYS)
+    assert [it.process.host.users for it in history.machines] == [count] * 3
