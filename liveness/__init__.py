@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from liveness.client.sync_watch import SyncWatch
     from liveness.client.watcher import HostSession, Listing, Watch, Whereabouts
     from liveness.client.watches import watch, watch_sync
-    from liveness.cluster.watch import ClusterWatch
+    from liveness.cluster.cluster_watch import ClusterWatch
     from liveness.config.cluster import ClusterSettings
 
 __version__ = "0.1.0"
@@ -56,7 +56,7 @@ __all__ = [
 # The names that are in another module than `liveness.client.sidecar`.
 _MODULES = {
     "ClusterSettings": "config.cluster",
-    "ClusterWatch": "cluster.watch",
+    "ClusterWatch": "cluster.cluster_watch",
     "SyncClusterWatch": "client.sync_cluster",
     "SyncSidecar": "client.sync",
     "connect_sync": "client.sync",

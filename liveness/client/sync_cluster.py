@@ -9,10 +9,10 @@ import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from liveness.client.forks import WATCH, refuse_after_fork
+from liveness.cluster.cluster_watch import ClusterListing, ClusterWatch
 from liveness.cluster.events import ClusterEvent
 from liveness.cluster.format import Place
 from liveness.cluster.questions import HostRow
-from liveness.cluster.watch import ClusterListing, ClusterWatch
 from liveness.core.records import Uid
 
 __all__ = ["SyncClusterWatch", "reading"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from liveness.client.sync_cluster import SyncClusterWatch
     from liveness.client.watcher_link import ReportLine
-    from liveness.cluster.watch import ClusterWatch
+    from liveness.cluster.cluster_watch import ClusterWatch
     from liveness.config.cluster import ClusterSettings
 
 __all__ = ["watch", "watch_sync"]
@@ -68,7 +68,7 @@ def watch(
         cluster: In place of a sidecar, the Redis that all hosts publish to: its URL, some
             nodes of a Redis Cluster ("HOST:PORT,HOST:PORT"), or settings.
         options: As `liveness.client.watcher.watch` has them; with `cluster` those of
-            `liveness.cluster.watch.ClusterWatch`.
+            `liveness.cluster.cluster_watch.ClusterWatch`.
     Raises:
         ReportError: An argument is invalid. (It is a ValueError too.)
         ConfigError: Without a path: the settings do not say where the socket is.
@@ -139,7 +139,7 @@ def _refuse_path(path: Path | None) -> None:
 def _cluster_watch(
     cluster: "str | ClusterSettings", options: dict[str, Any]
 ) -> "ClusterWatch":
-    from liveness.cluster.watch import ClusterWatch
+    from liveness.cluster.cluster_watch import ClusterWatch
     from liveness.config.cluster import settings_of
 
     try:

@@ -4,7 +4,7 @@ Every version of a partition has a name, "version.token", and every entry of its
 the version before it: so the entries are a chain, and a reader that holds a name knows
 whether an entry continues what it has. A failover may lose versions that readers have seen,
 and readers that come late find the stream trimmed. Then the reader looks for the last version
-that both know, and says what it means for what it has delivered (`Rollback`, `Gap`).
+that both know, and says what it means for what it has delivered (`Rollback`, `ClusterGap`).
 
 A reader that keeps who is online needs a list then, since it cannot undo records. It reads
 all users in steps, while they change, and applies the records that follow the version held
@@ -22,7 +22,13 @@ from collections.abc import Generator, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from liveness.cluster.events import ClusterEvent, Delivery, Gap, Listed, Rollback
+from liveness.cluster.events import (
+    ClusterEvent,
+    ClusterGap,
+    DeliveredEvent,
+    Listed,
+    Rollback,
+)
 from liveness.cluster.format import (
     ClusterRecord,
     Fields,
@@ -163,7 +169,7 @@ class Chain:
         self._waits = waits
         self._now = 0.0
         self._began_at: float | None = None  # when it joined this life of the partition
-        self._deliveries: list[Delivery] = []
+        self._deliveries: list[DeliveredEvent] = []
         self._steps = self._run()
         self.request: Request = next(self._steps)
 
@@ -190,7 +196,7 @@ class Chain:
     def _position(self, name: str) -> str:
         return name + UNLISTED if self._needs_list else name
 
-    def answer(self, answer: Any, now: float) -> list[Delivery]:
+    def answer(self, answer: Any, now: float) -> list[DeliveredEvent]:
         """Take the answer to `request`; return what it brought.
 
         Args:
@@ -258,11 +264,11 @@ class Chain:
                 self._list.apply(record)
         # An entry is finished with its last record.
         positions = [before] * (len(entry.records) - 1) + [self.position]
-        self._deliveries += map(Delivery, entry.records, positions)
+        self._deliveries += map(DeliveredEvent, entry.records, positions)
         self._end_list()
 
     def _emit(self, event: ClusterEvent) -> None:
-        self._deliveries.append(Delivery(event, self.position))
+        self._deliveries.append(DeliveredEvent(event, self.position))
 
     # --- what Redis lost, or no longer keeps ------------------------------------------
 
@@ -291,7 +297,9 @@ class Chain:
             self._needs_list = self._lists
             lost = Rollback(self.partition, version)
             self._emit(
-                lost if version < had else Gap(self.partition, had + 1, version + 1)
+                lost
+                if version < had
+                else ClusterGap(self.partition, had + 1, version + 1)
             )
 
     def _last_common(self) -> Generator[Request, Any, str | None]:

@@ -24,7 +24,7 @@ class Rollback(NamedTuple):
         return "rollback"
 
 
-class Gap(NamedTuple):
+class ClusterGap(NamedTuple):
     """Versions `first` to `until` - 1 are no longer kept; they were not delivered."""
 
     partition: int
@@ -65,10 +65,10 @@ class Listed(NamedTuple):
         return "listed"
 
 
-ClusterEvent: TypeAlias = ClusterRecord | Rollback | Gap | Listed
+ClusterEvent: TypeAlias = ClusterRecord | Rollback | ClusterGap | Listed
 
 
-class Delivery(NamedTuple):
+class DeliveredEvent(NamedTuple):
     """An event, and the position of the reader once it is finished."""
 
     event: ClusterEvent

@@ -7,14 +7,14 @@ from liveness.cluster.format import SCHEMA
 from liveness.errors import LivenessError, ReportError
 
 
-class Terms(NamedTuple):
+class ClusterTerms(NamedTuple):
     """What the hosts of a cluster have in common."""
 
     partitions: int
     separator: str  # of a user and its device; empty: there are no devices
 
 
-async def read_terms(redis: Redis) -> Terms | None:
+async def read_terms(redis: Redis) -> ClusterTerms | None:
     """What the hosts of a cluster have in common; None: no host has begun.
 
     Raises:
@@ -32,7 +32,9 @@ async def read_terms(redis: Redis) -> Terms | None:
             "install the version of liveness that they have"
         )
     is_none = separator == "-"
-    return Terms(int(partitions), "" if is_none else bytes.fromhex(separator).decode())
+    return ClusterTerms(
+        int(partitions), "" if is_none else bytes.fromhex(separator).decode()
+    )
 
 
 def of_another_form(error: ValueError, server: str) -> LivenessError:

@@ -17,7 +17,7 @@ from liveness.cluster.chain import (
     Request,
 )
 from liveness.cluster.connection import CallError, Redis
-from liveness.cluster.events import Delivery
+from liveness.cluster.events import DeliveredEvent
 from liveness.cluster.terms import of_another_form
 
 # The pause between two turns, while something comes and while nothing does. An idle turn is
@@ -35,7 +35,7 @@ LAST_RETRY_S: Final = 5.0
 # Failures that only a person can end.
 LASTING: Final = frozenset({"auth", "permission"})
 
-Take = Callable[[Chain, list[Delivery]], int]
+Take = Callable[[Chain, list[DeliveredEvent]], int]
 
 
 class Troubles:
@@ -132,9 +132,9 @@ class Turns:
         self.pause_s = slower if is_idle else FASTEST_S
         return is_idle
 
-    async def _read(self, redis: Redis, part: _Reading) -> list[Delivery]:
+    async def _read(self, redis: Redis, part: _Reading) -> list[DeliveredEvent]:
         """Read a partition until it brings something, or has all there is."""
-        chain, found = part.chain, list[Delivery]()
+        chain, found = part.chain, list[DeliveredEvent]()
         try:
             while not found:
                 answer = await answer_to(redis, chain.partition, chain.request)

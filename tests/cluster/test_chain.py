@@ -16,7 +16,7 @@ from liveness.cluster.chain import (
     ReadUsers,
     Request,
 )
-from liveness.cluster.events import Delivery, Gap, Listed, Rollback
+from liveness.cluster.events import ClusterGap, DeliveredEvent, Listed, Rollback
 from liveness.cluster.format import ClusterRecord, Place, place_bytes, session_bytes
 
 LEASE_S: Final = 30.0
@@ -100,7 +100,7 @@ def read(
             return [shown(delivery.event) for delivery in delivered]
 
 
-def deliveries_of(chain: Chain, stored: Stored) -> list[Delivery]:
+def deliveries_of(chain: Chain, stored: Stored) -> list[DeliveredEvent]:
     """The first that the chain delivers."""
     while True:
         if deliveries := chain.answer(stored.answer(chain.request), 0):
@@ -237,7 +237,7 @@ def test_a_trimmed_stream_leaves_a_gap(stored: Stored) -> None:
     stored.change(200, "+bob")
     stored.change(300, "+eve")
     del stored.entries[:2]
-    assert read(reader, stored) == [Gap(0, 1, 201), "+eve"]
+    assert read(reader, stored) == [ClusterGap(0, 1, 201), "+eve"]
 
 
 def test_a_stream_of_which_nothing_is_left_is_a_gap_too(stored: Stored) -> None:
@@ -245,7 +245,7 @@ def test_a_stream_of_which_nothing_is_left_is_a_gap_too(stored: Stored) -> None:
     read(reader, stored)
     stored.change(100, "+ada")
     stored.entries.clear()
-    assert read(reader, stored) == [Gap(0, 1, 101), (100, {"ada"})]
+    assert read(reader, stored) == [ClusterGap(0, 1, 101), (100, {"ada"})]
 
 
 def test_a_position_whose_entry_alone_was_trimmed_has_no_gap(stored: Stored) -> None:
@@ -344,7 +344,7 @@ def test_a_list_is_made_again_if_the_chain_breaks_meanwhile(
 
     *events, listed = read(chain(lists=True), stored, between=between)
     assert lists == 2
-    assert isinstance(events[0], Gap if what == "trimmed" else Rollback)
+    assert isinstance(events[0], ClusterGap if what == "trimmed" else Rollback)
     version = int(stored.name.split(".")[0])
     assert listed == (version, {user.decode() for user in stored.users})
 

@@ -8,11 +8,11 @@ import anyio
 import pytest
 
 import liveness
+from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.cluster.connection import CallError
 from liveness.cluster.events import ClusterEvent, Listed
 from liveness.cluster.format import ClusterRecord, HostState, keys_of
 from liveness.cluster.positions import OLDEST
-from liveness.cluster.watch import ClusterWatch
 from liveness.errors import LivenessError, ReportError
 from tests.helpers.cluster_publisher import ClusterPublisher
 from tests.helpers.redis_servers import SOON_S, RedisServer
@@ -131,7 +131,8 @@ async def test_nothing_is_left_out_if_the_first_host_begins_later(
             found.extend(await read(watch, 2))
 
         tasks.start_soon(reading)
-        await anyio.sleep(0.05)
+        while not redis.info("commandstats", "cmdstat_hmget"):  # it found no host
+            await anyio.sleep(0.01)
         ClusterPublisher(redis).online("ada", "bob")
     assert found == ["+ada", "+bob"]
 

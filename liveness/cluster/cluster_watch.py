@@ -22,11 +22,11 @@ from anyio.lowlevel import checkpoint
 
 from liveness.cluster.chain import UNLISTED, Chain
 from liveness.cluster.connection import CallError, Redis, connected
-from liveness.cluster.events import ClusterEvent, Delivery, Listed
+from liveness.cluster.events import ClusterEvent, DeliveredEvent, Listed
 from liveness.cluster.format import ClusterRecord, Place
 from liveness.cluster.positions import OLDEST, Positions, parsed, text_of
 from liveness.cluster.questions import HostRow, hosts, places_of
-from liveness.cluster.terms import Terms, read_terms
+from liveness.cluster.terms import ClusterTerms, read_terms
 from liveness.cluster.turns import (
     FIRST_RETRY_S,
     LAST_RETRY_S,
@@ -66,7 +66,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
     partition and version name a record.
 
     A `Rollback` says that records which were delivered are void: Redis failed over to a
-    server that did not have them. A `Gap` says that some were no longer kept. Both concern
+    server that did not have them. A `ClusterGap` says that some were no longer kept. Both concern
     one partition. With *lists*, a `Listed` follows each of them, and is the first event of
     each partition: who is not in it is offline.
 
@@ -109,12 +109,12 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         )
         self._stack = AsyncExitStack()
         self._redis: Redis | None = None
-        self._terms: Terms | None = None
+        self._terms: ClusterTerms | None = None
         self._turns: Turns | None = None
         self._guard = anyio.ResourceGuard("reading the events of")
         self._cancel_scope: anyio.CancelScope | None = None  # of the loop's wait
         self._is_closed = False
-        self._waiting = deque[Delivery]()
+        self._waiting = deque[DeliveredEvent]()
         self._given = Positions()  # of what the loop has and has not finished
 
     async def __aenter__(self) -> Self:
@@ -224,7 +224,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     # --- reading ----------------------------------------------------------------------
 
-    async def _begun(self) -> Terms:
+    async def _begun(self) -> ClusterTerms:
         """Find out how many partitions there are; wait until a host has made them."""
         while self._terms is None:
             terms = await self._ask(read_terms)
@@ -236,7 +236,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
                 self._begin(terms)
         return self._terms
 
-    def _begin(self, terms: Terms) -> None:
+    def _begin(self, terms: ClusterTerms) -> None:
         numbers = range(terms.partitions)
         if self._positions and self._positions.keys() != {*numbers}:
             raise ReportError(
@@ -262,12 +262,12 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
             number, position=position, lists=lists, lease_s=lease_s, waits=waits
         )
 
-    def _take(self, chain: Chain, found: list[Delivery]) -> int:
+    def _take(self, chain: Chain, found: list[DeliveredEvent]) -> int:
         """Take what a partition brought; return how many events wait."""
         wanted = [delivery for delivery in found if self._wants(delivery.event)]
         if wanted:
             # The position behind the last one is also behind those that are not wanted.
-            wanted[-1] = Delivery(wanted[-1].event, chain.position)
+            wanted[-1] = DeliveredEvent(wanted[-1].event, chain.position)
             self._waiting += wanted
         elif chain.has_begun:
             self._positions[chain.partition] = chain.position
