@@ -20,9 +20,13 @@ HELP: Final = ("--help", "-h")
 # `version` does not load an HTTP server.
 COMMANDS: Final = (
     "serve", "watch", "status", "explain", "history", "log", "compare", "timers",
-    "gateways", "guard", "backup", "demo", "bench", "check-config", "check-state",
+    "gateways", "guard", "cluster", "backup", "demo", "bench", "check-config", "check-state",
     "version",
 )  # fmt: skip
+
+
+# The module of a command that has not its name: no two files have one name.
+MODULES: Final = {"cluster": "cluster_command"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,4 +71,5 @@ app: Final = App(
     suppress_keyboard_interrupt=False,
 )
 for _name in COMMANDS:
-    app.command(f"liveness.cli.{_name.replace('-', '_')}:command", name=_name)
+    _module = MODULES.get(_name, _name.replace("-", "_"))
+    app.command(f"liveness.cli.{_module}:command", name=_name)

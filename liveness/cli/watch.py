@@ -9,10 +9,18 @@ from typing import Annotated, Any, Final, TextIO
 import trio
 from cyclopts import Parameter
 
-from liveness.cli.options import Json, Kinds, Socket, declared, number
+from liveness.cli.options import Json, Kinds, Socket, as_written, declared, number
 from liveness.client.watcher import LOG
 from liveness.client.watcher import watch as watch_sidecar
+from liveness.cluster.cluster_watch import ClusterWatch
+from liveness.config.cluster import ClusterSettings
 from liveness.config.sources import socket_path
+from liveness.console.admin_client import CommandError
+from liveness.console.cluster_lines import (
+    cluster_errors,
+    configured_cluster,
+    event_line,
+)
 from liveness.console.record_lines import (
     in_colours,
     json_line,
@@ -21,6 +29,7 @@ from liveness.console.record_lines import (
 )
 from liveness.console.terminal import AUTO, COLORS, report_line, wants_colours
 from liveness.console.watching import command_errors
+from liveness.core.records import TIMER
 
 
 async def watch(
@@ -68,6 +77,62 @@ async def watch(
                         return
 
 
+async def watch_cluster(
+    settings: ClusterSettings,
+    *,
+    position: str | None,
+    kinds: Sequence[str],
+    as_json: bool,
+    count: int | None,
+    out: TextIO,
+    report_line: Callable[[str], None],
+    color: str = AUTO,
+) -> None:
+    """Writes each event of all hosts as one line to *out*, until *count* are written.
+
+    In the end it reports the position from which another command goes on.
+
+    Args:
+        settings: Where Redis is.
+        position: As an earlier command reported it; "oldest"; None: from now on.
+        kinds: The kinds of records to show; none: all.
+        as_json: Whether a line is JSON, or text for a person.
+        count: None: without end.
+        out: Flushed after what was at hand.
+        report_line: Called with one line for a person about each change of the connection.
+        color: When text is coloured: one of `COLORS`.
+    Raises:
+        CommandError: Redis did not answer at first, or refuses this user.
+    """
+    paint = in_colours if wants_colours(out, color) else plain
+    left = sys.maxsize if count is None else count
+    with cluster_errors():
+        watch = ClusterWatch(
+            settings,
+            position=position,
+            kinds=kinds,
+            strict=True,
+            report_line=report_line,
+        )
+    try:
+        with cluster_errors():
+            async with watch:
+                async for event in watch:
+                    as_map = event.as_map()
+                    out.write(
+                        f"{json_line(as_map) if as_json else event_line(event, paint=paint)}\n"
+                    )
+                    left -= 1
+                    if not (left and watch.has_event):
+                        out.flush()
+                    if not left:
+                        watch.finish()
+                        return
+    finally:
+        if watch.position is not None:
+            report_line(f"go on from here with --from {watch.position}")
+
+
 command: Final = declared("watch", "watch --kind offline --json")
 
 
@@ -75,6 +140,20 @@ command: Final = declared("watch", "watch --kind offline --json")
 def watch_records(
     *,
     socket: Socket = None,
+    cluster: Annotated[
+        bool,
+        Parameter(help="the users of all hosts, from Redis (cluster.url) itself"),
+    ] = False,
+    from_: Annotated[
+        str | None,
+        Parameter(
+            name="--from",
+            help="with --cluster: where an earlier one ended, or oldest (default: new "
+            "records)",
+            metavar="POSITION",
+            converter=as_written,
+        ),
+    ] = None,
     after: Annotated[
         int | None,
         number(
@@ -104,13 +183,25 @@ def watch_records(
     ] = AUTO,
 ) -> None:
     """Show each record as it is written, across restarts of the sidecar, without a gap."""
+    of_sidecars = {"--socket": socket, "--after": after, "--users": users or None}
+    given = [flag for flag, value in of_sidecars.items() if value is not None]
+    if cluster and given:
+        raise CommandError(f"{given[0]} is of one sidecar: leave it out with --cluster")
+    if from_ is not None and not cluster:
+        raise CommandError("--from is of all hosts: add --cluster, or use --after SEQ")
+    if cluster and TIMER in (kind or ()):
+        raise CommandError(
+            "--kind timer is of one sidecar: leave it out with --cluster"
+        )
+    show = (
+        partial(watch_cluster, configured_cluster(), position=from_)
+        if cluster
+        else partial(watch, socket_path(socket), after=after, users=users)
+    )
     trio.run(
         partial(
-            watch,
-            socket_path(socket),
-            after=after,
+            show,
             kinds=kind or (),
-            users=users,
             as_json=json,
             count=count,
             out=sys.stdout,

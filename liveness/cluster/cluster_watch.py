@@ -166,12 +166,17 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     def take(self) -> ClusterEvent | None:
         """Return the next event if it has arrived; finish the last one. Do not wait."""
-        self._finish()
+        self.finish()
         if not self._waiting or self._is_closed:
             return None
         event, position = self._waiting.popleft()
         self._given = {event.partition: position}
         return event
+
+    @property
+    def has_event(self) -> bool:
+        """Whether the next event has arrived."""
+        return bool(self._waiting)
 
     @property
     def position(self) -> str | None:
@@ -188,7 +193,8 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         """Whether `aclose` was called."""
         return self._is_closed
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Finish what was given to the loop, which reads no more."""
         self._positions |= self._given
         self._given = {}
 
@@ -196,7 +202,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         """Finish what was given to the loop; wait until an event is at hand."""
         with self._guard:
             await checkpoint()
-            self._finish()
+            self.finish()
             if not self._is_closed:
                 with anyio.CancelScope() as self._cancel_scope:
                     await self._arrived()
@@ -290,12 +296,11 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         """Ask until there is an answer."""
         retry_s = FIRST_RETRY_S
         while not self._is_closed:
+            redis = self._own_redis
             try:
-                answer = await question(self._own_redis)
+                answer = await question(redis)
             except CallError as error:
                 self._troubles.failed(error)
-            except ReportError:
-                raise
             except ValueError as error:
                 self._troubles.damaged(error)
             else:

@@ -155,6 +155,30 @@ class Redis:
         found = await self._send(partition, b"HSCAN", key, cursor, "COUNT", count)
         return int(found[0]), _pairs(found[1])
 
+    async def users(self, partition: int) -> int:
+        """How many users are online in a partition."""
+        count: int = await self._send(
+            partition, b"HLEN", self._keys_of(partition).users
+        )
+        return count
+
+    async def information(self) -> list[dict[str, str]]:
+        """What INFO says of each master, and its `address`; if the user may see it."""
+        addresses = [self._only] if self._only else sorted(await self._masters())
+        return [await self._information(address) for address in addresses]
+
+    async def _information(self, address: Address) -> dict[str, str]:
+        found = {"address": str(address)}
+        try:
+            for section in ("server", "memory"):
+                text = (await self._server(address).send(b"INFO", section)).decode()
+                pairs = (line.partition(":") for line in text.splitlines())
+                found |= {name: value for name, colon, value in pairs if colon}
+        except CallError as failure:
+            if failure.kind != "permission":
+                raise
+        return found
+
     async def check_policy(self) -> str:
         """What the servers do when their memory is full (`maxmemory-policy`).
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from liveness.cluster.connection import Redis
 from liveness.cluster.format import SCHEMA
-from liveness.errors import LivenessError, ReportError
+from liveness.errors import LivenessError
 
 
 class ClusterTerms(NamedTuple):
@@ -19,7 +19,7 @@ async def read_terms(redis: Redis) -> ClusterTerms | None:
 
     Raises:
         CallError: Redis did not answer.
-        ReportError: It is of another version of liveness.
+        LivenessError: It is of another version of liveness.
         ValueError: It is not of liveness.
     """
     (configuration,) = await redis.meta(0, "conf")
@@ -27,7 +27,7 @@ async def read_terms(redis: Redis) -> ClusterTerms | None:
         return None
     schema, partitions, separator, _ = configuration.decode().split(" ")
     if int(schema) != SCHEMA:
-        raise ReportError(
+        raise LivenessError(
             f"the hosts of the cluster have schema {schema}, and this program {SCHEMA}; "
             "install the version of liveness that they have"
         )

@@ -64,7 +64,7 @@ class Troubles:
             self.error = self.error or error
             return
         if not self._failing:
-            self._report_line(f"{self._server}: {error}; trying again")
+            self._report_line(f"{error}; trying again")
         self._failing.add(number)
 
     def damaged(self, error: ValueError) -> None:
@@ -77,7 +77,7 @@ class Troubles:
         if self._failing:
             self._failing.discard(number)
             if not self._failing:
-                self._report_line(f"{self._server}: it answers again, reading on")
+                self._report_line(f"{self._server} answers again: reading on")
 
     def check(self) -> None:
         """Raise what is to be raised."""

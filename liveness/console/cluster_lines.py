@@ -1,0 +1,83 @@
+"""Events of the cluster as lines for a person, and what goes wrong when Redis is read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from liveness.cluster.connection import CallError
+from liveness.cluster.events import ClusterEvent, ClusterGap, Listed, Rollback
+from liveness.cluster.format import Place
+from liveness.config.cluster import ClusterSettings
+from liveness.config.sources import load
+from liveness.console.admin_client import CommandError
+from liveness.console.record_lines import DIM, Paint, plain
+from liveness.core.records import GAP
+from liveness.errors import ReportError
+from liveness.text import escaped, local_time, uid_text
+
+# What an operator does about a failure, by its kind.
+_REMEDIES = {
+    "auth": "correct cluster.user and cluster.password_file",
+    "permission": "give cluster.user that right",
+    "connection": "is the address right, and does Redis run there?",
+}
+
+
+def configured_cluster() -> ClusterSettings:
+    """The settings of the cluster, as `serve` would use them.
+
+    Raises:
+        CommandError: They name none.
+        ConfigError: As for `load`.
+    """
+    settings = load().config.cluster
+    if not settings.is_on:
+        raise CommandError(
+            "no cluster is configured: set cluster.url in the settings file, or "
+            "LIVENESS_CLUSTER_URL; see `liveness check-config`"
+        )
+    return settings
+
+
+@contextmanager
+def cluster_errors() -> Iterator[None]:
+    """Turn what a strict watch raises into a CommandError that says what to do."""
+    try:
+        yield
+    except ReportError as mistake:
+        raise CommandError(f"--from: {mistake}") from None
+    except CallError as error:
+        remedy = _REMEDIES.get(error.kind, "see Redis' log")
+        raise CommandError(f"{error}; {remedy}") from None
+
+
+def event_line(event: ClusterEvent, *, paint: Paint = plain) -> str:
+    """An event of the cluster as one line for a person."""
+    if isinstance(event, Rollback):
+        when, kind, tail = _moment(event.version), event.kind, f"p {event.partition}"
+        what = "Redis lost what came after: those records are void"
+    elif isinstance(event, ClusterGap):
+        when, kind, tail = _moment(event.until), GAP, f"p {event.partition}"
+        what = f"records since {_moment(event.first)} are no longer kept"
+    elif isinstance(event, Listed):
+        when, kind, tail = _moment(event.version), event.kind, f"p {event.partition}"
+        what = f"{len(event.places)} users online"
+    else:
+        when, kind = _moment(event.version), event.kind
+        what = f"{escaped(uid_text(event.place.uid))}  {_at(event.place)}"
+        if event.lost is not None:
+            what += f" from {_at(event.lost)}"
+        reason = event.place.reason
+        what += f"  {paint(reason, reason)}"
+        tail = f"p {event.partition} v {event.version}"
+    return (
+        f"{paint(DIM, when)}  {paint(kind, f'{kind:<7}')}  {what}  {paint(DIM, tail)}"
+    )
+
+
+def _at(place: Place) -> str:
+    return f"{escaped(place.gateway)} on {escaped(place.host)}"
+
+
+def _moment(version: int) -> str:
+    """When a version was made, by Redis' clock, in local time."""
+    return local_time(version // 1_000) if version else "the beginning"
