@@ -80,39 +80,7 @@ def watch(
     strict: bool = False,
     report_line: ReportLine | None = None,
 ) -> "Watch":
-    """Return the records of a sidecar, in order and without end.
-
-    It connects when the first record is asked for, and again whenever its link ends. A
-    record is never left out, and not repeated by a new link. Where there is no sidecar, it
-    waits: a program may start before its sidecar. The logger "liveness.client" logs what
-    happens to the link.
-
-    With a `name`, the sidecar stores how far this reader is: a program that starts again
-    goes on behind the last record that it finished. Without one, every program begins
-    where `after` says, and can keep its own position: `record["seq"]` and `Watch.log`.
-
-    Args:
-        path: The sidecar's socket. None: where the command line looks for it too.
-        name: The name of this reader, 1 to 64 bytes. No other process may read by it. The
-            sidecar forgets it if it has had no link for 1.25 times the retention.
-        after: Begin above this `seq`; 0: with the oldest record that is kept. None: with
-            the next new record. With a `name`, only for one that the sidecar does not know.
-        log: The id of the log that `after` belongs to, as `Watch.log` gave it. If that is
-            not the sidecar's log, all records of the sidecar's come. None: its log, of
-            whatever id.
-        scope: "all"; or "own", for the records of the gateway of this `name`.
-        kinds: The records to read: "online", "offline", "moved", "timer". None named: all.
-            A "gap" is read in any case.
-        users: Read records of users, not of their devices: one when a user's first device
-            comes, and one when the last goes. Needs `presence.device_separator` in the
-            sidecar's settings.
-        strict: Whether to raise what is otherwise logged and tried again. At the first
-            attempt these are all errors, later the refusals that will not pass.
-        report_line: Is called with each line about the link, in place of the logger.
-    Raises:
-        ReportError: An argument is invalid. (It is a ValueError too.)
-        ConfigError: Without a path: the settings do not say where the socket is.
-    """
+    """Return the records of a sidecar; see `liveness.watch`."""
     return Watch(
         socket_at(path),
         name=name,

@@ -48,7 +48,9 @@ from tests.helpers.symbols import symbols, symbols_below
 from tests.helpers.tree import ROOT
 from tests.service.test_metrics import NOW, gateways
 
-GROUPS: Final = {name: main.app[name] for name in ("timers", "gateways", "guard")}
+GROUPS: Final = {
+    name: main.app[name] for name in ("timers", "gateways", "guard", "cluster")
+}
 # Every command, as one would type it.
 SHOWN: Final = blocks("docs/command-line.md", "sh")[0].splitlines()
 API: Final[dict[str, Any]] = json.loads((ROOT / "docs/openapi.json").read_text())

@@ -429,7 +429,9 @@ CLIENTS: Final = [
 def _without_a_sidecar() -> Iterator[Mistake]:
     """Each command that speaks to no more than one, of whatever group."""
     groups = {"": main.app}
-    groups |= {f"{it} ": main.app[it] for it in ("timers", "gateways", "guard")}
+    groups |= {
+        f"{it} ": main.app[it] for it in ("timers", "gateways", "guard", "cluster")
+    }
     for prefix, group in groups.items():
         for name in group:
             if name.startswith("-") or f"{name} " in groups:
