@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
 import trio
-from cyclopts import Parameter
+from cyclopts import CycloptsError, Parameter
 
 from liveness.cli.options import Json, Kinds, Socket, as_written, declared, number
 from liveness.client.watcher import LOG
@@ -15,7 +15,6 @@ from liveness.client.watcher import watch as watch_sidecar
 from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.config.cluster import ClusterSettings
 from liveness.config.sources import socket_path
-from liveness.console.admin_client import CommandError
 from liveness.console.cluster_lines import (
     cluster_errors,
     configured_cluster,
@@ -185,14 +184,11 @@ def watch_records(
     """Show each record as it is written, across restarts of the sidecar, without a gap."""
     of_sidecars = {"--socket": socket, "--after": after, "--users": users or None}
     given = [flag for flag, value in of_sidecars.items() if value is not None]
+    given += ["--kind timer"] * (TIMER in (kind or ()))
     if cluster and given:
-        raise CommandError(f"{given[0]} is of one sidecar: leave it out with --cluster")
+        raise _usage_error(f"{given[0]} is of one sidecar: leave it out with --cluster")
     if from_ is not None and not cluster:
-        raise CommandError("--from is of all hosts: add --cluster, or use --after SEQ")
-    if cluster and TIMER in (kind or ()):
-        raise CommandError(
-            "--kind timer is of one sidecar: leave it out with --cluster"
-        )
+        raise _usage_error("--from is of all hosts: add --cluster, or use --after SEQ")
     show = (
         partial(watch_cluster, configured_cluster(), position=from_)
         if cluster
@@ -209,3 +205,7 @@ def watch_records(
             color=color,
         )
     )
+
+
+def _usage_error(message: str) -> CycloptsError:
+    return CycloptsError(msg=message, command_chain=("watch",))

@@ -73,7 +73,8 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
     If a wait is cancelled, no event is lost. While Redis is away, it waits.
 
     Args:
-        settings: Where Redis is. The partitions are those that the hosts made.
+        settings: Where Redis is, and the lease of the hosts (`lease_s`), for which a list
+            waits after Redis was emptied. The partitions are those that the hosts made.
         position: As `position` of an earlier watch had it; "oldest": everything that is
             kept; None: what is new from now on.
         kinds: The records to deliver: "online", "offline", "moved". None named: all.

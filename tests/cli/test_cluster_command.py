@@ -8,7 +8,7 @@ import pytest
 
 from liveness.cli import main
 from liveness.cluster.events import ClusterGap, Listed, Rollback
-from liveness.cluster.format import Place
+from liveness.cluster.format import Place, keys_of
 from liveness.console.cluster_lines import event_line
 from tests.helpers.cluster_publisher import ClusterPublisher
 from tests.helpers.redis_servers import RedisServer
@@ -127,34 +127,39 @@ def test_where_shows_each_session(run: Run, host: ClusterPublisher) -> None:
     [
         ("cluster status", "no host has published here yet"),
         ("cluster where ada", "no host has published here yet"),
-        ("watch --cluster --after 3", "--after is of one sidecar: leave it out"),
-        ("watch --cluster --kind timer", "--kind timer is of one sidecar"),
-        ("watch --cluster --from 3", "--from: position '3' is none"),
-        ("watch --from oldest", "--from is of all hosts: add --cluster"),
+        ("watch --cluster --from 0:5.1", "--from: position has 1 partitions"),
     ],
 )
-def test_what_cannot_be_done_is_said(run: Run, arguments: str, said: str) -> None:
+def test_what_cannot_be_done_is_said(
+    run: Run, redis: RedisServer, arguments: str, said: str
+) -> None:
+    if "watch" in arguments:
+        ClusterPublisher(redis)
     code, _, line = run(*arguments.split())
     assert code == 1
     assert line.startswith(f"liveness: {said}")
 
 
-@pytest.mark.parametrize("command", ["cluster status", "watch --cluster"])
-def test_a_redis_that_is_away_is_said(
-    run: Run, redis: RedisServer, command: str
+def test_what_another_program_wrote_is_said(run: Run, redis: RedisServer) -> None:
+    redis("HSET", keys_of("lv", 0).meta, "conf", "cake")
+    for command in ("cluster status", "cluster where ada", "watch --cluster"):
+        code, _, line = run(*command.split())
+        assert code == 1
+        assert "another program wrote this" in line
+
+
+def test_a_redis_that_does_not_answer_is_said(
+    run: Run,
+    redis: RedisServer,
+    host: ClusterPublisher,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    redis.kill()
-    code, _, line = run(*command.split())
+    monkeypatch.setattr("liveness.cli.cluster_command.TIMEOUT_S", 0.2)
+    redis.pause()
+    code, _, line = run("cluster", "status")
+    redis.resume()
     assert code == 1
-    assert line.startswith(f"liveness: Redis at {redis.address}: ")
-    assert "is the address right" in line
-
-
-def test_without_a_cluster_the_settings_are_named(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LIVENESS_CLUSTER_URL")
-    for command in ("cluster status", "watch --cluster"):
-        assert run(*command.split())[2].startswith(
-            "liveness: no cluster is configured: set cluster.url"
-        )
+    assert line == (
+        f"liveness: {redis.url}: Redis did not answer within 0.2 s; see its log, and its "
+        "load\n"
+    )

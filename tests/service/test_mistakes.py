@@ -47,6 +47,10 @@ SERVE: Final = (
 )
 STRANGER: Final = Person(SOMEBODY, SOMEBODY)
 SQLITES: Final = {"-wal", "-shm"}
+NO_CLUSTER: Final = (
+    "no cluster is configured: set cluster.url in the settings file, or "
+    "LIVENESS_CLUSTER_URL; see `liveness check-config`"
+)
 WORDS: Final = "correct-horse/battery+staple=="
 
 Given = Callable[[Path, ExitStack], object]
@@ -252,6 +256,9 @@ COMMAND_LINES: Final = [
     Mistake("history of no user", "history", 2, "…parameter UID requires an argument; see `liveness history --help`"),
     Mistake("history of no records", "history a --limit 0", 2, "…'0' is not 1 to 100000; see `liveness history --help`"),
     Mistake("times of which the later is first", "log --since 15min --until 1h", 2, "--since is not before --until: nothing lies between; see `liveness log --help`"),
+    Mistake("sidecar's flag beside the cluster", "watch --cluster --after 3", 2, "--after is of one sidecar: leave it out with --cluster; see `liveness watch --help`"),
+    Mistake("sidecar's records of the cluster", "watch --cluster --kind timer", 2, "--kind timer is of one sidecar: leave it out with --cluster; see `liveness watch --help`"),
+    Mistake("cluster's flag beside a sidecar", "watch --from oldest", 2, "--from is of all hosts: add --cluster, or use --after SEQ; see `liveness watch --help`"),
     Mistake("lines from a flag", "compare --lines", 2, "…'--lines' is a flag; ./--lines would be a file; see `liveness compare --help`"),
     Mistake("FILE that is a flag", "backup --to", 2, 'Unknown option: --to; see `liveness backup --help`'),
 ]  # fmt: skip
@@ -412,6 +419,11 @@ CLIENTS: Final = [
     Mistake("comparison without a sidecar", "compare - --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("comparison beside another program", "compare - --socket {here}/gateway.sock", 1, "what answers at {here}/gateway.sock is not a liveness sidecar: name the right socket with --socket", answered("gateway.sock", b"220 mail.example ESMTP\r\n")),
     Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),
+    Mistake("watch of a cluster that is not configured", "watch --cluster", 1, NO_CLUSTER),
+    Mistake("status of a cluster that is not configured", "cluster status", 1, NO_CLUSTER),
+    Mistake("users of a cluster that is not configured", "cluster where ada", 1, NO_CLUSTER),
+    Mistake("cluster where no Redis is", "cluster status", 1, "Redis at 127.0.0.1:1: …; is the address right, and does Redis run there?", environ={"LIVENESS_CLUSTER_URL": "redis://127.0.0.1:1"}),
+    Mistake("position that is none", "watch --cluster --from 3", 1, "--from: position '3' is none: it has to be as `position` had it", environ={"LIVENESS_CLUSTER_URL": "redis://127.0.0.1:1"}),
     Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows all timers"),
     Mistake("timer that is none of a gateway", "timers cancel k --gateway gw-1 --socket {live}/gateway.sock", 1, "'gw-1' has no timer 'k': `liveness timers list` shows those that there are"),
     Mistake("damaged timer that is none", "timers show 99 --damaged --socket {live}/gateway.sock", 1, "no timer 99 is damaged: `liveness timers list` shows those that are"),
@@ -614,6 +626,12 @@ EXCUSED: Final = {
     "cluster/nodes.py:read_password": "of [cluster]: tests/cluster/test_connection.py",
     "cluster/nodes.py:_refused": "of [cluster]: tests/cluster/test_connection.py",
     "cluster/nodes.py:tls_context": "of [cluster]: tests/cluster/test_connection.py",
+    "console/cluster_lines.py:cluster_errors": "what Redis said: tests/cli/test_cluster_command.py",
+    "cluster/terms.py:read_terms": "of another version: tests/cluster/test_watch.py",
+    "cluster/terms.py:of_another_form": "takes Redis: tests/cli/test_cluster_command.py",
+    "cluster/cluster_watch.py:_begin": "takes Redis: tests/cli/test_cluster_command.py",
+    "cli/cluster_command.py:_terms": "takes Redis: tests/cli/test_cluster_command.py",
+    "cli/cluster_command.py:in_time": "takes Redis: tests/cli/test_cluster_command.py",
     "config/sources.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
     "config/sources.py:value": "the rows of bad values: its text is the setting's",
     "config/sources.py:_between_settings": "the row of an address for everyone: its text is the setting's",
