@@ -36,10 +36,12 @@ CALLS: Final[dict[str, Args]] = {
         BODY,
     ],
     "apply": ["A", 1, 7, 1, 5, 6, 0, 9, 1, ADA, (5).to_bytes(6), BODY],
+    "beat": ["A", 1, 7, 1, 6, 6, 0, 9, 0],
     "look": ["B", 0, 0, 0],
     "fence": ["A", 0, "A", 1, 0],
     "reap": [0, 500, 0, 9],
     "where": [ADA],
+    "now": [],
 }
 
 
@@ -62,6 +64,8 @@ def settings(server: RedisServer, folder: Path, user: str) -> ClusterSettings:
 
 READS: Final[list[Callable[[Redis], Awaitable[Any]]]] = [
     lambda redis: redis.read("where", 3, [ADA]),
+    lambda redis: redis.read("now", 3, []),
+    lambda redis: redis.users(3),
     lambda redis: redis.entries(3, 0, 10),
     lambda redis: redis.newest_entries(3, 10),
     lambda redis: redis.meta(3, "v", "t"),
