@@ -11,7 +11,7 @@ project = "liveness"
 version = release = liveness.__version__
 root_doc = "docs/README"
 # The source is the whole repository: links between pages stay what they are on a code host.
-include_patterns = ["*.md", "docs/*.md", "proto/README.md"]
+include_patterns = ["*.md", "docs/*.md", "proto/README.md", "proto/cluster.md"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 html_theme = "furo"

@@ -91,7 +91,7 @@ def test_the_index_leads_to_every_page() -> None:
     assert {path.resolve() for path in pages} <= {path.resolve() for path in named}
 
 
-@pytest.mark.parametrize("page", [*MANUAL, "proto/README.md"])
+@pytest.mark.parametrize("page", [*MANUAL, "proto/README.md", "proto/cluster.md"])
 def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: str) -> None:
     text = (ROOT / page).read_text()
     for path, anchor in links(text):

@@ -1,0 +1,310 @@
+"""The format on Redis, `proto/cluster.md`: its vectors, and what its page shows."""
+
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgpack
+import pytest
+
+from liveness.cluster.format import (
+    Place,
+    configuration_of,
+    ending_bytes,
+    entry_of,
+    field_of,
+    host_of,
+    keys_of,
+    partition_of,
+    place_bytes,
+    session_bytes,
+    sessions_of,
+    user_of_field,
+)
+from liveness.cluster.functions import functions
+from tests.helpers.needs import require
+from tests.helpers.redis_servers import RedisServer, redis_server
+from tests.helpers.tree import ROOT
+
+PAGE: Final = (ROOT / "proto/cluster.md").read_text()
+CASES: Final[list[dict[str, Any]]] = json.loads(
+    (ROOT / "proto/vectors/cluster.json").read_text()
+)["cases"]
+NOW_US: Final = 1_795_168_800_000_000
+EPOCH: Final = NOW_US // 1_000
+PARTITIONS: Final = 16
+KINDS: Final = {1: "online", 2: "offline", 3: "moved"}
+
+
+def of(what: str) -> pytest.MarkDecorator:
+    """The cases of one sort, as a parameter."""
+    cases = [case for case in CASES if case["what"] == what]
+    ids = [case["name"].removeprefix("cluster-") for case in cases]
+    return pytest.mark.parametrize("case", cases, ids=ids)
+
+
+def block(language: str, has: str) -> str:
+    """The one code block of the page in this language that has this in it."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
+    (found,) = (text for text in blocks if has in text)
+    return str(found)
+
+
+# --- bytes, decoded as the page says, and by the product ----------------------------------
+
+
+@of("field")
+def test_a_user_has_its_field_and_partitions(case: dict[str, Any]) -> None:
+    user, field = case["user"], bytes.fromhex(case["hex"])
+    assert field == (b"\x01" if isinstance(user, int) else b"") + str(user).encode()
+    assert (field_of(user), user_of_field(field)) == (field, user)
+    for partitions, number in case["partitions"].items():
+        assert zlib.crc32(field) % int(partitions) == number
+        assert partition_of(field, int(partitions)) == number
+
+
+@of("sessions")
+def test_the_bytes_of_sessions(case: dict[str, Any]) -> None:
+    value, rest, read = bytes.fromhex(case["hex"]), bytes.fromhex(case["hex"]), []
+    while rest:
+        (incarnation,) = struct.unpack(">I", rest[:4])
+        gateway, end = 18 + rest[16], 18 + rest[16] + rest[17]
+        read.append(
+            {
+                "incarnation": incarnation,
+                "session": int.from_bytes(rest[4:10], "big"),
+                "since": int.from_bytes(rest[10:16], "big"),
+                "gateway": rest[18:gateway].decode(),
+                "device": rest[gateway:end].decode(),
+            }
+        )
+        rest = rest[end:]
+    assert read == case["sessions"]
+    found = [*sessions_of(value)]
+    assert [session._asdict() for session in found] == read
+    made = [
+        session_bytes(
+            it.incarnation,
+            it.session,
+            it.since,
+            it.gateway.encode(),
+            it.device.encode(),
+        )
+        for it in found
+    ]
+    assert b"".join(made) == value
+
+
+@of("host")
+def test_the_bytes_of_a_host(case: dict[str, Any]) -> None:
+    value, host = bytes.fromhex(case["hex"]), case["host"]
+    read = struct.unpack(">dIBdIIIdI", value[:45])
+    states = {1: "live", 2: "asserting", 3: "fenced"}
+    assert [*read[:2], states[read[2]], *read[3:], value[45:].decode()] == [
+        *host.values()
+    ]
+    found = host_of(value)
+    assert found._asdict() | {"state": found.state.name.lower()} == host
+
+
+@of("entry")
+def test_the_bytes_of_an_entry(case: dict[str, Any]) -> None:
+    fields = {name: bytes.fromhex(text) for name, text in case["fields"].items()}
+    first = int(case["id"].split("-")[0])
+    assert case["before"] == fields["p"].decode()
+    last = first + int(fields["n"]) - 1
+    assert case["version"] == f"{last}.{fields['t'].decode()}"
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(fields["r"])
+    for version, ((kind, place, *lost), shown) in enumerate(
+        zip(unpacker, case["records"], strict=True), first
+    ):
+        user, host, gateway, session, since, reason, *device = place
+        uid = int(user[1:]) if user[0] == "\x01" else user
+        read = {"kind": KINDS[kind], "version": version, "uid": uid, "host": host}
+        read |= {"gateway": gateway, "session": session, "reason": reason}
+        read |= {"since": since} if since else {}
+        read |= {"device": user + device[0]} if device else {}
+        if lost:
+            _, read["from_host"], read["from"], read["from_session"], *_ = lost[0]
+        assert read.items() <= shown.items()
+        assert shown.keys() - read.keys() == {"partition", "at"}
+    raw = {name.encode(): value for name, value in fields.items()}
+    entry = entry_of(case["partition"], case["id"].encode(), raw)
+    assert (entry.before, entry.name) == (case["before"], case["version"])
+    assert [record.as_map() for record in entry.records] == case["records"]
+
+
+def test_the_names_of_the_vectors_are_unique_and_every_sort_has_one() -> None:
+    names = [case["name"] for case in CASES]
+    assert len({*names}) == len(names)
+    assert {case["what"] for case in CASES} == {"field", "sessions", "host", "entry"}
+
+
+# --- a real server, filled by the functions ------------------------------------------------
+
+
+class Publisher:
+    """Two hosts that publish by the functions, with a clock that stands still."""
+
+    def __init__(self, server: RedisServer, partitions: int) -> None:
+        self.server, self.partitions = server, partitions
+        self.library = functions(f"return {NOW_US}")
+        server("FUNCTION", "LOAD", "REPLACE", self.library.source)
+        self._last: dict[tuple[str, int], int] = {}
+        conf = configuration_of(partitions, ":")
+        for number in range(partitions):
+            for name, nonce, log in (("north", 11, "log-n"), ("south", 22, "log-s")):
+                begin = [name, EPOCH, nonce, log, 0, conf, 30_000_000, 1, 1, nonce]
+                self._call("begin", number, *begin)
+                inc = nonce // 11
+                self._call("assert", number, name, EPOCH, nonce, inc, 0, 0, 0, inc, 0)
+
+    def _call(self, function: str, number: int, *args: Any) -> None:
+        keys = keys_of("lv", number)
+        answer = self.server("FCALL", self.library.prefix + function, 3, *keys, *args)
+        assert answer[0] in (b"reset", b"ok"), answer
+
+    def apply(self, name: str, token: int, *changes: tuple[Any, ...]) -> None:
+        """Publish sessions: user, device, session, gateway, reason, whether it ended."""
+        inc = 1 if name == "north" else 2
+        parts: dict[int, list[tuple[Any, ...]]] = {}
+        for change in changes:
+            number = partition_of(field_of(change[0]), self.partitions)
+            parts.setdefault(number, []).append(change)
+        for number, its in parts.items():
+            values, bodies = [], []
+            for user, device, session, gateway, reason, has_ended in its:
+                since = 0 if has_ended else EPOCH + session
+                value = ending_bytes(session)
+                if not has_ended:
+                    value = session_bytes(
+                        inc, session, since, gateway.encode(), device.encode()
+                    )
+                values.append(value)
+                text = field_of(user).decode()
+                place = Place(text, name, gateway, session, since, reason, device)
+                bodies.append(place_bytes(place))
+            before = self._last.get((name, number), 0)
+            self._last[name, number] = last = before + len(its)
+            head = [name, EPOCH, inc * 11, inc, before]
+            fields = [field_of(change[0]) for change in its]
+            args = [last, 0, token, len(its), *fields, *values, *bodies]
+            self._call("apply", number, *head, *args)
+
+
+COME: Final = (
+    ("north", 1001, ("ada", "", 1, "chat-1", "login", False), (7, "", 2, "chat-1", "login", False)),
+    ("south", 2001, ("ada", ":phone", 3, "chat-9", "login", False)),
+)  # fmt: skip
+GO: Final = (
+    ("south", 2002, ("ada", ":phone", 3, "chat-9", "logout", True)),
+    ("north", 1002, ("ada", "", 1, "chat-1", "silence", True), (7, "", 2, "chat-1", "logout", True)),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with redis_server() as running:
+        yield running
+
+
+@pytest.fixture
+def empty(server: RedisServer) -> RedisServer:
+    server("FLUSHALL")
+    return server
+
+
+def test_the_functions_write_what_the_vectors_have(empty: RedisServer) -> None:
+    hosts = Publisher(empty, 1)
+    for change in COME:
+        hosts.apply(*change)
+    keys = keys_of("lv", 0)
+    by_name = {case["name"].removeprefix("cluster-"): case for case in CASES}
+    for user in ("ada", 7):
+        label = f"the-session{'s' if user == 'ada' else ''}-of-{user}"
+        (case,) = (it for name, it in by_name.items() if name.startswith(label))
+        assert empty("HGET", keys.users, field_of(user)).hex() == case["hex"]
+    for name in ("north", "south"):
+        case = by_name[f"a-host-{name}"]
+        value = host_of(empty("HGET", keys.meta, f"h{name}"))
+        kept = {"epoch", "incarnation", "sessions", "current", "total", "nonce", "log"}
+        assert {key: getattr(value, key) for key in kept} == {
+            key: case["host"][key] for key in kept
+        }
+    for change in GO:
+        hosts.apply(*change)
+    entries = [
+        {
+            "id": entry.decode(),
+            "fields": {
+                name.decode(): value.hex()
+                for name, value in zip(flat[::2], flat[1::2], strict=True)
+            },
+        }
+        for entry, flat in empty("XRANGE", keys.stream, "-", "+")
+    ]
+    assert entries == [
+        {"id": case["id"], "fields": case["fields"]}
+        for case in CASES
+        if case["what"] == "entry"
+    ]
+
+
+def test_the_bytes_that_the_page_shows_are_those_of_the_vectors() -> None:
+    (entry,) = (it for it in CASES if "a-move-to-a-newer-session" in it["name"])
+    shown = block("", "p  1795168800000001.1001")
+    values = dict(re.findall(r"^([ptn])  (.+)$", shown, re.M))
+    for name, value in values.items():
+        assert bytes.fromhex(entry["fields"][name]).decode() == value
+    packed = re.findall(r"^(?:r ) *((?:[0-9a-f]{2}\b|[0-9a-f ]{2,})+?)  ", shown, re.M)
+    packed += re.findall(r"^   +((?:[0-9a-f]+ ?)+?)  ", shown, re.M)
+    assert "".join(packed).replace(" ", "") == entry["fields"]["r"]
+    (sessions,) = (it for it in CASES if "sessions-of-ada" in it["name"])
+    lines = block("", "chat-9, :phone").splitlines()
+    assert "".join(re.sub(r"  .*| ", "", line) for line in lines) == sessions["hex"]
+
+
+@pytest.fixture
+def crowd(empty: RedisServer) -> RedisServer:
+    """Three users on two hosts, one of them with a name that is hard to print."""
+    hosts = Publisher(empty, PARTITIONS)
+    for change in COME:
+        hosts.apply(*change)
+    hosts.apply("south", 2003, ('eve\\"é', "", 9, "chat\n9", "login", False))
+    return empty
+
+
+def test_the_shell_lines_of_the_page_list_who_is_online(crowd: RedisServer) -> None:
+    program = block("sh", "HSCAN")
+    assert len(program.splitlines()) <= 10
+    command = f'redis-cli() {{ command redis-cli -p {crowd.port} "$@"; }}\n{program}'
+    require("redis-cli", "redis-tools")
+    bash = shutil.which("bash")
+    assert bash
+    done = subprocess.run(
+        [bash, "-c", command], capture_output=True, check=True, text=True
+    )
+    assert done.stderr == ""
+    assert sorted(done.stdout.splitlines()) == sorted(
+        ['"ada"', '"\\x017"', '"eve\\\\\\"\\xc3\\xa9"']
+    )
+
+
+def test_the_python_of_the_page_lists_who_is_online(crowd: RedisServer) -> None:
+    program = block("python", "hscan_iter")
+    assert len([line for line in program.splitlines() if line]) <= 10
+    program = program.replace("6379", str(crowd.port))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    )
+    assert done.stderr == ""
+    assert sorted(done.stdout.replace("chat\n9", "chat/9").splitlines()) == sorted(
+        ["ada south chat-9", "\x017 north chat-1", 'eve\\"é south chat/9']
+    )
