@@ -653,12 +653,12 @@ def cluster() -> list[Panel]:
         ),
         curves(
             "Questions about all hosts",
-            "Questions where a user is on any host, by answer. asked: Redis answered "
-            "whole. partial: some partitions did not answer. refused: none did, or too "
-            "many asked at once. If there are many, see Lease used.",
+            "Questions which users are on any host, and which hosts there are, by answer. "
+            "slow: Redis did not answer in time. away: it cannot be asked. Links get what "
+            "this host knows then. If there are many, see Lease used.",
             query(rate("answer", "liveness_cluster_questions_total")),
             unit="cps",
-            coloured=("asked", "partial", "refused"),
+            coloured=("answered", "slow", "away"),
         ),
     ]
 

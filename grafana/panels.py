@@ -72,9 +72,8 @@ COLOURS: Final = {
     "unanswered": ORANGE,
     "late": YELLOW,
     # How questions about all hosts are answered.
-    "asked": GREEN,
-    "partial": YELLOW,
-    "refused": RED,
+    "answered": GREEN,
+    "slow": YELLOW,
 }
 
 Unit = Literal["short", "s", "bytes", "cps", "reqps", "percentunit"]

@@ -69,7 +69,7 @@ CLUSTER_ERRORS: Final = (
     "timeout", "connection", "readonly", "memory", "moving", "auth", "permission",
     "loading", "other",
 )  # fmt: skip
-CLUSTER_QUESTIONS: Final = ("asked", "partial", "refused")
+CLUSTER_QUESTIONS: Final = ("answered", "slow", "away")
 PARTITION_MODES: Final = ("beginning", "asserting", "following")
 COMMIT_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 

@@ -4,7 +4,7 @@ A question is some calls of Redis, to each partition that it concerns: a user is
 in the hash of its partition. It takes `QUESTION_S` at most, whatever Redis does.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -201,6 +201,7 @@ class ClusterQuestions:
     """
 
     def __init__(self, redis: Reading, *, partitions: int, separator: str) -> None:
+        self.answers = Counter[str]()  # how many were answered, slow, away
         self._redis = redis
         self._partitions = partitions
         self._separator = separator
@@ -211,7 +212,7 @@ class ClusterQuestions:
         Raises:
             Unanswered: The cluster did not answer.
         """
-        return await _in_time(
+        return await self._in_time(
             places_of(
                 self._redis,
                 uids,
@@ -227,7 +228,16 @@ class ClusterQuestions:
         Raises:
             Unanswered: The cluster did not answer.
         """
-        return await _in_time(hosts(self._redis, self._partitions))
+        return await self._in_time(hosts(self._redis, self._partitions))
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        try:
+            found = await _in_time(answer)
+        except Unanswered as error:
+            self.answers["slow" if error.is_slow else "away"] += 1
+            raise
+        self.answers["answered"] += 1
+        return found
 
 
 async def _in_time(answer: Awaitable[T]) -> T:

@@ -48,7 +48,7 @@ CLUSTER = ClusterNow(
     audit_mismatches=0,
     fences=5,
     sessions_reaped=60,
-    questions=with_zeros(CLUSTER_QUESTIONS, {"asked": 8}),
+    questions=with_zeros(CLUSTER_QUESTIONS, {"answered": 8}),
 )
 NOW = Now(
     events={"login": 3, "logout": 0},

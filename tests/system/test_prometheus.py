@@ -518,7 +518,7 @@ def a_name_is_taken(scene: Scene) -> None:
 
 def somebody_asks_about_all_hosts(scene: Scene) -> None:
     scene.sidecar.ask("http", "GET", "/v1/cluster/users/user-1", None, **BEARER)
-    scene.until('liveness_cluster_questions_total{answer="asked"} > 0')
+    scene.until('liveness_cluster_questions_total{answer="answered"} > 0')
 
 
 Cause = Callable[[Scene], None]

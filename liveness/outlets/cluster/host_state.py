@@ -17,9 +17,6 @@ class ClusterCounts:
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)  # function, answer
     errors: Counter[str] = field(default_factory=Counter)  # by kind
     changes: int = 0  # that Redis has taken
-    questions: Counter[str] = field(
-        default_factory=Counter
-    )  # by how they were answered
     audit_mismatches: int = 0
     sessions_reaped: int = 0  # of hosts that were lost, or of older incarnations
 

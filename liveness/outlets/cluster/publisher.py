@@ -263,7 +263,7 @@ class Publisher:
             audit_mismatches=counts.audit_mismatches,
             fences=calls["fence", "ok"],
             sessions_reaped=counts.sessions_reaped,
-            questions=with_zeros(CLUSTER_QUESTIONS, counts.questions),
+            questions=with_zeros(CLUSTER_QUESTIONS, self.questions.answers),
         )
 
     # --- tasks ----------------------------------------------------------------
