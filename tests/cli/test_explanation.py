@@ -1,6 +1,7 @@
 """Every answer to "why is this user offline?", and to "why is it not?"."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from liveness.core.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD, WHY
 from liveness.core.presence import UserStatus
 from liveness.core.records import OFFLINE_REASONS, LogPosition, OnlineRow, Record
 from liveness.core.wheel import Slot
-from liveness.explanation import Known, UserDevices, sentence
+from liveness.explanation import Known, UserDevices, cluster_sentence, sentence
 
 ZONE = "Europe/Berlin"
 
@@ -228,3 +229,21 @@ def test_a_gateways_name_cannot_steer_the_terminal() -> None:
         online(OnlineRow(3, "eve", 0, 42, name, None)),
     ):
         assert shown.isprintable()
+
+
+def test_all_hosts_of_a_user_are_one_line() -> None:
+    now = 1_795_168_830_000
+    row = {"host": "b\x1b", "gateway": "gw", "session": 4, "since": None}
+    phone = row | {"host": "c", "device": "ada/phone"}
+    for hosts, expected in (
+        ([], "offline"),
+        ([row, phone], r"online on b\x1b through gw; on c through gw (ada/phone)"),
+        ([phone] * 7, "; and 2 more"),
+    ):
+        line = cluster_sentence({"hosts": hosts}, now_ms=now)
+        assert line.startswith("on all hosts: ")
+        assert line.endswith(expected)
+    since = cluster_sentence({"hosts": [row | {"since": now}]}, now_ms=now)
+    assert re.search(r" through gw since \d\d:\d\d:\d\d$", since)
+    line = cluster_sentence({"error": "Redis\nis away"}, now_ms=now)
+    assert line == r"on all hosts: not known now: Redis\nis away"
