@@ -13,7 +13,7 @@ It does not use the sidecar's own metrics. Figures come from
 This file lists the scenarios and the options. `suite.py` runs them.
 """
 
-# Imports: client, compiled, console, core, errors.
+# Imports: client, cluster, compiled, console, core, errors, outlets.cluster.
 # Never: starlette, hypercorn, structlog.
 
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ SCENARIOS: Final = {
     "restart": "a planned stop, then a crash, with all users online; and under load",
     "timers": "ten million pending timers; others are created, cancelled and fire",
     "devices": "what it costs to count the devices of each user",
+    "cluster": "what presence across hosts costs Redis and a host, and how late it is",
     "client": "CPU cost of the client library in a gateway",
     "cost": "CPU and memory by the number of users, compared with other systems",
     "lateness": "when silent users are reported, compared with other systems",

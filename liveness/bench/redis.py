@@ -45,12 +45,13 @@ ERROR: Final = b"-"
 KEY: Final = re.compile(rb"\r\n(user-[0-9]{12})\r\n")
 
 
-def command(*words: str) -> bytes:
+def command(*words: str | int | bytes) -> bytes:
     """A command in Redis' protocol."""
-    lines = [f"*{len(words)}"]
+    parts = [b"*%d\r\n" % len(words)]
     for word in words:
-        lines += [f"${len(word)}", word]
-    return ("\r\n".join(lines) + "\r\n").encode()
+        data = word if isinstance(word, bytes) else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
 
 
 class Pipeline:
@@ -148,13 +149,12 @@ class OfflineStream:
 
 
 class RedisServer(Program):
-    """A redis-server without a disk, which notifies of expired keys."""
+    """A redis-server without a disk, on a Unix socket; *options* are further ones."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.socket = folder / "redis.sock"
         words = ["redis-server", "--port", "0", "--unixsocket", str(self.socket)]
-        words += ["--dir", str(folder), "--save", "", "--appendonly", "no"]
-        words += ["--notify-keyspace-events", "Ex"]
+        words += ["--dir", str(folder), "--save", "", "--appendonly", "no", *options]
         super().__init__(folder, words)
 
     def is_ready(self) -> bool:
@@ -260,7 +260,7 @@ def redis_system(
     _count: int,
 ) -> Iterator[Setex]:
     """A redis-server with both links; *listen* yields the uids that it reports silent."""
-    with RedisServer(folder) as server:
+    with RedisServer(folder, "--notify-keyspace-events", "Ex") as server:
         server.start()
         with (
             connected(server.socket) as sock,

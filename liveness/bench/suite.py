@@ -13,6 +13,7 @@ from typing import Final, TextIO
 from liveness import __version__
 from liveness.bench import BenchOptions, machine, scenarios, system_kinds
 from liveness.bench.client_cost import client
+from liveness.bench.cluster_cost import cluster, missing_for_cluster
 from liveness.bench.cost import cost
 from liveness.bench.device_cost import devices
 from liveness.bench.figures import Figure, are_met, as_table, summary
@@ -40,6 +41,7 @@ MEASURED: Final[dict[str, Callable[[BenchOptions, Stage], list[Figure]]]] = {
         scenarios.restart,
         timers,
         devices,
+        cluster,
         client,
         cost,
         lateness,
@@ -68,8 +70,14 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
         BenchError: A scenario failed, or the report cannot be written.
     """
     names = list(dict.fromkeys(chosen))
+    left_out = list[str]()
+    if names == [*MEASURED] and (missing := missing_for_cluster()):
+        names.remove(cluster.__name__)
+        left_out.append(f"cluster: {missing}")
     has_comparison = bool(COMPARISONS & {*names})
     problem = impossible_rate(options) if "steady" in names else ""
+    if not problem and cluster.__name__ in names:
+        problem = missing_for_cluster()
     if not problem and has_comparison:
         problem = system_kinds.missing_program(options)
     if problem:
@@ -78,7 +86,8 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
     out = sys.stderr if report == "-" else sys.stdout
     began, facts = datetime.now(UTC), machine.facts(options.folder)
     print(machine.as_line(facts), file=out, flush=True)
-    left_out = system_kinds.plan(options).left_out if has_comparison else []
+    if has_comparison:
+        left_out += system_kinds.plan(options).left_out
     for line in left_out:
         print(f"left out: {line}", file=out, flush=True)
     with _without_garbage_collection(), exit_on_signals():
