@@ -7,7 +7,7 @@ has to be what the records before it say.
 from typing import Any, Final
 
 from liveness.cluster.chain import Chain, ReadEntries, ReadMeta, ReadNewest, Request
-from liveness.cluster.events import ClusterEvent, Gap, Listed, Rollback
+from liveness.cluster.events import ClusterEvent, ClusterGap, Listed, Rollback
 from liveness.cluster.format import ClusterRecord, Place
 from liveness.core.records import OFFLINE, ONLINE, Uid
 from tests.simulation.cluster.machine import LEASE_S
@@ -71,7 +71,7 @@ class Watcher:
             case Rollback(_, version):
                 self._world.counts["rollback"] += 1
                 self._roll_back(version)
-            case Gap():
+            case ClusterGap():
                 # Nothing is trimmed; but a server may lose all between two reads.
                 if not {"empty", "failover"} & self._world.faults.keys():
                     self._fault(str(event))
