@@ -20,7 +20,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from liveness.client.forks import WATCH, leak, refuse_after_fork
 from liveness.client.inbox import RecordMap
-from liveness.client.questions import HostSessions, Listing, Sessions
+from liveness.client.question_link import HostSessions, Listing, Sessions
 from liveness.client.sidecar import socket_at
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
 from liveness.client.watcher_link import ReportLine

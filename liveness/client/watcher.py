@@ -30,7 +30,7 @@ from anyio.lowlevel import checkpoint
 from liveness.client.forks import WATCH, refuse_after_fork
 from liveness.client.inbox import RecordMap
 from liveness.client.protocol import Welcome
-from liveness.client.questions import (
+from liveness.client.question_link import (
     HostSession,
     HostSessions,
     Listing,

@@ -69,7 +69,7 @@ class ClusterQuestion:
     partial: Partial | None = None
 
 
-class ClusterQuestions:
+class PendingQuestions:
     """The questions under way.
 
     Args:

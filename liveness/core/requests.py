@@ -11,7 +11,7 @@ from liveness.core.changes import Decisions, Disk
 from liveness.core.clearance import GatewayState
 from liveness.core.cluster_questions import (
     ClusterQuestion,
-    ClusterQuestions,
+    PendingQuestions,
     QuestionLimits,
     cluster_answer,
 )
@@ -85,7 +85,7 @@ class Requests:
         self._counts = counts
         self._max_where_rows = max_where_rows
         self._host = host  # its name in the cluster; "" if there is none
-        self.cluster_questions = ClusterQuestions(
+        self.cluster_questions = PendingQuestions(
             effects,
             self._answer_question,
             met=self._count_limit,

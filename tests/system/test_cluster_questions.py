@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 import liveness
 from liveness.cli.main import main
-from liveness.client.questions import HostSession
+from liveness.client.question_link import HostSession
 from liveness.errors import ReportError
 from liveness.service.http.sign_in import PAGE
 from tests.cluster.hosts import There, publish

@@ -1,4 +1,4 @@
 """The engine: runs the core's server on sockets, clock and disk."""
 
-# Imports: core, errors, metrics, service.common, service.links, service.storage.
+# Imports: cluster, core, errors, metrics, service.common, service.links, service.storage.
 # Never: starlette, hypercorn, cyclopts.

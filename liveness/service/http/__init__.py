@@ -1,5 +1,5 @@
 """HTTP: two listeners, middleware, and what each route answers."""
 
-# Imports: core, errors, explanation, metrics, service.common, service.engine,
+# Imports: cluster, core, errors, explanation, metrics, service.common, service.engine,
 #   service.links, service.storage, text.
 # Never: cyclopts.
