@@ -124,8 +124,8 @@ async def watch_cluster(
                     left -= 1
                     if not (left and watch.has_event):
                         out.flush()
-                    if not left:
                         watch.finish()
+                    if not left:
                         return
     finally:
         if watch.position is not None:
@@ -203,7 +203,9 @@ def watch_records(
             out=sys.stdout,
             report_line=report_line,
             color=color,
-        )
+        ),
+        # Elsewhere it would leave a task half begun, and Python would warn of that.
+        restrict_keyboard_interrupt_to_checkpoints=True,
     )
 
 
