@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from time import time_ns
 from typing import Any, Final, NamedTuple, Self
@@ -470,6 +471,16 @@ def very_many_come(scene: Scene) -> None:
     scene.until(f"liveness_users_online > {MANY}")
 
 
+def users_come_one_by_one(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("singly")
+    applied = 'liveness_cluster_calls_total{function="apply",answer="ok"}'
+    rate, numbers = f"rate({applied}[{RATE_S * 1000:.0f}ms])", count()
+    # Thrice as many as those that only say that the host lives.
+    while not scene.prometheus.now(f"{rate} > {3 * PARTITIONS * 6 / LEASE_S}"):
+        gateway.send("login", f"singly-{next(numbers)}")
+        gateway.sync()
+
+
 def redis_has_other_sessions(scene: Scene) -> None:
     key = keys_of("lv", 0).meta
     host = scene.redis("HGET", key, "hfirst")
@@ -508,8 +519,7 @@ def a_host_is_lost(scene: Scene) -> None:
 
 def a_name_is_taken(scene: Scene) -> None:
     other = scene.stack.enter_context(Sidecar(scene.folder))
-    other.launch(**scene.cluster, cluster_host="second")
-    other.line("ready")
+    other.start(**scene.cluster, cluster_host="second")
     replaced = 'liveness_cluster_calls_total{function="begin",answer="replaced"} > 0'
     scene.until(replaced)
     scene.until('liveness_cluster_partitions{mode="beginning"} > 0')
@@ -543,7 +553,7 @@ CAUSES: Final[dict[Cause, list[str]]] = {
     a_socket_is_removed: ["Files lost"],
     a_gateway_starts_anew: ["Users by gateway"],
     a_storm: ["Storms"],
-    very_many_come: ["Calls to Redis", "Processor", "Memory", "Log size", "Uptime"],
+    very_many_come: ["Processor", "Memory", "Log size", "Uptime"],
     a_page_of_the_log_is_damaged: ["Damaged records"],
     frames_are_refused: ["Frames refused", "Limits met"],
     requests_are_refused: ["HTTP refused"],
@@ -551,6 +561,7 @@ CAUSES: Final[dict[Cause, list[str]]] = {
         *("Timers by state", "Timers in memory", "Runs of timers", "Timer lateness"),
     ],
     a_sidecar_fires_early: ["Early offlines"],
+    users_come_one_by_one: ["Calls to Redis"],
     redis_has_other_sessions: ["Sessions listed anew"],
     somebody_asks_about_all_hosts: ["Questions about all hosts"],
     redis_is_away: [
