@@ -139,20 +139,9 @@ class ClusterHost:
         return all(part.mode is Mode.FOLLOWING for part in self.partitions)
 
     @property
-    def published(self) -> int:
-        """The seq up to which Redis has everything, in all partitions."""
-        return min(part.last for part in self.partitions)
-
-    @property
     def users(self) -> int:
         """Users online on any host, as far as the last answers said."""
         return sum(part.users for part in self.partitions)
-
-    @property
-    def oldest_at(self) -> int | None:
-        """When the oldest change was made that Redis does not have, Unix milliseconds."""
-        waiting = [part.oldest_at for part in self.partitions]
-        return min((at for at in waiting if at is not None), default=None)
 
 
 def _device(uid: str | int, user: str | int) -> str:

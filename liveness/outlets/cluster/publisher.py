@@ -155,7 +155,8 @@ class Publisher:
         self._list_of: dict[int, tuple[int, SessionList]] = {}
         self._clock = clock
         self._turnstile = turnstile
-        self._began_at = clock.mono()
+        self._began_at, self._began_seq = clock.mono(), log_writer.durable_seq
+        self._followed_at = [self._began_at] * len(host.partitions)
         self._wants_records, self._wants_list = Notifier(), Notifier()
         self._wakes = [Notifier() for _ in host.partitions]
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
@@ -203,15 +204,28 @@ class Publisher:
 
     @property
     def lag_records(self) -> int:
-        """Records of the log that not every partition has."""
-        return max(0, self._log_writer.durable_seq - self.host.published)
+        """Records of the log that one partition, the furthest behind, does not have."""
+        return max(map(self._lag_records_of, self.host.partitions))
+
+    def _lag_records_of(self, part: Partition) -> int:
+        newest = self._log_writer.durable_seq
+        if part.mode is Mode.FOLLOWING:
+            return part.queued + newest - part.read_to
+        return newest - max(part.last, self._began_seq)
 
     @property
     def lag_s(self) -> float:
-        """Seconds since the oldest change was made that Redis does not have."""
-        oldest = self.host.oldest_at
-        if oldest is None:
-            return 0.0
+        """Seconds by which Redis is behind, in the partition that is furthest behind.
+
+        Of a partition that follows, the age of its oldest change; of another one, the time
+        since it followed.
+        """
+        return max(map(self._lag_s_of, self.host.partitions))
+
+    def _lag_s_of(self, part: Partition) -> float:
+        if part.mode is not Mode.FOLLOWING:
+            return self._clock.mono() - self._followed_at[part.number]
+        oldest = self._clock.wall_ms() if part.oldest_at is None else part.oldest_at
         return max(0.0, (self._clock.wall_ms() - oldest) / 1000)
 
     @property
@@ -295,6 +309,8 @@ class Publisher:
                 now, wall_ms = self._clock.mono(), self._clock.wall_ms()
                 word = part.answered(answer, now, wall_ms)
                 identity.counts.calls[call.function, word] += 1
+            if part.mode is Mode.FOLLOWING:
+                self._followed_at[part.number] = self._clock.mono()
             self._wants_records.notify()
             if part.mode is not before or call.function == "begin":
                 self._notify_all()
