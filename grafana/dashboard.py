@@ -57,6 +57,7 @@ OFFLINE: Final = "liveness_offline_lateness_seconds"
 DECIDED: Final = f'{HERE},stage="decided"'
 WIDTH: Final = 24  # columns of the grid
 PROMISE_S: Final = 0.05  # decided, p99: the second promise
+CHANGING: Final = f'{HERE},function!~"beat|look"'
 COMMIT: Final = "liveness_log_commit_seconds"
 TIMER: Final = "liveness_timer_lateness_seconds"
 
@@ -602,11 +603,12 @@ def cluster() -> list[Panel]:
         ),
         curves(
             "Calls to Redis",
-            "By function and answer. Most are apply: ok. gap: an answer was lost, or "
-            "Redis lost acknowledged writes; the sidecar goes on from there. replaced: "
-            "another process has the name of this host. config: it has other settings.",
+            "By function and answer, without those that only show that hosts live (beat, "
+            "look). Most are apply: ok. gap: an answer was lost, or Redis lost writes; the "
+            "sidecar goes on from there. replaced: another process has the name of this "
+            "host. config: it has other settings.",
             query(
-                f"{rate('function, answer', 'liveness_cluster_calls_total')} > 0",
+                f"{rate('function, answer', 'liveness_cluster_calls_total', CHANGING)} > 0",
                 "{{function}}: {{answer}}",
             ),
             unit="cps",

@@ -59,6 +59,7 @@ CLUSTER_CALLS: Final = tuple(
         "begin": ("keep", "reset", "epoch", "replaced", "config"),
         "assert": ("ok", "gap", "epoch", "unknown", "live", "fenced"),
         "apply": ("ok", "gap", "epoch", "unknown", "fenced", "asserting"),
+        "beat": ("ok", "gap", "epoch", "unknown", "fenced", "asserting"),
         "look": ("ok", "later", "unknown"),
         "fence": ("ok", "behind", "heard", "epoch", "fenced", "unknown"),
         "reap": ("ok", "unknown"),

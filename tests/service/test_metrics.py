@@ -163,6 +163,8 @@ def test_every_answer_of_the_functions_is_counted_under_a_label() -> None:
     words = set(re.findall(r"(?:return|nil,) \{'(\w+)'", source))
     words |= set(*re.findall(r"return \{\w.+ '(\w+)' or '(\w+)'\}", source))
     assert words == {answer for _, answer in CLUSTER_CALLS}
+    called = set(re.findall(r"^register\('(\w+)'", source, re.M))
+    assert called - {"where", "now"} == {function for function, _ in CLUSTER_CALLS}
 
 
 def test_every_kind_of_a_failed_call_is_counted_under_a_label() -> None:

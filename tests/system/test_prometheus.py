@@ -475,8 +475,7 @@ def users_come_one_by_one(scene: Scene) -> None:
     gateway = scene.sidecar.gateway("singly")
     applied = 'liveness_cluster_calls_total{function="apply",answer="ok"}'
     rate, numbers = f"rate({applied}[{RATE_S * 1000:.0f}ms])", count()
-    # Thrice as many as those that only say that the host lives.
-    while not scene.prometheus.now(f"{rate} > {3 * PARTITIONS * 6 / LEASE_S}"):
+    while not scene.prometheus.now(f"{rate} > 5"):
         gateway.send("login", f"singly-{next(numbers)}")
         gateway.sync()
 
@@ -585,7 +584,6 @@ NEVER_CALM: Final = {
     "Time unattended": 0.1,
     "Unattended": 3,
     "Lease used": 0.5,
-    "Calls to Redis": 5,
 }
 # Brought up to date every ten seconds only.
 SELDOM_READ: Final = {"Log size"}
