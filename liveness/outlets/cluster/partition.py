@@ -25,9 +25,8 @@ from liveness.outlets.cluster.suspects import Suspects
 CALL_CHANGES: Final = 500
 # Changes that a partition keeps in memory; what is behind is read from the log again.
 MOST_QUEUED: Final = 2_000
-# Users searched in one step of a reap, and the pause between two: others wait 2 ms.
+# Users searched in one step of a reap: others wait 2 ms.
 REAP_USERS: Final = 500
-REAP_PAUSE_S: Final = 0.010
 # The first pause after a call that failed; it doubles up to a sixth of the lease.
 FIRST_RETRY_S: Final = 0.1
 
@@ -118,6 +117,7 @@ class _UnderWay:
     audit: tuple[int, int] | None = None  # what apply should answer
     piece: Piece | None = None
     suspect: tuple[bytes, int, int] | None = None
+    began: float = 0.0  # reap: when it was called
 
 
 @dataclass(slots=True)
@@ -290,8 +290,8 @@ class Partition:
                 times = [round(seconds * 1e6) for seconds in (quiet, every, keep)]
                 return Call("look", [host.name, *times])
             case _:
-                due.reap = now + REAP_PAUSE_S
-                self._under_way = _UnderWay("reap")
+                due.reap = self._host.reap_turn(now)
+                self._under_way = _UnderWay("reap", began=now)
                 users, token = self._limits.reap_users, self._host.token()
                 return Call("reap", [self._cursor, users, self._floor(now), token])
 
@@ -439,8 +439,9 @@ class Partition:
                 elif word == "ok":
                     assert under_way.suspect is not None
                     self._host.fenced(under_way.suspect[0], self.number)
-                    self._due.reap = now
+                    self._due.reap = self._host.reap_turn(now)
             case _:
+                self._host.reap_took(now - under_way.began)
                 self._reaped(word, answer)
         return word
 
@@ -555,7 +556,7 @@ class Partition:
         _, stale, quiets = answer
         for name, epoch, beat in quiets:
             self._suspects.note(name, int(epoch), int(beat), now)
-        self._due.reap = now if stale else inf
+        self._due.reap = self._host.reap_turn(now) if stale else inf
 
     def _reaped(self, word: str, answer: Sequence[Any]) -> None:
         if word != "ok":
