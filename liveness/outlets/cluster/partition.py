@@ -401,8 +401,9 @@ class Partition:
             self._restart(may_keep=False)  # in doubt, from the beginning
         elif under_way.changes:
             self._refusals += 1
-            self._due.beat = now  # without them, before they are tried again
             self._due.changes = self._due.retry + self._pause(self._refusals)
+            # Without them, and soon: it may be the first call after an outage.
+            self._due.beat, self._due.retry = now, now + self._pause(1)
 
     def _pause(self, failures: int) -> float:
         pause = FIRST_RETRY_S * 2.0 ** min(failures - 1, 16)
