@@ -346,7 +346,7 @@ def _between_settings(
             fault = _BY_NAME[address].fault(values[address], why, sources[address])
             yield ConfigError(fault)
     cluster = _section("cluster", values)
-    if len(cluster) == len(fields(ClusterSettings)):  # all are valid
+    if len(cluster) == sum(it.section == "cluster" for it in SETTINGS):  # all are valid
         for key, why in ClusterSettings(**cluster).faults():
             setting = _BY_NAME[f"cluster.{key}"]
             source = sources[setting.name]

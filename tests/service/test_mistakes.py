@@ -630,7 +630,6 @@ EXCUSED: Final = {
     "console/cluster_lines.py:cluster_errors": "what Redis said: tests/cli/test_cluster_command.py",
     "cluster/terms.py:read_terms": "of another version: tests/cluster/test_watch.py",
     "cluster/terms.py:of_another_form": "takes Redis: tests/cli/test_cluster_command.py",
-    "cluster/cluster_watch.py:_begin": "takes Redis: tests/cli/test_cluster_command.py",
     "cli/cluster_command.py:_terms": "takes Redis: tests/cli/test_cluster_command.py",
     "cli/cluster_command.py:in_time": "takes Redis: tests/cli/test_cluster_command.py",
     "config/sources.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
