@@ -17,7 +17,13 @@ from itertools import islice
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from liveness.cluster.format import Place, ending_bytes, place_bytes, session_bytes
+from liveness.outlets.cluster.changes import (
+    Call,
+    Change,
+    Piece,
+    Tally,
+    packed_changes,
+)
 from liveness.outlets.cluster.host_state import HostIdentity
 from liveness.outlets.cluster.suspects import Suspects
 
@@ -42,69 +48,12 @@ class Limits(NamedTuple):
 LIMITS: Final = Limits()
 
 
-class Change(NamedTuple):
-    """A session that began or ended on this host, for its partition."""
-
-    seq: int
-    field: bytes  # of the user
-    device: str  # what follows the user in the uid
-    session: int
-    gateway: str
-    at: int  # Unix milliseconds by this host's clock
-    reason: str
-    has_ended: bool = False
-
-
-class Call(NamedTuple):
-    """A call of a function of the library, for the keys of one partition."""
-
-    function: str
-    args: list[str | int | bytes]
-
-
 class Mode(Enum):
     """How far a partition is."""
 
     BEGINNING = 1
     ASSERTING = 2
     FOLLOWING = 3
-
-
-@dataclass(slots=True)
-class Tally:
-    """How many sessions a host has in a partition, and the sum of their numbers.
-
-    It is counted from the log, apart from what Redis was sent, so that the two can be
-    compared.
-    """
-
-    reached: int  # every record up to this seq is counted
-    sessions: int = 0
-    total: int = 0
-
-    def begin(self, session: int) -> None:
-        """Count a session that began."""
-        self.sessions += 1
-        self.total += session
-
-    def end(self, session: int) -> None:
-        """Count a session that ended."""
-        self.sessions -= 1
-        self.total -= session
-
-    @property
-    def answer(self) -> tuple[int, int]:
-        """What Redis should answer."""
-        return self.sessions, self.total % 2**32
-
-
-@dataclass(slots=True)
-class Piece:
-    """A piece of the list of all sessions, in a partition that asserts them."""
-
-    changes: Sequence[Change]
-    seq: int  # the list is true at this seq
-    tally: Tally | None = None  # of the whole list, with the last piece
 
 
 @dataclass(slots=True)
@@ -231,10 +180,6 @@ class Partition:
         """The next piece of all sessions, of which `wants_piece` asked."""
         self._piece = piece
 
-    def fail_list(self) -> None:
-        """The list of sessions cannot be made now: begin again."""
-        self._restart(may_keep=False)
-
     # --- calls ----------------------------------------------------------------
 
     def next_call(self, now: float) -> Call | None:
@@ -340,31 +285,6 @@ class Partition:
         self, function: str, before: int, last: int, taken: Sequence[Change], now: float
     ) -> Call:
         host = self._host
-        values = list[bytes]()
-        bodies = list[bytes]()
-        for change in taken:
-            since = 0
-            if change.has_ended:
-                values.append(ending_bytes(change.session))
-            else:
-                # Redis' clock may be before the session began; 0: not known.
-                since = max(round(change.at + self._offset_ms), 0)
-                gateway, device = change.gateway.encode(), change.device.encode()
-                values.append(
-                    session_bytes(
-                        self._incarnation, change.session, since, gateway, device
-                    )
-                )
-            place = Place(
-                change.field.decode(),
-                host.name,
-                change.gateway,
-                change.session,
-                since,
-                change.reason,
-                change.device,
-            )
-            bodies.append(place_bytes(place))
         head: list[str | int | bytes] = [
             host.name,
             self._epoch,
@@ -376,9 +296,8 @@ class Partition:
             host.token(),
             len(taken),
         ]
-        return Call(
-            function, [*head, *(change.field for change in taken), *values, *bodies]
-        )
+        packed = packed_changes(taken, host.name, self._incarnation, self._offset_ms)
+        return Call(function, [*head, *packed])
 
     def _floor(self, now: float) -> int:
         """The newest version known, or what Redis' clock should show, if that is later."""

@@ -8,9 +8,10 @@ from typing import Final
 from liveness.cluster.format import configuration_of
 from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, ONLINE, OnlineRow, Record, Uid
+from liveness.outlets.cluster.changes import Change, Piece, Tally
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
-from liveness.outlets.cluster.partition import Change, Limits, Partition, Piece, Tally
+from liveness.outlets.cluster.partition import Limits, Partition
 from tests.simulation.cluster.world import PARTITIONS, TIMEOUT_S, Flight, World
 
 LEASE_S: Final = 30.0
@@ -215,10 +216,7 @@ class Process:
             self._lists[number] = part.lists, self._pieces(self._rows(number))
         wanted, pieces = self._lists.get(number, (0, iter(())))
         if part.wants_piece and wanted == part.lists:
-            if self._world.faults.get("state") and self._random.random() < 0.02:
-                part.fail_list()
-            else:
-                part.give_piece(next(pieces))
+            part.give_piece(next(pieces))
             self._woken.add(number)
 
     def _rows(self, number: int) -> list[Change]:
