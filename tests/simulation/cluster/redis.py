@@ -85,8 +85,6 @@ def connected() -> Iterator[Connection]:
         words += [
             "--save",
             "",
-            "--hash-max-listpack-entries",
-            "0",
             "--logfile",
             str(Path(folder, "log")),
         ]

@@ -61,6 +61,18 @@ def test_a_lost_host_is_reaped_and_no_other_while_redis_is_out_of_memory(
     assert world.faults_found == []
 
 
+def test_a_lost_host_is_reaped_though_the_clock_of_redis_was_set_back(
+    history: History,
+) -> None:
+    world = history.world
+    world.skew_s = [-3_600.0] * PARTITIONS
+    history.machines[0].is_alive = False
+    history.pass_time(2 * LEASE_S)
+    for partition in range(PARTITIONS):
+        assert {*world.hosts(partition)} == {"B", "C"}
+    assert world.faults_found == []
+
+
 def test_of_two_processes_of_one_name_the_newest_publishes_until_it_ends(
     history: History,
 ) -> None:
