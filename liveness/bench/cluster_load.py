@@ -44,6 +44,7 @@ RECORDS_S: Final = 60.0
 POLL_S: Final = 0.01
 
 _APPLY: Final = functions().prefix + "apply"
+_BEAT: Final = functions().prefix + "beat"
 _KEYS: Final = [keys_of(PREFIX, number) for number in range(PARTITIONS)]
 
 
@@ -179,7 +180,14 @@ class LoadHost:
         inc = self._incarnations[partition]
         head = (self._name, EPOCH, NONCE, inc, before, self._seq, 0, NONCE)
         return command(
-            *("FCALL", _APPLY, 3, *_KEYS[partition], *head, len(fields)),
+            *(
+                "FCALL",
+                _APPLY if fields else _BEAT,
+                3,
+                *_KEYS[partition],
+                *head,
+                len(fields),
+            ),
             *(*fields, *values, *bodies),
         )
 
@@ -205,9 +213,21 @@ class LoadHost:
         self._link.send(b"".join(calls))
         self._link.expect_ok(len(calls))
 
-    def say_nothing(self) -> list[bytes]:
+    def beats(self) -> list[bytes]:
         """A call for each partition, which says only that the host lives."""
         return [self.call(number, []) for number in range(PARTITIONS)]
+
+    def look(self) -> None:
+        """Look for lost hosts in all partitions; no host is."""
+        look = functions().prefix + "look"
+        times = (LEASE_US, 0, LEASE_US)  # quiet; at most once every; kept in the stream
+        calls = [command("FCALL", look, 3, *keys, self._name, *times) for keys in _KEYS]
+        self.make(calls)
+
+    def memory_of_all(self) -> int:
+        """Bytes of what Redis knows of all hosts."""
+        sizes = (self._link("MEMORY", "USAGE", k.meta, "SAMPLES", 0) for k in _KEYS)
+        return sum(sizes)
 
 
 class StreamReader:

@@ -76,8 +76,8 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
         left_out.append(f"cluster: {missing}")
     has_comparison = bool(COMPARISONS & {*names})
     problem = impossible_rate(options) if "steady" in names else ""
-    if not problem and cluster.__name__ in names:
-        problem = missing_for_cluster()
+    if not problem and cluster.__name__ in names and (missing := missing_for_cluster()):
+        problem = f"cluster cannot be measured: {missing}"
     if not problem and has_comparison:
         problem = system_kinds.missing_program(options)
     if problem:

@@ -235,6 +235,17 @@ def test_a_missing_program_is_named_with_its_package(
     )
 
 
+def test_cluster_names_the_program_that_it_misses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main.main(["bench", "cluster", "--quick"]) == 2
+    assert capsys.readouterr().err == (
+        "liveness: cluster cannot be measured: redis-server is not installed: "
+        "apt install redis-server\n"
+    )
+
+
 def test_what_does_not_fit_is_left_out_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
