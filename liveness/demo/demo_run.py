@@ -1,33 +1,29 @@
 """One run of the demo: connects users, gateway, sidecar, referee and display."""
 
-import socket
-import time
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from random import uniform
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import trio
 
-from liveness.client.watcher import LOG, Watch
 from liveness.console.own_command import as_typed
-from liveness.console.watching import command_errors
+from liveness.demo.demo_host import DemoHost
 from liveness.demo.director import Director
 from liveness.demo.gateway import HOST
 from liveness.demo.plans import joining_s, last_silence_s, planned
-from liveness.demo.processes import gateway_in, settings_in, sidecar_in, socket_in
-from liveness.demo.referee import Record, Referee
+from liveness.demo.processes import Child, settings_in
+from liveness.demo.referee import Record
 from liveness.demo.script import Step
 from liveness.demo.users import User
 
-MOST_GUESTS: Final = 100
 CHECK_EVERY_S: Final = 0.1
-# Short: no other watchers compete with this one when it reconnects.
-RECONNECT_PAUSE_S: Final = (0.02, 0.2)
+
+R = TypeVar("R", contravariant=True)
 
 
-class Display(Protocol):
+class Display(Protocol[R]):
     """Shows the run to the user."""
 
     def log(self, line: str) -> None:
@@ -36,49 +32,16 @@ class Display(Protocol):
     def add(self, record: Record) -> None:
         """Shows a record that ends a session or is about a timer."""
 
-    async def run(self, demo: "DemoRun") -> None:
+    async def run(self, demo: R) -> None:
         """Shows the state of the run, until cancelled."""
 
 
-class DemoRun:
-    """All parts of the demo, with their sockets, state and logs in an empty folder."""
+class Run(ABC):
+    """A run of the demo, with one host or with several."""
 
-    def __init__(
-        self,
-        folder: Path,
-        display: Display,
-        *,
-        users: int,
-        seconds: float,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, *, seconds: float, timeout_s: float) -> None:
         self.seconds = seconds
         self.timeout_s = timeout_s
-        self.socket = socket_in(folder)
-        flush_s = settings_in(folder, timeout_s=timeout_s).flush
-        timing = {"timeout_s": timeout_s, "flush_s": flush_s}
-        plans = list(planned(users, seconds=seconds, **timing))
-        self.referee = Referee({p.uid: p.behaviour for p in plans}, **timing)
-        self._reserved = _reserved_port()
-        self.port: int = self._reserved.getsockname()[1]
-        user = partial(
-            User,
-            port=self.port,
-            timeout_s=timeout_s,
-            back_s=joining_s(users),
-            referee=self.referee,
-        )
-        self.users = {plan.uid: user(plan=plan) for plan in plans}
-        self.sidecar = sidecar_in(folder, timeout_s=timeout_s)
-        self.gateway = gateway_in(folder, port=self.port, most=users + MOST_GUESTS)
-        self.director = Director(
-            gateway=self.gateway,
-            sidecar=self.sidecar,
-            users=self.users,
-            referee=self.referee,
-            log=lambda line: display.log(f"{self.elapsed_s:5.1f} s   {line}"),
-        )
-        self._display = display
         self._quit = trio.Event()
         self._began = 0.0
 
@@ -86,48 +49,143 @@ class DemoRun:
         """Runs until the time is over, or the user quits.
 
         Raises:
-            ChildLost: The sidecar or the gateway did not start, or ended by itself.
+            ChildLost: A process did not start, or ended by itself.
         """
-        with self._reserved:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self.sidecar.run)
-                nursery.start_soon(self._watch)
-                await nursery.start(self.gateway.run)
-                self._began = trio.current_time()
-                for user in self.users.values():
-                    nursery.start_soon(user.live)
-                nursery.start_soon(self._check_overdue)
-                nursery.start_soon(self._display.run, self)
-                nursery.start_soon(self.director.run, steps)
-                with trio.move_on_after(self.seconds):
-                    await self._quit.wait()
-                self.referee.check_overdue(trio.current_time())
-                nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            await self._start(nursery)
+            self._began = trio.current_time()
+            for task in self._tasks(steps):
+                nursery.start_soon(task)
+            nursery.start_soon(self._check_often)
+            with trio.move_on_after(self.seconds):
+                await self._quit.wait()
+            self._conclude(trio.current_time())
+            nursery.cancel_scope.cancel()
+
+    @property
+    @abstractmethod
+    def children(self) -> Sequence[Child]:
+        """All processes."""
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the gateway opened."""
+        """Seconds since the gateways opened."""
         return trio.current_time() - self._began
+
+    @abstractmethod
+    def hints(self) -> Iterator[str]:
+        """Where the reader can look, and how to join."""
+
+    @property
+    @abstractmethod
+    def has_faults(self) -> bool:
+        """Whether anything happened that must not."""
+
+    def press(self, key: str) -> None:
+        """Does what a key asks for."""
+        if key == "q":
+            self._quit.set()
+        else:
+            self._press(key)
+
+    @abstractmethod
+    async def _start(self, nursery: trio.Nursery) -> None:
+        """Starts the processes; returns when users may come."""
+
+    @abstractmethod
+    def _tasks(self, steps: Sequence[Step]) -> Iterator[Callable[[], Awaitable[None]]]:
+        """What runs from then on."""
+
+    @abstractmethod
+    def _press(self, key: str) -> None:
+        """Does what a key other than q asks for."""
+
+    @abstractmethod
+    def _check_overdue(self, at: float) -> None:
+        """Looks for what should have happened by *at*."""
+
+    def _conclude(self, at: float) -> None:
+        """Looks for the last time, while everything still runs."""
+        self._check_overdue(at)
+
+    def _stamped(self, line: str) -> str:
+        return f"{self.elapsed_s:5.1f} s   {line}"
+
+    async def _check_often(self) -> None:
+        while True:
+            self._check_overdue(trio.current_time())
+            await trio.sleep(CHECK_EVERY_S)
+
+
+class DemoRun(Run):
+    """All parts of the demo, with their sockets, state and logs in an empty folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        display: "Display[DemoRun]",
+        *,
+        users: int,
+        seconds: float,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(seconds=seconds, timeout_s=timeout_s)
+        flush_s = settings_in(folder, timeout_s=timeout_s).flush
+        timing = {"timeout_s": timeout_s, "flush_s": flush_s}
+        plans = list(planned(users, seconds=seconds, **timing))
+        self.host = DemoHost(
+            folder,
+            {plan.uid: plan.behaviour for plan in plans},
+            most_users=users,
+            timeout_s=timeout_s,
+            flush_s=flush_s,
+            on_end=display.add,
+        )
+        self.referee = self.host.referee
+        self.sidecar, self.gateway = self.host.sidecar, self.host.gateway
+        user = partial(
+            User,
+            port=self.host.port,
+            timeout_s=timeout_s,
+            back_s=joining_s(users),
+            referee=self.referee,
+        )
+        self.users = {plan.uid: user(plan=plan) for plan in plans}
+        self.director = Director(
+            gateway=self.gateway,
+            sidecar=self.sidecar,
+            users=self.users,
+            referee=self.referee,
+            log=lambda line: display.log(self._stamped(line)),
+        )
+        self._display = display
+
+    @property
+    def children(self) -> Sequence[Child]:
+        """All processes."""
+        return self.host.children
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether a decision was wrong, early or missing."""
+        return bool(self.referee.faults)
 
     @property
     def lines_said(self) -> int:
         """Chat lines of all users so far."""
         return sum(user.lines_said for user in self.users.values())
 
-    @property
-    def page(self) -> str:
-        """The address of the sidecar's live page."""
-        return f"http://{self.sidecar.address}/"
-
     def watch_command(self, *, indent: int = 0) -> list[str]:
         """The command that follows the records, as lines to be typed."""
-        return list(as_typed(["watch", "--socket", str(self.socket)], indent=indent))
+        words = ["watch", "--socket", str(self.host.socket)]
+        return list(as_typed(words, indent=indent))
 
     def hints(self) -> Iterator[str]:
         """Where the reader can look, and how to join."""
-        yield f"see the live page:  {self.page}"
-        yield f"see its metrics:    curl {self.page}metrics"
-        yield f"join the room:      nc {HOST} {self.port}"
+        page = self.host.page
+        yield f"see the live page:  {page}"
+        yield f"see its metrics:    curl {page}metrics"
+        yield f"join the room:      nc {HOST} {self.host.port}"
         yield '  and type:         {"login": "ada"}'
         yield "see every record:"
         yield from self.watch_command(indent=2)
@@ -139,51 +197,16 @@ class DemoRun:
                 "the demo"
             )
 
-    def press(self, key: str) -> None:
-        """Does what a key asks for."""
-        if key == "q":
-            self._quit.set()
-        else:
-            self.director.press(key)
+    async def _start(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self.host.run)
 
-    async def _watch(self) -> None:
-        """Reads every record, across restarts of the sidecar."""
-        watch = Watch(
-            str(self.socket),
-            after=0,
-            strict=True,
-            report_line=lambda line: None,  # the director's lines say enough
-            pause_between=lambda *_: uniform(*RECONNECT_PAUSE_S),
-        )
-        with command_errors(self.socket):
-            async with watch:
-                async for batch in watch.batches():
-                    self._take(batch)
+    def _tasks(self, steps: Sequence[Step]) -> Iterator[Callable[[], Awaitable[None]]]:
+        yield from (user.live for user in self.users.values())
+        yield partial(self._display.run, self)
+        yield partial(self.director.run, steps)
 
-    def _take(self, records: Sequence[Record]) -> None:
-        now, wall_ms = trio.current_time(), time.time_ns() // 1_000_000
-        for record in records:
-            if record["kind"] == LOG:
-                continue
-            # Stamps are truncated to milliseconds: the record may be up to one younger.
-            age_s = max(0, wall_ms - record["at"] - 1) / 1_000
-            self.referee.check(record, decided=now - age_s, at=now)
-            if record["kind"] != "online":
-                self._display.add(record)
+    def _press(self, key: str) -> None:
+        self.director.press(key)
 
-    async def _check_overdue(self) -> None:
-        while True:
-            self.referee.check_overdue(trio.current_time())
-            await trio.sleep(CHECK_EVERY_S)
-
-
-def _reserved_port() -> socket.socket:
-    """A socket that reserves a free port for the gateway across its restarts.
-
-    It is bound and never listens. So the gateway can listen on the port, and the kernel
-    gives it to no outgoing connection while the gateway is down.
-    """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((HOST, 0))
-    return reserved
+    def _check_overdue(self, at: float) -> None:
+        self.referee.check_overdue(at)

@@ -1,6 +1,7 @@
 """Kills, stops and restarts gateway and sidecar, and silences users, on request."""
 
 import signal
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,8 +20,30 @@ SIGNALS: Final = {"restart": signal.SIGTERM, "kill": signal.SIGKILL}
 SIGNAL_NAMES: Final = {signal.SIGTERM: "SIGTERM", signal.SIGKILL: "kill -9"}
 
 
+class Performer(ABC):
+    """Performs the steps of a script, each at its time."""
+
+    _nursery: trio.Nursery | None = None  # while it runs
+
+    async def run(self, steps: Sequence[Step]) -> None:
+        """Performs each step at its time, and what keys ask for, until cancelled.
+
+        A step waits until the action before it on the same process is over.
+        """
+        began = trio.current_time()
+        async with trio.open_nursery() as self._nursery:
+            for step in steps:
+                await trio.sleep_until(began + step.at_s)
+                self._nursery.start_soon(self.perform, step.name, step.number)
+            await trio.sleep_forever()
+
+    @abstractmethod
+    async def perform(self, name: str, number: float) -> None:
+        """Performs an action; returns when it is over."""
+
+
 @dataclass(eq=False, kw_only=True)
-class Director:
+class Director(Performer):
     """Performs the actions that a script or a key asks for, one at a time per process."""
 
     gateway: Child
@@ -35,19 +58,6 @@ class Director:
             child.name: trio.Lock() for child in (self.gateway, self.sidecar)
         }
         self._resume = trio.Event()
-        self._nursery: trio.Nursery | None = None  # while it runs
-
-    async def run(self, steps: Sequence[Step]) -> None:
-        """Performs each step at its time, and what keys ask for, until cancelled.
-
-        A step waits until the action before it on the same process is over.
-        """
-        began = trio.current_time()
-        async with trio.open_nursery() as self._nursery:
-            for step in steps:
-                await trio.sleep_until(began + step.at_s)
-                self._nursery.start_soon(self.perform, step.name, step.number)
-            await trio.sleep_forever()
 
     def press(self, key: str) -> None:
         """Starts the action of a key, unless another one is using its process."""

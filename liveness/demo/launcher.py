@@ -13,7 +13,8 @@ from typing import Final
 import trio
 
 from liveness.console.terminal import can_move_cursor, report_line
-from liveness.demo.demo_run import MOST_GUESTS, DemoRun
+from liveness.demo.demo_host import MOST_GUESTS
+from liveness.demo.demo_run import DemoRun
 from liveness.demo.picture import Picture
 from liveness.demo.plain_lines import PlainLines, say, summary
 from liveness.demo.plans import joining_s

@@ -1,15 +1,16 @@
 """The live picture: the wheel as a ring, users, records, lateness, faults and keys."""
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import trio
 from rich.text import Text
 
-from liveness.demo.demo_run import DemoRun
+from liveness.demo.demo_run import DemoRun, Run
 from liveness.demo.gateway import HOST
 from liveness.demo.plain_lines import (
     COLUMNS,
@@ -22,6 +23,8 @@ from liveness.demo.referee import FAULTS, Record
 from liveness.demo.script import KEYS
 from liveness.demo.tty import Terminal
 from liveness.demo.wheel_metrics import WheelMetrics, wheel_metrics
+
+R = TypeVar("R", bound=Run)
 
 FRAME_S: Final = 0.3
 MOST_LOGGED: Final = 4
@@ -61,15 +64,13 @@ class Scene:
     has_keys: bool
 
 
-class Picture:
+class Screen(ABC, Generic[R]):
     """Draws the run on a terminal that has been entered."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._logged: deque[str] = deque(maxlen=MOST_LOGGED)
         self._records: deque[str] = deque(maxlen=MOST_RECORDS)
-        self._metrics: WheelMetrics | None = None
-        self._events_s: float | None = None
 
     def log(self, line: str) -> None:
         """Shows a line until newer ones take its place."""
@@ -77,21 +78,47 @@ class Picture:
 
     def add(self, record: Record) -> None:
         """Shows a record likewise."""
-        self._records.append(record_line(record))
+        self._records.append(self._line(record))
 
-    async def run(self, demo: DemoRun) -> None:
+    async def run(self, demo: R) -> None:
         """Draws a few pictures a second, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._terminal.read_keys, demo.press)
-            nursery.start_soon(self._read_metrics, demo)
+            nursery.start_soon(self._prepare, demo)
             while True:
-                lines = drawn(self._scene(demo), *self._terminal.size)
+                lines = self._drawn(demo, *self._terminal.size)
                 await self._terminal.paint(Text("\n").join(lines))
                 await trio.sleep(FRAME_S)
 
-    async def _read_metrics(self, demo: DemoRun) -> None:
+    async def _prepare(self, demo: R) -> None:
+        """Reads what the next pictures need."""
+
+    @abstractmethod
+    def _line(self, record: Record) -> str:
+        """A record as a line."""
+
+    @abstractmethod
+    def _drawn(self, demo: R, width: int, height: int) -> list[Text]:
+        """The lines of a picture, for a terminal of this size."""
+
+
+class Picture(Screen[DemoRun]):
+    """The picture of one host, with its wheel."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(terminal)
+        self._metrics: WheelMetrics | None = None
+        self._events_s: float | None = None
+
+    def _line(self, record: Record) -> str:
+        return record_line(record)
+
+    def _drawn(self, demo: DemoRun, width: int, height: int) -> list[Text]:
+        return drawn(self._scene(demo), width, height)
+
+    async def _prepare(self, demo: DemoRun) -> None:
         while True:
-            metrics = await wheel_metrics(demo.socket)
+            metrics = await wheel_metrics(demo.host.socket)
             self._events_s = _rate(self._metrics, metrics)
             self._metrics = metrics or self._metrics
             await trio.sleep(FRAME_S)
@@ -105,7 +132,7 @@ class Picture:
             seconds=demo.seconds,
             timeout_s=timeout_s,
             places=(
-                f"{demo.page}   nc {HOST} {demo.port}",
+                f"{demo.host.page}   nc {HOST} {demo.host.port}",
                 *demo.watch_command(),
             ),
             states=tuple((process.name, process.state) for process in processes),
@@ -139,11 +166,22 @@ def drawn(scene: Scene, width: int, height: int) -> list[Text]:
         *middle,
         Text(scene.lateness),
         Text(scene.reminders),
-        _faults(scene.faults),
-        *(Text(line, style="bold") for line in scene.logged),
+        faults_line("faults:", scene.faults, FAULTS),
     ]
+    return filled(lines, scene.logged, scene.records, width, height)
+
+
+def filled(
+    lines: list[Text],
+    logged: Iterable[str],
+    records: Iterable[str],
+    width: int,
+    height: int,
+) -> list[Text]:
+    """These lines and those about actions, and as many records as there is room for."""
+    lines += [Text(line, style="bold") for line in logged]
     left = max(height - len(lines), 0)
-    newest = list(scene.records)[-left:] if left else []
+    newest = list(records)[-left:] if left else []
     lines += [Text(line, style="dim") for line in newest]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -163,20 +201,29 @@ def _head(scene: Scene) -> Iterator[Text]:
     yield Text.assemble(("liveness demo", "bold"), f"   {time}   {rule}")
     states = Text()
     for name, state in scene.states:
-        style = "green" if state == "up" else "bold red"
-        states.append(f"{name} ").append(state, style=style).append("   ")
+        states.append_text(state_text(name, state))
     events = "?" if scene.events_s is None else f"{scene.events_s:.0f}"
     timers = "?" if scene.timers is None else f"{scene.timers:.0f}"
     counts = f"{scene.online} online   {events} events/s   {timers} timers"
     yield states.append(counts)
     yield from (Text(place, style="dim") for place in scene.places)
-    if scene.has_keys:
-        line = Text()
-        for key, what in KEYS.items():
-            line.append(key, style="bold reverse").append(f" {what}  ")
-        yield line
-    else:
-        yield Text("no keys, as stdin is not this terminal", style="dim")
+    yield keys_line(KEYS if scene.has_keys else {})
+
+
+def keys_line(keys: Mapping[str, str]) -> Text:
+    """What each key does."""
+    if not keys:
+        return Text("no keys, as stdin is not this terminal", style="dim")
+    line = Text()
+    for key, what in keys.items():
+        line.append(key, style="bold reverse").append(f" {what}  ")
+    return line
+
+
+def state_text(name: str, state: str) -> Text:
+    """The state of a process."""
+    style = "green" if state == "up" else "bold red"
+    return Text.assemble(f"{name} ", (state, style), "   ")
 
 
 def _users(scene: Scene) -> list[Text]:
@@ -192,9 +239,10 @@ def _users(scene: Scene) -> list[Text]:
     return lines
 
 
-def _faults(faults: Counter[str]) -> Text:
-    line = Text("faults:")
-    for kind in FAULTS:
+def faults_line(head: str, faults: Counter[str], kinds: Sequence[str]) -> Text:
+    """The number of faults of each kind."""
+    line = Text(head)
+    for kind in kinds:
         style = "bold red" if faults[kind] else "green"
         line.append(f"  {kind} ").append(str(faults[kind]), style=style)
     return line

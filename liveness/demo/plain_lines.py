@@ -1,17 +1,18 @@
 """The demo in plain lines, few enough to follow, and the summary at its end."""
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import trio
 
 from liveness.console.record_lines import text_line
-from liveness.demo.demo_run import DemoRun
+from liveness.demo.demo_run import DemoRun, Run
 from liveness.demo.plans import Behaviour
-from liveness.demo.referee import FAULTS, GUEST, Record, Referee
+from liveness.demo.referee import FAULTS, GUEST, Fault, Record, Referee
 from liveness.text import escaped
 
 TICK_S: Final = 2.0  # between two lines of status
@@ -21,6 +22,8 @@ MOST_LOGGED: Final = 100  # lines about actions in a tick; a script has no more 
 DATE: Final = len("2026-11-20 ")
 ENDS: Final = ("silence", "logout", "moved", "gateway_lost")
 COLUMNS: Final = ("users", "online", *ENDS)
+
+R = TypeVar("R", bound=Run)
 
 # A print that is abandoned goes on in its thread, and keeps the limiter until it is done.
 # Otherwise the summary could begin in the middle of its line.
@@ -37,7 +40,7 @@ async def say(*lines: str) -> None:
     await trio.to_thread.run_sync(show, abandon_on_cancel=True, limiter=_PRINTING)
 
 
-class PlainLines:
+class Lines(ABC, Generic[R]):
     """Prints lines about actions at once, and all else every two seconds."""
 
     def __init__(self) -> None:
@@ -59,13 +62,13 @@ class PlainLines:
         """
         if record.get("reason") == "silence" and not self._has_silence:
             self._has_silence = True
-            self.log(record_line(record))
+            self.log(self._line(record))
         elif len(self._records) < MOST_RECORDS:
-            self._records.append(record_line(record))
+            self._records.append(self._line(record))
         else:
             self._others += 1
 
-    async def run(self, demo: DemoRun) -> None:
+    async def run(self, demo: R) -> None:
         """Prints, until cancelled."""
         await say(*(f"  {hint}" for hint in demo.hints()))
         tick = trio.current_time()
@@ -78,8 +81,7 @@ class PlainLines:
                 # Outside the timeout, which would lose the lines.
                 if lines := self._taken():
                     await say(*lines)
-            line = status(demo.elapsed_s, said=demo.lines_said, referee=demo.referee)
-            await say(*self._taken(), *self.records(), line)
+            await say(*self._taken(), *self.records(), self._status(demo))
 
     def _taken(self) -> list[str]:
         lines = list(self._logged)
@@ -91,6 +93,24 @@ class PlainLines:
         lines, others = self._records, self._others
         self._records, self._others = [], 0
         return [*lines, f"{'':14}and {others} more"] if others else lines
+
+    @abstractmethod
+    def _line(self, record: Record) -> str:
+        """A record as a line."""
+
+    @abstractmethod
+    def _status(self, demo: R) -> str:
+        """The state of the run as a line."""
+
+
+class PlainLines(Lines[DemoRun]):
+    """Those of the demo with one host."""
+
+    def _line(self, record: Record) -> str:
+        return record_line(record)
+
+    def _status(self, demo: DemoRun) -> str:
+        return status(demo.elapsed_s, said=demo.lines_said, referee=demo.referee)
 
 
 def record_line(record: Record) -> str:
@@ -134,9 +154,7 @@ def summary(referee: Referee, done: Mapping[str, int]) -> Iterator[str]:
     for kind, numbers in table(referee):
         yield _row(kind, numbers)
     yield ""
-    if done:
-        times = (f"{name} {count}" for name, count in done.items())
-        yield "done: " + ", ".join(times)
+    yield from what_was_done(done)
     yield lateness(referee)
     if referee.lateness_s:
         yield (f"    from a user's last line + {referee.timeout_s:g} s to the record;")
@@ -150,10 +168,27 @@ def summary(referee: Referee, done: Mapping[str, int]) -> Iterator[str]:
         )
         yield "    or restarted, or this one stood still"
     yield reminders(referee)
-    yield "faults: " + ", ".join(f"{kind} {referee.faults_of[kind]}" for kind in FAULTS)
-    for fault in referee.faults:
+    yield "faults: " + counted(referee.faults_of, FAULTS)
+    yield from listed_faults(referee.faults, referee.faults_of.total())
+
+
+def what_was_done(done: Mapping[str, int]) -> Iterator[str]:
+    """How often each action was performed, on one line; none if there was no action."""
+    if done:
+        times = (f"{name} {count}" for name, count in done.items())
+        yield "done: " + ", ".join(times)
+
+
+def counted(faults_of: Counter[str], kinds: Sequence[str]) -> str:
+    """The number of faults of each kind."""
+    return ", ".join(f"{kind} {faults_of[kind]}" for kind in kinds)
+
+
+def listed_faults(faults: Sequence[Fault], total: int) -> Iterator[str]:
+    """The faults that are remembered, of *total* ones."""
+    for fault in faults:
         yield f"    {fault.kind}: {escaped(fault.uid)} {fault.what}"
-    if unlisted := referee.faults_of.total() - len(referee.faults):
+    if unlisted := total - len(faults):
         yield f"    and {unlisted} more"
 
 

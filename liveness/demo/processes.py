@@ -1,4 +1,4 @@
-"""The demo's sidecar and gateway: child processes that can be killed, stopped, restarted."""
+"""The demo's child processes, which can be killed, stopped and restarted."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from liveness.config.sources import load
 from liveness.demo.gateway import HOST
 from liveness.errors import LivenessError
 
-START_S: Final = 10.0  # it takes less than a second, unless the machine is very busy
+START_S: Final = 30.0  # it takes a second or two, unless the machine is very busy
 END_S: Final = 10.0  # a sidecar stops within five seconds of SIGTERM
 POLL_S: Final = 0.02
 LAST_LINES: Final = 10
@@ -37,7 +37,7 @@ retries = "{",".join(["1"] * 15)}"
 
 
 class ChildLost(LivenessError):
-    """The sidecar or the gateway did not start, or has ended by itself."""
+    """A child process did not start, or has ended by itself."""
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Child:
     """A child process across its restarts; killed when `run` is cancelled."""
 
     name: str
-    command: Sequence[str]  # arguments for this Python
+    command: Sequence[str]  # a program by its whole path, and its arguments
     log: Path  # for its output
     # Matches its output once it is ready; group 1 is its address.
     ready: re.Pattern[str]
@@ -56,13 +56,13 @@ class Child:
         self.address = ""
         self.up_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_restarting = False
         self._up = trio.Event()
+        self._may_start: trio.Event | None = None  # while it is ended on purpose
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Runs the process until cancelled, and again after `restart` has ended it.
+        """Runs the process until cancelled, and again after `end` and `start`.
 
         The task counts as started when the process is ready for the first time.
 
@@ -79,9 +79,10 @@ class Child:
                     task_status.started()
                     is_first = False
                 code = await _exit_code(process)
-            if not self._is_restarting:
+            if self._may_start is None:
                 raise self._lost(f"has ended, exit code {code}")
-            self._is_restarting = False
+            await self._may_start.wait()
+            self._may_start = None
 
     async def restart(self, number: int) -> None:
         """Ends the process by a signal; returns when it is ready again.
@@ -89,14 +90,29 @@ class Child:
         Raises:
             ChildLost: It does not end.
         """
+        await self.end(number, state="restarting")
+        await self.start()
+
+    async def end(self, number: int, *, state: str = "down") -> None:
+        """Ends the process by a signal; it stays down until `start`.
+
+        Raises:
+            ChildLost: It does not end.
+        """
         assert self._process is not None
-        self.state, self._is_restarting, self._up = "restarting", True, trio.Event()
+        self.state, self._up, self._may_start = state, trio.Event(), trio.Event()
         process = self._process
         process.send_signal(number)
         with trio.move_on_after(END_S):
             await _exit_code(process)
         if process.poll() is None:
             raise self._lost(f"did not end within {END_S:g} s")
+
+    async def start(self) -> None:
+        """Starts it after `end`; returns when it is ready."""
+        assert self._may_start is not None
+        self.state = "restarting"
+        self._may_start.set()
         await self._up.wait()
 
     def stop(self) -> None:
@@ -122,7 +138,7 @@ class Child:
         launcher = [sys.executable, "-I", "-S", str(PARENT_DEATH), str(os.getpid())]
         with self.log.open("wb") as log:
             process = subprocess.Popen(
-                [*launcher, sys.executable, *self.command],
+                [*launcher, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -151,12 +167,17 @@ class Child:
         return ChildLost(f"the {self.name} {what}")
 
 
-def sidecar_in(folder: Path, *, timeout_s: float) -> Child:
-    """A sidecar with its files in *folder*; its address is that of HTTP."""
-    options = {"--config": _settings_file(folder), **_options(folder, timeout_s)}
+def sidecar_in(
+    folder: Path, *, timeout_s: float, name: str = "sidecar", more: str = ""
+) -> Child:
+    """A sidecar with its files in *folder*; its address is that of HTTP.
+
+    *more* is TOML for its settings.
+    """
+    options = {"--config": _settings_file(folder, more), **_options(folder, timeout_s)}
     return Child(
-        "sidecar",
-        [*SIDECAR, *_flags(options)],
+        name,
+        [sys.executable, *SIDECAR, *_flags(options)],
         log=folder / "sidecar.log",
         ready=re.compile(r'"http": "([^"]+)".*"event": "ready"'),
     )
@@ -172,19 +193,38 @@ def settings_in(folder: Path, *, timeout_s: float) -> Config:
     return load(options, file=_settings_file(folder), environ={}).config
 
 
-def gateway_in(folder: Path, *, port: int, most: int) -> Child:
+def gateway_in(
+    folder: Path, *, port: int, most: int, name: str = "gateway", known_as: str = NAME
+) -> Child:
     """A gateway of the sidecar in *folder*; its address is where it listens."""
     options = {
         "--sidecar": socket_in(folder),
-        "--name": NAME,
+        "--name": known_as,
         "--port": port,
         "--most": most,
     }
     return Child(
-        "gateway",
-        [*GATEWAY, *_flags(options)],
+        name,
+        [sys.executable, *GATEWAY, *_flags(options)],
         log=folder / "gateway.log",
         ready=re.compile(rf"listens on ({re.escape(HOST)}:\d+)"),
+    )
+
+
+def redis_in(folder: Path, *, program: str, port: int) -> Child:
+    """Redis without a disk: it is empty whenever it starts."""
+    options = {
+        "--port": port,
+        "--bind": HOST,
+        "--dir": folder,
+        "--save": "",
+        "--appendonly": "no",
+    }
+    return Child(
+        "Redis",
+        [program, *_flags(options)],
+        log=folder / "redis.log",
+        ready=re.compile("(Ready to accept connections)"),
     )
 
 
@@ -202,10 +242,10 @@ def _options(folder: Path, timeout_s: float) -> dict[str, str]:
     }
 
 
-def _settings_file(folder: Path) -> Path:
+def _settings_file(folder: Path, more: str = "") -> Path:
     """Our settings; without the file the sidecar would read those of this machine."""
     settings = folder / "liveness.toml"
-    settings.write_text(SETTINGS)
+    settings.write_text(SETTINGS + more)
     return settings
 
 

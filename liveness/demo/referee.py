@@ -136,6 +136,11 @@ class Referee:
         """A user is about to log out."""
         self.users[uid].left_at = at
 
+    def returns(self, uid: str) -> None:
+        """A user that left or fell silent is about to connect and write again."""
+        user = self.users[uid]
+        user.left_at, user.is_silent = None, False
+
     def falls_silent(self, uid: str) -> None:
         """A user writes nothing from now on."""
         self.users[uid].is_silent = True
@@ -178,6 +183,11 @@ class Referee:
         """That process is up again."""
         self._disruptions -= 1
         self._recovered_at = max(self._recovered_at, at + RECOVERY_S)
+
+    @property
+    def calm_since(self) -> float:
+        """The end of the last disruption or standstill, with recovery; inf during one."""
+        return inf if self._disruptions else self._recovered_at
 
     # --- records --------------------------------------------------------------------
 
@@ -242,8 +252,7 @@ class Referee:
         """
         if not self.online:
             self._empty_at = at
-        calm_since = inf if self._disruptions else self._recovered_at
-        return max(calm_since, self._empty_at)
+        return max(self.calm_since, self._empty_at)
 
     def _behaviour(self, uid: str) -> str:
         return self.users[uid].behaviour if uid in self.users else GUEST

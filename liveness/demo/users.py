@@ -56,6 +56,8 @@ class User:
 
     def __post_init__(self) -> None:
         self.lines_said = 0
+        self.joined = trio.Event()  # the gateway let it in
+        self._leaving = trio.Event()
         self._moment = 0.0
         self._errands = deque[tuple[float, dict[str, object]]]()  # moments, and lines
         self._is_done = False  # has left, or will never write again
@@ -77,6 +79,15 @@ class User:
             if self._is_done:
                 return
             await trio.sleep(uniform(LEAST_BACK_S, self.back_s))
+
+    async def visit(self) -> None:
+        """Uses one connection until `leave`, or until it breaks or the gateway hangs up."""
+        self._moment = inf
+        await self._connect()
+
+    def leave(self) -> None:
+        """Logs out now, if the plan is to log out."""
+        self._leaving.set()
 
     def fall_silent(self) -> None:
         """Writes nothing from now on, whatever the plan."""
@@ -108,9 +119,12 @@ class User:
             pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self.timeout_s
             errand_at = self._errands[0][0] if self._errands else inf
             next_at = trio.current_time() + pause_s
-            await trio.sleep_until(min(next_at, errand_at, self._moment))
+            with trio.move_on_at(min(next_at, errand_at, self._moment)):
+                await self._leaving.wait()
             if self._is_done:
                 return
+            if self._leaving.is_set():
+                break
             await self._send(stream, **self._next_line())
         if self._is_done:
             return
@@ -141,6 +155,7 @@ class User:
             if not has_joined and b'{"joined"' in self._received:
                 has_joined = True
                 self.referee.joined(self.plan.uid, trio.current_time())
+                self.joined.set()
             if b'"reminder"' in self._received:
                 for uid, what in REMINDER.findall(self._received):
                     self.referee.heard(uid.decode(), what.decode())
