@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from liveness.cli.options import as_written, declared, number
 from liveness.demo.launcher import run
+from liveness.demo.script import MOST_HOSTS
 
 command: Final = declared("demo", "demo --seconds 60 --users 500")
 
@@ -24,11 +25,18 @@ def demo(
     timeout: Annotated[
         float, number(float, "S", "silence timeout (default 10)", 1, 86_400)
     ] = 10.0,
+    hosts: Annotated[
+        int,
+        number(
+            int, "N", "hosts, joined by Redis if several (default 1)", 1, MOST_HOSTS
+        ),
+    ] = 1,
     script: Annotated[
         str,
         Parameter(
             help="what happens when: SECONDS and silence [N], gateway, stop [S], restart "
-            "or kill, as in '5 silence, 10 gateway'",
+            "or kill; with several hosts silence [N], hop [N], host [N] or redis, where "
+            "the last two start again what they killed, as in '5 silence, 10 gateway'",
             metavar="STEPS",
             converter=as_written,
         ),
@@ -36,9 +44,19 @@ def demo(
 ) -> int:
     """Run a chat gateway, simulated users and a sidecar, and check every decision.
 
+    With --hosts there are several sidecars and gateways, a Redis that the demo starts
+    itself, and users that hop from host to host.
+
     On a terminal it shows a live picture and takes keys.
     """
     code: int = trio.run(
-        partial(run, seconds=seconds, users=users, timeout=timeout, script=script)
+        partial(
+            run,
+            seconds=seconds,
+            users=users,
+            timeout=timeout,
+            hosts=hosts,
+            script=script,
+        )
     )
     return code

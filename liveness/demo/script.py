@@ -1,11 +1,13 @@
 """The actions of the demo, and its scripts: `--script "5 silence, 10 stop 3"`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from liveness.errors import LivenessError
 
 MOST_STEPS: Final = 100
+MOST_HOSTS: Final = 9  # each has a digit as its key
 
 
 class ScriptError(LivenessError):
@@ -32,6 +34,26 @@ ACTIONS: Final = {
     "kill": Action(key="k", what="kill it"),
 }
 KEYS: Final = {**{action.key: action.what for action in ACTIONS.values()}, "q": "end"}
+DEFAULT_CHOSEN: Final = 20  # users that an action with several hosts chooses
+
+
+def actions_of(hosts: int) -> dict[str, Action]:
+    """The actions of the demo; with several hosts, those on hosts and on Redis.
+
+    A host or Redis that such an action has killed is started by the same action.
+    """
+    if hosts == 1:
+        return ACTIONS
+    return {
+        "silence": Action(
+            key="s", what="silence", number=DEFAULT_CHOSEN, least=1, most=10_000
+        ),
+        "hop": Action(key="h", what="hop", number=DEFAULT_CHOSEN, least=1, most=10_000),
+        "host": Action(
+            key=f"1-{hosts}", what="kill/start host", number=1, least=1, most=hosts
+        ),
+        "redis": Action(key="r", what="kill/start Redis"),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +65,9 @@ class Step:
     number: float
 
 
-def parsed_script(script: str, *, seconds: float) -> list[Step]:
+def parsed_script(
+    script: str, *, seconds: float, actions: Mapping[str, Action] = ACTIONS
+) -> list[Step]:
     """The steps of *script*, ordered by time.
 
     Raises:
@@ -51,13 +75,13 @@ def parsed_script(script: str, *, seconds: float) -> list[Step]:
     """
     if not script.strip():
         return []
-    steps = [_step(text.strip(), seconds) for text in script.split(",")]
+    steps = [_step(text.strip(), seconds, actions) for text in script.split(",")]
     if len(steps) > MOST_STEPS:
         raise ScriptError(f"--script has {len(steps)} steps; use {MOST_STEPS} or fewer")
     return sorted(steps, key=lambda step: step.at_s)
 
 
-def _step(text: str, seconds: float) -> Step:
+def _step(text: str, seconds: float, actions: Mapping[str, Action]) -> Step:
     match text.split():
         case [at, name]:
             number = None
@@ -65,9 +89,9 @@ def _step(text: str, seconds: float) -> Step:
             pass
         case _:
             raise _error(text, "is not a step; write SECONDS ACTION, as in 5 silence")
-    action = ACTIONS.get(name)
+    action = actions.get(name)
     if action is None:
-        *some, last = ACTIONS
+        *some, last = actions
         raise _error(text, f"has an unknown action; use {', '.join(some)} or {last}")
     at_s = _float(at)
     if at_s is None or not at_s >= 0:  # written so that NaN is refused

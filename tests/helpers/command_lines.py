@@ -39,7 +39,11 @@ def checked(
     given = bound.arguments
     assert file is not None or not given.get("config"), f"{command}: which file?"
     if "script" in given:
-        script.parsed_script(given["script"], seconds=given.get("seconds", 40))
+        script.parsed_script(
+            given["script"],
+            seconds=given.get("seconds", 40),
+            actions=script.actions_of(given.get("hosts", 1)),
+        )
     return load(
         _settings(bound),
         file=file,

@@ -22,6 +22,7 @@ from liveness.demo import gateway as gateway_module
 from liveness.demo import processes
 from liveness.demo.plans import Behaviour
 from liveness.demo.script import ACTIONS
+from tests.helpers.needs import needs
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar, eventually
 from tests.system.tty import GIVEN_BACK, TAKEN, Tty
@@ -245,6 +246,52 @@ def test_all_actions_under_the_load_of_the_defaults_end_with_no_fault() -> None:
     script = "5 silence, 12 gateway, 16 stop 3, 22 restart, 26 kill, 27 gateway"
     shown = ended(demo("--script", script))
     assert (shown.code, shown.err) == (0, ""), shown.out
+
+
+# --- with several hosts -------------------------------------------------------------------
+
+HOSTS_OPTIONS = ("--hosts", 3, "--users", 30, "--timeout", 3, "--seconds")
+
+
+@needs("redis-server")
+def test_nobody_is_offline_that_is_on_another_host_whatever_is_killed() -> None:
+    script = "3 host 2, 4 hop 5, 5 silence 3, 7 redis, 8 redis, 10 host 2"
+    shown = ended(demo(*HOSTS_OPTIONS, 15, "--script", script))
+    assert (shown.code, shown.err) == (0, ""), shown.out
+    assert f"{NO_FAULT}\nfaults anywhere: missed 0, false 0\n" in shown.out
+    assert "done: host 2, hop 1, silence 1, redis 2\n" in shown.out
+    assert re.search(r"^hops: [1-9]", shown.out, re.M)
+    assert re.search(r"^host-2 killed with \d+ users:$", shown.out, re.M)
+    assert re.search(r"^[\d:.]{12}  moved    user-\d\d  host-\d  gw-", shown.out, re.M)
+    lines = [line for line in shown.out.splitlines() if "liveness watch" not in line]
+    assert all(len(line) <= 80 for line in lines), shown.out
+    for line in (
+        "host: kill -9 to sidecar and gateway of host-2",
+        "redis: kill -9 to Redis",
+        "redis: Redis is up again, and empty",
+        "host: host-2 is up again, after ",
+    ):
+        assert f" s   {line}" in shown.out
+
+
+@needs("redis-server")
+def test_on_a_terminal_keys_kill_hosts_and_redis_and_start_them_again() -> None:
+    with Tty("-m", "liveness", "demo", *HOSTS_OPTIONS, END_S) as tty:
+        tty.until(r"host-1 up   host-2 up   host-3 up   Redis up   \d+ hops")
+        for key, said in (
+            ("2", "host-2 down"),
+            ("r", "Redis down"),
+            ("h", "active users go to another host"),
+            ("r", "Redis is up again, and empty"),
+            ("2", "host-2 is up again"),
+            ("s", r"silence: \d+ active users stop writing"),
+        ):
+            tty.type(key)
+            tty.until(said)
+        tty.type("xq")
+        tty.until("done: host 2, redis 2, hop 1, silence 1")
+        tty.until("ended 0")
+        assert tty.is_as_it_was
 
 
 # --- ends ---------------------------------------------------------------------------------
