@@ -82,12 +82,9 @@ def connected() -> Iterator[Connection]:
     with TemporaryDirectory(prefix="redis-") as folder:
         path = Path(folder, "s")
         words = [program, "--port", "0", "--unixsocket", str(path), "--dir", folder]
-        words += [
-            "--save",
-            "",
-            "--logfile",
-            str(Path(folder, "log")),
-        ]
+        words += ["--save", "", "--logfile", str(Path(folder, "log"))]
+        # Otherwise their order is drawn by the server, and a seed is not played again.
+        words += ["--hash-max-listpack-value", "100000"]
         with subprocess.Popen(words, stdin=subprocess.DEVNULL) as process:
             try:
                 connection = _connect(path)
