@@ -157,7 +157,9 @@ class World:
             for record in entry_of(partition, entry_id, pairs(fields)).records:
                 ended = record.lost or record.place
                 host = hosts.get(ended.host)
-                if record.kind != ONLINE and host and host.state is HostState.ASSERTING:
+                if ended.reason not in ("host_lost", "resync") or record.kind == ONLINE:
+                    continue  # the reap ended no newest session: not its entry
+                if host and host.state is HostState.ASSERTING:
                     self.faults_found.append(f"a flap of {record}")
 
     # --- state ----------------------------------------------------------------
