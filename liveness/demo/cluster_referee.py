@@ -248,9 +248,15 @@ class ClusterReferee:
             self._counted.add(("missed", user))  # that it is offline is the same fault
 
     def _may_be_unknown(self, since: float, decided: float) -> bool:
-        """Whether a session began shortly before or while Redis was away."""
-        began = self._redis_away[0] - PUBLISH_S
-        return began <= since and decided < self.calm_since
+        """Whether Redis may not have been told of a session that began at *since*.
+
+        A Redis that starts empty is told by one host after the other, within a lease. A
+        session that began while it was away, or shortly before, may take longer.
+        """
+        away_at, up_at = self._redis_away
+        if decided < up_at + self._lease_s:
+            return True
+        return away_at - PUBLISH_S <= since and decided < self.calm_since
 
     def _note_lost(self, user: Uid, place: Place | None, at: float) -> None:
         for lost in self.lost:

@@ -89,7 +89,8 @@ def hosts_summary(demo: ClusterRun) -> Iterator[str]:
     for lost in referee.lost:
         yield from lost_lines(lost)
     if referee.not_judged:
-        yield f"offlines not judged: {referee.not_judged}, of users that had just come"
+        count = referee.not_judged
+        yield f"offlines not judged: {count} (the user or Redis had just come)"
     if demo.counts:
         yield from at_the_end(demo.counts)
     yield "faults: " + counted(local_faults(demo), FAULTS)
