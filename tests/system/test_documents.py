@@ -257,7 +257,8 @@ async def test_the_tests_of_the_manual_pass(number: int) -> None:
 @needs("redis-server")
 @needs("redis-cli", "redis-server")
 def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(tmp_path: Path) -> None:
-    server, began_ms = RedisServer(tmp_path), datetime.now(UTC).timestamp() * 1000 // 1
+    server = RedisServer(tmp_path, "--notify-keyspace-events", "Ex")
+    began_ms = datetime.now(UTC).timestamp() * 1000 // 1
     server.start()
     cli = ["redis-cli", "-s", str(server.socket)]
     program = strict_python(example("docs/shadow-mode.md", "redis-cli psubscribe"))
@@ -273,13 +274,17 @@ def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(tmp_path: Path) ->
             ) as lines,
         ):
             assert lines.stdout is not None
-            until = time.perf_counter() + PATIENCE_S
-            while not select.select([lines.stdout], [], [], 0.1)[0]:  # once it listens
-                assert time.perf_counter() < until
-                for key in ("other:bob", "online:ada"):
-                    subprocess.run([*cli, "set", key, "gw-1", "px", "20"], check=True)
-            line = lines.stdout.readline()
-            told.terminate()
+            try:
+                until = time.perf_counter() + PATIENCE_S
+                while not select.select([lines.stdout], [], [], 0.1)[0]:  # it listens
+                    assert time.perf_counter() < until
+                    for key in ("other:bob", "online:ada"):
+                        subprocess.run(
+                            [*cli, "set", key, "gw-1", "px", "20"], check=True
+                        )
+                line = lines.stdout.readline()
+            finally:
+                told.terminate()  # and with it the other one
             lines.stdout.read()
     finally:
         server.stop()
