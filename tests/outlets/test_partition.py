@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from liveness.cluster.format import field_of, sessions_of
-from liveness.outlets.cluster.changes import Call, Change, Piece, Tally
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
 from liveness.outlets.cluster.partition import Mode, Partition
+from liveness.outlets.cluster.session_changes import Call, Change, Piece, Tally
 from liveness.outlets.cluster.suspects import Suspects
 
 WALL_MS = 1_700_000_000_000

@@ -23,12 +23,13 @@ from typing import IO, Any, Final
 import pytest
 import trio
 
-from liveness.bench.redis import RedisServer
+from liveness.bench import redis as bench_redis
 from liveness.compare.offline_lines import offline_in
 from tests.helpers.needs import needs
 from tests.helpers.pages import MANUAL, blocks, example, shell_lines
 from tests.helpers.peer import listening, timer
 from tests.helpers.processes import NO_SETTINGS
+from tests.helpers.redis_servers import RedisServer
 from tests.helpers.tree import ROOT
 from tests.system.client import Client
 
@@ -143,8 +144,9 @@ def strict_python(program: str) -> str:
     return f"python -W error -c {shlex.quote(program)}"
 
 
-def command(name: str) -> str:
-    (found,) = (line for line in SHOWN if line.split()[1] == name)
+def command(begin: str) -> str:
+    """The one line that begins so, behind `liveness`."""
+    (found,) = (line for line in SHOWN if line.startswith(f"liveness {begin}"))
     return found
 
 
@@ -153,7 +155,7 @@ def test_every_python_example_is_run_below() -> None:
     assert {page: count for page, count in has.items() if count} == {
         "README.md": 1,
         "docs/any-language.md": 1,
-        "docs/gateway.md": 4,
+        "docs/gateway.md": 5,
         "docs/getting-started.md": 1,
         "docs/shadow-mode.md": 1,
         "docs/testing.md": len(TESTS),
@@ -227,7 +229,7 @@ async def test_the_timers_of_the_manual_are_asked_for_and_done(
 def test_the_reader_of_the_manual_asks_and_is_told_who_goes(
     environ: dict[str, str],
 ) -> None:
-    program = strict_python(example("docs/gateway.md", "liveness.watch("))
+    program = strict_python(example("docs/gateway.md", "liveness.watch(name="))
     with (
         started("liveness serve --timeout 1", environ) as sidecar,
         started(program, environ | {"PYTHONUNBUFFERED": "1"}) as reader,
@@ -238,6 +240,27 @@ def test_the_reader_of_the_manual_asks_and_is_told_who_goes(
             gateway.hello("gw-1")
             gateway.send("login", "eve")
             reader.shows("eve is offline")
+
+
+def test_the_reader_of_all_hosts_asks_and_is_told_who_comes(
+    environ: dict[str, str], redis: RedisServer
+) -> None:
+    program = example("docs/gateway.md", "liveness.watch(cluster=")
+    program = program.replace("redis.internal:6379", redis.address)
+    environ |= {"LIVENESS_CLUSTER_URL": redis.url, "LIVENESS_CLUSTER_HOST": "a"}
+    with started(command("serve"), environ) as sidecar:
+        sidecar.line_with('"following"')
+        python = strict_python(program)
+        with started(python, environ | {"PYTHONUNBUFFERED": "1"}) as reader:
+            reader.shows("online: set()")
+            with Client(Path(environ["LIVENESS_SOCKET_PATH"])) as gateway:
+                gateway.hello("gw-1")
+                gateway.send("login", ["ada", 7])
+                reader.shows("online .*'uid': 'ada'")
+        watch = run(command("watch --cluster"), environ)
+        assert re.search("online +(ada|int:7) +gw-1 on a", watch)
+        assert re.search("^a +live +2 ", run(command("cluster status"), environ), re.M)
+        assert len(run(command("cluster where"), environ).splitlines()) == 2
 
 
 TESTS: Final = blocks("docs/testing.md", "python")
@@ -257,7 +280,7 @@ async def test_the_tests_of_the_manual_pass(number: int) -> None:
 @needs("redis-server")
 @needs("redis-cli", "redis-server")
 def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, "--notify-keyspace-events", "Ex")
+    server = bench_redis.RedisServer(tmp_path, "--notify-keyspace-events", "Ex")
     began_ms = datetime.now(UTC).timestamp() * 1000 // 1
     server.start()
     cli = ["redis-cli", "-s", str(server.socket)]
@@ -349,7 +372,7 @@ def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> 
     with started(command("serve"), environ) as sidecar:
         sidecar.line_with('"ready"')
         assert re.search(r"^ready +yes$", run(command("status"), environ), re.M)
-        with started(command("watch"), environ) as watch:
+        with started(command("watch --count"), environ) as watch:
             with linked(environ, "gw-1") as gateway:
                 sidecar.line_with('"watcher"')
                 gateway.send("login", "ada")

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from liveness.cluster.format import field_of, partition_of
 from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
-from liveness.outlets.cluster.changes import Change
 from liveness.outlets.cluster.host_state import HostIdentity
 from liveness.outlets.cluster.partition import LIMITS, Limits, Mode, Partition
+from liveness.outlets.cluster.session_changes import Change
 
 
 class ClusterHost:

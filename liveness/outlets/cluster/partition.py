@@ -17,14 +17,14 @@ from itertools import islice
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from liveness.outlets.cluster.changes import (
+from liveness.outlets.cluster.host_state import HostIdentity
+from liveness.outlets.cluster.session_changes import (
     Call,
     Change,
     Piece,
     Tally,
     packed_changes,
 )
-from liveness.outlets.cluster.host_state import HostIdentity
 from liveness.outlets.cluster.suspects import Suspects
 
 # Changes in one call: 1.5 ms of Redis' time. A list of all sessions comes in such pieces.

@@ -7,8 +7,8 @@ import msgpack
 import trio
 
 from liveness.core.records import OnlineRow
-from liveness.outlets.cluster.changes import Change, Piece, Tally
 from liveness.outlets.cluster.partition import CALL_CHANGES
+from liveness.outlets.cluster.session_changes import Change, Piece, Tally
 from liveness.service.links.spools import Spool, Spools
 from liveness.service.storage.log_store import LogStore
 

@@ -8,10 +8,10 @@ from typing import Final
 from liveness.cluster.format import configuration_of
 from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, ONLINE, OnlineRow, Record, Uid
-from liveness.outlets.cluster.changes import Change, Piece, Tally
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
 from liveness.outlets.cluster.partition import Limits, Partition
+from liveness.outlets.cluster.session_changes import Change, Piece, Tally
 from tests.simulation.cluster.world import PARTITIONS, TIMEOUT_S, Flight, World
 
 LEASE_S: Final = 30.0

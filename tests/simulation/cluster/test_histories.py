@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from liveness.outlets.cluster.partition import Call
+from liveness.outlets.cluster.session_changes import Call
 from tests.simulation.cluster.history import PROFILES, History, faults_of
 from tests.simulation.cluster.machine import LEASE_S
 from tests.simulation.cluster.redis import Connection

@@ -19,7 +19,7 @@ from liveness.cluster.format import (
 )
 from liveness.cluster.functions import Functions, functions
 from liveness.core.records import ONLINE
-from liveness.outlets.cluster.changes import Call
+from liveness.outlets.cluster.session_changes import Call
 from tests.simulation.cluster.redis import Connection, RedisError
 
 PARTITIONS: Final = 2
