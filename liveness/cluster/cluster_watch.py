@@ -130,7 +130,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
     async def __aexit__(self, *error: Any) -> None:
         self._close()
         self._redis = None
-        await self._stack.__aexit__(*error)
+        await self._stack.__aexit__(*error)  # noqa: ASYNC102 - ends its own tasks only
 
     async def aclose(self) -> None:
         """End the iteration. The connections end with `async with`."""

@@ -130,7 +130,7 @@ class Hopper:
                         break
                 if self._must_be_silent or trio.current_time() >= moment:
                     self._end(self._current)
-                    return
+                    break
                 self._must_hop = False
                 await self._hop(nursery)
 
