@@ -73,8 +73,8 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
     If a wait is cancelled, no event is lost. While Redis is away, it waits.
 
     Args:
-        settings: Where Redis is, and the lease of the hosts (`lease_s`), for which a list
-            waits after Redis was emptied. The partitions are those that the hosts made.
+        settings: Where Redis is. The partitions, and the lease, for which a list waits
+            after Redis was emptied, are those of the hosts.
         position: As `position` of an earlier watch had it; "oldest": everything that is
             kept; None: what is new from now on.
         kinds: The records to deliver: "online", "offline", "moved". None named: all.
@@ -254,17 +254,23 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         if start is not None:
             start += UNLISTED if self._lists else ""
             self._positions = self._positions or dict.fromkeys(numbers, start)
+        self._terms = terms
         chains = [
-            self._chain(number, self._positions.get(number), lists=self._lists)
+            self._chain(terms, number, self._positions.get(number), lists=self._lists)
             for number in numbers
         ]
         self._turns = Turns(chains, troubles=self._troubles, take=self._take)
-        self._terms = terms
 
+    @staticmethod
     def _chain(
-        self, number: int, position: str | None, *, lists: bool, waits: bool = True
+        terms: ClusterTerms,
+        number: int,
+        position: str | None,
+        *,
+        lists: bool,
+        waits: bool = True,
     ) -> Chain:
-        lease_s = self._settings.lease_s
+        lease_s = terms.lease_s
         return Chain(
             number, position=position, lists=lists, lease_s=lease_s, waits=waits
         )
@@ -365,7 +371,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     async def _listed(self, number: int, redis: Redis) -> tuple[Listed, str]:
         """List a partition."""
-        chain = self._chain(number, None, lists=True, waits=False)
+        chain = self._chain(await self._begun(), number, None, lists=True, waits=False)
         while True:
             answer = await answer_to(redis, number, chain.request)
             for event, position in chain.answer(answer, anyio.current_time()):

@@ -8,6 +8,7 @@
 --              c          the newest incarnation
 --              conf       the configuration, which all hosts must share, and when it began
 --              l          when the hosts were last looked at
+--              lease      that of the host that began last
 --              h<host>    a host, as `load` reads it
 --              i<inc>     of which host and log an incarnation is: host, line feed, log
 --   KEYS[2]  users, a hash: user -> its sessions, the newest first. A session is
@@ -303,7 +304,7 @@ local function begin(keys, args)
        and host.last <= tonumber(args[5]) then
       host.epoch, host.nonce = epoch, tonumber(args[3])
       beat(host, now)
-      call('HSET', meta, 'h' .. name, dump(host))
+      call('HSET', meta, 'lease', args[7], 'h' .. name, dump(host))
       return {'keep', host.last, host.inc, tonumber(got[1]), now}
     end
   else
@@ -312,7 +313,7 @@ local function begin(keys, args)
   host.epoch, host.nonce, host.log = epoch, tonumber(args[3]), args[4]
   host.inc, host.state, host.last, host.g, host.s = tonumber(got[4]) + 1, ASSERTING, 0, 0, 0
   beat(host, now)
-  call('HSET', meta, 'c', host.inc, 'i' .. host.inc, name .. '\n' .. host.log,
+  call('HSET', meta, 'c', host.inc, 'lease', args[7], 'i' .. host.inc, name .. '\n' .. host.log,
        'h' .. name, dump(host))
   return {'reset', 0, host.inc, tonumber(got[1]), now}
 end

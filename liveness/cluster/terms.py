@@ -12,6 +12,7 @@ class ClusterTerms(NamedTuple):
 
     partitions: int
     separator: str  # of a user and its device; empty: there are no devices
+    lease_s: float  # after which a silent host is lost
 
 
 async def read_terms(redis: Redis) -> ClusterTerms | None:
@@ -22,7 +23,7 @@ async def read_terms(redis: Redis) -> ClusterTerms | None:
         LivenessError: It is of another version of liveness.
         ValueError: It is not of liveness.
     """
-    (configuration,) = await redis.meta(0, "conf")
+    configuration, lease_us = await redis.meta(0, "conf", "lease")
     if configuration is None:
         return None
     schema, partitions, separator, _ = configuration.decode().split(" ")
@@ -33,7 +34,9 @@ async def read_terms(redis: Redis) -> ClusterTerms | None:
         )
     is_none = separator == "-"
     return ClusterTerms(
-        int(partitions), "" if is_none else bytes.fromhex(separator).decode()
+        int(partitions),
+        "" if is_none else bytes.fromhex(separator).decode(),
+        int(lease_us or b"?") / 1e6,
     )
 
 
