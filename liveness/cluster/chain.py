@@ -18,7 +18,7 @@ A `Chain` says what to read (`request`) and takes the answer. Its reads may be r
 """
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -73,7 +73,10 @@ class ReadMeta(NamedTuple):
 
 
 class ReadUsers(NamedTuple):
-    """Read some users (HSCAN); the answer is the next cursor and a mapping."""
+    """Read some users (HSCAN), and `v` and `t` at that moment.
+
+    The answer is the next cursor, a mapping of the users, and a list of both.
+    """
 
     cursor: int
     limit: int
@@ -100,11 +103,18 @@ class _List:
         self.end: str | None = None  # the version at which it is true
         self.is_settled = False
         self.is_doubtful = False
+        self.unproven: set[str] = set()  # names of versions at which users were read
         self._hosts = _hosts_of(meta)
         self._unknown: dict[Uid, StoredSession] = {}
 
-    def add(self, users: Fields) -> None:
-        """Add users as they are stored."""
+    def add(self, users: Fields, *, known: Container[str], name: str) -> None:
+        """Add users as they are stored at the version of a name.
+
+        If the reader does not come by that version, a failover has lost it, and with it
+        maybe what these users are here.
+        """
+        if name not in known:
+            self.unproven.add(name)
         for field, value in users.items():
             user, session = user_of_field(field), next(sessions_of(value), None)
             if session is None:
@@ -123,7 +133,7 @@ class _List:
             host = hosts.get(session.incarnation, "")
             self.places[user] = _place(user, host, session)
         self._unknown.clear()
-        self.end, self.is_settled = _name_in(meta), is_settled
+        self.end, self.is_settled = _name_of(meta.get(b"v"), meta.get(b"t")), is_settled
 
     def apply(self, record: ClusterRecord) -> None:
         """Apply a record that came after the first user was read."""
@@ -230,8 +240,7 @@ class Chain:
             yield from self._follow()
 
     def _newest(self) -> Generator[Request, Any, str]:
-        version, token = yield ReadNewest()
-        return "" if version is None else version_name(version, token or b"")
+        return _name_of(*(yield ReadNewest()))
 
     def _entries(
         self, after: int, limit: int = PAGE
@@ -260,6 +269,7 @@ class Chain:
         before = self._position(self.name)
         self._names.append(entry.name)
         if self._list is not None:
+            self._list.unproven.discard(entry.name)
             for record in entry.records:
                 self._list.apply(record)
         # An entry is finished with its last record.
@@ -325,8 +335,8 @@ class Chain:
         listing = self._list = _List(meta)
         cursor = 0
         while True:
-            cursor, users = yield ReadUsers(cursor, SCAN_USERS)
-            listing.add(users)
+            cursor, users, newest = yield ReadUsers(cursor, SCAN_USERS)
+            listing.add(users, known=self._names, name=_name_of(*newest))
             if cursor == 0:
                 break
         meta = yield ReadMeta()
@@ -342,7 +352,8 @@ class Chain:
             return
         self._list = None
         # Otherwise that version is of another chain: list again.
-        if listing.end == self.name and not listing.is_doubtful:
+        is_doubtful = listing.is_doubtful or listing.unproven
+        if listing.end == self.name and not is_doubtful:
             self._needs_list = False
             places = list(listing.places.values())
             self._emit(Listed(self.partition, self.version, places, listing.is_settled))
@@ -366,8 +377,8 @@ class Chain:
         )
 
 
-def _name_in(meta: Fields) -> str:
-    return version_name(meta[b"v"], meta[b"t"]) if meta else ""
+def _name_of(version: bytes | None, token: bytes | None) -> str:
+    return "" if version is None else version_name(version, token or b"")
 
 
 def _hosts_of(meta: Fields) -> Mapping[int, str]:

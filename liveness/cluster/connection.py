@@ -149,11 +149,16 @@ class Redis:
 
     async def scan(
         self, partition: int, cursor: int, count: int
-    ) -> tuple[int, dict[bytes, bytes]]:
-        """About *count* users and their sessions, and the next cursor: 0 at the end."""
-        key = self._keys_of(partition).users
-        found = await self._send(partition, b"HSCAN", key, cursor, "COUNT", count)
-        return int(found[0]), _pairs(found[1])
+    ) -> tuple[int, dict[bytes, bytes], list[bytes | None]]:
+        """About *count* users and their sessions; and `v` and `t` at that moment.
+
+        The next cursor comes first: 0 at the end.
+        """
+        keys = self._keys_of(partition)
+        words = (keys.users, cursor, "COUNT", count)
+        newest = (b"HMGET", keys.meta.encode(), b"v", b"t")
+        found, version = await self._send(partition, b"HSCAN", *words, then=newest)
+        return int(found[0]), _pairs(found[1]), version
 
     async def users(self, partition: int) -> int:
         """How many users are online in a partition."""
@@ -204,9 +209,11 @@ class Redis:
 
     # --- sending ------------------------------------------------------------------
 
-    async def _send(self, partition: int, command: bytes, *words: Word) -> Any:
+    async def _send(
+        self, partition: int, command: bytes, *words: Word, then: Sequence[bytes] = ()
+    ) -> Any:
         try:
-            answer = await self._route(partition, command, words)
+            answer = await self._route(partition, command, words, then)
         except CallError as failure:
             self.error = failure
             raise
@@ -214,22 +221,26 @@ class Redis:
         return answer
 
     async def _route(
-        self, partition: int, command: bytes, words: Sequence[Word]
+        self,
+        partition: int,
+        command: bytes,
+        words: Sequence[Word],
+        then: Sequence[bytes],
     ) -> Any:
         if self._only:
             try:
-                return await self._try(self._server(self._only), command, words)
+                return await self._try(self._server(self._only), command, words, then)
             except Redirected as redirection:
                 raise CallError("moving", f"{redirection}; {_IS_CLUSTER}") from None
         address = await self._slots.master_of(partition, self._timeout_s)
         try:
-            answer = await self._try(self._server(address), command, words)
+            answer = await self._try(self._server(address), command, words, then)
         except Redirected as redirection:
             address = redirection.address
             if not redirection.is_ask:
                 self._slots.move(partition, address)
             server, asking = self._server(address), redirection.is_ask
-            return await self._try(server, command, words, asking=asking)
+            return await self._try(server, command, words, then, asking=asking)
         except CallError as failure:
             if failure.kind in _MAY_HAVE_MOVED:
                 self._slots.doubt(address)
@@ -242,15 +253,16 @@ class Redis:
         server: RedisNode,
         command: bytes,
         words: Sequence[Word],
+        then: Sequence[bytes],
         asking: bool = False,
     ) -> Any:
         try:
-            return await server.send(command, *words, asking=asking)
+            return await server.send(command, *words, asking=asking, then=then)
         except CallError as failure:
             if "Function not found" not in str(failure):
                 raise
         await self._load(server)
-        return await server.send(command, *words, asking=asking)
+        return await server.send(command, *words, asking=asking, then=then)
 
     async def _load(self, server: RedisNode) -> None:
         try:

@@ -9,6 +9,7 @@ import logging
 import os
 import ssl
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
@@ -141,13 +142,21 @@ class RedisNode:
         if self._connection is not None:
             self._connection.invalidate()
 
-    async def send(self, command: bytes, *words: Word, asking: bool = False) -> Any:
+    async def send(
+        self,
+        command: bytes,
+        *words: Word,
+        asking: bool = False,
+        then: Sequence[bytes] = (),
+    ) -> Any:
         """Send a command; return its answer.
 
         Args:
             command: Its name, of one or two words.
             words: Its arguments.
             asking: Say before that another node of the Cluster sent us here.
+            then: A second command, sent together with it, so that both run on the same
+                server and next to each other; both answers are returned.
 
         Raises:
             CallError: There was no answer within the timeout, or it is an error.
@@ -156,7 +165,11 @@ class RedisNode:
         try:
             if asking:
                 connection.create_request(b"ASKING")
-            return await connection.create_request(command, *words)
+            request = connection.create_request(command, *words)
+            if not then:
+                return await request
+            second = connection.create_request(*then)
+            return [await request, await second]
         except Exception as error:
             failure = self._failure(error)
             if failure.kind in ("timeout", "readonly"):

@@ -77,7 +77,9 @@ class Stored:
             case ReadUsers(cursor):  # a user a step
                 users = sorted(self.users.items())
                 at = cursor + 1 if cursor + 1 < len(users) else 0
-                return at, dict(users[cursor : cursor + 1])
+                meta = self.meta()
+                newest = [meta.get(b"v"), meta.get(b"t")]
+                return at, dict(users[cursor : cursor + 1]), newest
             case ReadEntries(after, limit):
                 later = [entry for entry in self.entries if entry[0] > after]
                 return [(b"%d-0" % at, fields) for at, fields in later[:limit]]
@@ -363,6 +365,25 @@ def test_a_list_is_made_again_if_a_read_failed_meanwhile(stored: Stored) -> None
 
     assert read(reader, stored, between=between) == [(100, {"ada"})]
     assert lists == 2
+
+
+def test_a_list_that_saw_what_a_failover_lost_is_made_again(stored: Stored) -> None:
+    """The reader had not come by that version, so that its chain is whole."""
+    stored.change(100, "+ada", "+bob")
+    reader = chain(lists=True, position=stored.name + "!")
+    replica = stored.copy()
+
+    def between(request: object) -> None:
+        if isinstance(request, ReadMeta) and not reads:
+            stored.change(200, "-ada", "+eve")  # lost, once users were read
+        if isinstance(request, ReadUsers) and not reads:
+            reads.append(request)
+        elif len(reads) == 1:
+            reads.append(request)
+            stored.__dict__.update(replica.copy().__dict__)
+
+    reads: list[object] = []
+    assert read(reader, stored, between=between) == [(101, {"ada", "bob"})]
 
 
 # --- damage ---------------------------------------------------------------------------

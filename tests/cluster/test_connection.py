@@ -94,8 +94,8 @@ async def test_a_reader_finds_what_a_host_wrote(redis: RedisServer) -> None:
         assert await conn.meta(3, "v", "nothing") == [b"%d" % version, None]
         everything = await conn.everything(3)
         assert host_of(everything[b"hA"]).sessions == 1
-        cursor, users = await conn.scan(3, 0, 10)
-        assert cursor == 0
+        cursor, users, newest = await conn.scan(3, 0, 10)
+        assert (cursor, newest) == (0, await conn.meta(3, "v", "t"))
         assert [s.session for s in sessions_of(users[ADA])] == [5]
         entries = await conn.entries(3, 0, 10)
         assert [r.version for r in entry_of(3, *entries[0]).records] == [version]

@@ -63,8 +63,10 @@ class Watcher:
                 return self._world.meta(self.partition)
             case _:
                 words = (request.cursor, "COUNT", SCAN_USERS)
-                cursor, users = redis("HSCAN", keys.users, *words)
-                return int(cursor), pairs(users)
+                (cursor, users), newest = redis.many(
+                    ("HSCAN", keys.users, *words), ("HMGET", keys.meta, "v", "t")
+                )
+                return int(cursor), pairs(users), newest
 
     def _take(self, event: ClusterEvent) -> None:
         match event:
