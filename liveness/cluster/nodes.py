@@ -292,10 +292,10 @@ def check_start(settings: ClusterSettings) -> None:
 def _credentials(
     settings: ClusterSettings,
 ) -> tuple[str | None, ssl.SSLContext | None]:
-    return read_password(settings), tls_context(settings)
+    return read_credential(settings), tls_context(settings)
 
 
-def read_password(settings: ClusterSettings) -> str | None:
+def read_credential(settings: ClusterSettings) -> str | None:
     """The password as its file has it now; None without a file.
 
     Raises:

@@ -80,7 +80,7 @@ class RedisServer(Program):
         """Whether it answers."""
         try:
             return bool(self("PING") == b"PONG")
-        except (FileNotFoundError, ConnectionError):
+        except (FileNotFoundError, ConnectionError, RedisRefusal):  # it loads its data
             return False
 
     def __call__(self, *words: str | int | bytes) -> Any:

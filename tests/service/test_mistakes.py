@@ -624,7 +624,7 @@ EXCUSED: Final = {
     "service/storage/read_only_access.py:file_state": "who may not read it: tests/system/test_explain.py",
     "service/storage/read_only_access.py:read_unchanged": "takes starts amid reads: tests/service/storage/test_log_reader.py",
     "cluster/nodes.py:check_start": "takes a missing package: tests/cluster/test_connection.py",
-    "cluster/nodes.py:read_password": "of [cluster]: tests/cluster/test_connection.py",
+    "cluster/nodes.py:read_credential": "of [cluster]: tests/cluster/test_connection.py",
     "cluster/nodes.py:_refused": "of [cluster]: tests/cluster/test_connection.py",
     "cluster/nodes.py:tls_context": "of [cluster]: tests/cluster/test_connection.py",
     "console/cluster_lines.py:cluster_errors": "what Redis said: tests/cli/test_cluster_command.py",
