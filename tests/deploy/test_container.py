@@ -84,7 +84,10 @@ def test_the_image_has_what_the_sidecar_needs_and_no_more(image: Stage) -> None:
     found = distributions(path=[str(site)])
     there: dict[str, Distribution] = {canonicalize_name(it.name): it for it in found}
     wanted = there["liveness"].requires or []
-    assert there.keys() == {"liveness"} | required(wanted, "sidecar", there.__getitem__)
+    needed = [
+        required(wanted, extra, there.__getitem__) for extra in ("sidecar", "cluster")
+    ]
+    assert there.keys() == {"liveness"}.union(*needed)
     assert list(site.glob("liveness/core/_*.so"))
     assert not list(image.root.glob("src"))
     left = [*image.folder.glob("local/lib/python3.*/site-packages/*")]
