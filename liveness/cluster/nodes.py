@@ -61,6 +61,9 @@ KINDS: Final[dict[str, Kind]] = {
     "BusyLoadingError": "loading",
     "BUSY": "loading",
 }
+# Where a server that does not know a command goes on to repeat its arguments: HELLO has the
+# password.
+_REPEATED: Final = ", with args beginning with"
 # What a function says if the ACL refuses a command that it calls: Redis 7.0, and later.
 _REFUSED_INSIDE: Final = ("The user executing the script", "ACL failure in script")
 
@@ -230,7 +233,7 @@ class RedisNode:
 
     def _failure(self, error: Exception) -> CallError:
         name, origin = type(error).__name__, _origin(error)
-        text = str(origin) or type(origin).__name__
+        text = str(origin).partition(_REPEATED)[0] or type(origin).__name__
         kind = KINDS.get(name) or KINDS.get(text.partition(" ")[0])
         if kind is None:  # what opening the stream raises is no error of Redis'
             is_ours = isinstance(error, OSError | BrokenResourceError | EndOfStream)

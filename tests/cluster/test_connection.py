@@ -314,6 +314,20 @@ async def test_the_password_is_read_for_each_connection(
         assert (await begin(conn))[0] == b"epoch"
 
 
+async def test_a_server_that_does_not_know_a_command_does_not_repeat_the_password(
+    tmp_path: Path,
+) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("hunter2")
+    secret.chmod(0o600)
+    with redis_server("--rename-command", "HELLO", "HI") as redis:
+        settings = redis.settings(user="ada", password_file=secret)
+        async with redis_of(settings) as conn:
+            failure = await failure_of(begin(conn))
+    assert "unknown command 'HELLO'" in str(failure)
+    assert "hunter2" not in str(failure)
+
+
 async def test_a_server_that_asks_for_a_password(redis: RedisServer) -> None:
     redis("CONFIG", "SET", "requirepass", "hunter2")
     async with redis_of(redis.settings()) as conn:
