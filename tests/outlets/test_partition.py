@@ -138,6 +138,35 @@ def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
     assert name_of(part.next_call(1.2)) == "begin"
 
 
+def test_lists_that_redis_refuses_are_made_less_and_less_often(
+    part: Partition, identity: HostIdentity
+) -> None:
+    part.lose_records()
+    now = 1.0
+    while now < 61.0:
+        assert name_of(part.next_call(now)) == "begin"
+        part.answered([b"reset", 0, 2, REDIS_US, REDIS_US], now, WALL_MS)
+        part.give_piece(Piece([change(3)], 20))
+        assert name_of(part.next_call(now)) == "assert"
+        part.failed(now)  # out of memory
+        now = part.next_at()
+    assert part.lists < 30
+
+
+def test_counts_that_differ_again_and_again_lead_to_few_lists(part: Partition) -> None:
+    part.tally = Tally(10, sessions=2, total=7)
+    now = 1.0
+    while (now := max(now, part.next_at())) < 61.0:
+        name = name_of(part.next_call(now))
+        if name == "begin":
+            part.answered([b"reset", 0, 2, REDIS_US, REDIS_US], now, WALL_MS)
+            part.give_piece(Piece([change(3)], 20, Tally(20, sessions=1, total=3)))
+        else:
+            answer = [b"later"] if name == "look" else taken(2, 8)
+            assert part.answered(answer, now, WALL_MS) in {"ok", "later"}
+    assert 3 < part.lists < 30
+
+
 def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
     identity: HostIdentity,
 ) -> None:

@@ -119,6 +119,7 @@ class Partition:
         self._cursor: bytes | int = 0
         self._failures = 0  # calls without an answer, since the last one with
         self._refusals = 0  # the same of calls with changes
+        self._lists_in_vain = 0  # since an audit found all well
 
     # --- records --------------------------------------------------------------
 
@@ -317,7 +318,7 @@ class Partition:
         if under_way.function == "begin":
             self._host.busy.discard(self.number)
         elif under_way.function == "assert":
-            self._restart(may_keep=False)  # in doubt, from the beginning
+            self._begin_anew(now)  # in doubt
         elif under_way.changes:
             self._refusals += 1
             self._due.changes = self._due.retry + self._pause(self._refusals)
@@ -452,7 +453,9 @@ class Partition:
         due.look = max(due.look, now + self._host.look_s - look_age / 1e6)
         if under_way.audit is not None and under_way.audit != (sessions, total):
             self._host.counts.audit_mismatches += 1
-            self._restart(may_keep=False)
+            self._begin_anew(now)
+        elif under_way.audit is not None:
+            self._lists_in_vain = 0
 
     def _go_to(self, seq: int, now: float) -> None:
         """Go on behind *seq*, up to which Redis has everything."""
@@ -494,6 +497,12 @@ class Partition:
         if word == "epoch" and answer[1] > self._host.epoch:
             self._host.replaced()
         self._restart(may_keep=word != "gap")
+
+    def _begin_anew(self, now: float) -> None:
+        """List all sessions, after a pause: to scan them again and again costs the disk."""
+        self._restart(may_keep=False)
+        self._lists_in_vain += 1
+        self._due.retry = now + self._pause(self._lists_in_vain)
 
     def _restart(self, *, may_keep: bool) -> None:
         self.mode = Mode.BEGINNING
