@@ -1,5 +1,6 @@
 """What a partition calls next, and what it makes of the answers."""
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
@@ -10,7 +11,7 @@ import pytest
 from liveness.cluster.format import field_of, sessions_of
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
-from liveness.outlets.cluster.partition import Mode, Partition
+from liveness.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.outlets.cluster.session_changes import Call, Change, Piece, Tally
 from liveness.outlets.cluster.suspects import Suspects
 
@@ -138,6 +139,44 @@ def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
     assert name_of(part.next_call(1.2)) == "begin"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [b"keep", 10, 1],  # the version is not there
+        [b"epoch", 5],  # it is below ours
+        [b"config"],
+        None,
+        b"OK",
+        {},
+    ],
+)
+def test_an_answer_of_another_form_is_asked_for_again_less_and_less_often(
+    identity: HostIdentity, answer: Any
+) -> None:
+    part, asked, now = Partition(0, identity), 0, 0.0
+    while now < 60.0:
+        assert name_of(part.next_call(now)) == "begin"
+        assert part.answered(answer, now, WALL_MS) == MALFORMED
+        assert (identity.busy, part.answered_at) == (set(), -math.inf)
+        asked, now = asked + 1, part.next_at()
+    assert asked < 30
+
+
+def test_a_configuration_that_is_no_text_is_refused(identity: HostIdentity) -> None:
+    part = Partition(0, identity)
+    part.next_call(0.0)
+    assert part.answered([b"config", b"\xff 2"], 0.0, WALL_MS) == "config"
+    assert identity.why_refused == "\ufffd 2"
+
+
+def test_a_version_that_is_not_there_leads_to_a_list(part: Partition) -> None:
+    part.next_call(5.0)
+    part.answered([b"later"], 5.0, WALL_MS)
+    assert name_of(part.next_call(5.1)) == "beat"
+    assert part.answered([b"ok"], 5.1, WALL_MS) == MALFORMED
+    assert part.mode is Mode.BEGINNING
+
+
 def test_lists_that_redis_refuses_are_made_less_and_less_often(
     part: Partition, identity: HostIdentity
 ) -> None:
@@ -165,6 +204,15 @@ def test_counts_that_differ_again_and_again_lead_to_few_lists(part: Partition) -
             answer = [b"later"] if name == "look" else taken(2, 8)
             assert part.answered(answer, now, WALL_MS) in {"ok", "later"}
     assert 3 < part.lists < 30
+
+
+def test_a_list_that_cannot_be_read_is_made_again(part: Partition) -> None:
+    part.lose_records()
+    part.next_call(1.0)
+    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US], 1.0, WALL_MS)
+    part.lose_list(1.0)
+    assert part.next_call(1.0) is None  # not at once
+    assert name_of(part.next_call(1.2)) == "begin"
 
 
 def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(

@@ -21,6 +21,7 @@ import anyio
 import trio
 from anyio.abc import SocketAttribute
 
+from liveness.config.cluster import ClusterSettings
 from liveness.config.settings import (
     Config,
     GuardSettings,
@@ -47,6 +48,7 @@ OFF: Final = GuardSettings()
 PLAIN: Final = HttpSettings()
 USUAL: Final = TimerSettings()
 UIDS: Final = PresenceSettings()
+ALONE: Final = ClusterSettings()
 # Virtual seconds: far beyond any delay of the product's.
 LONG_S: Final = 600.0
 # An idle sidecar may look up ten times a second, and at its ticks, and no more.
@@ -188,6 +190,7 @@ async def running(
     http: HttpSettings = PLAIN,
     timers: TimerSettings = USUAL,
     presence: PresenceSettings = UIDS,
+    cluster: ClusterSettings = ALONE,
     listen: Callable[[Path], AbstractContextManager[socket.socket]] = listening,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
@@ -200,6 +203,7 @@ async def running(
         http=http,
         timers=timers,
         presence=presence,
+        cluster=cluster,
         limits=LimitSettings(**limits),
     )
     with (

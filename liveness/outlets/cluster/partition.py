@@ -35,6 +35,8 @@ MOST_QUEUED: Final = 2_000
 REAP_USERS: Final = 500
 # The first pause after a call that failed; it doubles up to a sixth of the lease.
 FIRST_RETRY_S: Final = 0.1
+# In place of its word, for an answer that no function gives: its data are damaged.
+MALFORMED: Final = "malformed"
 
 
 class Limits(NamedTuple):
@@ -180,6 +182,10 @@ class Partition:
     def give_piece(self, piece: Piece) -> None:
         """The next piece of all sessions, of which `wants_piece` asked."""
         self._piece = piece
+
+    def lose_list(self, now: float) -> None:
+        """The rest of the list cannot be read: list all sessions again."""
+        self._begin_anew(now)
 
     # --- calls ----------------------------------------------------------------
 
@@ -337,14 +343,30 @@ class Partition:
             now: Seconds of the caller's clock.
             wall_ms: Unix milliseconds of this host.
         Returns:
-            The word that the answer begins with.
+            The word that the answer begins with, or `MALFORMED`.
         """
         under_way, self._under_way = self._under_way, None
-        self._failures = 0
+        self._failures, answered_at = 0, self.answered_at
         self._touch(now)
-        word = _text(answer[0])
-        if under_way is None:
-            return word
+        try:
+            word = _text(answer[0])
+            if under_way is not None:
+                self._take(word, answer, under_way, now, wall_ms)
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
+            # Another program wrote to the keys. The sidecar must not end for that.
+            self.answered_at = answered_at
+            self._begin_anew(now)
+            return MALFORMED
+        return word
+
+    def _take(
+        self,
+        word: str,
+        answer: Sequence[Any],
+        under_way: _UnderWay,
+        now: float,
+        wall_ms: int,
+    ) -> None:
         match under_way.function:
             case "begin":
                 self._begun(word, answer, now, wall_ms)
@@ -364,7 +386,6 @@ class Partition:
             case _:
                 self._host.reap_took(now - under_way.began)
                 self._reaped(word, answer)
-        return word
 
     def _touch(self, now: float) -> None:
         """There is contact now; after a gap, what was observed before proves nothing."""
@@ -398,6 +419,8 @@ class Partition:
                 self.mode = Mode.ASSERTING
                 self.lists += 1
         elif word == "epoch":
+            if answer[1] < self._epoch:
+                raise ValueError("it refuses an epoch for a lower one")
             host.raise_epoch(answer[1])
             self._due.retry = now
         elif word == "replaced":
@@ -521,4 +544,4 @@ class Partition:
 
 
 def _text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode()
+    return value if isinstance(value, str) else value.decode(errors="replace")

@@ -31,7 +31,7 @@ from liveness.metrics import (
 )
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
-from liveness.outlets.cluster.partition import Mode, Partition
+from liveness.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.outlets.cluster.session_lists import SessionList, SessionLists
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
@@ -46,8 +46,9 @@ READ_RECORDS: Final = 500
 # With more changes than this, a call waits for a pass of the event loop of its own: to pack
 # them takes a millisecond.
 LARGE_CALL: Final = 50
-# The pause before a list that the disk refused is tried again.
+# The pause before a list that the disk refused is tried again, and a read of the log.
 LIST_RETRY_S: Final = 5.0
+READ_RETRY_S: Final = 1.0
 # How often the state is compared with what was logged, and the servers' policy is asked
 # for; more often while it is wrong.
 WATCH_S: Final = 1.0
@@ -104,6 +105,14 @@ def _log_fenced(host: bytes, partition: int) -> None:
         "a host was lost: its users go offline, unless they are on another one",
         lost=host.decode(errors="replace"),
         partition=partition,
+    )
+
+
+def _malformed(function: str, partition: int, answer: object) -> CallError:
+    return CallError(
+        "other",
+        f"Redis answered {answer!r:.80} to {function} in partition {partition}: another "
+        "program wrote to its keys; correct cluster.prefix, or delete them",
     )
 
 
@@ -308,7 +317,11 @@ class Publisher:
             else:
                 now, wall_ms = self._clock.mono(), self._clock.wall_ms()
                 word = part.answered(answer, now, wall_ms)
-                identity.counts.calls[call.function, word] += 1
+                if word == MALFORMED:
+                    identity.counts.errors["other"] += 1
+                    self._newest_error = _malformed(call.function, part.number, answer)
+                else:
+                    identity.counts.calls[call.function, word] += 1
             if part.mode is Mode.FOLLOWING:
                 self._followed_at[part.number] = self._clock.mono()
             self._wants_records.notify()
@@ -331,7 +344,13 @@ class Publisher:
                 await self._wants_records.wait()
                 continue
             self._position.seq = start
-            entries = await reader.take(READ_RECORDS, wall_ms=self._clock.wall_ms())
+            wall_ms = self._clock.wall_ms()
+            try:
+                entries = await reader.take(READ_RECORDS, wall_ms=wall_ms)
+            except (OSError, sqlite3.Error) as error:
+                self._log_disk("the log cannot be read for the other hosts", error)
+                await trio.sleep(READ_RETRY_S)
+                continue
             await self._turnstile.wait()
             now, records = self._clock.mono(), list[Logged]()
             for entry in entries:
@@ -365,8 +384,7 @@ class Publisher:
                     [*numbers], [part.number for part in counted]
                 )
             except (OSError, sqlite3.Error, SpoolFull, TooLarge) as error:
-                message = "the sessions of this host cannot be listed; trying again"
-                self._log_throttled(_log.error, message, key=message, error=str(error))
+                self._log_disk("the sessions of this host cannot be listed", error)
                 await trio.sleep(LIST_RETRY_S)
                 continue
             for number, made in lists.items():
@@ -382,10 +400,21 @@ class Publisher:
         number, made = self._list_of.get(part.number, (0, None))
         if made is None or number != part.lists:
             return
-        piece = await made.next_piece()
+        try:
+            piece = await made.next_piece()
+        except (OSError, TypeError, ValueError) as error:  # or it is not what we wrote
+            self._log_disk("a list of the sessions cannot be read", error)
+            self._drop_list(part.number)
+            part.lose_list(self._clock.mono())
+            self._notify_all()
+            return
         part.give_piece(piece)
         if piece.tally is not None:
             self._drop_list(part.number)
+
+    def _log_disk(self, what: str, error: Exception) -> None:
+        message = f"{what}; trying again"
+        self._log_throttled(_log.error, message, key=message, error=str(error))
 
     def _drop_list(self, number: int) -> None:
         _, made = self._list_of.pop(number, (0, None))

@@ -1,0 +1,118 @@
+"""What must not end the sidecar while it publishes to other hosts."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.config.cluster import ClusterSettings
+from liveness.outlets.cluster import publisher
+from liveness.outlets.cluster.publisher import Publisher
+from liveness.outlets.cluster.session_lists import SessionList
+from tests.service.rig import Rig, running
+
+
+class FakeRedis:
+    """Redis that takes what it is sent."""
+
+    error = None
+    is_connected = True
+
+    def __init__(self, _settings: ClusterSettings) -> None:
+        self.begun: list[Any] = [b"keep", 0, 1, 1, 1]
+        self.changes: list[Any] = []
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+    async def check_policy(self) -> str:
+        return "noeviction"
+
+    async def call(self, function: str, _partition: int, args: Sequence[Any]) -> Any:
+        await trio.sleep(0.001)
+        match function:
+            case "begin":
+                return self.begun
+            case "apply" | "assert":
+                self.changes += args[9 : 9 + args[8]]
+                return [b"ok", 1, 1, 1, 1, 1, 1, 1, 1]
+            case "beat":
+                return [b"ok", 1, 0, 0, 1, 1, 1, 1, 1]
+            case _:
+                return [b"later"]
+
+
+@pytest.fixture
+async def rig(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Rig]:
+    monkeypatch.setattr(publisher, "Redis", FakeRedis)
+    settings = ClusterSettings(url="redis://127.0.0.1", host="a", partitions=1)
+    async with running(tmp_path, cluster=settings) as rig:
+        yield rig
+
+
+@pytest.fixture
+def cluster(rig: Rig) -> Publisher:
+    assert rig.sidecar.cluster is not None
+    return rig.sidecar.cluster
+
+
+@pytest.fixture
+def redis(cluster: Publisher) -> FakeRedis:
+    assert isinstance(cluster.redis, FakeRedis)
+    return cluster.redis
+
+
+async def test_a_log_that_cannot_be_read_now_is_read_later(
+    rig: Rig, redis: FakeRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = 0
+
+    def fail(**_: Any) -> None:
+        nonlocal failures
+        failures += 1
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(rig.sidecar.feed, "reaches", lambda _: False)
+    with monkeypatch.context() as failing:
+        failing.setattr(rig.store, "read", fail)
+        await rig.gateway_of("ada")
+        await rig.until(lambda: failures > 2)
+    await rig.until(lambda: b"ada" in redis.changes)
+
+
+async def test_a_list_that_cannot_be_read_now_is_made_again(
+    rig: Rig, cluster: Publisher, redis: FakeRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: SessionList) -> None:
+        raise OSError("Input/output error")
+
+    await rig.gateway_of("ada")
+    redis.begun = [b"reset", 0, 2, 1, 1]
+    (part,) = cluster.host.partitions
+    with monkeypatch.context() as failing:
+        failing.setattr(SessionList, "next_piece", fail)
+        part.lose_records()
+        await rig.until(lambda: part.lists > 2)
+    redis.changes.clear()
+    await rig.until(lambda: b"ada" in redis.changes)
+
+
+@pytest.mark.parametrize("answer", [None, [b"keep", 0, 1], [b"config", b"\xff"]])
+async def test_an_answer_of_another_form_is_reported(
+    rig: Rig, cluster: Publisher, redis: FakeRedis, answer: Any
+) -> None:
+    redis.begun = answer
+    (part,) = cluster.host.partitions
+    part.lose_records()
+    await trio.sleep(60.0)
+    now = cluster.now()
+    assert (now.state, bool(now.detail)) in {("away", True), ("refused", True)}
+    redis.begun = [b"keep", 0, 1, 1, 1]
+    await rig.until(lambda: cluster.now().state == "following")
