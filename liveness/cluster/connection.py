@@ -190,9 +190,20 @@ class Redis:
         Of several that differ it is a wrong one, if any is; empty if the user may not see
         it.
         """
-        addresses = {self._only} if self._only else await self._masters()
-        policies = [await self._policy(self._server(address)) for address in addresses]
+        policies, failure = await self.policies()
+        if failure is not None:
+            raise failure
         return max(policies, key=lambda policy: bool(why_policy_is_wrong(policy)))
+
+    async def policies(self) -> tuple[list[str], CallError | None]:
+        """The policies of the masters that answer, and the failure of one that does not."""
+        policies, failure = list[str](), None
+        for address in [self._only] if self._only else sorted(await self._masters()):
+            try:
+                policies.append(await self._policy(self._server(address)))
+            except CallError as error:
+                failure = error
+        return policies, failure
 
     async def _masters(self) -> set[Address]:
         return await self._slots.masters(self._timeout_s)

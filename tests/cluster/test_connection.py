@@ -27,13 +27,14 @@ from liveness.cluster.format import (
     session_bytes,
     sessions_of,
 )
-from liveness.cluster.nodes import KINDS, MAX_PASSWORD_BYTES
+from liveness.cluster.nodes import KINDS, MAX_PASSWORD_BYTES, Address
 from liveness.config.cluster import ClusterSettings
 from liveness.errors import StartError
 from tests.helpers.redis_servers import (
     Certificates,
     RedisRefusal,
     RedisServer,
+    free_port,
     redis_replica,
     redis_server,
 )
@@ -432,6 +433,22 @@ async def test_the_policy_is_that_of_the_server(redis: RedisServer) -> None:
     redis("ACL", "SETUSER", "ada", "on", "nopass", "~*", "+@all", "-info")
     async with redis_of(redis.settings(user="ada")) as conn:
         assert await conn.check_policy() == ""
+
+
+async def test_a_master_that_is_away_hides_no_policy_of_the_others(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masters = {Address("127.0.0.1", port) for port in (redis.port, free_port())}
+
+    async def know(_: Redis) -> set[Address]:
+        return masters
+
+    monkeypatch.setattr(Redis, "_masters", know)
+    nodes = ",".join(map(str, masters))
+    async with redis_of(ClusterSettings(nodes=nodes)) as conn:
+        policies, failure = await conn.policies()
+        assert (policies, failure and failure.kind) == (["noeviction"], "connection")
+        await failure_of(conn.check_policy())
 
 
 @pytest.mark.parametrize("policy", ["noeviction", "volatile-lru", ""])

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from liveness.cluster.connection import CallError
 from liveness.config.cluster import ClusterSettings
 from liveness.outlets.cluster import publisher
 from liveness.outlets.cluster.publisher import Publisher
@@ -25,13 +26,15 @@ class FakeRedis:
     def __init__(self, _settings: ClusterSettings) -> None:
         self.begun: list[Any] = [b"keep", 0, 1, 1, 1]
         self.changes: list[Any] = []
+        self.policy = "noeviction"
+        self.failure: CallError | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         await trio.sleep_forever()
 
-    async def check_policy(self) -> str:
-        return "noeviction"
+    async def policies(self) -> tuple[list[str], CallError | None]:
+        return [self.policy], self.failure
 
     async def call(self, function: str, _partition: int, args: Sequence[Any]) -> Any:
         await trio.sleep(0.001)
@@ -116,3 +119,12 @@ async def test_an_answer_of_another_form_is_reported(
     assert (now.state, bool(now.detail)) in {("away", True), ("refused", True)}
     redis.begun = [b"keep", 0, 1, 1, 1]
     await rig.until(lambda: cluster.now().state == "following")
+
+
+async def test_it_publishes_while_a_part_of_redis_is_away_and_watches_that(
+    rig: Rig, cluster: Publisher, redis: FakeRedis
+) -> None:
+    redis.failure = CallError("connection", "one of them is away")
+    await rig.until(lambda: cluster.now().state == "following")
+    redis.policy, redis.failure = "allkeys-lru", None  # it is back
+    assert await rig.until(lambda: cluster.now().state == "refused") < 5

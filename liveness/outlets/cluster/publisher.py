@@ -424,17 +424,24 @@ class Publisher:
     # --- what an operator has to know -----------------------------------------
 
     async def _watch_policy(self) -> None:
-        """Publish only while the servers keep what they are told."""
+        """Publish only while the servers keep what they are told.
+
+        A part of a Cluster that is away does not hold up the others.
+        """
         while True:
             try:
-                policy = await self.redis.check_policy()
+                policies, failure = await self.redis.policies()
             except CallError as error:
-                self._newest_error = error
+                policies, failure = [], error
+            if policies:
+                wrong = filter(None, map(why_policy_is_wrong, policies))
+                self.why_paused = next(wrong, "")
+                self._notify_all()
+            if failure is not None:
+                self._newest_error = failure
                 await trio.sleep(WATCH_S)
-                continue
-            self.why_paused = why_policy_is_wrong(policy) or ""
-            self._notify_all()
-            await trio.sleep(WRONG_POLICY_S if self.why_paused else POLICY_S)
+            else:
+                await trio.sleep(WRONG_POLICY_S if self.why_paused else POLICY_S)
 
     async def _watch_state(self) -> None:
         """Log each change of the state once."""
