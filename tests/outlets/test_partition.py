@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from random import Random
 from typing import Any
 
 import pytest
 
-from liveness.cluster.format import field_of, sessions_of
+from liveness.cluster.format import field_of, partition_of, sessions_of
+from liveness.core.records import ONLINE, Record
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
 from liveness.outlets.cluster.partition import MALFORMED, Mode, Partition
@@ -227,6 +228,23 @@ def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
     host.partitions[1].failed(0.0)
     may_take = [part.next_call(1.0).args[8] for part in host.partitions]  # type: ignore[union-attr]  # they begin
     assert (identity.is_stopped, may_take) == (True, [0, 0])
+
+
+def test_a_partition_that_catches_up_holds_up_no_other(identity: HostIdentity) -> None:
+    host = ClusterHost(identity, partitions=2, separator="")
+    identity.newest = 100_000
+    for part, last in zip(host.partitions, (0, 99_999), strict=True):
+        part.next_call(0.0)
+        part.answered([b"keep", last, 1, REDIS_US, REDIS_US], 0.0, WALL_MS)
+    user = next(f"u{n}" for n in count() if partition_of(field_of(f"u{n}"), 2) == 1)
+    newest = Record(100_000, ONLINE, user, "g", 100_000, None, "login", WALL_MS)
+    starts = list[int]()
+    while (start := host.read_from()) is not None:
+        starts.append(start)
+        reached = min(start + 500, identity.newest)
+        host.distribute(start, [newest] if reached == newest.seq else [], reached, 0.0)
+        assert host.partitions[1].queued or len(starts) < 2
+    assert (len(starts), host.partitions[0].read_to) == (201, 100_000)
 
 
 def test_a_host_that_was_heard_since_is_watched_anew() -> None:

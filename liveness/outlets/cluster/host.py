@@ -1,8 +1,8 @@
 """A host in the cluster, without I/O: its partitions, and the log spread over them.
 
-One reader of the log serves all partitions. It reads from where the furthest behind of
-those stands that have room; a partition that waits for its part of Redis holds none of the
-others up, and its records are read again once it has room.
+One reader of the log serves all partitions. Of those that have room, it reads by turns for
+the furthest behind and the furthest ahead: so a partition that waits for its part of Redis
+holds none of the others up, neither then nor while it catches up.
 """
 
 from collections.abc import Iterable
@@ -36,14 +36,17 @@ class ClusterHost:
         self.identity = identity
         self.partitions = [Partition(n, identity, limits) for n in range(partitions)]
         self._separator = separator
+        self._is_turn_of_first = False
 
     # --- the log --------------------------------------------------------------
 
     def read_from(self) -> int | None:
         """The seq behind which to read the log next; None: no partition has room."""
         behind = [part.read_from for part in self.partitions if part.has_room]
-        start = min(behind, default=None)
-        return None if start == self.identity.newest else start
+        behind = [seq for seq in behind if seq < self.identity.newest]
+        self._is_turn_of_first = not self._is_turn_of_first
+        choose = max if self._is_turn_of_first else min
+        return choose(behind, default=None)
 
     def distribute(
         self, start: int, records: Iterable[Logged], reached: int, now: float
