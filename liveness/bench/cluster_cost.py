@@ -213,7 +213,7 @@ def _reaping(
 
 def _is_fenced(server: ClusterRedis) -> bool:
     hosts = server.host("lost")
-    return any(host is None or host.state is HostState.FENCED for host in hosts)
+    return any(host is None or host.state is HostState.LOST for host in hosts)
 
 
 # --- many hosts -------------------------------------------------------------------------

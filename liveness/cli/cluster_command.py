@@ -109,7 +109,9 @@ def as_map(picture: ClusterPicture) -> dict[str, Any]:
     return {
         "users": picture.users,
         "servers": [_server(found) for found in picture.servers],
-        "hosts": [row._asdict() | {"state": _state(row)} for row in picture.hosts],
+        "hosts": [
+            row._asdict() | {"state": row.state.name.lower()} for row in picture.hosts
+        ],
         "partitions": [row._asdict() for row in picture.partitions],
     }
 
@@ -122,10 +124,6 @@ def _server(found: dict[str, str]) -> dict[str, object]:
         "policy": found.get("maxmemory_policy"),
     }
     return {"address": found["address"], **names}
-
-
-def _state(row: HostRow) -> str:
-    return {"FENCED": "lost"}.get(row.state.name, row.state.name.lower())
 
 
 def as_text(picture: ClusterPicture) -> str:
@@ -146,7 +144,7 @@ def as_text(picture: ClusterPicture) -> str:
             [
                 [
                     escaped(row.host),
-                    _state(row),
+                    row.state.name.lower(),
                     str(row.sessions),
                     relative(-row.heard_ms / 1_000),
                     escaped(row.log),

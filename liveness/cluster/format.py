@@ -135,7 +135,7 @@ class HostState(IntEnum):
 
     LIVE = 1
     ASSERTING = 2  # it is listing its sessions anew
-    FENCED = 3  # it was lost; its sessions are being ended
+    LOST = 3  # its sessions are being ended
 
 
 class StoredHost(NamedTuple):

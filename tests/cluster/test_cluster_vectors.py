@@ -105,7 +105,7 @@ def test_the_bytes_of_sessions(case: dict[str, Any]) -> None:
 def test_the_bytes_of_a_host(case: dict[str, Any]) -> None:
     value, host = bytes.fromhex(case["hex"]), case["host"]
     read = struct.unpack(">dIBdIIIdI", value[:45])
-    states = {1: "live", 2: "asserting", 3: "fenced"}
+    states = {1: "live", 2: "asserting", 3: "lost"}
     assert [*read[:2], states[read[2]], *read[3:], value[45:].decode()] == [
         *host.values()
     ]
