@@ -8,6 +8,7 @@ them.
 import sqlite3
 from collections import Counter
 from enum import Enum
+from functools import partial
 from math import inf
 from random import SystemRandom
 from typing import Final
@@ -85,7 +86,7 @@ def make_publisher(
         nonce=random.getrandbits(31),
         epoch=clock.wall_ms(),
         random=random,
-        on_fenced=_log_fenced,
+        on_fenced=partial(_log_fenced, LogThrottle(REPEAT_LOG_S, clock=clock.mono)),
     )
     partitions, redis = settings.partitions, Redis(settings)
     return Publisher(
@@ -100,9 +101,12 @@ def make_publisher(
     )
 
 
-def _log_fenced(host: bytes, partition: int) -> None:
-    _log.warning(
+def _log_fenced(throttled: LogThrottle, host: bytes, partition: int) -> None:
+    """Log a lost host once, though each of its partitions finds it lost."""
+    throttled(
+        _log.warning,
         "a host was lost: its users go offline, unless they are on another one",
+        key=host,
         lost=host.decode(errors="replace"),
         partition=partition,
     )
