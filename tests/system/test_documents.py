@@ -155,6 +155,7 @@ def test_every_python_example_is_run_below() -> None:
     assert {page: count for page, count in has.items() if count} == {
         "README.md": 1,
         "docs/any-language.md": 1,
+        "docs/cluster.md": 2,
         "docs/gateway.md": 5,
         "docs/getting-started.md": 1,
         "docs/shadow-mode.md": 1,
@@ -261,6 +262,22 @@ def test_the_reader_of_all_hosts_asks_and_is_told_who_comes(
         assert re.search("online +(ada|int:7) +gw-1 on a", watch)
         assert re.search("^a +live +2 ", run(command("cluster status"), environ), re.M)
         assert len(run(command("cluster where"), environ).splitlines()) == 2
+
+
+def test_the_gateway_and_the_router_of_the_page_about_many_hosts(
+    environ: dict[str, str], redis: RedisServer
+) -> None:
+    environ |= {"LIVENESS_CLUSTER_URL": redis.url, "LIVENESS_CLUSTER_HOST": "a"}
+    users = strict_python(example("docs/cluster.md", "sidecar.login"))
+    router = strict_python(example("docs/cluster.md", "watch.anywhere"))
+    with (
+        started(command("serve"), environ) as sidecar,
+        started(f"{users} ada", environ),
+    ):
+        sidecar.line_with('"gw-1"')
+        watch = run(command("watch --cluster"), environ)
+        assert re.search("online +ada +gw-1 on a", watch)
+        assert run(router, environ) == "ada is on a through gw-1\n"
 
 
 TESTS: Final = blocks("docs/testing.md", "python")
