@@ -9,7 +9,7 @@ import logging
 import os
 import ssl
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
@@ -79,6 +79,14 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
+# What an operator does about a failure, by its kind.
+_REMEDIES: Final[Mapping[Kind, str]] = {
+    "auth": "correct cluster.user and cluster.password_file",
+    "permission": "give cluster.user that right",
+    "connection": "is the address right, and does Redis run there?",
+}
+
+
 class CallError(Exception):
     """A call had no answer, or Redis refused it.
 
@@ -88,6 +96,12 @@ class CallError(Exception):
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+    @property
+    def advice(self) -> str:
+        """The text, and what an operator does about it."""
+        remedy = _REMEDIES.get(self.kind, "see Redis' log")
+        return f"{self}; {remedy}"
 
 
 class Redirected(CallError):

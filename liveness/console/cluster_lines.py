@@ -14,13 +14,6 @@ from liveness.core.records import GAP
 from liveness.errors import ReportError
 from liveness.text import escaped, local_time, uid_text
 
-# What an operator does about a failure, by its kind.
-_REMEDIES = {
-    "auth": "correct cluster.user and cluster.password_file",
-    "permission": "give cluster.user that right",
-    "connection": "is the address right, and does Redis run there?",
-}
-
 
 def configured_cluster() -> ClusterSettings:
     """The settings of the cluster, as `serve` would use them.
@@ -46,8 +39,7 @@ def cluster_errors() -> Iterator[None]:
     except ReportError as mistake:
         raise CommandError(f"--from: {mistake}") from None
     except CallError as error:
-        remedy = _REMEDIES.get(error.kind, "see Redis' log")
-        raise CommandError(f"{error}; {remedy}") from None
+        raise CommandError(error.advice) from None
 
 
 def event_line(event: ClusterEvent, *, paint: Paint = plain) -> str:

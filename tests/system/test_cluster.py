@@ -181,9 +181,12 @@ def test_while_redis_is_away_the_host_goes_on_and_then_catches_up(
         eventually(lambda: state.hosts_of("ada") == ["a"])
         sidecar.line("following", host="a")
         own.kill()
-        sidecar.line(
+        away = sidecar.line(
             "away: other hosts see nothing of this one until it answers; the users and "
             "gateways of this host go on"
+        )
+        assert away["error"].endswith(
+            "; is the address right, and does Redis run there?"
         )
         gateway.send("login", ["bob"])
         gateway.sync()

@@ -260,7 +260,8 @@ class Publisher:
             case ClusterState.REFUSED:
                 return self.why_paused
             case ClusterState.AWAY:
-                return str(self.redis.error or self._newest_error or "no answer")
+                error = self.redis.error or self._newest_error
+                return error.advice if error else "no answer"
             case _:
                 return ""
 
