@@ -165,7 +165,7 @@ class ClusterSettings:
 
     max_questions: int = fixed(
         64,
-        "most where questions to the cluster under way; beyond it, answers lack the "
+        "most questions about all hosts that wait for Redis; beyond it, answers lack the "
         "sessions on other hosts",
         "questions",
     )
