@@ -1,5 +1,6 @@
 """What befalls the Redis of several hosts, and what is so afterwards."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -9,9 +10,11 @@ from typing import Final
 
 import pytest
 
-from liveness.cluster.format import field_of, keys_of, partition_of
+import liveness
+from liveness.cluster.events import Listed
+from liveness.cluster.format import ClusterRecord, field_of, keys_of, partition_of
 from liveness.config.cluster import ClusterSettings
-from liveness.core.records import Uid
+from liveness.core.records import OFFLINE, Uid
 from tests.helpers.cluster_state import PARTITIONS, ClusterState
 from tests.helpers.needs import require
 from tests.helpers.processes import ran, succeeded
@@ -127,8 +130,33 @@ def go_on(hosts: list[Traffic]) -> None:
         traffic.go_on()
 
 
+@contextmanager
+def following(settings: ClusterSettings) -> Iterator[Users]:
+    """A reader of all hosts in a thread: who is online, by its lists and records."""
+    online: dict[int, set[Uid]] = {}
+
+    def read(watch: liveness.SyncClusterWatch) -> None:
+        for event in watch:
+            if isinstance(event, Listed):
+                online[event.partition] = {place.user for place in event.places}
+            elif isinstance(event, ClusterRecord):
+                users = online.setdefault(event.partition, set())
+                change = users.discard if event.kind == OFFLINE else users.add
+                change(event.user)
+
+    with liveness.watch_sync(cluster=settings, lists=True) as watch:
+        thread = threading.Thread(target=read, args=[watch])
+        thread.start()
+        yield lambda: set[Uid]().union(*[*online.values()])
+    thread.join()
+
+
 def test_a_failover_that_lost_writes_is_made_good(start: Start) -> None:
-    with two_hosts_on_a_cluster(start) as (redis, hosts, users):
+    with (
+        two_hosts_on_a_cluster(start) as (redis, hosts, users),
+        following(redis.settings()) as followed,
+    ):
+        eventually(is_true(hosts, followed), within_s=SETTLED_S)
         master = redis.master_of(keys_of("lv", 0).meta)
         replica = redis.replica_of(master)
         master.lose_what_follows(replica)
@@ -140,10 +168,12 @@ def test_a_failover_that_lost_writes_is_made_good(start: Start) -> None:
         }
         state = ClusterState(master)
         eventually(lambda: {*state.users_in(0)} == wanted)
+        eventually(is_true(hosts, followed))
         master.kill()
         replica.resume()
         go_on(hosts)
         eventually(is_true(hosts, users), within_s=SETTLED_S)
+        eventually(is_true(hosts, followed), within_s=SETTLED_S)
 
 
 def test_a_slot_with_100000_users_moves_under_traffic(start: Start) -> None:
@@ -159,11 +189,17 @@ def test_a_slot_with_100000_users_moves_under_traffic(start: Start) -> None:
 
 
 def test_masters_that_were_emptied_are_filled_again(start: Start) -> None:
-    with two_hosts_on_a_cluster(start) as (redis, hosts, users):
+    with (
+        two_hosts_on_a_cluster(start) as (redis, hosts, users),
+        following(redis.settings()) as followed,
+    ):
+        eventually(is_true(hosts, followed), within_s=SETTLED_S)
         for master in redis.masters:
             master("FLUSHALL")
             master("FUNCTION", "FLUSH")
         eventually(is_true(hosts, users), within_s=SETTLED_S)
+        go_on(hosts)
+        eventually(is_true(hosts, followed), within_s=SETTLED_S)
 
 
 # libfaketime does not work with Redis' allocator.
