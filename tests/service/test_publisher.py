@@ -12,7 +12,9 @@ from trio.testing import MockClock
 from liveness.cluster.connection import CallError
 from liveness.config.cluster import ClusterSettings
 from liveness.outlets.cluster import publisher
+from liveness.outlets.cluster.partition import Partition
 from liveness.outlets.cluster.publisher import Publisher
+from liveness.outlets.cluster.session_changes import Call
 from liveness.outlets.cluster.session_lists import SessionList
 from tests.service.rig import Rig, running
 
@@ -52,10 +54,16 @@ class FakeRedis:
 
 @pytest.fixture
 async def rig(
-    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    jumping: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Rig]:
+    """A host of one partition; `pytest.mark.rig(partitions=...)`: of so many."""
     monkeypatch.setattr(publisher, "Redis", FakeRedis)
-    settings = ClusterSettings(url="redis://127.0.0.1", host="a", partitions=1)
+    marker = request.node.get_closest_marker("rig")
+    partitions = marker.kwargs["partitions"] if marker else 1
+    settings = ClusterSettings(url="redis://127.0.0.1", host="a", partitions=partitions)
     async with running(tmp_path, cluster=settings) as rig:
         yield rig
 
@@ -128,3 +136,20 @@ async def test_it_publishes_while_a_part_of_redis_is_away_and_watches_that(
     await rig.until(lambda: cluster.now().state == "following")
     redis.policy, redis.failure = "allkeys-lru", None  # it is back
     assert await rig.until(lambda: cluster.now().state == "refused") < 5
+
+
+@pytest.mark.rig(partitions=1_000)
+async def test_many_partitions_begin_without_waking_each_other(
+    rig: Rig, cluster: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    next_call = Partition.next_call
+
+    def count(part: Partition, now: float) -> Call | None:
+        nonlocal asked
+        asked += 1
+        return next_call(part, now)
+
+    monkeypatch.setattr(Partition, "next_call", count)
+    await rig.until(lambda: cluster.host.is_following)
+    assert asked < 50_000  # and not half a million

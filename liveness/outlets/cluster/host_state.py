@@ -89,7 +89,12 @@ class HostIdentity:
     @property
     def may_begin(self) -> bool:
         """Whether another partition may begin now."""
-        return len(self.busy) < self._begin_at_once
+        return self.turns_left > 0
+
+    @property
+    def turns_left(self) -> int:
+        """How many other partitions may begin now."""
+        return self._begin_at_once - len(self.busy)
 
     def next_epoch(self) -> int:
         """An epoch above all before."""

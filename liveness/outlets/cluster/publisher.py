@@ -9,6 +9,7 @@ import sqlite3
 from collections import Counter
 from enum import Enum
 from functools import partial
+from itertools import islice
 from math import inf
 from random import SystemRandom
 from typing import Final
@@ -172,6 +173,7 @@ class Publisher:
         self._followed_at = [self._began_at] * len(host.partitions)
         self._wants_records, self._wants_list = Notifier(), Notifier()
         self._wakes = [Notifier() for _ in host.partitions]
+        self._waiting: dict[int, None] = {}  # partitions that begin when others have
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._newest_error: CallError | None = None
         self._shown = (ClusterState.BEGINNING, clock.wall_ms())  # and since when
@@ -308,10 +310,15 @@ class Publisher:
             now = self._clock.mono()
             call = None if self.why_paused else part.next_call(now)
             if call is None:
+                if part.mode is Mode.BEGINNING and not identity.may_begin:
+                    self._waiting[part.number] = None
+                else:
+                    self._let_others_begin()
                 wait_s = inf if self.why_paused else part.next_at() - now
                 with trio.move_on_after(max(0.0, wait_s)):
                     await wake.wait()
                 continue
+            self._waiting.pop(part.number, None)
             before = part.mode
             try:
                 answer = await self.redis.call(call.function, part.number, call.args)
@@ -321,23 +328,35 @@ class Publisher:
                 self._newest_error = error
             else:
                 now, wall_ms = self._clock.mono(), self._clock.wall_ms()
+                was_stopped = identity.is_stopped
                 word = part.answered(answer, now, wall_ms)
                 if word == MALFORMED:
                     identity.counts.errors["other"] += 1
                     self._newest_error = _malformed(call.function, part.number, answer)
                 else:
                     identity.counts.calls[call.function, word] += 1
+                if identity.is_stopped and not was_stopped:
+                    self._notify_all()
             if part.mode is Mode.FOLLOWING:
                 self._followed_at[part.number] = self._clock.mono()
             self._wants_records.notify()
             if part.mode is not before or call.function == "begin":
-                self._notify_all()
+                self._wants_list.notify()
+                self._let_others_begin()
 
     def _notify_all(self) -> None:
-        """Another partition may begin now, or must stop; a list may be wanted."""
-        self._wants_list.notify()
+        """All partitions may go on now, or must stop."""
         for wake in self._wakes:
             wake.notify()
+
+    def _let_others_begin(self) -> None:
+        """Wake as many of the partitions that wait for that as may begin now.
+
+        Not all: of a thousand, all but a few would find that they have to wait on.
+        """
+        for number in [*islice(self._waiting, max(0, self.host.identity.turns_left))]:
+            del self._waiting[number]
+            self._wakes[number].notify()
 
     async def _read_log(self) -> None:
         """Give the partitions the records of the log that they have room for."""
@@ -411,7 +430,6 @@ class Publisher:
             self._log_disk("a list of the sessions cannot be read", error)
             self._drop_list(part.number)
             part.lose_list(self._clock.mono())
-            self._notify_all()
             return
         part.give_piece(piece)
         if piece.tally is not None:
