@@ -50,9 +50,6 @@ SCAN_USERS: Final = 1_000
 # Names that are kept, to find the last version that both know after a failover: some 5 s of
 # the busiest partition, while replicas are behind by much less.
 MOST_NAMES: Final = 256
-# If Redis has none of them, or a reader has only its position: how far back from there the
-# stream is taken to be another one. The versions are times, and grow over a failover.
-BACK_US: Final = 60_000_000
 # At the end of a position: who is online has to be listed yet.
 UNLISTED: Final = "!"
 
@@ -283,12 +280,12 @@ class Chain:
     # --- what Redis lost, or no longer keeps ------------------------------------------
 
     def _rejoin(self) -> _Steps:
-        """Go on from the last version that both know, or else from some time before."""
+        """Go on from the last version that both know, or else from the oldest entry."""
         common = yield from self._last_common()
         if common is None:
             newest = yield from self._newest()  # first: what follows it is then not lost
-            later = yield from self._entries(max(self.version - BACK_US, 0), 1)
-            common = later[0].before if later else newest
+            oldest = yield from self._entries(0, 1)
+            common = oldest[0].before if oldest else newest
         if common == self.name:
             self.is_caught_up = True  # it is not: but so there is a pause
             return
