@@ -24,7 +24,7 @@ SCHEMA: Final = 1
 # A session of a user: incarnation, session, since, and the lengths of gateway and device.
 _SESSION: Final = struct.Struct(">I6s6sBB")
 # What a host is to a partition; the id of its log follows.
-_HOST: Final = struct.Struct(">dIBdIIIdI")
+_HOST: Final = struct.Struct(">dIBdIIIdd")
 _KINDS: Final = {1: ONLINE, 2: OFFLINE, 3: MOVED}
 _INTEGER: Final = b"\x01"  # in front of an integer user, in decimal
 
@@ -149,7 +149,7 @@ class StoredHost(NamedTuple):
     current: int  # those of `incarnation`
     total: int  # the sum of their numbers, modulo 2^32
     beat: int  # when it was last heard: microseconds of Redis' clock
-    nonce: int  # of its process
+    nonce: int  # of its process; a later start has a larger one
     log: str
 
 

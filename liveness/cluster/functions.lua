@@ -28,8 +28,8 @@ local function bind()  -- not there yet while a library is loaded
 end
 
 local LIVE, ASSERTING, FENCED = 1, 2, 3
--- epoch inc state last n beat nonce log; n: all its sessions; g: those of inc; s: their sum
-local HOST = '>dI4BdI4I4I4dI4'
+-- epoch inc state last n beat nonce log; a nonce grows with the start of a process; n: all its sessions; g: those of inc; s: their sum
+local HOST = '>dI4BdI4I4I4dd'
 local ONLINE, OFFLINE, MOVED = '\146\1', '\146\2', '\147\3'  -- msgpack: the head of a record
 local HEAD = 18  -- bytes of a session in front of its gateway
 local FIELDS = 4000  -- the most arguments of one command: Lua's stack is bounded
@@ -283,7 +283,7 @@ end
 -- keep: go on behind `last`. reset: assert all sessions. replaced: another process has this
 -- name and lives.
 local function begin(keys, args)
-  local meta, name, epoch = keys[1], args[1], tonumber(args[2])
+  local meta, name, epoch, nonce = keys[1], args[1], tonumber(args[2]), tonumber(args[3])
   local got = call('HMGET', meta, 'v', 'h' .. name, 'conf', 'c')
   local now, conf = now_us(), args[6] .. ' '
   if not got[3] then
@@ -296,26 +296,28 @@ local function begin(keys, args)
   local host = got[2] and load(got[2])
   if host then
     local lives = host.state ~= FENCED and math.abs(now - host.beat) < tonumber(args[7])
-    if lives and host.nonce ~= tonumber(args[3]) and args[9] ~= '1' then
+    if lives and host.nonce > nonce and args[9] ~= '1' then  -- that one began later
       return {'replaced', host.epoch}
     end
     if host.epoch >= epoch then return {'epoch', host.epoch} end
+    -- Whoever takes over counts as the later one, also if its clock is behind.
+    if host.nonce ~= nonce then nonce = math.max(nonce, host.nonce + 1) end
     if args[8] == '1' and host.state == LIVE and host.log == args[4]
        and host.last <= tonumber(args[5]) then
-      host.epoch, host.nonce = epoch, tonumber(args[3])
+      host.epoch, host.nonce = epoch, nonce
       beat(host, now)
       call('HSET', meta, 'lease', args[7], 'h' .. name, dump(host))
-      return {'keep', host.last, host.inc, tonumber(got[1]), now}
+      return {'keep', host.last, host.inc, tonumber(got[1]), now, nonce}
     end
   else
     host = {n = 0, beat = 0}
   end
-  host.epoch, host.nonce, host.log = epoch, tonumber(args[3]), args[4]
+  host.epoch, host.nonce, host.log = epoch, nonce, args[4]
   host.inc, host.state, host.last, host.g, host.s = tonumber(got[4]) + 1, ASSERTING, 0, 0, 0
   beat(host, now)
   call('HSET', meta, 'c', host.inc, 'lease', args[7], 'i' .. host.inc, name .. '\n' .. host.log,
        'h' .. name, dump(host))
-  return {'reset', 0, host.inc, tonumber(got[1]), now}
+  return {'reset', 0, host.inc, tonumber(got[1]), now, nonce}
 end
 
 -- args: host epoch nonce inc k last seen token n, users…, values…, bodies…

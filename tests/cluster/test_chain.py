@@ -58,7 +58,7 @@ class Stored:
         if not self.is_begun:
             return {}
         version, token = self.name.split(".")
-        host = pack(">dIBdIIIdI", 1, 1, 1, 0, 0, 0, 0, self.beat_us, 3) + b"log"
+        host = pack(">dIBdIIIdd", 1, 1, 1, 0, 0, 0, 0, self.beat_us, 3) + b"log"
         return {
             b"v": version.encode(),
             b"t": token.encode(),

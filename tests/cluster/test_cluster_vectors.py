@@ -104,9 +104,9 @@ def test_the_bytes_of_sessions(case: dict[str, Any]) -> None:
 @of("host")
 def test_the_bytes_of_a_host(case: dict[str, Any]) -> None:
     value, host = bytes.fromhex(case["hex"]), case["host"]
-    read = struct.unpack(">dIBdIIIdI", value[:45])
+    read = struct.unpack(">dIBdIIIdd", value[:49])
     states = {1: "live", 2: "asserting", 3: "lost"}
-    assert [*read[:2], states[read[2]], *read[3:], value[45:].decode()] == [
+    assert [*read[:2], states[read[2]], *read[3:], value[49:].decode()] == [
         *host.values()
     ]
     found = host_of(value)

@@ -31,7 +31,7 @@ def test_steps_of_all_partitions_are_apart_by_how_long_they_take(
     host = ClusterHost(identity, partitions=16, separator="")
     for part in host.partitions:
         part.next_call(0.0)
-        part.answered([b"keep", 0, 1, 1, 0], 0.0, 0)
+        part.answered([b"keep", 0, 1, 1, 0, 1], 0.0, 0)
     began = list[float]()
     while len(began) < STEPS:
         part = min(host.partitions, key=lambda part: part.next_at())

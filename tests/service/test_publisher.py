@@ -26,16 +26,18 @@ class FakeRedis:
     is_connected = True
 
     def __init__(self, _settings: ClusterSettings) -> None:
-        self.begun: list[Any] = [b"keep", 0, 1, 1, 1]
+        self.begun: list[Any] = [b"keep", 0, 1, 1, 1, 1]
         self.changes: list[Any] = []
         self.policy = "noeviction"
         self.failure: CallError | None = None
+        self.failures = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         await trio.sleep_forever()
 
     async def policies(self) -> tuple[list[str], CallError | None]:
+        self.failures += self.failure is not None
         return [self.policy], self.failure
 
     async def call(self, function: str, _partition: int, args: Sequence[Any]) -> Any:
@@ -105,7 +107,7 @@ async def test_a_list_that_cannot_be_read_now_is_made_again(
         raise OSError("Input/output error")
 
     await rig.gateway_of("ada")
-    redis.begun = [b"reset", 0, 2, 1, 1]
+    redis.begun = [b"reset", 0, 2, 1, 1, 1]
     (part,) = cluster.host.partitions
     with monkeypatch.context() as failing:
         failing.setattr(SessionList, "next_piece", fail)
@@ -125,7 +127,7 @@ async def test_an_answer_of_another_form_is_reported(
     await trio.sleep(60.0)
     now = cluster.now()
     assert (now.state, bool(now.detail)) in {("away", True), ("refused", True)}
-    redis.begun = [b"keep", 0, 1, 1, 1]
+    redis.begun = [b"keep", 0, 1, 1, 1, 1]
     await rig.until(lambda: cluster.now().state == "following")
 
 
@@ -133,6 +135,7 @@ async def test_it_publishes_while_a_part_of_redis_is_away_and_watches_that(
     rig: Rig, cluster: Publisher, redis: FakeRedis
 ) -> None:
     redis.failure = CallError("connection", "one of them is away")
+    await rig.until(lambda: redis.failures > 0)
     await rig.until(lambda: cluster.now().state == "following")
     redis.policy, redis.failure = "allkeys-lru", None  # it is back
     assert await rig.until(lambda: cluster.now().state == "refused") < 5

@@ -33,7 +33,7 @@ CALL_CHANGES: Final = 500
 MOST_QUEUED: Final = 2_000
 # Users searched in one step of a reap: others wait 2 ms.
 REAP_USERS: Final = 500
-# The first pause after a call that failed; it doubles up to a sixth of the lease.
+# The first pause after a call that failed; it doubles up to a twelfth of the lease.
 FIRST_RETRY_S: Final = 0.1
 # In place of its word, for an answer that no function gives: its data are damaged.
 MALFORMED: Final = "malformed"
@@ -111,6 +111,7 @@ class Partition:
         self._may_keep = True
         self._incarnation = 0
         self._epoch = 0
+        self._nonce = 0  # ours, as this partition knows it
         self._seen = 0
         self._ahead: float | None = None  # Redis' clock less ours, at most
         self._offset_ms: float = 0.0  # Redis' clock less our wall clock
@@ -295,7 +296,7 @@ class Partition:
         head: list[str | int | bytes] = [
             host.name,
             self._epoch,
-            host.nonce,
+            self._nonce,
             self._incarnation,
             before,
             last,
@@ -333,7 +334,7 @@ class Partition:
 
     def _pause(self, failures: int) -> float:
         pause = FIRST_RETRY_S * 2.0 ** min(failures - 1, 16)
-        return min(pause, self._host.beat_s) * self._host.jitter()
+        return min(pause, self._host.beat_s / 2) * self._host.jitter()
 
     def answered(self, answer: Sequence[Any], now: float, wall_ms: int) -> str:
         """Take the answer to the call.
@@ -407,6 +408,8 @@ class Partition:
             self._incarnation = answer[2]
             self._seen = max(self._seen, answer[3])
             self._note_clock(answer[4], now, wall_ms)
+            self._nonce = answer[5]
+            host.nonce = max(host.nonce, self._nonce)
             self._pieces, self._piece = 0, None
             self._heard = 0
             if word == "keep":

@@ -32,7 +32,7 @@ from liveness.metrics import (
     with_zeros,
 )
 from liveness.outlets.cluster.host import ClusterHost
-from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
+from liveness.outlets.cluster.host_state import HostIdentity, HostTerms, nonce_of
 from liveness.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.outlets.cluster.session_lists import SessionList, SessionLists
 from liveness.service.common.clock import Clock
@@ -84,7 +84,7 @@ def make_publisher(
     random = SystemRandom()
     identity = HostIdentity(
         terms,
-        nonce=random.getrandbits(31),
+        nonce=nonce_of(clock.wall_ms(), random),
         epoch=clock.wall_ms(),
         random=random,
         on_fenced=partial(_log_fenced, LogThrottle(REPEAT_LOG_S, clock=clock.mono)),

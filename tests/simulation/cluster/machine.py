@@ -9,7 +9,7 @@ from liveness.cluster.format import configuration_of
 from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, ONLINE, OnlineRow, Record, Uid
 from liveness.outlets.cluster.host import ClusterHost
-from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
+from liveness.outlets.cluster.host_state import HostIdentity, HostTerms, nonce_of
 from liveness.outlets.cluster.partition import Limits, Partition
 from liveness.outlets.cluster.session_changes import Change, Piece, Tally
 from tests.simulation.cluster.world import PARTITIONS, TIMEOUT_S, Flight, World
@@ -136,7 +136,7 @@ class Process:
         )
         identity = HostIdentity(
             terms,
-            nonce=self._random.getrandbits(32),
+            nonce=nonce_of(self.wall_ms, self._random),
             epoch=self.wall_ms,
             random=self._random,
             on_fenced=machine.on_fenced,
