@@ -87,6 +87,7 @@ class World:
         """Make a call on Redis now; None: it is out of memory, and refused it."""
         words = ("FCALL", self._prefix + call.function, 3, *KEYS[partition], *call.args)
         clock = ("SET", "now", self.redis_us(partition))
+        before = self.redis("HGET", KEYS[partition].meta, "v")
         if self.now < self.full_until[partition]:
             limit = ("CONFIG", "SET", "maxmemory")
             try:
@@ -100,7 +101,8 @@ class World:
         else:
             _, answer = self.redis.many(clock, words)
         self.counts[f"{call.function} {_text(answer[0])}"] += 1
-        if call.function == "reap" and answer[0] == b"ok" and answer[2]:
+        is_reap = call.function == "reap" and answer[0] == b"ok"
+        if is_reap and answer[4] != int(before):  # the newest entry is its own
             self._check_reaped(partition)
         return answer  # type: ignore[no-any-return]  # what RESP has
 
