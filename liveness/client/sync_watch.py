@@ -9,19 +9,17 @@ acknowledges and asks.
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from threading import Lock
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, TypeVar
 
-import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
-from liveness.client.forks import WATCH, leak, refuse_after_fork
 from liveness.client.inbox import RecordMap
 from liveness.client.question_link import HostSessions, Listing, Sessions
 from liveness.client.sidecar import socket_at
+from liveness.client.threaded_watch import ThreadedWatch, background_loop
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
 from liveness.client.watcher_link import ReportLine
 from liveness.core.records import Uid
@@ -55,19 +53,12 @@ def watch_sync(
     options: dict[str, Any] = {"name": name, "after": after, "log": log, "scope": scope}
     options |= {"kinds": kinds, "users": users, "strict": strict}
     watch = Watch(socket_at(path), report_line=report_line, **options)
-    own_process = os.getpid()
-    with ExitStack() as stack:
-        portal = stack.enter_context(start_blocking_portal("trio", name="liveness"))
-        try:
-            yield SyncWatch(watch, portal)
-        finally:
-            if os.getpid() == own_process:
-                portal.call(watch.aclose)
-            else:  # as in `connect_sync`: the thread is the parent's
-                leak(stack.pop_all())
+    with background_loop() as (portal, stack):
+        stack.callback(portal.call, watch.aclose)
+        yield SyncWatch(watch, portal)
 
 
-class SyncWatch(Iterator[RecordMap]):
+class SyncWatch(ThreadedWatch[Batch], Iterator[RecordMap]):
     """The records of a sidecar for a program with threads; from `watch_sync`.
 
     It is an endless `for` over records, for one loop at a time; see `Watch`. Questions may
@@ -75,11 +66,9 @@ class SyncWatch(Iterator[RecordMap]):
     """
 
     def __init__(self, watch: Watch, portal: BlockingPortal) -> None:
+        super().__init__(watch, portal)
         self._watch = watch
-        self._portal = portal
-        self._lock = Lock()  # of the loop
         self._waited_at = 0.0
-        refuse_after_fork(self, WATCH)
 
     def __next__(self) -> RecordMap:
         """Finish the last record, and wait for the next one."""
@@ -91,23 +80,6 @@ class SyncWatch(Iterator[RecordMap]):
                 record = self._next(self._watch.__anext__)
                 self._waited_at = perf_counter()  # its acks are written by now
             return record
-
-    def batches(self) -> Iterator[Batch]:
-        """Iterate over lists of records; see `Watch.batches`."""
-        batches = self._watch.batches()
-        while True:
-            with self._lock:
-                try:
-                    batch = self._next(batches.__anext__)
-                except StopIteration:
-                    return
-            yield batch
-
-    def _next(self, wait: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return self._wait(wait)
-        except (StopAsyncIteration, anyio.ClosedResourceError):
-            raise StopIteration from None
 
     @property
     def log(self) -> str | None:
@@ -138,12 +110,3 @@ class SyncWatch(Iterator[RecordMap]):
     def list(self) -> Listing:
         """Ask for all sessions; see `Watch.list`."""
         return self._wait(self._watch.list)
-
-    def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
-        """Run *wait* in the background thread."""
-        try:
-            return self._portal.call(wait)
-        except RuntimeError:
-            if not self._watch.is_closed:
-                raise
-        raise anyio.ClosedResourceError("watch_sync was left")

@@ -1,0 +1,86 @@
+"""What reading without an event loop has in common: the loop runs in a thread.
+
+`sync_watch` reads a sidecar so, and `sync_cluster` all hosts.
+"""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+from typing import Generic, Protocol, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from liveness.client.forks import WATCH, leak, refuse_after_fork
+
+T = TypeVar("T")
+B = TypeVar("B", covariant=True)
+
+
+class Batched(Protocol[B]):
+    """What runs in the thread: `Watch` or `ClusterWatch`."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was left."""
+
+    def batches(self) -> AsyncIterator[B]:
+        """Lists of what it reads."""
+
+
+@contextmanager
+def background_loop() -> Iterator[tuple[BlockingPortal, ExitStack]]:
+    """An event loop in a thread, for a block; what is on the stack is left before it.
+
+    In a child that was forked in the block nothing is left: the thread is the parent's.
+    """
+    own_process = os.getpid()
+    with ExitStack() as stack:
+        portal = stack.enter_context(start_blocking_portal("trio", name="liveness"))
+        try:
+            yield portal, stack
+        finally:
+            if os.getpid() != own_process:
+                leak(stack.pop_all())
+
+
+class ThreadedWatch(Generic[B]):
+    """Runs a watch in the thread of a portal, for one loop at a time.
+
+    Args:
+        watch: What is read.
+        portal: Of the thread.
+    """
+
+    def __init__(self, watch: Batched[B], portal: BlockingPortal) -> None:
+        self._batched = watch
+        self._portal = portal
+        self._lock = Lock()  # of the loop
+        refuse_after_fork(self, WATCH)
+
+    def batches(self) -> Iterator[B]:
+        """Iterate over lists of what is read; see the `batches` of the watch."""
+        batches = self._batched.batches()
+        while True:
+            with self._lock:
+                try:
+                    batch = self._next(batches.__anext__)
+                except StopIteration:
+                    return
+            yield batch
+
+    def _next(self, wait: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return self._wait(wait)
+        except (StopAsyncIteration, anyio.ClosedResourceError):
+            raise StopIteration from None
+
+    def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Run *wait* in the background thread."""
+        try:
+            return self._portal.call(wait)
+        except RuntimeError:
+            if not self._batched.is_closed:
+                raise
+        raise anyio.ClosedResourceError("watch_sync was left")
