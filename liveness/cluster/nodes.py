@@ -6,12 +6,9 @@ may have run, and only its sender knows what to do then.
 """
 
 import logging
-import os
 import ssl
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from anyio import (
@@ -25,6 +22,7 @@ from anyio import (
 from anyio.abc import ByteStream, TaskGroup
 
 from liveness.config.cluster import ClusterSettings
+from liveness.config.secret_file import SecretFile
 from liveness.errors import StartError
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ Kind: TypeAlias = Literal[
 ]
 Word: TypeAlias = str | int | bytes
 
-MAX_PASSWORD_BYTES: Final = 4_096  # far more than any password has
 # What a server refuses, by the class that coredis gives it, or by its first word.
 KINDS: Final[dict[str, Kind]] = {
     "TimeoutError": "timeout",
@@ -318,50 +315,16 @@ def read_credential(settings: ClusterSettings) -> str | None:
     Raises:
         StartError: The file cannot be read, is open to other users, or has no password.
     """
-    path = settings.password_file
-    if path is None:
+    if settings.password_file is None:
         return None
+    file = SecretFile("cluster.password_file", settings.password_file, "password")
     try:
-        data, mode = _read(path)
-    except OSError as error:
-        raise _refused(
-            path, f"cannot be read ({error.strerror}); correct the path or its mode"
-        ) from None
-    if not stat.S_ISREG(mode):
-        raise _refused(path, "is not a regular file; name a file with the password")
-    if mode & 0o007:
-        raise _refused(
-            path, "is open to users other than its owner and group; run chmod o= on it"
-        )
-    if len(data) > MAX_PASSWORD_BYTES:
-        raise _refused(
-            path,
-            f"has more than {MAX_PASSWORD_BYTES} bytes; put only the password there",
-        )
-    try:
-        password = data.decode().strip("\r\n")
+        password = file.read().decode().strip("\r\n")
     except UnicodeDecodeError:
-        raise _refused(path, "is not UTF-8; put only the password there") from None
+        raise file.refused("is not UTF-8; put only the password there") from None
     if not password:
-        raise _refused(path, "is empty; put the password of Redis' user there")
+        raise file.refused("is empty; put the password of Redis' user there")
     return password
-
-
-def _read(path: Path) -> tuple[bytes, int]:
-    """At most one byte more than a password may have, and the mode of the same file."""
-    # O_NONBLOCK: a FIFO or a device must not block the event loop.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        is_file = stat.S_ISREG(mode)
-        data = os.read(descriptor, MAX_PASSWORD_BYTES + 1) if is_file else b""
-    finally:
-        os.close(descriptor)
-    return data, mode
-
-
-def _refused(path: Path, why: str) -> StartError:
-    return StartError(f"cluster.password_file: {path} {why}")
 
 
 def tls_context(settings: ClusterSettings) -> ssl.SSLContext | None:

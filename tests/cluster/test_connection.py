@@ -27,8 +27,9 @@ from liveness.cluster.format import (
     session_bytes,
     sessions_of,
 )
-from liveness.cluster.nodes import KINDS, MAX_PASSWORD_BYTES, Address
+from liveness.cluster.nodes import KINDS, Address
 from liveness.config.cluster import ClusterSettings
+from liveness.config.secret_file import MAX_BYTES
 from liveness.errors import StartError
 from tests.helpers.redis_servers import (
     Certificates,
@@ -361,7 +362,7 @@ def test_without_coredis_it_says_what_to_install(
         (None, 0, "cannot be read (No such file or directory); correct the path"),
         (b"\n", 0o600, "is empty; put the password of Redis' user there"),
         (b"hunter2", 0o604, "is open to users other than its owner and group; run"),
-        (b"x" * (MAX_PASSWORD_BYTES + 1), 0o600, "has more than 4096 bytes; put only"),
+        (b"x" * (MAX_BYTES + 1), 0o600, "has more than 4096 bytes; put only"),
         (b"\xff", 0o600, "is not UTF-8; put only the password there"),
     ],
     ids=["missing", "empty", "open", "long", "binary"],

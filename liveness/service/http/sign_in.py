@@ -12,8 +12,6 @@ Wrong tokens are rate-limited. The right token is always accepted, whatever othe
 """
 
 import hmac
-import os
-import stat
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from html import escape
@@ -28,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from liveness.errors import StartError
+from liveness.config.secret_file import SecretFile
 from liveness.metrics import HttpRefusal
 from liveness.service.common.logs import LogThrottle
 from liveness.service.http.middleware import STILL_ALLOWED, Refused, Rejection, refusal
@@ -46,7 +44,6 @@ _FORM: Final = "application/x-www-form-urlencoded"
 _ERROR: Final = "<!-- error -->"  # its place in the form's page
 # 16 characters as `openssl rand -base64` writes them are 96 bits: too many to guess.
 MIN_CHARACTERS: Final = 16
-MAX_BYTES: Final = 4096
 # A working day, so that people sign in once a day.
 SIGNED_IN_S: Final = 12 * 3600
 # Wrong tokens of all clients together. The limit bounds the work and the log lines that they
@@ -137,47 +134,16 @@ def read_token(path: Path | None) -> Token | None:
     """
     if path is None:
         return None
-    try:
-        data, mode = _read(path)
-    except OSError as error:
-        raise _refused(
-            path, f"cannot be read ({error.strerror}); correct the path or its mode"
-        ) from None
-    if not stat.S_ISREG(mode):
-        raise _refused(path, "is not a regular file; name a file with the token")
-    if mode & 0o007:
-        raise _refused(
-            path, "is open to users other than its owner and group; run chmod o= on it"
-        )
-    if len(data) > MAX_BYTES:
-        raise _refused(
-            path, f"has more than {MAX_BYTES} bytes; put only the token there"
-        )
-    secret = data.decode("latin-1").strip()
+    file = SecretFile("http.token_file", path, "token")
+    secret = file.read().decode("latin-1").strip()
     if len(secret) < MIN_CHARACTERS:
         why = f"has {len(secret)} characters; a token has {MIN_CHARACTERS} or more"
-        raise _refused(path, f"{why} (openssl rand -base64 24)")
+        raise file.refused(f"{why} (openssl rand -base64 24)")
     if not all("!" <= character <= "~" for character in secret):
-        raise _refused(
-            path, "has characters other than printable ASCII; a token has no others"
+        raise file.refused(
+            "has characters other than printable ASCII; a token has no others"
         )
     return Token(secret)
-
-
-def _read(path: Path) -> tuple[bytes, int]:
-    """At most one byte more than a token may have, and the mode of the same file."""
-    # O_NONBLOCK: a FIFO or a device must not block the start.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        data = os.read(descriptor, MAX_BYTES + 1) if stat.S_ISREG(mode) else b""
-    finally:
-        os.close(descriptor)
-    return data, mode
-
-
-def _refused(path: Path, why: str) -> StartError:
-    return StartError(f"http.token_file: {path} {why}")
 
 
 class SignIn:

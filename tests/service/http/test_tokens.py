@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from liveness.config.secret_file import MAX_BYTES
 from liveness.errors import StartError
 from liveness.service.http.sign_in import (
-    MAX_BYTES,
     MIN_CHARACTERS,
     SIGNED_IN_S,
     TRIES_AT_ONCE,
