@@ -11,16 +11,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from liveness.bench import COMPARED_SYSTEMS, SCENARIOS, full_options
 from liveness.bench.cost import BATCHES, CPU, MEMORY, RATIOS_USERS, SINGLES
 from liveness.bench.figures import OURS, Figure
 from liveness.bench.lateness import PATIENCE_S, TOLD
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results"
@@ -87,6 +87,10 @@ SIZE_IN: Final = (8.0, 4.5)
 
 def draw(figures: Sequence[Figure], folder: Path, digest: str) -> None:
     """Writes the plots into a folder, each with the digest of the reports."""
+    # Only plots need it: it comes with the level dev, and tests of the rest run without.
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
+
     with mpl.rc_context(STYLE):
         cost, lateness = (Canvas(figsize=SIZE_IN, layout="constrained") for _ in PLOTS)
         axes = _axes(cost, "server CPU per event, ns (dashed: in batches of 1,000)")
@@ -104,7 +108,7 @@ def draw(figures: Sequence[Figure], folder: Path, digest: str) -> None:
             canvas.savefig(folder / name, transparent=True, metadata=metadata)
 
 
-def _axes(canvas: Canvas, label: str) -> Axes:
+def _axes(canvas: "Canvas", label: str) -> "Axes":
     axes = canvas.add_subplot(xlabel="users", ylabel=label, xscale="log", yscale="log")
     axes.grid(visible=True, color=GREY, alpha=0.25, linewidth=0.5)
     return axes
@@ -118,7 +122,7 @@ def _points(figures: Iterable[Figure], system: str, name: str) -> dict[int, floa
     }
 
 
-def _lines(axes: Axes, figures: Sequence[Figure], name: str, dashes: str) -> None:
+def _lines(axes: "Axes", figures: Sequence[Figure], name: str, dashes: str) -> None:
     for system, colour in COLOURS.items():
         points = sorted(_points(figures, system, name).items())
         if points:
@@ -128,7 +132,7 @@ def _lines(axes: Axes, figures: Sequence[Figure], name: str, dashes: str) -> Non
             line.set(color=colour, label=label)
 
 
-def _shares(axes: Axes, figures: Sequence[Figure]) -> None:
+def _shares(axes: "Axes", figures: Sequence[Figure]) -> None:
     """Writes beside a point how many users were reported, if not all."""
     for system, colour in COLOURS.items():
         silent = _points(figures, system, "fell silent")
