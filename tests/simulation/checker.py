@@ -252,7 +252,7 @@ class Checker:
         self, record: Record, heard: list[_Event], at: float, least: float
     ) -> Iterator[str]:
         """A whole timeout that the sidecar ran passed since everything heard."""
-        ran, before = self.history.ran, -inf
+        before = -inf
         own = self.history.conns[record["conn"]].timeout
         for sign, link, _ in heard:
             whole = least
@@ -261,18 +261,23 @@ class Checker:
                 of_link = link.hello.get("timeout", self.plan.timeout_s)
                 whole = min(own or of_link, of_link)
             # What came when the user was due already need not be waited for.
-            was_due = before > -inf and ran(before, sign) >= least
-            if not was_due and ran(sign, at) < whole - STAMP_S:
+            was_due = before > -inf and self._most_silence(before, sign) >= least
+            silence_s = self._most_silence(sign, at)
+            if not was_due and silence_s < whole - STAMP_S:
                 yield (
                     f"1, 5: {record} at {at:.3f}, and of its connection something was "
-                    f"in the socket at {sign:.3f}, {ran(sign, at):.3f} s before"
+                    f"in the socket at {sign:.3f}, {silence_s:.3f} s before"
                 )
             before = sign
         for process in self.history.crashes():
             since = process.began_at
             is_restored = self.at[record["session"]] < since <= at
-            if is_restored and ran(since, at) < least - STAMP_S:
+            if is_restored and self._most_silence(since, at) < least - STAMP_S:
                 yield f"5: {record} at {at:.3f}, and a crash was at {since:.3f}"
+
+    def _most_silence(self, since: float, until: float) -> float:
+        """Seconds between two moments in which the sidecar may have run."""
+        return self.history.ran(since, until) + self.history.stood_still(since, until)
 
     def _whose_fault(
         self, record: Record, conn: Conn, signs: list[float], at: float, least: float

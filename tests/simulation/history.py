@@ -135,6 +135,14 @@ class History:
             seconds -= max(0.0, _overlap(since, until, began, ended) - ASLEEP_S)
         return seconds
 
+    def stood_still(self, since: float, until: float) -> float:
+        """Seconds between two moments that the world was not given, but a sidecar may have."""
+        return sum(
+            (after_ms - before_ms) / 1000
+            for at, before_ms, after_ms in self.standstills
+            if since < at <= until
+        )
+
     def decided(self, since: float, until: float) -> float:
         """The same, but for when it was busy, or its disk took nothing."""
         return self.ran(since, until) - sum(
