@@ -41,11 +41,24 @@ def demo(
             converter=as_written,
         ),
     ] = "",
+    gateway: Annotated[
+        str,
+        Parameter(
+            help="the command of another gateway, with {socket}, {name}, {port} and "
+            "{most} (default: ours)",
+            metavar="COMMAND",
+            converter=as_written,
+        ),
+    ] = "",
 ) -> int:
     """Run a chat gateway, simulated users and a sidecar, and check every decision.
 
     With --hosts there are several sidecars and gateways, a Redis that the demo starts
     itself, and users that hop from host to host.
+
+    With --gateway, a gateway of yours is in the place of ours. It gets what stands for
+    {socket}, {name}, {port} and {most}, has to print "listens on 127.0.0.1:PORT" when
+    users may come, and takes the lines of our users.
 
     On a terminal it shows a live picture and takes keys.
     """
@@ -57,6 +70,7 @@ def demo(
             timeout=timeout,
             hosts=hosts,
             script=script,
+            gateway=gateway,
         )
     )
     return code

@@ -51,6 +51,7 @@ class ClusterRun(Run):
         seconds: float,
         timeout_s: float,
         redis_server: str,
+        gateway_words: Sequence[str] = (),
     ) -> None:
         super().__init__(seconds=seconds, timeout_s=timeout_s)
         self._reserved = reserved_port()
@@ -79,6 +80,7 @@ class ClusterRun(Run):
                 more=self._settings_of(name),
                 timeout_s=timeout_s,
                 flush_s=flush_s,
+                gateway_words=gateway_words,
             )
             for number, (name, folder_of) in enumerate(
                 zip(names, folders, strict=True), 1

@@ -35,6 +35,7 @@ class DemoHost:
         name: Of the host; empty if it is the only one.
         gateway_name: Of the gateway.
         more: TOML for the settings of the sidecar.
+        gateway_words: The command of another gateway than ours, with placeholders.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class DemoHost:
         name: str = "",
         gateway_name: str = NAME,
         more: str = "",
+        gateway_words: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.socket = socket_in(folder)
@@ -61,6 +63,7 @@ class DemoHost:
         )
         self.gateway = gateway_in(
             folder,
+            words=gateway_words,
             port=self.port,
             most=most_users + MOST_GUESTS,
             name=f"gateway{of}",

@@ -12,7 +12,7 @@ from liveness.console.own_command import as_typed
 from liveness.demo.demo_host import DemoHost
 from liveness.demo.director import Director
 from liveness.demo.gateway import HOST
-from liveness.demo.plans import joining_s, last_silence_s, planned
+from liveness.demo.plans import MOST_REMINDERS, joining_s, last_silence_s, planned
 from liveness.demo.processes import Child, settings_in
 from liveness.demo.referee import Record
 from liveness.demo.script import Step
@@ -128,11 +128,16 @@ class DemoRun(Run):
         users: int,
         seconds: float,
         timeout_s: float,
+        gateway_words: Sequence[str] = (),
     ) -> None:
         super().__init__(seconds=seconds, timeout_s=timeout_s)
         flush_s = settings_in(folder, timeout_s=timeout_s).flush
         timing = {"timeout_s": timeout_s, "flush_s": flush_s}
-        plans = list(planned(users, seconds=seconds, **timing))
+        # Reminders are timers, which another gateway need not have.
+        most_reminders = 0 if gateway_words else MOST_REMINDERS
+        plans = list(
+            planned(users, seconds=seconds, most_reminders=most_reminders, **timing)
+        )
         self.host = DemoHost(
             folder,
             {plan.uid: plan.behaviour for plan in plans},
@@ -140,6 +145,7 @@ class DemoRun(Run):
             timeout_s=timeout_s,
             flush_s=flush_s,
             on_end=display.add,
+            gateway_words=gateway_words,
         )
         self.referee = self.host.referee
         self.sidecar, self.gateway = self.host.sidecar, self.host.gateway

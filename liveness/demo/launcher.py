@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import trio
 
+from liveness.console.gateway_program import gateway_words
 from liveness.console.terminal import can_move_cursor, report_line
 from liveness.demo.demo_host import MOST_GUESTS
 from liveness.demo.demo_run import DemoRun, Run
@@ -46,6 +47,7 @@ async def run(
     timeout: float,  # noqa: ASYNC109 - of a silence, not of this function
     hosts: int = 1,
     script: str = "",
+    gateway: str = "",
 ) -> int:
     """Runs the demo and shows what happens.
 
@@ -55,11 +57,13 @@ async def run(
         timeout: The silence after which a user is offline, in seconds.
         hosts: Sidecars and gateways; more than one need Redis.
         script: The actions, and when they happen; see `script.py`.
+        gateway: The command of another gateway than ours; see `gateway_program`.
     Returns:
         0 if every user was reported when due, 1 if one was missed or reported early or
         falsely, 2 if the options do not go together or the script is invalid.
     Raises:
         ChildLost: A process did not start, or ended; its last lines are printed.
+        ConfigError: The gateway's command cannot be run.
         StartError: There is no Redis, or it is too old, or coredis is missing.
         Stopped: By SIGTERM or SIGHUP.
     """
@@ -72,6 +76,7 @@ async def run(
     if problem:
         report_line(problem)
         return USAGE
+    words = gateway_words(gateway) if gateway else []
     redis_server = found_redis() if hosts > 1 else ""
     what = f"{hosts} hosts with Redis" if hosts > 1 else "a sidecar, a chat gateway"
     await say(
@@ -88,6 +93,7 @@ async def run(
             users=users,
             seconds=seconds,
             timeout_s=timeout,
+            gateway_words=words,
         )
         try:
             await _until_signal(demo, steps, terminal)

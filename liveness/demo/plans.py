@@ -78,7 +78,12 @@ def last_silence_s(seconds: float, timeout_s: float, flush_s: float) -> float:
 
 
 def planned(
-    count: int, *, seconds: float, timeout_s: float, flush_s: float
+    count: int,
+    *,
+    seconds: float,
+    timeout_s: float,
+    flush_s: float,
+    most_reminders: int = MOST_REMINDERS,
 ) -> Iterator[Plan]:
     """The plans of *count* users; their moments are spread evenly over the *seconds*."""
     silence_s = max(last_silence_s(seconds, timeout_s, flush_s), 0)
@@ -92,7 +97,7 @@ def planned(
             behaviour = Behaviour.KEEPALIVE
         elif behaviour is Behaviour.CHAT:
             chats_left -= 1
-            if reminders < MOST_REMINDERS:
+            if reminders < most_reminders:
                 reminder = _reminder(reminders, number / count, joins_s, seconds)
                 reminders += 1
         yield Plan(

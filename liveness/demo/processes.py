@@ -16,6 +16,7 @@ import trio
 from liveness.compiled import environment
 from liveness.config.settings import Config
 from liveness.config.sources import load
+from liveness.console.gateway_program import filled
 from liveness.demo.gateway import HOST
 from liveness.errors import LivenessError
 
@@ -24,7 +25,11 @@ END_S: Final = 10.0  # a sidecar stops within five seconds of SIGTERM
 POLL_S: Final = 0.02
 LAST_LINES: Final = 10
 PARENT_DEATH: Final = Path(__file__).with_name("parent_death.py")
-GATEWAY: Final = ("-m", "liveness.demo.gateway")
+# Our gateway; `gateway_program` explains the placeholders.
+GATEWAY: Final = (
+    *(sys.executable, "-m", "liveness.demo.gateway", "--sidecar", "{socket}"),
+    *("--name", "{name}", "--port", "{port}", "--most", "{most}"),
+)
 SIDECAR: Final = ("-m", "liveness", "serve")
 NAME: Final = "gw-1"
 # Short, so that an attempt that a killed gateway did not finish is retried before the demo
@@ -102,7 +107,7 @@ class Child:
         assert self._process is not None
         self.state, self._up, self._may_start = state, trio.Event(), trio.Event()
         process = self._process
-        process.send_signal(number)
+        _signal(process, number)
         with trio.move_on_after(END_S):
             await _exit_code(process)
         if process.poll() is None:
@@ -118,13 +123,13 @@ class Child:
     def stop(self) -> None:
         """Stops the process, as a frozen machine would."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        _signal(self._process, signal.SIGSTOP)
         self.state = "stopped"
 
     def resume(self) -> None:
         """Ends the `stop`."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        _signal(self._process, signal.SIGCONT)
         self.state = "up"
 
     def last_lines(self) -> str:
@@ -149,7 +154,7 @@ class Child:
         try:
             yield process
         finally:
-            process.kill()  # works while it is stopped too; its state is temporary
+            _signal(process, signal.SIGKILL)  # works while it is stopped too
             process.wait()
 
     async def _until_ready(self, process: subprocess.Popen[bytes]) -> None:
@@ -194,18 +199,22 @@ def settings_in(folder: Path, *, timeout_s: float) -> Config:
 
 
 def gateway_in(
-    folder: Path, *, port: int, most: int, name: str = "gateway", known_as: str = NAME
+    folder: Path,
+    *,
+    words: Sequence[str],
+    port: int,
+    most: int,
+    name: str = "gateway",
+    known_as: str = NAME,
 ) -> Child:
-    """A gateway of the sidecar in *folder*; its address is where it listens."""
-    options = {
-        "--sidecar": socket_in(folder),
-        "--name": known_as,
-        "--port": port,
-        "--most": most,
-    }
+    """A gateway of the sidecar in *folder*; its address is where it listens.
+
+    *words* is its command, with placeholders.
+    """
+    values = {"socket": socket_in(folder), "name": known_as, "port": port, "most": most}
     return Child(
         name,
-        [sys.executable, *GATEWAY, *_flags(options)],
+        filled(words or GATEWAY, values),
         log=folder / "gateway.log",
         ready=re.compile(rf"listens on ({re.escape(HOST)}:\d+)"),
     )
@@ -253,11 +262,22 @@ def _flags(options: Mapping[str, object]) -> list[str]:
     return [str(word) for option in options.items() for word in option]
 
 
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """Signals a process and those that it has started, such as that of `go run`.
+
+    They are its process group, which bears its pid. That is no other process's as long as
+    nobody has waited for its end.
+    """
+    if process.returncode is None:
+        os.killpg(process.pid, number)
+
+
 async def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Waits for the end of a process, through a pidfd."""
+    """Waits for the end of a process, through a pidfd; ends what it has left behind."""
     descriptor = os.pidfd_open(process.pid)
     try:
         await trio.lowlevel.wait_readable(descriptor)
     finally:
         os.close(descriptor)
+    _signal(process, signal.SIGKILL)
     return process.wait()

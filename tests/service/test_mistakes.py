@@ -239,6 +239,11 @@ HIDDEN_COMMITS: Final = changed_state(hidden_commits)
 COMMAND_LINES: Final = [
     Mistake("unknown command like no other", "zzz", 2, 'Unknown command "zzz". Choose from: "serve", …, "version"; see `liveness --help`'),
     Mistake("unknown flag", "serve --timeot 3", 2, "Unknown option: --timeot. Did you mean --timeout?; see `liveness serve --help`"),
+    Mistake("command of a gateway that is empty", "demo --gateway ' '", 78, "the gateway's command is empty; name a program to run"),
+    Mistake("command of a gateway with an open quote", """demo --gateway "cat '{socket}" """, 78, "the gateway's command \"cat '{socket}\": No closing quotation"),
+    Mistake("command of a gateway without a port", "demo --gateway 'cat {socket}'", 78, "the gateway's command lacks {port}: write it where your program takes the path of the sidecar's socket ({socket}) and the port for users ({port})"),
+    Mistake("command of a gateway that asks for more", "demo --gateway 'cat {socket} {prot}'", 78, "the gateway's command has {prot}, which is none of {socket}, {name}, {port}, {most}"),
+    Mistake("command of a gateway that does not exist", "demo --gateway '{here}/gw {socket} {port}'", 78, "there is no program '{here}/gw': build it first, or name its path"),
     Mistake("flag without a value", "serve --timeout", 2, "…--timeout requires an argument; see `liveness serve --help`"),
     Mistake("user that is none", "explain int:9223372036854775808", 2, "…'int:9223372036854775808' is no uid: a string of 1 to 255 bytes of UTF-8 without control characters, or int:N with N from 0 to 2^63-1; see `liveness explain --help`"),
     Mistake("gateway that no name can be", "log --gateway \udcff", 2, "…'\\udcff' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness log --help`"),
@@ -509,7 +514,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def placed(text: str, places: Mapping[str, Path]) -> str:
-    return re.sub(r"\{(\w+)\}", lambda found: str(places[found[1]]), text)
+    return re.sub(r"\{(\w+)\}", lambda found: str(places.get(found[1], found[0])), text)
 
 
 def files_in(folder: Path, command: str) -> set[Path]:
