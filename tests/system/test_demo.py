@@ -193,7 +193,9 @@ def test_a_guest_who_joins_by_tcp_chats_and_is_closed_when_silent(run: Run) -> N
 def test_a_fault_of_the_gateway_is_named_and_ends_the_demo_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "GATEWAY", (sys.executable, "-c", FAULTY, *processes.GATEWAY[3:]))
+    monkeypatch.setattr(
+        processes, "GATEWAY", (sys.executable, "-c", FAULTY, *processes.GATEWAY[3:])
+    )
     assert main.main(["demo", "--users", "10", "--timeout", "1", "--seconds", "5"]) == 1
     out = capsys.readouterr().out
     assert re.search(r"faults: early 0, missed \d, false [1-9]\n", out)
@@ -203,7 +205,9 @@ def test_a_fault_of_the_gateway_is_named_and_ends_the_demo_with_1(
 def test_a_gateway_that_does_not_start_ends_the_demo_with_its_last_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "GATEWAY", (sys.executable, "-c", "raise SystemExit('no port')"))
+    monkeypatch.setattr(
+        processes, "GATEWAY", (sys.executable, "-c", "raise SystemExit('no port')")
+    )
     assert main.main(["demo"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "    no port",

@@ -383,6 +383,22 @@ def test_the_python_example_is_told_of_a_silent_user(environ: dict[str, str]) ->
     assert "'reason': 'silence'" in told
 
 
+@needs("nc", "netcat-openbsd")
+def test_the_link_that_is_looked_at_answers_as_shown(environ: dict[str, str]) -> None:
+    page = (ROOT / "proto/README.md").read_text()
+    ((look, end),) = re.findall(
+        r"```sh\n(\(printf .+?)```\n.+? `([0-9a-f ]+)` at the end", page, re.S
+    )
+    assert "/run/liveness/gateway.sock" in look
+    look = look.replace("/run/liveness/gateway.sock", environ["LIVENESS_SOCKET_PATH"])
+    look = look.replace("od ", "od -v -w9999 ")
+    with started("liveness serve", environ) as sidecar:
+        sidecar.line_with('"ready"')
+        shown = run(f"bash -c {shlex.quote(look)}", environ)
+    assert shown.startswith("000000 92 a7 77 65 6c 63 6f 6d 65 ")  # "welcome"
+    assert end in shown
+
+
 def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> None:
     assert run(command("version"), environ).startswith("liveness ")
     assert "timeout_s = 30" in run(command("check-config"), environ)
