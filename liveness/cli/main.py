@@ -20,13 +20,13 @@ HELP: Final = ("--help", "-h")
 # `version` does not load an HTTP server.
 COMMANDS: Final = (
     "serve", "watch", "status", "explain", "history", "log", "compare", "timers",
-    "gateways", "guard", "cluster", "backup", "demo", "bench", "check-config", "check-state",
-    "version",
+    "gateways", "guard", "cluster", "backup", "record", "replay", "demo", "bench",
+    "check-config", "check-state", "version",
 )  # fmt: skip
 
 
 # The module of a command that has not its name: no two files have one name.
-MODULES: Final = {"cluster": "cluster_command"}
+MODULES: Final = {name: f"{name}_command" for name in ("cluster", "record", "replay")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,6 +23,8 @@ from liveness.service.storage.private_folders import Identity, identity
 SOCKET_MODE: Final = 0o660
 # All gateways reconnect at once after a restart.
 BACKLOG: Final = 512
+# What errors say to name in the place of a path.
+OTHER: Final = "another with --socket"
 
 
 class UnixListener(socket.socket):
@@ -44,14 +46,18 @@ class UnixListener(socket.socket):
         self._group: int | None = None
         self._file: Identity | None = None
 
-    def make(self, mode: int, group: int | None) -> None:
+    def make(self, mode: int, group: int | None, other: str = OTHER) -> None:
         """Make its file, and listen.
 
+        Args:
+            mode: The file's permissions.
+            group: The file's group; None: the default of its folder.
+            other: What an error says to name instead.
         Raises:
             StartError: Another process serves there, or the file cannot be made.
         """
         self._mode, self._group = mode, group
-        self._file = _bind(self, self.path, mode, group)
+        self._file = _bind(self, self.path, mode, group, other)
 
     def found(self) -> None:
         """Take the file at its path as its own."""
@@ -90,7 +96,11 @@ class UnixListener(socket.socket):
 
 @contextmanager
 def listening(
-    path: Path, *, mode: int = SOCKET_MODE, group: int | None = None
+    path: Path,
+    *,
+    mode: int = SOCKET_MODE,
+    group: int | None = None,
+    other: str = OTHER,
 ) -> Iterator[UnixListener]:
     """Listen on *path* until the block is left.
 
@@ -98,21 +108,24 @@ def listening(
         path: Where the file is made.
         mode: The file's permissions.
         group: The file's group; None: the default of its folder.
+        other: What an error says to name instead.
     Raises:
         StartError: Another process serves there, or the file cannot be made.
     """
     with UnixListener(path) as listener:
-        listener.make(mode, group)
+        listener.make(mode, group, other)
         try:
             yield listener
         finally:
             listener.remove()
 
 
-def _bind(sock: socket.socket, path: Path, mode: int, group: int | None) -> Identity:
+def _bind(
+    sock: socket.socket, path: Path, mode: int, group: int | None, other: str
+) -> Identity:
     """Bind and listen; return the identity of the new file."""
     try:
-        _clear_stale(path)
+        _clear_stale(path, other)
         # The file is made without access for other users, so none can connect too early.
         # Then `_open_up` gives the group access.
         previous = os.umask(0o177)
@@ -126,7 +139,7 @@ def _bind(sock: socket.socket, path: Path, mode: int, group: int | None) -> Iden
     except OSError as error:
         raise StartError(
             f"socket {path}: it cannot be made ({error.strerror or error}); make its "
-            "folder one that this user may write to, or name another with --socket"
+            f"folder one that this user may write to, or name {other}"
         ) from error
     return made
 
@@ -166,7 +179,7 @@ def _set_group(file: str, path: Path, group: int) -> None:
         ) from None
 
 
-def _clear_stale(path: Path) -> None:
+def _clear_stale(path: Path, other: str) -> None:
     """Remove the socket file of a process that no longer runs."""
     try:
         found = path.lstat()
@@ -175,7 +188,7 @@ def _clear_stale(path: Path) -> None:
     if not stat.S_ISSOCK(found.st_mode):
         raise StartError(
             f"socket {path}: there is a file that is not a socket; it was left alone, "
-            "name another with --socket"
+            f"name {other}"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
@@ -183,7 +196,6 @@ def _clear_stale(path: Path) -> None:
     # Other errors, as EAGAIN (full backlog) and EACCES, mean that a process listens.
     if result not in (errno.ECONNREFUSED, errno.ENOENT):
         raise StartError(
-            f"socket {path}: another process serves there; stop it or name another "
-            "with --socket"
+            f"socket {path}: another process serves there; stop it or name {other}"
         )
     path.unlink(missing_ok=True)
