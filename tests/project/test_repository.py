@@ -44,8 +44,8 @@ TARGETS = (
 )
 # What `.ci/run` looks for, besides what set-up needs.
 NEEDED = (
-    "chromium curl fiu-run gcc mount nc prometheus promtool redis-server stat strace "
-    "systemd-analyze"
+    "chromium curl erlc fiu-run gcc go haproxy javac mount nc nginx node npm prometheus "
+    "promtool redis-server stat strace systemd-analyze"
 )
 STEPS = ("check", "docs", "tests", "mutants ARGS=--changed")
 
