@@ -1,0 +1,176 @@
+"""The WebSocket chat server, with a real sidecar and real WebSocket clients."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from tests.integrations.conftest import SOON_S, listening
+from tests.system.conftest import Start
+from tests.system.sidecar import Sidecar, eventually
+
+PROGRAM: Final = "proto/integrations/websocket/chat.py"
+TIMEOUT_S: Final = 2.0
+PING_S: Final = 0.5
+
+
+class Chat:
+    """A running chat server, and its sidecar."""
+
+    def __init__(self, sidecar: Sidecar, process: subprocess.Popen[str], port: int):
+        self.sidecar = sidecar
+        self.process = process
+        self.port = port
+
+    @contextmanager
+    def user(self, uid: str) -> Iterator[ClientConnection]:
+        """A client that has joined; a thread of its library answers pings."""
+        url = f"ws://127.0.0.1:{self.port}"
+        # Without a bound on its queue, the thread reads on while the test does not.
+        with connect(url, ping_interval=None, max_queue=None) as client:
+            client.send(uid)
+            assert said(client, "joined")["joined"] == uid
+            yield client
+
+    def silent_user(self, uid: str) -> socket.socket:
+        """A socket on which a user has joined, and that answers nothing from then on."""
+        silent = socket.socket()
+        # Small segments and a small window: the buffers of the kernel are soon full.
+        silent.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.settimeout(SOON_S)
+        silent.connect(("127.0.0.1", self.port))
+        silent.sendall(
+            b"GET / HTTP/1.1\r\nHost: chat\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        silent.sendall(frame(uid))
+        self.wait_online(uid)
+        return silent
+
+    def wait_online(self, *uids: str) -> None:
+        joined = [("online", "login")]
+        eventually(lambda: all(self.records(uid) == joined for uid in uids))
+
+    def records(self, uid: str) -> list[tuple[str, str | None]]:
+        """Kind and reason of each record of a user."""
+        log = self.sidecar.log()
+        return [(record.kind, record.reason) for record in log if record.uid == uid]
+
+
+def frame(text: str) -> bytes:
+    """A message of a client: masked, by a key of zeros."""
+    return bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text.encode()
+
+
+def read(stream: socket.socket) -> bytes:
+    """All that arrives until the other side has closed."""
+    return b"".join(iter(lambda: stream.recv(4096), b""))
+
+
+def said(client: ClientConnection, key: str) -> Any:
+    """The next message that has this key."""
+    while True:
+        message = json.loads(client.recv(timeout=SOON_S))
+        if key in message:
+            return message
+
+
+def closing(client: ClientConnection) -> tuple[int, str]:
+    """The code and the reason with which the server closes a connection."""
+    with pytest.raises(ConnectionClosed) as raised:
+        said(client, "nothing that anybody says")
+    assert raised.value.rcvd is not None
+    return int(raised.value.rcvd.code), raised.value.rcvd.reason
+
+
+@pytest.fixture
+def chat(start: Start) -> Iterator[Chat]:
+    sidecar = start(TIMEOUT_S, flush_s=0.1, presence_device_separator="/")
+    command = (sys.executable, "-W", "error", PROGRAM, "--ping", str(PING_S))
+    with listening(*command, "--sidecar", str(sidecar.socket)) as (process, port):
+        yield Chat(sidecar, process, port)
+
+
+def test_a_client_that_answers_no_ping_is_closed(chat: Chat) -> None:
+    with chat.user("quiet") as quiet, chat.silent_user("silent") as silent:
+        eventually(lambda: ("offline", "silence") in chat.records("silent"))
+        assert read(silent).endswith(b"\x88\x09" + (4000).to_bytes(2) + b"silence")
+        # Its client said nothing for longer: pongs are activity.
+        quiet.send("still here")
+        assert said(quiet, "say") == {"uid": "quiet", "say": "still here"}
+        assert chat.records("quiet") == [("online", "login")]
+
+
+def test_a_second_login_closes_the_first(chat: Chat) -> None:
+    with chat.user("ada") as first, chat.user("ada") as second:
+        assert closing(first) == (4001, "moved")
+        second.send("hi")
+        assert said(second, "say") == {"uid": "ada", "say": "hi"}
+        assert chat.records("ada") == [("online", "login"), ("moved", "login")]
+
+
+def test_two_tabs_are_two_devices(chat: Chat) -> None:
+    with chat.user("ada/1") as first, chat.user("ada/2") as second:
+        chat.wait_online("ada/1", "ada/2")
+        second.close()
+        first.send("hi")
+        assert said(first, "say") == {"uid": "ada/1", "say": "hi"}
+        eventually(lambda: ("offline", "logout") in chat.records("ada/2"))
+        watcher = chat.sidecar.watcher()
+        assert [row[0] for row in watcher.where("ada")] == ["ada/1"]
+
+
+def test_an_invalid_name_is_refused(chat: Chat) -> None:
+    with connect(f"ws://127.0.0.1:{chat.port}") as client:
+        client.send("a\0b")
+        assert closing(client) == (1008, "first send your name")
+
+
+def test_a_crash_of_the_sidecar_loses_nobody(chat: Chat) -> None:
+    with ExitStack() as stack:
+        names = [f"user-{number}" for number in range(20)]
+        clients = [stack.enter_context(chat.user(name)) for name in names]
+        chat.wait_online(*names)
+        chat.sidecar.kill()
+        last = stack.enter_context(chat.user("meanwhile"))
+        chat.sidecar.start()
+        with chat.silent_user("silent"):
+            eventually(lambda: ("offline", "silence") in chat.records("silent"))
+        for client in [*clients, last]:
+            client.send("here")
+        for name, client in zip([*names, "meanwhile"], [*clients, last], strict=True):
+            while said(client, "say")["uid"] != name:
+                pass
+            assert chat.records(name) == [("online", "login")]
+
+
+def test_sigterm_logs_everybody_out(chat: Chat) -> None:
+    with chat.user("ada") as ada:
+        chat.wait_online("ada")
+        chat.process.send_signal(signal.SIGTERM)
+        assert closing(ada) == (1001, "")
+        assert chat.process.wait(SOON_S) == 0
+        assert chat.records("ada") == [("online", "login"), ("offline", "logout")]
+
+
+def test_a_client_that_reads_nothing_is_cut_off(chat: Chat) -> None:
+    """Its buffer is full, so that not even a close can be written."""
+    with chat.silent_user("stuck") as stuck, chat.user("ada") as ada:
+        text = "x" * 4_000
+        while not chat.records("stuck")[1:]:
+            stuck.sendall(frame("hi"))
+            ada.send(text)
+            said(ada, "say")
+        assert chat.records("stuck")[1:] == [("offline", "logout")]
+        with pytest.raises(ConnectionResetError):
+            read(stuck)
