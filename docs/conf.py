@@ -20,7 +20,7 @@ html_copy_source = False
 
 myst_heading_anchors = 4
 # Code hosts draw mermaid; a site that loads nothing from elsewhere shows its text.
-PLAIN: Final = ("hex", "mermaid")
+PLAIN: Final = ("haproxy", "hex", "mermaid")
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.integrations.conftest import SOON_S, listening
+from tests.integrations.silent import frame, silent_websocket
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar, eventually
 
@@ -42,18 +43,7 @@ class Chat:
 
     def silent_user(self, uid: str) -> socket.socket:
         """A socket on which a user has joined, and that answers nothing from then on."""
-        silent = socket.socket()
-        # Small segments and a small window: the buffers of the kernel are soon full.
-        silent.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
-        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        silent.settimeout(SOON_S)
-        silent.connect(("127.0.0.1", self.port))
-        silent.sendall(
-            b"GET / HTTP/1.1\r\nHost: chat\r\nUpgrade: websocket\r\n"
-            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        )
-        silent.sendall(frame(uid))
+        silent = silent_websocket(self.port, uid)
         self.wait_online(uid)
         return silent
 
@@ -65,11 +55,6 @@ class Chat:
         """Kind and reason of each record of a user."""
         log = self.sidecar.log()
         return [(record.kind, record.reason) for record in log if record.uid == uid]
-
-
-def frame(text: str) -> bytes:
-    """A message of a client: masked, by a key of zeros."""
-    return bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text.encode()
 
 
 def read(stream: socket.socket) -> bytes:
