@@ -38,6 +38,7 @@ GATEWAY: Final = ("-m", "liveness.demo.gateway")
 CHAT: Final = ("proto/integrations/websocket/chat.py", "--ping", "0.5")
 
 pytestmark = [
+    pytest.mark.long,
     needs("haproxy"),
     needs("nginx"),
     pytest.mark.skipif(
