@@ -314,7 +314,8 @@ class ScriptedSidecar:
     def refuse(self, gateway: str, code: str) -> None:
         """End the link of this gateway with an error of this code.
 
-        If it has no link, its next hello gets the error.
+        If it has no link, its next hello gets the error; of several calls, each refuses
+        one hello, in order.
         """
         known = Code(code)
         if known in NOT_FATAL:
@@ -325,7 +326,7 @@ class ScriptedSidecar:
         registry = self._host.server.registry
         link = registry.named.get((GATEWAY, gateway))
         if link is None:
-            self._host.refuse_next[gateway] = known
+            self._host.refuse_next[gateway].append(known)
         else:
             registry.refuse(link, link.conversation.close(known, REFUSED))
         self._host.settle()

@@ -91,6 +91,15 @@ class ScriptedDisk:
             del self.timers[timer.id]
         return Counter(timer.state for timer in ended)
 
+    def lose_end(self, records: int) -> None:
+        """Lose the newest records, and what they changed, as a broken disk may."""
+        del self.records[len(self.records) - records :]
+        newest = self.durable_seq
+        for session in [number for number in self.online if number > newest]:
+            del self.online[session]
+        for key, cursor in self.cursors.items():
+            self.cursors[key] = cursor._replace(seq=min(cursor.seq, newest))
+
     def read(
         self, after: int, wanted: Subscription, limit: int, wall_ms: int
     ) -> tuple[list[tuple[int, bytes]], int]:

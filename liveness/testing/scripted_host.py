@@ -6,10 +6,9 @@ It runs the sidecar's own server from a single task, without threads. Between tw
 
 import math
 import socket
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Final, assert_never
@@ -22,7 +21,7 @@ from liveness.config.settings import Config
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
 from liveness.core.conversation import Conversation, ConversationLimits
-from liveness.core.cursors import Cursors, ReadPosition
+from liveness.core.cursors import Cursors
 from liveness.core.effects import (
     AskCluster,
     Close,
@@ -62,6 +61,7 @@ from liveness.core.wheel import BUCKET_S
 from liveness.errors import Code
 from liveness.testing.scripted_clock import ScriptedClock
 from liveness.testing.scripted_disk import ScriptedDisk
+from liveness.testing.scripted_link import LinkCounters, LinkTap, ScriptedSocket
 
 RECEIVE_BYTES: Final = 16_384
 BACKLOG: Final = 512
@@ -76,28 +76,6 @@ ANYONE: Final = Allowed(anyone=True)
 REFUSED: Final = "the script of this test refuses it"
 
 
-@dataclass(slots=True)
-class LinkCounters:
-    """What is counted of links; nobody reads it."""
-
-    refused: Counter[str] = field(default_factory=Counter)
-    limits_met: Counter[str] = field(default_factory=Counter)
-    notices_acked: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class ScriptedSocket:
-    """A connected socket, and what is to be written to it."""
-
-    sock: socket.socket
-    link: Link
-    unsent: bytes = b""
-    position: ReadPosition | None = None
-    sent: Callable[[], object] = bool  # to be called once `unsent` is written
-    watched: int = 0  # the events that the selector waits for
-    is_shut: bool = False
-
-
 class ScriptedConversation(Conversation):
     """A link's state machine that shows its requests to the script."""
 
@@ -109,9 +87,8 @@ class ScriptedConversation(Conversation):
         """Yield the requests, with ages and beginnings in scripted time."""
         for request in super().receive(data, now):
             if isinstance(request, Hello) and request.role == GATEWAY:
-                code = self._host.refuse_next.pop(request.name, None)
-                if code is not None:
-                    yield self.close(code, REFUSED)
+                if codes := self._host.refuse_next[request.name]:
+                    yield self.close(codes.popleft(), REFUSED)
                     return
             elif isinstance(request, ActivityBatch | Login | Logout):
                 assert self.hello is not None
@@ -136,10 +113,14 @@ class ScriptedHost:
         self, config: Config, on_event: Callable[[str, Uid, int | None, str], None]
     ) -> None:
         self.config = config
-        self.refuse_next: dict[str, Code] = {}  # by gateway, at its next hello
+        # By gateway, at its next hellos.
+        self.refuse_next = defaultdict[str, deque[Code]](deque)
         self.refused: list[tuple[str | None, Refusal]] = []
         self.disk = ScriptedDisk()
         self.is_reading = True
+        self.is_accepting = True
+        self.unread_gateways: set[str] = set()  # whose links are not read
+        self.tap = LinkTap()
         self.changed = anyio.Event()  # a new one after each change
         self.listener: socket.socket | None = None
         self.sockets: dict[int, ScriptedSocket] = {}  # by number of the link
@@ -176,7 +157,8 @@ class ScriptedHost:
         presence.advance(self.attended.now + AHEAD_S, UNLIMITED)
         at = self.at(ROUNDING_S)
         for link in server.registry.named.values():
-            server.read_empty(link, at.now)
+            if link.name not in self.unread_gateways:
+                server.read_empty(link, at.now)
             if link.gateway is not None:
                 link.gateway.heard_at = at.now  # as if it kept its promised ping
         while server.fire(at, limit=UNLIMITED):
@@ -252,7 +234,8 @@ class ScriptedHost:
         if disk.timers:  # a gateway cannot answer them before it is back
             mono, grace = self.clock.mono, self.attended.reconnect_grace
             self.server.scheduler.was_absent(mono, mono + grace)
-        self._path.unlink(missing_ok=True)  # a crash leaves it
+        if self._path.is_socket():  # a crash leaves it; any other file is not ours
+            self._path.unlink()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.setblocking(False)
         self.listener.bind(str(self._path))
@@ -288,15 +271,16 @@ class ScriptedHost:
         """Accept and read everything there is, then write what follows from it."""
         has_read = False
         with suppress(BlockingIOError):
-            while self.listener is not None:
+            while self.listener is not None and self.is_accepting:
                 sock, _ = self.listener.accept()
                 sock.setblocking(False)
                 self._number += 1
                 peer = Peer(0, 0, frozenset())
                 link = self.server.connected(self._number, peer, self.at())
                 self.sockets[link.number] = ScriptedSocket(sock, link)
+                self.tap.opened(link.number, sock)
         for held in [*self.sockets.values()]:
-            if self.is_reading or not held.link.is_open:
+            if self._is_read(held.link):
                 has_read |= self._read(held)
         # Waiters are woken by changes only: each makes a turn when it checks its
         # condition, so two of them could wake each other for ever.
@@ -379,6 +363,7 @@ class ScriptedHost:
             except OSError:
                 data = b""
             has_read = True
+            self.tap.received(link.number, data)
             if not data:
                 self._write(held)
                 self.close(held)
@@ -401,7 +386,7 @@ class ScriptedHost:
             self._watch(held)
 
     def _write(self, held: ScriptedSocket) -> None:
-        outbox = held.link.outbox
+        link, outbox = held.link, held.link.outbox
         while not outbox.is_broken and not held.is_shut:
             if not held.unsent:
                 held.sent = bool
@@ -409,7 +394,7 @@ class ScriptedHost:
             if not held.unsent:
                 return
             try:
-                held.unsent = held.unsent[held.sock.send(held.unsent) :]
+                sent = held.sock.send(held.unsent[: held.most_bytes])
             except BlockingIOError:
                 outbox.blocked(True)
                 return
@@ -418,12 +403,19 @@ class ScriptedHost:
                 outbox.broken()
                 held.unsent = b""
                 return
+            self.tap.sent(link.number, held.unsent[:sent])
+            held.unsent = held.unsent[sent:]
             if not held.unsent:
                 outbox.blocked(False)
                 held.sent()
+            if held.most_bytes is not None:
+                return
 
     def _next_bytes(self, held: ScriptedSocket) -> bytes:
         outbox = held.link.outbox
+        if held.extra:
+            extra, held.extra = held.extra, b""
+            return extra
         if frames := outbox.take_frames():
             held.sent = partial(outbox.frames_sent, len(frames))
             return frames
@@ -456,6 +448,7 @@ class ScriptedHost:
         if not outbox.is_broken and not held.unsent:
             with suppress(OSError):
                 sent = held.sock.send(outbox.last_frame)
+                self.tap.sent(held.link.number, outbox.last_frame[:sent])
                 held.unsent = outbox.last_frame[sent:]
         if held.unsent:
             self.close(held)  # it may never read the rest
@@ -468,8 +461,9 @@ class ScriptedHost:
     def _watch(self, held: ScriptedSocket) -> None:
         """Set the events for which the selector waits on a link."""
         link = held.link
-        reads = not link.is_open or (self.is_reading and not link.outbox.is_full)
-        wanted = EVENT_READ * reads | EVENT_WRITE * bool(held.unsent)
+        reads = self._is_read(link) and not (link.is_open and link.outbox.is_full)
+        writes = bool(held.unsent) and held.most_bytes is None
+        wanted = EVENT_READ * reads | EVENT_WRITE * writes
         if wanted != held.watched and link.number in self.sockets:
             if held.watched:
                 self.selector.unregister(held.sock)
@@ -477,9 +471,15 @@ class ScriptedHost:
                 self.selector.register(held.sock, wanted)
             held.watched = wanted
 
+    def _is_read(self, link: Link) -> bool:
+        """Whether the script lets a link be read; one that has ended is read to its end."""
+        is_unread = not self.is_reading or link.name in self.unread_gateways
+        return not link.is_open or not is_unread
+
     def close(self, held: ScriptedSocket) -> None:
         """Close a link at once."""
         if self.sockets.pop(held.link.number, None) is not None:
+            self.tap.closed(held.link.number)
             if held.watched:
                 self.selector.unregister(held.sock)
             held.sock.close()

@@ -23,7 +23,7 @@ from liveness.core.link import Link
 from liveness.core.records import Instant
 from liveness.core.server import Server
 from liveness.testing.scripted_disk import ScriptedDisk
-from liveness.testing.scripted_host import LinkCounters
+from liveness.testing.scripted_link import LinkCounters
 
 NO_CLUSTER: Final = ClusterSettings()
 ANYONE: Final = Allowed(anyone=True)
