@@ -20,8 +20,8 @@ HELP: Final = ("--help", "-h")
 # `version` does not load an HTTP server.
 COMMANDS: Final = (
     "serve", "watch", "status", "explain", "history", "log", "compare", "timers",
-    "gateways", "guard", "cluster", "backup", "record", "replay", "demo", "bench",
-    "check-config", "check-state", "version",
+    "gateways", "guard", "cluster", "backup", "record", "replay", "demo", "conformance",
+    "bench", "check-config", "check-state", "version",
 )  # fmt: skip
 
 

@@ -18,13 +18,24 @@ from liveness.errors import ConfigError
 # The sidecar's socket, the name to say in hello, the TCP port for users, and how many
 # connections it has to take at a time.
 PLACEHOLDERS: Final = ("socket", "name", "port", "most")
-REQUIRED: Final = ("socket", "port")
 PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
 
 
-def gateway_words(command: str) -> list[str]:
+# Where a program takes what it has to know.
+MEANINGS: Final = {
+    "socket": "the path of the sidecar's socket",
+    "port": "the port for its users",
+}
+
+
+def gateway_words(
+    command: str, required: Sequence[str] = ("socket", "port")
+) -> list[str]:
     """Split a command as a shell would; its program becomes an absolute path.
 
+    Args:
+        command: Of a shell, in its form.
+        required: The placeholders that it has to have.
     Raises:
         ConfigError: It is no command, a placeholder is unknown or missing, or there is
             no such program.
@@ -42,11 +53,11 @@ def gateway_words(command: str) -> list[str]:
             raise ConfigError(
                 f"the gateway's command has {{{name}}}, which is none of {known}"
             )
-    for name in REQUIRED:
+    for name in required:
         if name not in found:
             raise ConfigError(
-                f"the gateway's command lacks {{{name}}}: write it where your program takes "
-                "the path of the sidecar's socket ({socket}) and the port for users ({port})"
+                f"the gateway's command lacks {{{name}}}: write it where your program "
+                f"takes {MEANINGS[name]}"
             )
     program = shutil.which(words[0])
     if program is None:

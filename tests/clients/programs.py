@@ -33,11 +33,7 @@ class Client:
         return program.replace("{here}", str(_built(self.folder)))
 
 
-CLIENTS: Final = {
-    client.folder: client
-    for client in (
-    )
-}
+CLIENTS: Final = {client.folder: client for client in ()}
 
 
 @cache

@@ -17,7 +17,9 @@ import liveness
 async def run(path: str, users: int, rounds: int) -> None:
     """Logs the users in, and then reports a keepalive of each, round after round."""
     async with liveness.connect(path, name="bench-python") as sidecar:
-        conns = [(f"user-{number + 1:07}", sidecar.new_conn()) for number in range(users)]
+        conns = [
+            (f"user-{number + 1:07}", sidecar.new_conn()) for number in range(users)
+        ]
         for uid, conn in conns:
             sidecar.login(uid, conn=conn)
         await sidecar.flush()

@@ -20,9 +20,7 @@ UNTRIED: Final = {"G32"}  # timers, for which users of the demo's lines cannot a
 def test_the_gateway_keeps_every_rule(name: str) -> None:
     command = CLIENTS[name].command(CLIENTS[name].gateway)
     words = [sys.executable, "-m", "liveness", "conformance", "--json"]
-    done = ran(
-        *words, "--command", command, cwd=ROOT, env=environment(), timeout=RUN_S
-    )
+    done = ran(*words, "--command", command, cwd=ROOT, env=environment(), timeout=RUN_S)
     rules = json.loads(done.stdout)["rules"]
     wrong = {rule["rule"] for rule in rules if rule["verdict"] != "pass"}
     assert wrong == UNTRIED, done.stdout

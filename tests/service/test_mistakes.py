@@ -242,7 +242,7 @@ COMMAND_LINES: Final = [
     Mistake("unknown flag", "serve --timeot 3", 2, "Unknown option: --timeot. Did you mean --timeout?; see `liveness serve --help`"),
     Mistake("command of a gateway that is empty", "demo --gateway ' '", 78, "the gateway's command is empty; name a program to run"),
     Mistake("command of a gateway with an open quote", """demo --gateway "cat '{socket}" """, 78, "the gateway's command \"cat '{socket}\": No closing quotation"),
-    Mistake("command of a gateway without a port", "demo --gateway 'cat {socket}'", 78, "the gateway's command lacks {port}: write it where your program takes the path of the sidecar's socket ({socket}) and the port for users ({port})"),
+    Mistake("command of a gateway without a port", "demo --gateway 'cat {socket}'", 78, "the gateway's command lacks {port}: write it where your program takes the port for its users"),
     Mistake("command of a gateway that asks for more", "demo --gateway 'cat {socket} {prot}'", 78, "the gateway's command has {prot}, which is none of {socket}, {name}, {port}, {most}"),
     Mistake("command of a gateway that does not exist", "demo --gateway '{here}/gw {socket} {port}'", 78, "there is no program '{here}/gw': build it first, or name its path"),
     Mistake("flag without a value", "serve --timeout", 2, "…--timeout requires an argument; see `liveness serve --help`"),
@@ -630,6 +630,8 @@ FOR_PROGRAMS: Final = {
 EXCUSED: Final = {
     "cluster/questions.py:_in_time": "answered over HTTP: tests/cluster/test_questions.py",
     "bench": "of `bench`: tests/bench/test_bench.py and tests/system/test_bench.py",
+    "conformance": "of `conformance`: tests/conformance/test_conformance_report.py",
+    "cli/conformance.py:_wait_for_sigterm": "takes a signal: the same tests",
     "demo": "of `demo`: tests/demo/test_demo.py and tests/system/test_demo.py",
     "cli/status_screen.py:look": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",

@@ -1,0 +1,212 @@
+"""The frames of the gateway's links, both ways, with their times.
+
+A gateway is whoever connects from another process: links of this one, by which the script
+plays other gateways, are left out.
+"""
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from liveness.core.framing import Frame, Reader
+from liveness.errors import WireError
+from liveness.testing.scripted_link import LinkTap
+
+# A gateway that exceeds every limit is still shown.
+MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
+MAX_BATCH: Final = 1_000_000
+# A run has some thousand frames. A gateway that sends without end must not fill the
+# memory: the oldest half is dropped.
+MOST_FRAMES: Final = 100_000
+# Shown of an array or a map, and of a text.
+MOST_ITEMS: Final = 3
+MOST_KEYS: Final = 20
+MOST_TEXT: Final = 80
+
+OPENED, CLOSED, ENDED, BROKEN = "opened", "closed", "ended", "broken bytes"
+
+
+class Seen(NamedTuple):
+    """A frame, or what happened to a link, as one of the words above."""
+
+    at: float  # seconds since the run began
+    link: int  # numbered by the sidecar, from 1
+    is_sent: bool  # by the sidecar
+    frame: Frame
+
+    @property
+    def name(self) -> object:
+        """The frame's name."""
+        return self.frame[0] if self.frame else None
+
+    def text(self) -> str:
+        """A line for a person."""
+        arrow = "←" if self.is_sent else "→"
+        what = " ".join(map(_text, shortened(self.frame)))
+        return f"{self.at:7.3f} s  link {self.link}  {arrow} {what}"
+
+
+def shortened(value: object, level: int = 0) -> tuple[object, ...]:
+    """A frame's elements, of long arrays and texts only the beginning."""
+    assert isinstance(value, tuple)
+    return tuple(_shortened(item, level) for item in value)
+
+
+def _shortened(value: object, level: int) -> object:
+    match value:
+        case tuple():
+            most = MOST_ITEMS if level < 4 else 0
+            items: list[object] = [_shortened(item, level + 1) for item in value[:most]]
+            more = len(value) - most
+            return [*items, f"… {more} more"] if more > 0 else items
+        case dict():
+            pairs = [*value.items()][:MOST_KEYS]
+            return {str(key): _shortened(item, level + 1) for key, item in pairs}
+        case bytes():
+            return f"bytes {value[:MOST_ITEMS].hex()}…"
+        case str() if len(value) > MOST_TEXT:
+            return f"{value[:MOST_TEXT]}…"
+        case _:
+            return value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+class Tape(LinkTap):
+    """Records the gateway's frames.
+
+    Args:
+        on_frame: Is called with each, at once.
+    """
+
+    def __init__(self, on_frame: Callable[[Seen], object]) -> None:
+        self.frames: list[Seen] = []
+        self.links: dict[int, str] = {}  # by number: opened, closed or ended
+        self.changed = trio.lowlevel.ParkingLot()
+        self._on_frame = on_frame
+        self.began = trio.current_time()
+        self._dropped = 0
+        self._readers: dict[tuple[int, bool], Reader] = {}
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return trio.current_time() - self.began
+
+    # --- what passes ------------------------------------------------------------------
+
+    def opened(self, link: int, sock: socket.socket) -> None:
+        """Begin to record a link of another process."""
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("3i", credentials)[0] == os.getpid():
+            return
+        self.links[link] = OPENED
+        for is_sent in (False, True):
+            self._readers[link, is_sent] = Reader(
+                max_frame_bytes=MAX_FRAME_BYTES, max_batch=MAX_BATCH
+            )
+        self._add(link, False, (OPENED,))
+
+    def received(self, link: int, data: bytes) -> None:
+        """Record frames of the gateway."""
+        if data:
+            self._pass(link, False, data)
+        elif self.links.get(link) == OPENED:
+            self.links[link] = CLOSED
+            self._add(link, False, (CLOSED,))
+        self.changed.unpark_all()  # the script's own links change something too
+
+    def sent(self, link: int, data: bytes) -> None:
+        """Record frames of the sidecar."""
+        self._pass(link, True, data)
+
+    def closed(self, link: int) -> None:
+        """Record that the sidecar closes a link."""
+        if self.links.get(link) == OPENED:
+            self.links[link] = ENDED
+            self._add(link, True, (ENDED,))
+
+    def _pass(self, link: int, is_sent: bool, data: bytes) -> None:
+        if (reader := self._readers.get((link, is_sent))) is None:
+            return
+        try:
+            for frame in reader.feed(data):
+                self._add(link, is_sent, frame)
+        except WireError as error:
+            del self._readers[link, is_sent]
+            self._add(link, is_sent, (BROKEN, str(error)))
+
+    def _add(self, link: int, is_sent: bool, frame: Frame) -> None:
+        seen = Seen(self.now, link, is_sent, frame)
+        self.frames.append(seen)
+        if len(self.frames) > MOST_FRAMES:
+            self._dropped += MOST_FRAMES // 2
+            del self.frames[: MOST_FRAMES // 2]
+        self._on_frame(seen)
+        self.changed.unpark_all()
+
+    # --- what has passed --------------------------------------------------------------
+
+    @property
+    def mark(self) -> int:
+        """A place between the frames so far and those to come."""
+        return self._dropped + len(self.frames)
+
+    def since(self, mark: int) -> list[Seen]:
+        """The frames after a place."""
+        return self.frames[max(0, mark - self._dropped) :]
+
+    def sent_since(self, mark: int, *names: str) -> list[Seen]:
+        """The sidecar's frames of these names after a place."""
+        return [
+            seen for seen in self.since(mark) if seen.is_sent and seen.name in names
+        ]
+
+    def received_since(self, mark: int, *names: str) -> list[Seen]:
+        """The gateway's frames of these names after a place."""
+        return [
+            seen for seen in self.since(mark) if not seen.is_sent and seen.name in names
+        ]
+
+
+class Reported(NamedTuple):
+    """One user of an event, as the gateway has written it."""
+
+    event: str
+    uid: object
+    conn: object  # None: there is none
+    seen: Seen
+
+
+EVENTS: Final = ("login", "keepalive", "message", "logout")
+ACTIVITY: Final = ("keepalive", "message")
+
+
+def reports(seen: Seen) -> Iterator[Reported]:
+    """What a frame of the gateway reports; nothing if it is no event."""
+    if seen.is_sent or seen.name not in EVENTS or len(seen.frame) < 2:
+        return
+    uids, options = seen.frame[1], seen.frame[2] if len(seen.frame) > 2 else None
+    conn = options.get("conn") if isinstance(options, dict) else None
+    if not isinstance(uids, tuple):
+        yield Reported(seen.frame[0], uids, conn, seen)
+        return
+    conns = conn if isinstance(conn, tuple) else ()
+    for place, uid in enumerate(uids):
+        one = conns[place] if place < len(conns) else None
+        yield Reported(seen.frame[0], uid, one, seen)
+
+
+def records(seen: Seen) -> Iterator[dict[str, Any]]:
+    """The records in a `notices` frame of the sidecar."""
+    if seen.is_sent and seen.name == "notices":
+        yield from (record for record in seen.frame[1] if isinstance(record, dict))

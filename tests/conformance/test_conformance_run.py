@@ -1,0 +1,73 @@
+"""A right gateway keeps all rules; each wrong one breaks exactly the rule that is meant."""
+
+import re
+import sys
+from typing import Final
+
+import pytest
+
+from liveness.conformance.conformance_run import RunOptions, RunResult, run
+from liveness.conformance.findings import ADVISED, FAIL, PASS
+from liveness.conformance.rules import RULES, Rule
+from liveness.conformance.situation import SITUATIONS
+from tests.conformance.wrong_gateway import FAULTS
+from tests.helpers.tree import ROOT
+
+OPTIONS: Final = "--sidecar {socket} --name {name} --port {port}"
+
+
+async def played(module: str, *rules: int) -> RunResult:
+    options = RunOptions(
+        name="gw-1",
+        listen=None,
+        words=(sys.executable, "-m", *f"{module} {OPTIONS}".split()),
+        users=None,
+        rules=rules,
+    )
+    return await run(options, lambda _: None)
+
+
+def test_the_table_of_rules_is_that_of_the_protocol() -> None:
+    text = (ROOT / "proto/README.md").read_text()
+    found = re.findall(r"^- \*\*G(\d+)\. (.+?)[.,]?\*\*( \(\*advised\*\))?", text, re.M)
+    told = {int(n): Rule(title, bool(advised)) for n, title, advised in found}
+    assert told == RULES
+    assert {rule for each in SITUATIONS for rule in each.rules} == RULES.keys() - {32}
+
+
+@pytest.mark.long
+async def test_the_demos_gateway_keeps_every_rule() -> None:
+    result = await played("liveness.demo.gateway")
+    outcomes = {verdict.rule: verdict.outcome for verdict in result.verdicts}
+    outcomes.pop(32)
+    assert outcomes == dict.fromkeys(range(1, 32), PASS), result
+    assert result.is_kept
+
+
+# The run waits some seconds for what these gateways never do.
+SLOW: Final = {
+    "no-acks", "declares-only-when-shut-out", "closes-all-without-a-link",
+    "stands-while-it-writes", "sends-nothing-again", "ends-at-a-refusal", "no-logouts",
+    "frames-come-whole", "ignores-gaps", "acks-before-closing",
+    "keeps-the-older-connection", "acks-known-kinds-only", "logs-in-what-has-ended",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[pytest.mark.long] * (fault in SLOW))
+        for fault in FAULTS
+    ],
+)
+async def test_a_fault_breaks_exactly_its_rule(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    rule, _ = FAULTS[fault]
+    result = await played(f"tests.conformance.wrong_gateway {fault}", rule)
+    assert result.failed == {rule}, result
+    (verdict,) = result.verdicts
+    assert verdict.outcome == (ADVISED if RULES[rule].is_advised else FAIL)
+    assert verdict.findings[0].frames
+    assert result.is_kept == RULES[rule].is_advised
