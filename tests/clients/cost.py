@@ -28,27 +28,21 @@ TIMEOUT_S: Final = 3_600.0  # nobody falls silent here
 PROGRAM_S: Final = 300.0
 
 PYTHON: Final = f"{shlex.quote(sys.executable)} -m tests.clients.python_bench"
-LANGUAGES: Final = {
-    "c": "C",
-    "erlang": "Erlang",
-    "go": "Go",
-    "java": "Java",
-    "node": "Node.js",
-    "rust": "Rust",
-}
 
 
 def measured(command: str, *, users: int, rounds: int) -> dict[str, Any]:
     """What a bench program prints, with a sidecar of its own."""
-    with TemporaryDirectory(prefix="liveness-cost-") as folder:
-        with fresh_sidecar(Path(folder), timeout_s=TIMEOUT_S) as sidecar:
-            sidecar.start()
-            flags = ["--sidecar", sidecar.socket, "--users", users, "--rounds", rounds]
-            words = [*shlex.split(command), *map(str, flags)]
-            done = subprocess.run(
-                words, cwd=ROOT, stdout=subprocess.PIPE, timeout=PROGRAM_S, check=True
-            )
-            sidecar.check()
+    with (
+        TemporaryDirectory(prefix="liveness-cost-") as folder,
+        fresh_sidecar(Path(folder), timeout_s=TIMEOUT_S) as sidecar,
+    ):
+        sidecar.start()
+        flags = ["--sidecar", sidecar.socket, "--users", users, "--rounds", rounds]
+        words = [*shlex.split(command), *map(str, flags)]
+        done = subprocess.run(
+            words, cwd=ROOT, stdout=subprocess.PIPE, timeout=PROGRAM_S, check=True
+        )
+        sidecar.check()
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -61,10 +55,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=RUNS)
     options = parser.parse_args()
     commands = {"Python": PYTHON}
-    commands |= {
-        LANGUAGES[name]: client.command(client.bench)
-        for name, client in CLIENTS.items()
-    }
+    commands |= {client.language: client.bench_command() for client in CLIENTS.values()}
     costs: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(options.runs):
         for language, command in commands.items():

@@ -21,6 +21,7 @@ class Client:
     """A client in `proto/clients`, built in a copy of its folder, `{here}`."""
 
     folder: str
+    language: str
     source: str  # the library
     example: str  # the gateway
     needs: dict[str, str]  # programs, and the packages of Debian that have them
@@ -28,12 +29,89 @@ class Client:
     gateway: str
     bench: str
 
-    def command(self, program: str) -> str:
-        """The command of one of its programs, which is built if it is not yet."""
+    def gateway_command(self) -> str:
+        """The command of its gateway, with placeholders; it is built if it is not yet."""
+        return f"{self._of_copy(self.gateway)} {FLAGS}"
+
+    def bench_command(self) -> str:
+        """The command of its bench program, likewise; it lacks its flags."""
+        return self._of_copy(self.bench)
+
+    def _of_copy(self, program: str) -> str:
         return program.replace("{here}", str(_built(self.folder)))
 
 
-CLIENTS: Final = {client.folder: client for client in ()}
+CLIENTS: Final[dict[str, Client]] = {
+    client.folder: client
+    for client in (
+        Client(
+            folder="c",
+            language="C",
+            source="liveness.c",
+            example="gateway.c",
+            needs={"gcc": "gcc", "make": "make"},
+            builds=("make BUILD={here}/build",),
+            gateway="{here}/build/gateway",
+            bench="{here}/build/bench",
+        ),
+        Client(
+            folder="erlang",
+            language="Erlang",
+            source="liveness.erl",
+            example="gateway.erl",
+            needs={"erlc": "erlang-base"},
+            builds=("mkdir ebin", "erlc -Wall -Werror -o ebin *.erl"),
+            gateway="{here}/gateway",
+            bench="{here}/bench",
+        ),
+        Client(
+            folder="go",
+            language="Go",
+            source="liveness.go",
+            example="cmd/gateway/main.go",
+            needs={"go": "golang-go"},
+            builds=("go vet ./...", "go build -o build/ ./cmd/..."),
+            gateway="{here}/build/gateway",
+            bench="{here}/build/bench",
+        ),
+        Client(
+            folder="java",
+            language="Java",
+            source="src/main/java/liveness/Sidecar.java",
+            example="src/example/java/liveness/example/Gateway.java",
+            needs={"javac": "openjdk-17-jdk-headless"},
+            builds=(
+                "javac --release 17 -Xlint:all -Werror -d build $(find src -name '*.java')",
+            ),
+            gateway="java -cp {here}/build liveness.example.Gateway",
+            bench="java -cp {here}/build liveness.example.Bench",
+        ),
+        Client(
+            folder="node",
+            language="Node.js",
+            source="liveness.js",
+            example="gateway.js",
+            needs={"node": "nodejs", "npm": "npm"},
+            builds=("npm install --no-package-lock --no-audit --no-fund",),
+            gateway="node {here}/gateway.js",
+            bench="node {here}/bench.js",
+        ),
+        Client(
+            folder="rust",
+            language="Rust",
+            source="src/lib.rs",
+            example="examples/gateway.rs",
+            needs={"/usr/bin/cargo": "cargo", "/usr/bin/rustc": "rustc"},
+            # Debian's, whatever others there are: the oldest that the client is for.
+            builds=(
+                "PATH=/usr/bin:$PATH cargo build --release --offline --examples "
+                "--target-dir build",
+            ),
+            gateway="{here}/build/release/examples/gateway",
+            bench="{here}/build/release/examples/bench",
+        ),
+    )
+}
 
 
 @cache

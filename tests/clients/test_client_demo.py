@@ -20,7 +20,7 @@ SCRIPT: Final = "3 kill, 6 gateway, 9 restart"
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CLIENTS)
 def test_no_user_is_reported_wrongly(name: str) -> None:
-    command = CLIENTS[name].command(CLIENTS[name].gateway)
+    command = CLIENTS[name].gateway_command()
     words = [sys.executable, "-m", "liveness", "demo", "--gateway", command]
     size = f"--seconds {SECONDS} --timeout 2 --users 100".split()
     done = ran(

@@ -18,7 +18,7 @@ UNTRIED: Final = {"G32"}  # timers, for which users of the demo's lines cannot a
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_gateway_keeps_every_rule(name: str) -> None:
-    command = CLIENTS[name].command(CLIENTS[name].gateway)
+    command = CLIENTS[name].gateway_command()
     words = [sys.executable, "-m", "liveness", "conformance", "--json"]
     done = ran(*words, "--command", command, cwd=ROOT, env=environment(), timeout=RUN_S)
     rules = json.loads(done.stdout)["rules"]
