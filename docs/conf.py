@@ -11,7 +11,11 @@ project = "liveness"
 version = release = liveness.__version__
 root_doc = "docs/README"
 # The source is the whole repository: links between pages stay what they are on a code host.
-include_patterns = ["*.md", "docs/*.md", "proto/README.md", "proto/cluster.md"]
+include_patterns = [
+    *("*.md", "docs/*.md", "proto/README.md", "proto/cluster.md"),
+    *("proto/clients/README.md", "proto/clients/*/README.md"),
+    "proto/integrations/*/README.md",
+]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 html_theme = "furo"
