@@ -1,0 +1,3 @@
+module liveness
+
+go 1.19
