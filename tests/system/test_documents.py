@@ -150,7 +150,8 @@ def command(begin: str) -> str:
     return found
 
 
-def test_every_python_example_is_run_below() -> None:
+def test_every_python_example_is_run() -> None:
+    """Below, or, of proxies.md, in tests/integrations/test_proxies.py."""
     has = {page: len(blocks(page, "python")) for page in MANUAL}
     assert {page: count for page, count in has.items() if count} == {
         "README.md": 1,
@@ -158,6 +159,7 @@ def test_every_python_example_is_run_below() -> None:
         "docs/cluster.md": 2,
         "docs/gateway.md": 5,
         "docs/getting-started.md": 1,
+        "docs/proxies.md": 1,
         "docs/shadow-mode.md": 1,
         "docs/testing.md": len(TESTS),
         "docs/timers.md": 1,
