@@ -94,7 +94,7 @@ public final class Sidecar implements AutoCloseable {
         hello.putAll(Map.of("protocol", 1L, "name", name, "ping", PING_S, "fresh", isFresh));
         hello.put("kinds", List.of("offline", "moved"));
         if (timeout != null) hello.put("timeout", timeoutS);
-        nextConn = System.currentTimeMillis() * 1049; // seconds x 2^20, above earlier processes
+        nextConn = (long) (System.currentTimeMillis() * 1048.576); // begins with seconds x 2^20
         for (Task task : List.<Task>of(this::link, () -> onEnd.accept(nextEnd()),
                 () -> take().forEach(frame -> MessagePack.write(writing, frame)))) {
             Thread thread = new Thread(() -> { while (!isClosed) attempt(task); }, "liveness");
