@@ -396,7 +396,7 @@ def test_the_link_that_is_looked_at_answers_as_shown(environ: dict[str, str]) ->
     look = look.replace("od ", "od -v -w9999 ")
     with started("liveness serve", environ) as sidecar:
         sidecar.line_with('"ready"')
-        shown = run(f"bash -c {shlex.quote(look)}", environ)
+        shown = run(f"sh -c {shlex.quote(look)}", environ)
     assert shown.startswith("000000 92 a7 77 65 6c 63 6f 6d 65 ")  # "welcome"
     assert end in shown
 
