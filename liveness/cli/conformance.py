@@ -102,14 +102,21 @@ def conformance(
 
     It serves as the sidecar, by a script: links break, records repeat, users fall silent.
     Users are TCP connections that speak the lines of the demo's gateway. The exit code is 0
-    if no rule was broken, 1 if one was, and 2 for a wrong command line.
+    if no rule was broken and all could be played, 1 if not, and 2 or 78 for a wrong
+    command line.
     """
     if (command is None) == (listen is None):
         report_line(
             "give either --command CMD or --listen PATH; see `liveness conformance --help`"
         )
         return 2
-    words = [] if command is None else gateway_words(command, ("socket",))
+    if users is None and rule is None and "{port}" not in (command or ""):
+        report_line(
+            "no user can connect to your gateway: write {port} into --command, or give "
+            "--users HOST:PORT; or name the rules to try without users, by --rule"
+        )
+        return 2
+    words = [] if command is None else gateway_words(command, ())
     options = RunOptions(
         name=name,
         listen=None if listen is None else Path(listen),

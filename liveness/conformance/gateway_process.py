@@ -34,6 +34,7 @@ class GatewayProcess:
         self.port = _free_port() if self.has_port else 0
         values = {"socket": socket_path, "name": name, "port": self.port}
         self._words = filled(words, {**values, "most": MOST_CONNECTIONS})
+        self._environ = os.environ | {"LIVENESS_SOCKET_PATH": str(socket_path)}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -56,6 +57,7 @@ class GatewayProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._words,
+                env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

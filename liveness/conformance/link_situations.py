@@ -97,7 +97,7 @@ async def the_sidecar_says_bye(stage: Stage) -> None:
     stage.sidecar.start()
     back = await stage.until(lambda: links_since(stage, mark), LINK_S)
     stage.need(not stage.has_ended, "the gateway has ended")
-    took_s = stage.tape.now - stage.tape.since(mark)[0].at
+    took_s = stage.tape.now - stage.tape.sent_since(mark, "bye")[0].at
     text = f"back {took_s:.1f} s after bye" if back else "not back after bye"
     stage.check(21, back and took_s < BYE_S + LATE_S, text, "within 1 s", since=mark)
     stage.need(await stage.linked(), "the gateway has no link")

@@ -6,6 +6,8 @@ from liveness.conformance.situation import situation
 from liveness.conformance.stage import HAND_MADE, Stage
 
 UNUSED: Final = 2**52  # a conn that no gateway has given
+# So much of it is missing that a gateway which waits for the rest sees nothing else.
+LONG_TEXT: Final = "x" * 1_000_000
 
 
 @situation(16, 19)
@@ -125,3 +127,19 @@ async def frames_in_pieces_and_together(stage: Stage) -> None:
         closed = await stage.closed(user)
         what = "one of two frames that came together was not acted on"
         stage.check(6, closed, what, "closed", since=mark)
+
+
+@situation(6)
+async def a_link_ends_within_a_frame(stage: Stage) -> None:
+    """What has arrived of the frame is no part of the next link's first."""
+    user = await stage.enter("half")
+    mark = stage.tape.mark
+    stage.sidecar.end_within(stage.name, ("made-by-the-script", LONG_TEXT))
+    is_linked = await stage.linked()
+    what = "no link after one had ended within a frame"
+    stage.check(6, is_linked, what, "a link that begins anew", since=mark)
+    stage.need(is_linked, "the gateway has no link")
+    await stage.deliver(stage.silence_of(user))
+    closed = await stage.closed(user)
+    what = "a record was not acted on after a link had ended within a frame"
+    stage.check(6, closed, what, "closed", since=mark)

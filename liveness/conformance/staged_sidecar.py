@@ -21,6 +21,7 @@ from liveness.testing.scripted_link import ScriptedSocket
 WINDOW: Final = 20
 MAX_TIMERS: Final = 1_000
 PIECE_PAUSE_S: Final = 0.005
+FIRST_BYTES: Final = 64  # of a frame that never ends
 MOST_REFUSALS: Final = 1_000  # inside one `refusing`
 
 
@@ -91,8 +92,15 @@ class StagedSidecar(ScriptedSidecar):
 
     def end_with(self, gateway: str, frame: object) -> None:
         """Write a last frame to the gateway, and close its link."""
+        self._end_with(gateway, encode(frame))
+
+    def end_within(self, gateway: str, frame: object) -> None:
+        """Write the first bytes of a last frame, and close its link."""
+        self._end_with(gateway, encode(frame)[:FIRST_BYTES])
+
+    def _end_with(self, gateway: str, data: bytes) -> None:
         held = self._socket_of(gateway)
-        held.extra += encode(frame)
+        held.extra += data
         self._host.write_links()
         self._host.close(held)
         self._host.settle()

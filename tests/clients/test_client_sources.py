@@ -1,4 +1,4 @@
-"""The clients stay small enough to be read, and copied, by one person in one sitting."""
+"""What one reads first of each client stays small: its calls, and its gateway."""
 
 from pathlib import Path
 from typing import Final

@@ -129,25 +129,29 @@ def test_the_command_runs_a_gateway_and_says_by_its_exit_code_whether_rules_are_
             "give either --command CMD or --listen PATH; see `… conformance --help`",
         ),
         (
-            ["--command", "cat {port}"],
-            os.EX_CONFIG,
-            "the gateway's command lacks {socket}: write it where your program takes the "
-            "path of the sidecar's socket",
+            ["--command", "cat"],
+            2,
+            "no user can connect to your gateway: write {port} into",
         ),
         (
-            ["--command", "sh -c 'echo hm' {socket}"],
+            ["--command", "cat {prot} {port}"],
+            os.EX_CONFIG,
+            "the gateway's command has {prot}, which is none of {socket}, {name}, {port}",
+        ),
+        (
+            ["--command", "sh -c 'echo hm' {port}"],
             1,
             "has ended; correct --command. Its output: hm",
         ),
         (
-            ["--listen", "/no/x"],
+            ["--listen", "/no/x", "--rule", "G1"],
             1,
             "/no/x is in no folder that exists; make the folder",
         ),
         (["--users", "here", "--listen", "x"], 2, "'here' is no HOST:PORT, such as"),
         (["--rule", "G0", "--listen", "x"], 2, "'G0' is no rule, G1 to G32"),
     ],
-    ids=["neither", "command", "ended", "folder", "users", "rule"],
+    ids=["neither", "nobody", "command", "ended", "folder", "users", "rule"],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(
     options: list[str], code: int, line: str, capsys: pytest.CaptureFixture[str]
@@ -162,7 +166,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
 
 def test_a_run_that_is_ended_by_sigterm_ends_the_gateway_too(tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    gateway = f"sh -c 'echo $$ > {file}; exec sleep 600' {{socket}}"
+    gateway = f"sh -c 'echo $$ > {file}; exec sleep 600' {{port}}"
     run = [sys.executable, "-m", "liveness", "conformance", "--command", gateway]
     with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: file.exists() and bool(file.read_text()))

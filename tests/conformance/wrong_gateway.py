@@ -147,6 +147,12 @@ def frames_come_whole() -> None:
     set_(Reader, "feed", feed)
 
 
+@fault(6)
+def half_frames_outlive_their_link() -> None:
+    only = Reader(max_frame_bytes=2**24, max_batch=25_000)
+    set_(reconnecting_link, "Reader", lambda **_limits: only)
+
+
 @fault(7)
 def knows_all_frames() -> None:
     original = Client.receive
