@@ -82,6 +82,7 @@ class Hosts:
         self.sidecar = sidecar
         self.ports = dict[tuple[str, ...], int]()  # of gateways, by their command
         self.processes = dict[str, subprocess.Popen[bytes]]()  # of proxies
+        self._logs = dict[str, Callable[[], str]]()  # likewise
         self._folder = folder
         self._stack = stack
 
@@ -116,9 +117,20 @@ class Hosts:
         self.processes[program] = process
         said = Path(log.name).read_text
         eventually(lambda: is_listening(port), said)
-        if program == "haproxy":  # it listens before it takes signals
-            eventually(lambda: "Loading success" in said())
+        self._logs[program] = said
         return port
+
+    def reload(self, program: str) -> None:
+        """Have the latest proxy of this program read its configuration again."""
+
+        def is_asked() -> bool:
+            # HAProxy loses a signal that comes before it is ready, which nothing tells.
+            if program == "haproxy" and "Reloading HAProxy" in self._logs[program]():
+                return True
+            self.processes[program].send_signal(RELOAD[program])
+            return program == "nginx"
+
+        eventually(is_asked)
 
     def _in_this_folder(self, text: str) -> str:
         """The places that nginx writes to by default are those of its service."""
@@ -227,7 +239,7 @@ def test_a_reload_loses_nobody_until_its_bound(hosts: Hosts, proxy: str) -> None
         proxy, TCP, hosts.gateway(*GATEWAY), lambda text: text.replace("30m", SHORT)
     )
     user = hosts.user(port, f"old-{proxy}")
-    hosts.processes[proxy].send_signal(RELOAD[proxy])
+    hosts.reload(proxy)
     user.send(say="hi")
     assert user.until("say") == "hi"
     with suppress(OSError):

@@ -76,7 +76,6 @@ static bool end_link(struct liveness *l, enum liveness_state state, int longest,
 static bool fault(struct liveness *l, const char *why) {
     return end_link(l, LIVENESS_AWAY, AFTER_FAULT, why);
 }
-
 static bool bad_frame(struct liveness *l) { return fault(l, "its bytes are not protocol 1"); }
 
 /* --- frames from the sidecar ------------------------------------------------------------- */
@@ -86,7 +85,7 @@ static bool receive_welcome(struct liveness *l, struct mp_in options) {
     mp_text(options, "log", log, sizeof log);
     mp_find(options, "flush", &flush);
     int64_t next = mp_integer(options, "next", 0), most = mp_integer(options, "max_batch", 0);
-    int64_t fit = (mp_integer(options, "max_frame", 0) - FRAME_BYTES) / CONN_BYTES;
+    int64_t fit = mp_integer(options, "max_frame", 0) / CONN_BYTES - 1;
     if (!*log || next < 1 || most < 1 || fit < 1) return bad_frame(l);
     l->stats.links++;
     /* A log that ends before a record that it has sent is another log. */
@@ -288,13 +287,13 @@ static bool write_link(struct liveness *l) {
     size_t left = l->out.length - l->written;
     ssize_t sent = left ? send(l->fd, l->out.data + l->written, left, MSG_NOSIGNAL) : 0;
     if (sent >= 0) l->written += (size_t)sent;
-    if (sent >= 0 || errno == EAGAIN || errno == EINTR) return true;
-    return read_link(l) && fault(l, "the link takes no more"); /* unless it has said why */
+    else if (errno != EAGAIN && errno != EINTR)
+        l->written = l->out.length = 0; /* what is read next says why, or is the end */
+    return true;
 }
 
 /* --- the calls --------------------------------------------------------------------------- */
 static bool is_timeout(double s) { return s == 0 || (s >= 1 && s <= MAX_TIMEOUT_S); }
-
 struct liveness *liveness_open(const struct liveness_options *options, const char **error) {
     size_t size = options->path ? strlen(options->path) : 0;
     struct liveness *l = calloc(1, sizeof *l);
@@ -330,8 +329,10 @@ void liveness_close(struct liveness *l) {
 
 int liveness_run(struct liveness *l, struct pollfd *link) {
     bool has_link = l->fd >= 0 ? read_link(l) : now_s() >= l->retry_at && connect_link(l);
-    if (has_link && !l->is_linked && now_s() >= l->idle_at) fault(l, "no welcome comes");
-    else if (has_link) write_link(l);
+    if (has_link) write_link(l);
+    /* The link stays: a sidecar that hangs reads the hello later, and would see two links. */
+    if (has_link && l->fd >= 0 && !l->is_linked && now_s() >= l->idle_at)
+        tell(l, l->stats.state, "no welcome comes: is it a sidecar?"), l->idle_at = INFINITY;
     bool is_blocked = l->written < l->out.length;
     double next = l->fd < 0 ? l->retry_at : l->is_linked ? next_write(l) : l->idle_at;
     *link = (struct pollfd){l->fd, is_blocked ? POLLIN | POLLOUT : POLLIN, 0};
@@ -340,7 +341,6 @@ int liveness_run(struct liveness *l, struct pollfd *link) {
 }
 
 int64_t liveness_new_conn(struct liveness *l) { return l->next_conn++; }
-
 const char *liveness_login_with(struct liveness *l, liveness_uid uid, int64_t conn,
                                 double timeout, double age) {
     bool is_uid = uid.text ? mp_is_plain(uid.text, MAX_UID) : uid.number >= 0;

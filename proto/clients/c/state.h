@@ -12,7 +12,7 @@
 
 enum { MAX_NAME = 64, MAX_UID = 255, MAX_LOG = 255, MAX_WHY = 255 }; /* bytes */
 enum { PIECE = 64 << 10, MAX_FRAME = 16 << 20 }; /* bytes to read; the sidecar sends 2 MiB */
-enum { FRAME_BYTES = 100, CONN_BYTES = 282 };    /* at most: of a frame, and for each conn */
+enum { CONN_BYTES = 282 }; /* at most, of each conn in a frame, and of all else in it */
 enum { MAX_BATCH = 4096, BUCKETS = 1 << 17, MAX_WAIT_MS = 60000, MAX_TIMEOUT_S = 86400 };
 #define GATHER_S 0.02   /* logins, logouts and acks are collected for this long */
 #define FLUSH_SHARE 0.9 /* of welcome.flush; the rest is for delays of the event loop */

@@ -80,7 +80,8 @@ type welcome struct {
 	next               int64
 	flush              float64 // seconds
 	maxBatch, maxFrame int64
-	hasClock           bool // of this host, so logins say when their connections began
+	hasClock           bool    // of this host, so logins say when their connections began
+	since              float64 // monotonic(), of its arrival
 }
 
 func parseWelcome(options map[string]any) (w welcome, err error) {
@@ -93,6 +94,7 @@ func parseWelcome(options map[string]any) (w welcome, err error) {
 		return w, errBroken
 	}
 	w.flush *= flushShare
+	w.since = monotonic()
 	return w, nil
 }
 
@@ -115,6 +117,9 @@ func (w *welcome) put(batches []*batch, c *connection, now float64) []*batch {
 		// Rounded down, so that logins can share a frame: to 0.1 s, and from a quarter of an hour
 		// on to about a ten-thousandth.
 		age := now - c.opened
+		if c.sent == 0 && c.opened >= w.since {
+			age = 0 // first logins of this link arrive in order: the later one is the newer one
+		}
 		step := math.Max(0.1, math.Exp2(math.Floor(math.Log2(age)))/8192)
 		k.age, k.timeout = math.Floor(age/step)*step, c.timeout
 	}

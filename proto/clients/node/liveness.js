@@ -10,7 +10,6 @@ import { once } from 'node:events'
 import net from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import * as frames from './frames.js'
-
 export { ReportError } from './frames.js'
 const { KEEPALIVE, LOGIN, LOGOUT, MESSAGE, NONE, encode, now } = frames
 
@@ -281,8 +280,7 @@ export class Sidecar {
   }
 
   #receiveWelcome(welcome) {
-    const { log, next } = welcome
-    const isFirst = this.stats.links++ === 0
+    const [{ log, next }, isFirst] = [welcome, this.stats.links++ === 0]
     // A log that ends before a record that it has sent is another log.
     const isNewLog = !isFirst && (log !== this.#log || next <= this.#newest)
     if (isNewLog) {
@@ -290,7 +288,8 @@ export class Sidecar {
       for (const end of this.#ends.values()) end.seq = 0 // needs no ack any more
     }
     if (isNewLog || this.#wasShutOut) this.#believedFrom = this.#wasShutOut ? next : 0
-    const timer = setInterval(() => this.#writeSoon(true), welcome.flush * FLUSH_SHARE * 1000)
+    const everyS = Math.min(welcome.flush * FLUSH_SHARE, this.#options.ping)
+    const timer = setInterval(() => this.#writeSoon(true), everyS * 1000)
     this.#link = { welcome, since: now(), timer, acked: 0 }
     this.#sendAgain(isNewLog || (!isFirst && (this.#wasShutOut || welcome.known === false)))
     this.#log = log
@@ -321,6 +320,7 @@ export class Sidecar {
     this.#pongs = number
     for (const connection of this.#closed) {
       if (connection.next !== NONE || connection.ping > number) continue
+      if (this.#ends.has(connection)) continue // it must not be opened again
       this.#closed.delete(connection)
       this.#connections.delete(connection.conn)
     }
@@ -343,7 +343,8 @@ export class Sidecar {
     if (this.stats.links === 0) hello.fresh = fresh
     else if (this.#handled > 0) Object.assign(hello, { after: this.#handled, log: this.#log })
     const socket = net.connect(this.#options.path)
-    socket.on('connect', () => socket.write(frames.encodeHello(hello)))
+    // Behind reads, as in `#writeSoon`: the sidecar may refuse before hello.
+    socket.on('connect', () => setImmediate(() => socket.write(frames.encodeHello(hello))))
     socket.on('drain', () => this.#write(this.#link))
     socket.on('end', () => socket.destroy()) // what was not written yet is sent again
     socket.on('data', (chunk) => {
@@ -365,9 +366,8 @@ export class Sidecar {
     this.#wasShutOut ||= remedy !== undefined || (fatal !== undefined && link === undefined)
     const state = this.stats.links > 0 ? 'away' : 'connecting'
     const advice = remedy ? `. Its users are not watched. What to do: ${remedy}` : ''
-    const refused = code === 'replaced' ? code : 'refused'
-    const taker = pid ? ` (process ${pid})` : ''
-    this.#note(`no link: ${message}${taker}${advice}`, remedy ? refused : state)
+    const [refused, by] = [code === 'replaced' ? code : 'refused', pid ? ` (pid ${pid})` : '']
+    this.#note(`no link: ${message}${by}${advice}`, remedy ? refused : state)
     if (code === 'replaced') return Infinity
     if (!error || syscall || now() - link?.since >= MAX_PAUSE_S) this.#failures = 0
     const longest = Math.min(2 ** this.#failures++, remedy ? MAX_REFUSED_PAUSE_S : MAX_PAUSE_S)

@@ -69,7 +69,7 @@ func leave(uid string, conn int64, reason string) {
 }
 
 func send(tcp net.Conn, l line) {
-	tcp.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) // the kernel's buffer is large
+	tcp.SetWriteDeadline(time.Now().Add(time.Second)) // who does not read holds the room up once
 	if json.NewEncoder(tcp).Encode(l) != nil {
 		tcp.Close()
 	}

@@ -6,6 +6,7 @@ import java.io.*;
 import java.net.ProtocolException;
 import java.nio.*;
 import java.nio.channels.SocketChannel;
+import java.nio.charset.CharacterCodingException;
 import java.util.*;
 
 /** Frames in the part of msgpack that the protocol uses: everything but extension types. */
@@ -145,7 +146,11 @@ final class MessagePack {
         }
 
         private String text(long length) throws IOException {
-            return UTF_8.newDecoder().decode(ByteBuffer.wrap(bytes(length))).toString();
+            try {
+                return UTF_8.newDecoder().decode(ByteBuffer.wrap(bytes(length))).toString();
+            } catch (CharacterCodingException error) {
+                throw new ProtocolException("broken UTF-8");
+            }
         }
 
         private List<Object> array(long length, int depth) throws IOException {

@@ -43,7 +43,7 @@ public final class Sidecar implements AutoCloseable {
     private static final System.Logger LOG = System.getLogger("liveness.client");
     private static final double NEVER = Double.POSITIVE_INFINITY;
     private static final double GATHER_S = 0.02; // logins, logouts and acks are collected so long
-    private static final double PING_S = 1; // something is written so often, as hello promises
+    private final double pingS; // something is written so often, as hello promises
     private static final Map<String, String> REMEDIES = Map.of( // of refusals that come again
             "not-allowed", "allow this Unix user and name in the sidecar's settings ([access])",
             "bad-hello", "correct the name or the timeout of this gateway",
@@ -91,7 +91,8 @@ public final class Sidecar implements AutoCloseable {
         this.path = UnixDomainSocketAddress.of(path);
         this.name = name;
         this.onState = onState;
-        hello.putAll(Map.of("protocol", 1L, "name", name, "ping", PING_S, "fresh", isFresh));
+        pingS = Math.min(1, Math.max(timeoutS / 4, 0.25));
+        hello.putAll(Map.of("protocol", 1L, "name", name, "ping", pingS, "fresh", isFresh));
         hello.put("kinds", List.of("offline", "moved"));
         if (timeout != null) hello.put("timeout", timeoutS);
         nextConn = (long) (System.currentTimeMillis() * 1048.576); // begins with seconds x 2^20
@@ -222,7 +223,6 @@ public final class Sidecar implements AutoCloseable {
         isPinging |= isDue;
         return frames;
     }
-
     private double nextWrite() {
         boolean isUrgent = !changes.isEmpty() || handled() > acked;
         return !isLinked ? NEVER : isUrgent ? Math.min(writtenAt + GATHER_S, dueAt) : dueAt;
@@ -316,7 +316,7 @@ public final class Sidecar implements AutoCloseable {
         String id = Objects.requireNonNull((String) welcome.get("log"));
         long next = (Long) welcome.get("next");
         double flushMs = 900 * ((Number) welcome.get("flush")).doubleValue(); // there are delays
-        flushS = Math.max(20, Math.min((long) flushMs, (long) (900 * PING_S))) / 1e3;
+        flushS = Math.max(20, Math.min((long) flushMs, (long) (900 * pingS))) / 1e3;
         long most = (Long) welcome.get("max_frame") / 300; // connections with the longest uids
         maxBatch = Math.min((Long) welcome.get("max_batch"), most);
         // A log that ends before a record that it has sent is another log.
@@ -358,7 +358,7 @@ public final class Sidecar implements AutoCloseable {
         if (!isPinging || number != pings) return;
         pongs = number;
         isPinging = false;
-        failures = 0;
+        if (now() - linkedAt > 10) failures = 0;
         if (requestedPing > pongs) dueAt = 0;
         conns.values().removeIf(conn -> {
             if (conn.ping <= number) conn.sent = NONE;
