@@ -23,7 +23,8 @@
     order = 0, fresh_logins = #{}, % conns whose login was never sent
     sent = {#{}, #{}},             % changes, activity: since the last ping
     awaiting = {#{}, #{}},         % before it
-    pings = 0, pongs = 0, pinging = false, requested = 0, waiters = [],
+    pings = 0, pongs = 0, pinging = false, requested = 0,
+    waiters = [],                  % {ping, until when, from} of each flush
     ends = queue:new(),            % {seq, end} that nobody has got
     unread_ends = #{},             % their conns; withdrawn if the gateway logs out first
     current, reader,               % {pid, seq, end}, and who waits for the next
@@ -53,7 +54,7 @@ login(Link, Uid, Conn) -> login(Link, Uid, Conn, #{}).
 login(#{pid := Pid, open := Open} = Link, Uid, Conn, Options) ->
     {Timeout, Age} = {maps:get(timeout, Options, nil), maps:get(age, Options, 0)},
     ok = liveness_frames:check(Uid, Conn, Timeout, Age),
-    case ets:insert_new(Open, {Conn, Uid, now_s() - Age, Timeout}) of
+    case ets:insert_new(Open, {Conn, Uid, max(0.0, now_s() - Age), Timeout, false}) of
         true -> gen_server:cast(Pid, {login, Conn, Uid});
         false -> keepalive(Link, Uid, Conn)
     end.
@@ -79,7 +80,8 @@ next_end(#{pid := Pid}) -> gen_server:call(Pid, next_end, infinity).
 
 %% Wait until all reports so far are on the sidecar's disk: ok | {error, timeout}.
 flush(#{pid := Pid}, TimeoutMs) ->
-    try gen_server:call(Pid, flush, TimeoutMs)
+    Until = case TimeoutMs of infinity -> infinity; _ -> now_s() + TimeoutMs / 1000 end,
+    try gen_server:call(Pid, {flush, Until}, TimeoutMs)
     catch exit:{timeout, _} -> {error, timeout}
     end.
 
@@ -96,8 +98,8 @@ stats(#{pid := Pid}) -> gen_server:call(Pid, stats, infinity).
 
 is_open(#{counts := Counts, open := Open}, Uid, Conn) ->
     case ets:lookup(Open, Conn) of
-        [{_, Uid, _, _}] -> true;
-        [{_, Other, _, _}] -> error({conn_of_another_user, Conn, Other});
+        [{_, Uid, _, _, _}] -> true;
+        [{_, Other, _, _, _}] -> error({conn_of_another_user, Conn, Other});
         [] -> liveness_frames:check(Uid, Conn), counters:add(Counts, 1, 1), false
     end.
 
@@ -118,9 +120,12 @@ handle_call(next_end, {Pid, _} = From, #s{current = {Other, Seq, End}} = S) when
     Unread = (S#s.unread_ends)#{element(2, End) => true},
     {noreply, hand_over(S#s{current = undefined, ends = Again, unread_ends = Unread, reader = From})};
 handle_call(next_end, From, S) -> {noreply, hand_over(S#s{current = undefined, reader = From})};
-handle_call(flush, From, #s{pings = Pings} = S) ->
-    Waiters = [{Pings + 1, From} | S#s.waiters],
-    {noreply, write(S#s{requested = Pings + 1, waiters = Waiters})};
+handle_call({flush, Until}, From, #s{pings = Pings} = S) ->
+    Waiters = [Waiter || {_, End, _} = Waiter <- S#s.waiters, End > now_s()],  % infinity > any number
+    {noreply, write(S#s{requested = Pings + 1, waiters = [{Pings + 1, Until, From} | Waiters]})};
+handle_call({read, Sock, Data}, _, #s{sock = Sock, unread = Unread} = S) ->
+    {reply, ok, read(S#s{unread = <<Unread/binary, Data/binary>>})};
+handle_call({read, _, _}, _, S) -> {reply, ok, S};  % of a link that has ended
 handle_call(state, _, S) -> {reply, S#s.state, S};
 handle_call(stats, _, #s{sent = {C1, A1}, awaiting = {C2, A2}} = S) ->
     Names = [ignored, duplicates, refused, replacements],
@@ -140,19 +145,23 @@ hand_over(#s{reader = {Pid, _} = From, unread_ends = Unread} = S) ->
     end;
 hand_over(S) -> S.
 
-handle_cast({login, Conn, Uid}, #s{sent = {C1, _}, awaiting = {C2, _}, fresh_logins = Fresh} = S) ->
-    Known = [Event || M <- [S#s.changes, C1, C2], {_, Event, _} <- [maps:get(Conn, M, none)]],
-    case ets:member(S#s.open, Conn) of
-        true when Known =:= [] ->
-            {noreply, soon(change(Conn, login, Uid, S#s{fresh_logins = Fresh#{Conn => true}}))};
-        IsOpen ->  % declared, or logged out already: an ended connection stays closed
-            IsOpen andalso lists:member(logout, Known) andalso ets:delete(S#s.open, Conn),
-            {noreply, S}
+%% From here on its row of `open` ends in true, and its activity may be sent: before, that
+%% would overtake the login. An ended connection stays closed.
+handle_cast({login, Conn, Uid}, #s{fresh_logins = Fresh, sent = {C1, _}, awaiting = {C2, _}} = S) ->
+    IsHanded = case S#s.current of {_, _, {_, Conn, _, _}} -> true; _ -> false end,
+    HasEnded = IsHanded orelse
+        lists:any(fun(M) -> is_map_key(Conn, M) end, [S#s.changes, C1, C2, S#s.unread_ends]),
+    HasEnded andalso begin ets:delete(S#s.open, Conn), ets:delete(S#s.active, Conn) end,
+    case ets:update_element(S#s.open, Conn, {5, true}) of
+        true -> {noreply, soon(change(Conn, login, Uid, S#s{fresh_logins = Fresh#{Conn => true}}))};
+        false -> {noreply, S}  % or logged out already
     end;
-handle_cast({logout, Conn, Uid}, S) -> {noreply, soon(ended(Conn, Uid, S))};
+handle_cast({logout, Conn, Uid}, S) -> handle_cast({withdraw, Conn}, soon(ended(Conn, Uid, S)));
 handle_cast({withdraw, Conn}, S) ->
     {noreply, S#s{unread_ends = maps:remove(Conn, S#s.unread_ends)}};
-handle_cast(resume, #s{state = replaced} = S) -> self() ! connect, {noreply, S#s{failures = 0}};
+handle_cast(resume, #s{state = replaced} = S) ->
+    self() ! connect,
+    {noreply, set_state(away, S#s{failures = 0})};
 handle_cast(resume, S) -> {noreply, S}.
 
 change(Conn, Event, Uid, #s{order = N} = S) ->
@@ -160,24 +169,19 @@ change(Conn, Event, Uid, #s{order = N} = S) ->
 
 %% A login that was never sent needs no logout.
 ended(Conn, Uid, #s{fresh_logins = Fresh} = S) ->
+    ets:update_element(S#s.open, Conn, {5, false}),  % a row of a later login
     case maps:take(Conn, Fresh) of
         {_, Rest} -> S#s{fresh_logins = Rest, changes = maps:remove(Conn, S#s.changes)};
         error -> change(Conn, logout, Uid, S)
     end.
 
 handle_info(connect, #s{sock = undefined} = S) ->
-    case gen_tcp:connect({local, S#s.path}, 0, [local, binary, {active, once}, {linger, {true, 0}}], 5000) of
-        {ok, Sock} ->
-            Server = self(),
-            Writer = spawn_link(fun() -> writer(Server, Sock) end),
+    case liveness_socket:connect(S#s.path) of
+        {ok, Sock, Writer} ->
             {noreply, send(encode([<<"hello">>, hello(S)]), S#s{sock = Sock, writer = Writer, unread = <<>>})};
         {error, Reason} -> {noreply, lost({no_link, Reason}, S)}
     end;
-handle_info({tcp, Sock, Data}, #s{sock = Sock, unread = Unread} = S) ->
-    _ = inet:setopts(Sock, [{active, once}]),
-    {noreply, read(S#s{unread = <<Unread/binary, Data/binary>>})};
-handle_info({tcp_closed, Sock}, #s{sock = Sock} = S) -> {noreply, lost(ended, S)};
-handle_info({tcp_error, Sock, Reason}, #s{sock = Sock} = S) -> {noreply, lost(Reason, S)};
+handle_info({closed, Sock}, #s{sock = Sock} = S) -> {noreply, lost(ended, S)};
 handle_info({written, Writer}, #s{writer = Writer} = S) ->
     {noreply, write(S#s{writing = false})};
 handle_info(gather, S) -> {noreply, write(S#s{timer = undefined})};
@@ -191,13 +195,6 @@ handle_info({idle, Link}, #s{link = Link} = S) ->
                   false -> S#s{idle = true}
               end};
 handle_info(_, S) -> {noreply, S}.  % of a link that has ended
-
-%% A process of its own writes, so that reading goes on while the sidecar reads slowly.
-writer(Server, Sock) ->
-    receive {write, Bytes} -> ok end,
-    _ = gen_tcp:send(Sock, Bytes),
-    Server ! {written, self()},
-    writer(Server, Sock).
 
 soon(#s{timer = undefined, state = linked} = S) ->
     S#s{timer = erlang:send_after(?GATHER_MS, self(), gather)};
@@ -236,13 +233,14 @@ welcomed(W, #s{welcome = Before} = S) ->
         believed = Believed, acked = 0, link_began = now_s()})).
 
 declare(S) ->
-    ets:foldl(fun({Conn, _, _, _}, #s{changes = C} = Acc) when is_map_key(Conn, C) -> Acc;
-                 ({Conn, Uid, _, _}, Acc) -> change(Conn, login, Uid, Acc)
+    ets:foldl(fun({Conn, Uid, _, _, true}, #s{changes = C} = Acc) when not is_map_key(Conn, C) ->
+                     change(Conn, login, Uid, Acc);
+                 (_, Acc) -> Acc
               end, S, S#s.open).
 
 %% The link has ended: note what may be lost, and connect again after a random pause.
 lost(Reason, #s{sock = Sock, sent = {C1, A1}, awaiting = {C2, A2}} = S) ->
-    Sock =/= undefined andalso begin unlink(S#s.writer), exit(S#s.writer, kill), gen_tcp:close(Sock) end,
+    Sock =/= undefined andalso liveness_socket:close(Sock, S#s.writer),
     Again = maps:merge(maps:merge(C2, C1), S#s.changes),
     [ets:insert_new(S#s.active, {Conn, keepalive})
      || Conn <- maps:keys(maps:merge(A2, A1)), not maps:is_key(Conn, Again)],
@@ -293,10 +291,12 @@ received([<<"welcome">>, #{<<"log">> := L, <<"next">> := N, <<"flush">> := F, <<
                            <<"max_frame">> := M} = W | _], S)
         when is_binary(L), is_integer(N), is_number(F), F >= 0, F < 1.0e6, is_integer(B), B > 0,
              is_integer(M) -> welcomed(W, S);
-received([<<"notices">>, Records | _], S) -> soon(lists:foldl(fun record/2, S, Records));
+received([<<"notices">>, Records | _], S) ->
+    true = lists:all(fun liveness_frames:is_record/1, Records),  % before any of them ends a connection
+    soon(lists:foldl(fun record/2, S, Records));
 received([<<"pong">>, N | _], #s{pings = N, pinging = true} = S) ->
-    {Done, Waiters} = lists:partition(fun({Ping, _}) -> Ping =< N end, S#s.waiters),
-    [gen_server:reply(From, ok) || {_, From} <- Done],
+    {Done, Waiters} = lists:partition(fun({Ping, _, _}) -> Ping =< N end, S#s.waiters),
+    [gen_server:reply(From, ok) || {_, _, From} <- Done],
     write(S#s{pongs = N, pinging = false, awaiting = {#{}, #{}}, waiters = Waiters});
 received([<<"error">>, #{<<"code">> := Code, <<"message">> := Message} = E | _], S) ->
     case Code =:= <<"replaced">> orelse maps:get(<<"fatal">>, E, true) of
@@ -311,7 +311,7 @@ received([_ | _], S) -> S.  % of a later version
 
 record(#{<<"seq">> := Seq}, #s{newest = Newest} = S) when Seq =< Newest ->
     counters:add(S#s.counts, 2, 1), S;
-record(#{<<"seq">> := Seq, <<"kind">> := Kind} = R, #s{hello = #{<<"name">> := Name}} = S) when is_integer(Seq) ->
+record(#{<<"seq">> := Seq, <<"kind">> := Kind} = R, #s{hello = #{<<"name">> := Name}} = S) ->
     S1 = S#s{newest = Seq},
     case {Kind, R} of
         {<<"offline">>, #{<<"gateway">> := Name, <<"conn">> := Conn, <<"reason">> := Reason}}
@@ -325,7 +325,7 @@ record(#{<<"seq">> := Seq, <<"kind">> := Kind} = R, #s{hello = #{<<"name">> := N
 %% Its logout is sent too: an activity may have crossed the record.
 end_of(Conn, Reason, #{<<"uid">> := Uid, <<"seq">> := Seq} = R, S) ->
     case ets:lookup(S#s.open, Conn) of
-        [{_, Uid, _, _}] ->
+        [{_, Uid, _, _, _}] ->
             ets:delete(S#s.open, Conn),
             ets:delete(S#s.active, Conn),
             S1 = ended(Conn, Uid, S),
@@ -376,7 +376,7 @@ take_changes(#s{changes = Changes, sent = {C, A}} = S) ->
 take_activity(false, S) -> {[], S};
 take_activity(true, #s{open = Open, active = Active, sent = {C, A}} = S) ->
     Taken = [{Conn, Event, Uid} || {Conn, _} <- ets:tab2list(Active), {_, Event} <- ets:take(Active, Conn),
-                                   {_, Uid, _, _} <- ets:lookup(Open, Conn)],
+                                   {_, Uid, _, _, true} <- ets:lookup(Open, Conn)],
     Bytes = [frames(Event, [{Conn, Uid} || {Conn, E, Uid} <- Taken, E =:= Event], S)
              || Event <- [message, keepalive]],
     Sent = maps:from_list([{Conn, Uid} || {Conn, _, Uid} <- Taken]),
@@ -385,7 +385,7 @@ take_activity(true, #s{open = Open, active = Active, sent = {C, A}} = S) ->
 frames(login, Whos, #s{welcome = W} = S) ->
     Now = now_s(),
     Logins = [{{Timeout, age(Conn, At, Now, S)}, {Conn, Uid, At}}
-              || {Conn, Uid} <- Whos, {_, _, At, Timeout} <- ets:lookup(S#s.open, Conn)],
+              || {Conn, Uid} <- Whos, {_, _, At, Timeout, _} <- ets:lookup(S#s.open, Conn)],
     liveness_frames:logins(Logins, maps:get(<<"began">>, W, false) =:= true, W);
 frames(Event, Whos, #s{welcome = W}) -> liveness_frames:events(Event, Whos, W).
 

@@ -1,7 +1,7 @@
 %% The frames of events, and the part of msgpack that the protocol uses: strings are
 %% binaries, and nil is `nil`.
 -module(liveness_frames).
--export([check/2, check/4, phases/1, logins/3, events/3, encode/1, decode/1]).
+-export([check/2, check/4, is_record/1, phases/1, logins/3, events/3, encode/1, decode/1]).
 
 -define(MAX_DEPTH, 32).
 -define(IS_INT63(N), (is_integer(N) andalso N >= 0 andalso N < 16#8000000000000000)).
@@ -21,6 +21,11 @@ check(Uid, _) when is_binary(Uid), byte_size(Uid) >= 1, byte_size(Uid) =< 255 ->
         _ -> error({bad_uid, Uid})
     end;
 check(Uid, _) -> error({bad_uid, Uid}).
+
+%% Whether a record has the keys that this client needs.
+is_record(#{<<"seq">> := Seq, <<"kind">> := Kind} = R) ->
+    is_integer(Seq) andalso (is_map_key(<<"uid">>, R) orelse not lists:member(Kind, [<<"offline">>, <<"moved">>]));
+is_record(_) -> false.
 
 %% Logouts, logins, logouts and so on: few frames, and the changes of a uid keep their order.
 phases(Sorted) ->
