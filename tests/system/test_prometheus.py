@@ -450,7 +450,9 @@ def the_disk_is_full(scene: Scene) -> None:
     with disk_full(scene.sidecar):
         gateway.send("login", crowd("full", 100))
         scene.until("liveness_log_pending >= 100")
-        scene.until('liveness_write_failures_total{what="log"} > 1')
+        # A rate takes two scrapes, and the first may see several failures already.
+        failures = f'liveness_write_failures_total{{what="log"}}[{RATE_S * 1000:.0f}ms]'
+        scene.until(f"rate({failures}) > 0")
         scene.until("liveness_ready == 0")
     scene.until("min(liveness_ready) == 1")
 
