@@ -65,11 +65,11 @@ async def users_log_in_and_out(stage: Stage) -> None:
     await leaver.ping()
     await stage.until(lambda: stage.tape.received_since(mark, *ACTIVITY))
     await leaver.send({"logout": 1})
-    told = await stage.reports(leaver, "logout")
-    stage.check(14, told, "no logout of a user who has logged out", "logout")
+    reported = await stage.reports(leaver, "logout")
+    stage.check(14, reported, "no logout of a user who has logged out", "logout")
     await breaker.close()
-    told = await stage.reports(breaker, "logout")
-    stage.check(14, told, "no logout of a connection that has closed", "logout")
+    reported = await stage.reports(breaker, "logout")
+    stage.check(14, reported, "no logout of a connection that has closed", "logout")
 
 
 @situation(12, 13, 17, 19)
@@ -137,8 +137,8 @@ async def a_user_moves_to_another_gateway(stage: Stage) -> None:
     mark = stage.tape.mark
     async with stage.rival("gw-other") as send:
         await send("login", mover.uid, {"conn": 1})
-        told = await stage.until(lambda: stage.ended(mover, mark))
-        stage.need(told, "the moved was not sent")
+        reported = await stage.until(lambda: stage.ended(mover, mark))
+        stage.need(reported, "the moved was not sent")
         closed = await stage.closed(mover)
         stage.check(
             17, closed, "a user who moved away stays open", "closed", since=mark

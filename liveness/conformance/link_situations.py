@@ -168,8 +168,8 @@ async def users_are_lost_while_it_is_shut_out(stage: Stage) -> None:
     declared = await stage.reports(user, "login", since=mark)
     text = "an open connection was not declared"
     stage.check(25, declared, text, "login", since=mark)
-    told = await stage.until(lambda: stage.ended(mover, mark))
-    stage.need(told, "the moved was not sent")
+    came = await stage.until(lambda: stage.ended(mover, mark))
+    stage.need(came, "the moved was not sent")
     closed = await stage.closed(mover)
     text = "a connection whose user has moved stays open"
     stage.check(25, closed, text, "closed", since=mark)
@@ -190,8 +190,8 @@ async def the_sidecar_does_not_read(stage: Stage) -> None:
         with stage.sidecar.not_reading_from(stage.name):
             await _fill(stage, stage.sidecar.newest_seq - MOST_GAPS)
             await send("login", mover.uid, {"conn": 1})
-            told = await stage.until(lambda: stage.ended(mover, mark))
-            stage.need(told, "the moved was not sent")
+            came = await stage.until(lambda: stage.ended(mover, mark))
+            stage.need(came, "the moved was not sent")
             closed = await stage.closed(mover)
             text = "a record was not acted on while its writes waited"
             stage.check(5, closed, text, "closed", since=mark)

@@ -1,7 +1,6 @@
 """The frames of the gateway's links, both ways, with their times.
 
-A gateway is whoever connects from another process: links of this one, by which the script
-plays other gateways, are left out.
+Links that this process has opened, by which the script plays other gateways, are left out.
 """
 
 import json

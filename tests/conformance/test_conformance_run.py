@@ -30,8 +30,8 @@ async def played(module: str, *rules: int) -> RunResult:
 def test_the_table_of_rules_is_that_of_the_protocol() -> None:
     text = (ROOT / "proto/README.md").read_text()
     found = re.findall(r"^- \*\*G(\d+)\. (.+?)[.,]?\*\*( \(\*advised\*\))?", text, re.M)
-    told = {int(n): Rule(title, bool(advised)) for n, title, advised in found}
-    assert told == RULES
+    shown = {int(n): Rule(title, bool(advised)) for n, title, advised in found}
+    assert shown == RULES
     assert {rule for each in SITUATIONS for rule in each.rules} == RULES.keys() - {32}
 
 

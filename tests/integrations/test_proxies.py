@@ -124,7 +124,7 @@ class Hosts:
         """Have the latest proxy of this program read its configuration again."""
 
         def is_asked() -> bool:
-            # HAProxy loses a signal that comes before it is ready, which nothing tells.
+            # HAProxy loses a signal that comes before it is ready, and says nothing.
             if program == "haproxy" and "Reloading HAProxy" in self._logs[program]():
                 return True
             self.processes[program].send_signal(RELOAD[program])

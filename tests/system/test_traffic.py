@@ -45,7 +45,7 @@ class Recording:
                 text=True,
             )
         self._clients: list[Client] = []
-        assert "recording the links" in self.told()
+        assert "recording the links" in self.report()
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +59,7 @@ class Recording:
         assert self._process.stderr is not None
         self._process.stderr.close()
 
-    def told(self) -> str:
+    def report(self) -> str:
         """The next line on stderr."""
         assert self._process.stderr is not None
         return self._process.stderr.readline()
@@ -248,7 +248,7 @@ def test_a_killed_sidecar_ends_its_links_and_the_next_one_gets_new_ones(
         assert recording.line_with(link=1, event="eof")["from"] == "sidecar"
         refused = recording.connect()
         assert refused.receive() is None
-        assert "no sidecar" in recording.told()
+        assert "no sidecar" in recording.report()
         gateway.login("bob", conn=2)
         sidecar.start()
         gateway.flush()
@@ -267,7 +267,7 @@ def test_the_recording_ends_at_its_size_and_links_go_on(
     gateway = recording.gateway(name)
     for _ in range(15):
         gateway.sync()
-    assert "(--max-bytes); the recording ends here" in recording.told()
+    assert "(--max-bytes); the recording ends here" in recording.report()
     gateway.sync()
     lines = recording.stop()
     assert "--max-bytes" in lines[-1]["why"]
@@ -279,7 +279,7 @@ def test_a_full_disk_disturbs_no_link(
 ) -> None:
     recording = record(sidecar, out="/dev/full")
     gateway = recording.gateway(name)
-    assert "it cannot be written (No space left on device)" in recording.told()
+    assert "it cannot be written (No space left on device)" in recording.report()
     gateway.sync()
 
 

@@ -44,35 +44,39 @@ async def three_lines(recording: RecordingFile) -> None:
 
 
 def test_it_ends_at_its_size_with_a_line_that_says_so(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     path, size = tmp_path / "f", 2 * len(LINE) + END_BYTES
     with io.FileIO(path, "xb") as file:
-        recording = RecordingFile(file, "f", max_bytes=size, report_line=told.append)
+        recording = RecordingFile(
+            file, "f", max_bytes=size, report_line=reported.append
+        )
         trio.run(recorded, recording, three_lines)
     *lines, end = path.read_text().splitlines()
     assert len(lines) == 2
     assert '"event":"end"' in end
     assert path.stat().st_size <= size
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     path = tmp_path / "f"
     with SmallDisk(path, "xb") as file:
-        recording = RecordingFile(file, "f", max_bytes=9_999, report_line=told.append)
+        recording = RecordingFile(
+            file, "f", max_bytes=9_999, report_line=reported.append
+        )
         trio.run(recorded, recording, three_lines)
         assert not recording.is_recording
     assert path.read_text() == 2 * LINE
-    assert len(told) == 1
-    assert "No space left" in told[0]
+    assert len(reported) == 1
+    assert "No space left" in reported[0]
 
 
 def test_a_reader_that_is_too_slow_ends_it_and_holds_up_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(recording_file, "MAX_WAITING_BYTES", 500_000)
-    told: list[str] = []
+    reported: list[str] = []
     reader, writer = os.pipe()
 
     text = bytearray()
@@ -90,8 +94,10 @@ def test_a_reader_that_is_too_slow_ends_it_and_holds_up_nothing(
         await read_all()
 
     with io.FileIO(writer, "wb") as file:
-        recording = RecordingFile(file, "f", max_bytes=2**30, report_line=told.append)
+        recording = RecordingFile(
+            file, "f", max_bytes=2**30, report_line=reported.append
+        )
         trio.run(recorded, recording, body)
     os.close(reader)
-    assert len(told) == 1
-    assert "it is written too slowly" in told[0]
+    assert len(reported) == 1
+    assert "it is written too slowly" in reported[0]

@@ -153,7 +153,7 @@ def test_lines_of_a_recording_are_read_as_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "said"),
     [
         ("{", "it is not JSON"),
         ("[" * 100_000, "it is not JSON"),
@@ -179,10 +179,10 @@ def test_lines_of_a_recording_are_read_as_written() -> None:
         ('{"t":0,"link":1,"from":"gateway","frame":["\\ud800"]}', "what was sent"),
     ],
 )
-def test_a_line_that_is_none_says_what_is_wrong(text: str, told: str) -> None:
+def test_a_line_that_is_none_says_what_is_wrong(text: str, said: str) -> None:
     with pytest.raises(LineError) as caught:
         parsed(text)
-    assert told in str(caught.value)
+    assert said in str(caught.value)
 
 
 @given(st.text(max_size=30) | VALUES.map(lambda value: json.dumps(value, default=repr)))

@@ -35,13 +35,13 @@ static void declare(struct liveness *l) { /* G29 */
 }
 
 /* --- the link's state -------------------------------------------------------------------- */
-static void tell(struct liveness *l, enum liveness_state state, const char *why) {
-    if (state == l->stats.state && !strcmp(why, l->told)) return;
+static void enter(struct liveness *l, enum liveness_state state, const char *why) {
+    if (state == l->stats.state && !strcmp(why, l->why)) return;
     l->stats.state = state;
-    snprintf(l->told, sizeof l->told, "%s", why);
-    for (char *at = l->told; *at; at++)
+    snprintf(l->why, sizeof l->why, "%s", why);
+    for (char *at = l->why; *at; at++)
         if ((unsigned char)*at < ' ' || *at == 0x7f) *at = '?';
-    if (l->options.on_state) l->options.on_state(state, l->told, l->options.userdata);
+    if (l->options.on_state) l->options.on_state(state, l->why, l->options.userdata);
 }
 
 /* Like all functions below that may end the link, return whether it goes on. The pause before
@@ -69,7 +69,7 @@ static bool end_link(struct liveness *l, enum liveness_state state, int longest,
     for (struct node *n = l->closed.after; n->conn; n = n->after)
         note(l, n->conn, LIVENESS_LOGOUT);
     if (state == LIVENESS_AWAY && !l->stats.links) state = LIVENESS_CONNECTING;
-    tell(l, state, why);
+    enter(l, state, why);
     return false;
 }
 
@@ -100,7 +100,7 @@ static bool receive_welcome(struct liveness *l, struct mp_in options) {
     l->uses_began = mp_integer(options, "began", 0);
     l->linked_at = l->flush_at = l->idle_at = now_s();
     l->is_linked = true;
-    tell(l, LIVENESS_LINKED, "linked to the sidecar");
+    enter(l, LIVENESS_LINKED, "linked to the sidecar");
     return true;
 }
 
@@ -132,7 +132,7 @@ static bool receive_error(struct liveness *l, struct mp_in options) {
     mp_text(options, "message", message, sizeof message);
     if (!mp_integer(options, "fatal", 1)) { /* G8 */
         l->stats.refused++;
-        tell(l, l->stats.state, message);
+        enter(l, l->stats.state, message);
         return true;
     }
     bool is_taken = !strcmp(code, "replaced"), is_refused = !strcmp(code, "not-allowed") ||
@@ -332,7 +332,7 @@ int liveness_run(struct liveness *l, struct pollfd *link) {
     if (has_link) write_link(l);
     /* The link stays: a sidecar that hangs reads the hello later, and would see two links. */
     if (has_link && l->fd >= 0 && !l->is_linked && now_s() >= l->idle_at)
-        tell(l, l->stats.state, "no welcome comes: is it a sidecar?"), l->idle_at = INFINITY;
+        enter(l, l->stats.state, "no welcome comes: is it a sidecar?"), l->idle_at = INFINITY;
     bool is_blocked = l->written < l->out.length;
     double next = l->fd < 0 ? l->retry_at : l->is_linked ? next_write(l) : l->idle_at;
     *link = (struct pollfd){l->fd, is_blocked ? POLLIN | POLLOUT : POLLIN, 0};

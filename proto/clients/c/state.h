@@ -39,7 +39,7 @@ struct conn {
 struct liveness {
     struct liveness_options options;
     struct liveness_stats stats;
-    char name[MAX_NAME + 1], log[MAX_LOG + 1], told[MAX_WHY + 1];
+    char name[MAX_NAME + 1], log[MAX_LOG + 1], why[MAX_WHY + 1];
     struct sockaddr_un path;
     struct conn *buckets[BUCKETS];
     struct node open, closed, queues[LIVENESS_LOGIN + 1]; /* logouts are queued with logins */

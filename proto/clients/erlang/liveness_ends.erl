@@ -1,4 +1,4 @@
-%% Why a link has ended: how long to wait before the next, and what to tell a person.
+%% Why a link has ended: how long to wait before the next, and what to log.
 -module(liveness_ends).
 -export([pause/3, text/1]).
 
@@ -29,5 +29,5 @@ text({no_link, eacces}) -> "not allowed to connect; be its user, or of its group
 text({no_link, Reason}) -> io_lib:format("no sidecar there (~p); start it, or correct the path", [Reason]);
 text({error, <<"replaced">>, Message}) ->
     ["another process has this name, and resume/1 takes it over again; give each a name of its own: ", Message];
-text({error, Code, Message}) -> [Code, ": ", Message, "; users are not watched until it is mended"];
+text({error, Code, Message}) -> [Code, ": ", Message, "; users are not watched until it is fixed"];
 text(What) -> io_lib:format("~0P", [What, 20]).
