@@ -72,6 +72,13 @@ class GatewayProcess:
             self._process.wait()
             self._process = None
 
+    @property
+    def how_it_ended(self) -> str:
+        """Its exit code, and the end of its output."""
+        code = None if self._process is None else self._process.poll()
+        output = " | ".join(self.last_lines()) or "none"
+        return f"exit code {code}; its output: {output}"
+
     def last_lines(self) -> list[str]:
         """The end of its output."""
         if not self._log.exists():

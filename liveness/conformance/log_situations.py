@@ -61,13 +61,18 @@ async def a_gap_in_the_records(stage: Stage) -> None:
     await _declared(stage, [user], "a gap", mark)
 
 
-@situation(29)
+@situation(18, 29)
 async def a_new_log(stage: Stage) -> None:
-    """The sidecar comes back with an empty disk."""
+    """The sidecar comes back with an empty disk, and counts its records from 1."""
     user = await stage.enter("stays")
     await stage.confirmed()
     mark = await stage.restart_sidecar(new_log=True)
     await _declared(stage, [user], "a new log", mark)
+    mark = stage.tape.mark
+    await stage.sidecar.pass_time(stage.timeout_s + 1)
+    stage.need(stage.ended(user, mark), "the silent user was not reported")
+    what = "a record of a new log was taken for a repeat of the old one"
+    stage.check(18, await stage.closed(user), what, "closed", since=mark)
 
 
 @situation(29)

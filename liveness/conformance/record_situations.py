@@ -35,8 +35,8 @@ async def records_of_other_connections(stage: Stage) -> None:
         mark = stage.tape.mark
         seq = await stage.deliver(record)
         acked = await stage.acked(seq, mark)
-        stage.check(19, acked, f"no ack of an {what}", f"ack {seq}", since=mark)
-        closed = f"an {what} closed the connection"
+        stage.check(19, acked, f"no ack of: {what}", f"ack {seq}", since=mark)
+        closed = f"the connection was closed by: {what}"
         stage.check(16, await stage.served(user), closed, "open", since=mark)
 
 

@@ -123,7 +123,9 @@ class Stage:
         if not self.sidecar.is_running:
             self.sidecar.start()
         if self.has_ended:
-            self.check(24, False, "the gateway's process has ended", "it serves on")
+            assert self.process is not None
+            seen = f"the gateway's process has ended, {self.process.how_it_ended}"
+            self.check(24, False, seen, "it serves on")
             self.start_process()
         if not await self.linked():
             self.need(self.process, "the gateway has no link")
@@ -257,7 +259,15 @@ class Stage:
         """Connect as a user, and wait until the gateway has let it in."""
         user = await self.connect(self._own_name(uid))
         joined = await self.until(lambda: user.has_joined or not user.is_open)
-        self.need(joined and user.has_joined, f"the gateway did not let {uid} in")
+        read = ", ".join(map(str, user.lines)) or "nothing"
+        ended = ""
+        if self.process is not None and self.process.has_ended:
+            ended = f"; it has ended, {self.process.how_it_ended}"
+        self.need(
+            joined and user.has_joined,
+            f'the gateway did not let {uid} in: awaited {{"joined": "{user.uid}"}}, read '
+            f"{read}{ended}",
+        )
         return user
 
     async def enter(self, uid: str) -> TcpUser:

@@ -165,7 +165,10 @@ class Child:
                     return
                 await trio.sleep(POLL_S)
             raise self._lost(f"did not start, exit code {process.returncode}")
-        raise self._lost(f"was not ready within {START_S:g} s")
+        raise self._lost(
+            f"was not ready within {START_S:g} s: no line of its output has "
+            f"{self.ready.pattern}"
+        )
 
     def _lost(self, what: str) -> ChildLost:
         self.is_lost = True

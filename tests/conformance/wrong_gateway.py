@@ -147,6 +147,17 @@ def frames_come_whole() -> None:
     set_(Reader, "feed", feed)
 
 
+@fault(18)
+def seqs_outlive_their_log() -> None:
+    original, highest = Inbox.is_new, [0]
+
+    def is_new(self: Inbox, seq: int) -> bool:
+        is_higher, highest[0] = seq > highest[0], max(seq, highest[0])
+        return original(self, seq) and is_higher
+
+    set_(Inbox, "is_new", is_new)
+
+
 @fault(6)
 def half_frames_outlive_their_link() -> None:
     only = Reader(max_frame_bytes=2**24, max_batch=25_000)
