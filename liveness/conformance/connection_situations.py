@@ -70,6 +70,10 @@ async def users_log_in_and_out(stage: Stage) -> None:
     await breaker.close()
     reported = await stage.reports(breaker, "logout")
     stage.check(14, reported, "no logout of a connection that has closed", "logout")
+    named = await stage.joins("zoé")
+    came = await stage.until(lambda: stage.logins_of(named.uid))
+    text = "no login of a user whose name is not ASCII"
+    stage.check(2, came, text, f"login of {named.uid}, in UTF-8")
 
 
 @situation(12, 13, 17, 19)

@@ -46,7 +46,7 @@ class TcpUser:
 
     async def send(self, *lines: Mapping[str, object]) -> None:
         """Write these lines at once; nothing happens if the connection has ended."""
-        data = "".join(json.dumps(line) + "\n" for line in lines)
+        data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await self._stream.send_all(data.encode())
 

@@ -93,6 +93,15 @@ def conns_as_floats() -> None:
     )
 
 
+@fault(2)
+def uids_in_latin_1() -> None:
+    set_(
+        reports,
+        "encode",
+        lambda frame: encode(frame).replace("é".encode(), b"\xe9\xe9"),
+    )
+
+
 @fault(3)
 def events_before_welcome() -> None:
     def hello(self: Client, *args: Any) -> bytes:
