@@ -9,7 +9,7 @@ from liveness.conformance.stage import FLUSH_S, SOON_S, Stage
 from liveness.conformance.tape import ACTIVITY
 
 TALK_S: Final = 1.2
-LINE_EVERY_S: Final = 0.03
+LINE_EVERY_S: Final = 0.02
 # An activity may be sent after 0.7 flushes, and one more at each end of the talk.
 MOST_ACTIVITIES: Final = round(TALK_S / (0.7 * FLUSH_S)) + 2
 # The sidecar calls a gateway mute after its `ping` and the larger of that and 1 s.
@@ -80,15 +80,17 @@ async def users_log_in_and_out(stage: Stage) -> None:
 async def one_talks_and_one_is_silent(stage: Stage) -> None:
     """Activity is collected, and only of the one who talks."""
     talker, silent = await stage.enter("talker"), await stage.enter("silent")
-    mark = stage.tape.mark
+    mark, began = stage.tape.mark, trio.current_time()
     for _ in range(round(TALK_S / LINE_EVERY_S)):
         await talker.ping()
         await trio.sleep(LINE_EVERY_S)
     await stage.quiet(2)
     count = len(stage.reported(talker, *ACTIVITY, since=mark))
-    most = f"at most {MOST_ACTIVITIES}: once a flush of {FLUSH_S:g} s"
-    talk = f"{count} activities of a conn in {TALK_S:g} s"
-    stage.check(12, 0 < count <= MOST_ACTIVITIES, talk, most, since=mark)
+    took_s = trio.current_time() - began  # longer than planned if the machine is busy
+    most = MOST_ACTIVITIES * took_s / TALK_S
+    expected = f"at most {most:.0f}: once a flush of {FLUSH_S:g} s"
+    talk = f"{count} activities of a conn in {took_s:.1f} s"
+    stage.check(12, 0 < count <= most, talk, expected, since=mark)
     said = stage.reported(silent, *ACTIVITY, since=mark)
     stage.check(13, not said, "activity of a user who said nothing", "none", since=mark)
     await stage.sidecar.pass_time(stage.timeout_s / 2)
