@@ -1,5 +1,6 @@
 """Situations of records and other frames that a gateway has to take with care."""
 
+from functools import partial
 from typing import Final
 
 from liveness.conformance.situation import situation
@@ -99,7 +100,7 @@ async def errors_that_are_not_fatal(stage: Stage) -> None:
         error = {"code": code, "message": "made by the script", "fatal": False, "n": 1}
         stage.sidecar.send(stage.name, ("error", {**error, "frame": "hello"}))
         newcomer = await stage.joins(f"after-{code}")
-        came = await stage.until(lambda user=newcomer: stage.logins_of(user.uid))  # type: ignore[misc]
+        came = await stage.until(partial(stage.logins_of, newcomer.uid))
         is_same = stage.link == link and stage.is_linked
         what = f"after an error {code}, not fatal, the link did not go on"
         stage.check(rule, came and is_same, what, "it goes on", since=mark)

@@ -50,8 +50,6 @@ MAX_WAITING_LINES: Final = 1_000
 # How long a link waits for `welcome`, for a last pong, and for the sidecar to close it. A
 # sidecar whose disk is slow answers after that; the replay goes on.
 ANSWER_S: Final = 5.0
-
-
 # How long the other links wait for the end of one.
 CLOSE_S: Final = 1.0
 # What the last ping of a link asks for; a gateway would hardly send the same.

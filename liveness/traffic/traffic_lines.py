@@ -221,9 +221,12 @@ def _meant(value: Any) -> Any:
 
 
 def _number(value: object, name: str, meaning: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value < 1e12:  # type: ignore[operator]
-        raise LineError(f"{name} must be {meaning}; correct it")
-    return float(value)  # type: ignore[arg-type]
+    match value:
+        case bool():
+            pass
+        case int() | float() if 0 <= value < 1e12:
+            return float(value)
+    raise LineError(f"{name} must be {meaning}; correct it")
 
 
 def _no_constant(name: str) -> NoReturn:
