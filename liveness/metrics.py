@@ -24,6 +24,7 @@ from liveness.errors import Code
 
 Values = Mapping[str, int]  # by the value of a label
 GATEWAY: Final = "gateway"
+OUTLET: Final = "outlet"
 Label = TypeVar("Label", str, tuple[str, str])
 
 # Gateways after the first 64 share the label `other`.
@@ -72,6 +73,8 @@ CLUSTER_ERRORS: Final = (
 )  # fmt: skip
 CLUSTER_QUESTIONS: Final = ("answered", "slow", "away")
 PARTITION_MODES: Final = ("beginning", "asserting", "following")
+# Of outlets: from the moment that a record was decided to its acknowledgement.
+DELIVERY_S: Final = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 15, 60, 300, 1_800, 7_200, 86_400)
 COMMIT_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
 
@@ -415,6 +418,95 @@ class ClusterNow(NamedTuple):
         }
 
 
+class OutletNow(NamedTuple):
+    """One outlet at the moment of a scrape."""
+
+    outlet: str  # the section of its settings, such as webhooks.mail
+    state: str  # following, retrying or stopped
+    since: int  # since when it is in this state, Unix milliseconds
+    detail: str  # why it does not follow; empty if it does
+    lag_records: Annotated[
+        int,
+        _gauge(
+            "liveness_outlet_lag_records",
+            "Records that an outlet has not read, or not delivered.",
+            OUTLET,
+        ),
+    ]
+    lag_s: Annotated[
+        float,
+        _gauge(
+            "liveness_outlet_lag_seconds",
+            "For how long there have been records that an outlet has not delivered.",
+            OUTLET,
+        ),
+    ]
+    sent: Annotated[
+        int,
+        _counter(
+            "liveness_outlet_records_sent",
+            "Records that an outlet's receiver acknowledged.",
+            OUTLET,
+        ),
+    ]
+    retries: Annotated[
+        int,
+        _counter(
+            "liveness_outlet_retries", "Tries of an outlet after a first one.", OUTLET
+        ),
+    ]
+    dead: Annotated[
+        int,
+        _counter(
+            "liveness_outlet_records_dead",
+            "Records that a receiver refused for good: dead letters.",
+            OUTLET,
+        ),
+    ]
+    dead_kept: Annotated[
+        int,
+        _gauge("liveness_outlet_dead_letters", "Dead letters that are kept.", OUTLET),
+    ]
+    damped: Annotated[
+        int,
+        _counter(
+            "liveness_outlet_records_damped",
+            "Offlines and onlines left out, as a user was back soon.",
+            OUTLET,
+        ),
+    ]
+    hurried: Annotated[
+        int,
+        _counter(
+            "liveness_outlet_settling_overflows",
+            "Offlines passed on early, as too many waited.",
+            OUTLET,
+        ),
+    ]
+    settling: Annotated[
+        int,
+        _gauge(
+            "liveness_outlet_settling",
+            "Offlines that wait to see whether their user comes back.",
+            OUTLET,
+        ),
+    ]
+    latency: Annotated[
+        Histogram,
+        _histogram(
+            "liveness_outlet_delivery_seconds",
+            "From a record's decision to its acknowledgement, of the oldest of a batch.",
+            OUTLET,
+        ),
+    ]
+
+    def as_map(self) -> dict[str, Any]:
+        """As the summary shows it."""
+        shown = self._asdict()
+        del shown["latency"]
+        return {**shown, "lag_s": round(self.lag_s, 3)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
     """All metrics at the moment of a scrape."""
@@ -548,6 +640,7 @@ class Now:
         bool, _gauge("liveness_ready", "1 while /readyz says ready, else 0.")
     ]
     cluster: ClusterNow | None = None  # None: none is configured
+    outlets: list[OutletNow] = field(default_factory=list)
 
 
 def _families(table: type) -> dict[str, Family]:
@@ -561,7 +654,8 @@ def _families(table: type) -> dict[str, Family]:
 
 
 _FAMILIES: Final = {
-    table: _families(table) for table in (Now, Counts, GatewayNow, ClusterNow)
+    table: _families(table)
+    for table in (Now, Counts, GatewayNow, ClusterNow, OutletNow)
 }
 # These cannot be added up, so `other` has none.
 _NOT_SUMMED: Final = ("timeout_s", "interval_s")
@@ -586,6 +680,9 @@ class Collector:
             yield family.of(_by_gateway(now.gateways, name))
         if now.cluster is not None:
             yield from _filled(now.cluster)
+        if now.outlets:
+            for name, family in _FAMILIES[OutletNow].items():
+                yield family.of({row.outlet: getattr(row, name) for row in now.outlets})
         yield InfoMetricFamily("liveness_build", "This build.", now.build)
 
 

@@ -1,14 +1,13 @@
 """`liveness check-config`: prints the settings that `serve` would use, as TOML."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 import liveness.compiled  # noqa: F401  # refuses a wrong LIVENESS_PURE_WHEEL, as `serve` does
 from liveness.cli.options import ConfigFile, declared
-from liveness.config.settings import SETTINGS
 from liveness.config.sources import Loaded, load
 from liveness.console.terminal import report_line
 
@@ -19,12 +18,19 @@ def effective(loaded: Loaded) -> str:
 
 
 def _lines(loaded: Loaded) -> Iterator[str]:
-    for section, settings in groupby(SETTINGS, lambda setting: setting.section):
+    everything = loaded.config.settings()
+    for section, settings in groupby(everything, lambda setting: setting.section):
         if section:
             yield f"\n[{section}]"
         for setting in settings:
-            value = _toml(setting.value_in(loaded.config))
-            yield f"{setting.key} = {value}  # {loaded.sources[setting.name]}"
+            given, source = (
+                setting.value_in(loaded.config),
+                loaded.sources[setting.name],
+            )
+            if setting.hidden and setting.hidden in str(given):
+                yield f"# {setting.key} is set, and not shown  # {source}"
+            else:
+                yield f"{setting.key} = {_toml(given)}  # {source}"
             if setting.name == "flush_s":
                 yield f"# in effect: {loaded.config.flush:g} s"
 
@@ -32,6 +38,9 @@ def _lines(loaded: Loaded) -> Iterator[str]:
 def _toml(value: object) -> str:
     if value is None:
         return '""'
+    if isinstance(value, Mapping):
+        inner = (f"{_toml(key)} = {_toml(item)}" for key, item in value.items())
+        return f"{{{', '.join(inner)}}}"
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | Path):

@@ -1,9 +1,9 @@
 """How a field declares a setting, and how its values are parsed."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 Value = TypeVar("Value")
 
@@ -101,8 +101,14 @@ class Setting:
 
     def value_in(self, config: object) -> object:
         """The value in *config*."""
-        holder = getattr(config, self.section) if self.section else config
-        return getattr(holder, self.key)
+        section, _, name = self.section.partition(".")
+        holder: Any = getattr(config, section) if section else config
+        return getattr(holder[name] if name else holder, self.key)
+
+    @property
+    def is_required(self) -> bool:
+        """Whether there is no default."""
+        return self.default is MISSING
 
     def fault(self, given: object, why: object, source: str = "") -> str:
         """What is wrong with a value, for a person."""
@@ -150,6 +156,8 @@ class Setting:
         value: object
         if self.kind is bool:
             value = given if isinstance(given, bool) else None
+        elif get_origin(self.kind) is Mapping:
+            value = _flat(given) if isinstance(given, Mapping) else None
         else:
             value = self._number(given) if self.bounds else self._text(given)
         if value is None:
@@ -178,6 +186,33 @@ class Setting:
             return Path(given).absolute() if given and "\0" not in given else None
         choices = get_args(self.kind)
         return given if not choices or given in choices else None
+
+
+def settings_in(table: type, section: str) -> Iterator[Setting]:
+    """The settings that the fields of a section's table declare."""
+    for item in fields(table):
+        if "fixed" not in item.metadata:
+            default = item.default
+            if item.default_factory is not MISSING:
+                default = item.default_factory()
+            yield Setting(
+                section=section,
+                key=item.name,
+                kind=item.type,
+                default=default,
+                **item.metadata,
+            )
+
+
+def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """A table of TOML, whose dotted keys have made tables within it."""
+    found: dict[str, object] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def _is_number(given: object) -> bool:

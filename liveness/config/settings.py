@@ -1,11 +1,13 @@
 """All settings, each declared once, as a field of `Config` or of one of its sections.
 
+Outlets have names, and any number of them the same fields (`outlet_settings`).
+
 A field has the meaning, unit and bounds of its setting. The checks, the help of the flags
 and the names of the environment variables derive from it, and tests compare
 `deploy/liveness.toml` and `docs/configuration.md` with it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -29,7 +31,16 @@ from liveness.config.checks import (
     waits_ms,
 )
 from liveness.config.cluster import ClusterSettings
-from liveness.config.schema import FixedLimit, Setting, about, fixed, setting, shown
+from liveness.config.outlet_settings import OUTLETS, KafkaSettings, WebhookSettings
+from liveness.config.schema import (
+    FixedLimit,
+    Setting,
+    about,
+    fixed,
+    setting,
+    settings_in,
+    shown,
+)
 from liveness.core.timer_states import RETRY_POLICY, RetryPolicy
 from liveness.errors import ConfigError
 
@@ -311,6 +322,13 @@ class LimitSettings:
     pause_reading: int = fixed(
         30_000, "records not yet on disk at which sockets are no longer read", "records"
     )
+    max_settling: int = setting(
+        100_000,
+        "offlines that wait for settle_s, of one reader; above it, the oldest is passed "
+        "on early",
+        (100, 10_000_000),
+        "records",
+    )
     tail: int = setting(
         20_000,
         "newest records kept in memory for live readers; a timer's counts once more for "
@@ -444,11 +462,14 @@ class Config:
     timers: TimerSettings = TimerSettings()
     guard: GuardSettings = GuardSettings()
     cluster: ClusterSettings = _NO_CLUSTER
+    # By name.
+    webhooks: Mapping[str, WebhookSettings] = field(default_factory=dict)
+    kafka: Mapping[str, KafkaSettings] = field(default_factory=dict)
     limits: LimitSettings = LimitSettings()
 
     def __post_init__(self) -> None:
         faults = []
-        for known in SETTINGS:
+        for known in self.settings():
             given = known.value_in(self)
             try:
                 known.read(given)
@@ -458,8 +479,21 @@ class Config:
             faults.append(f"http.address is {shown(self.http.address)}: {why}")
         if not faults:
             faults += [f"cluster.{key}: {why}" for key, why in self.cluster.faults()]
+            faults += [
+                f"{section}.{name}.{key}: {why}"
+                for section in OUTLETS
+                for name, outlet in getattr(self, section).items()
+                for key, why in outlet.faults(self.state.retention_s)
+            ]
         if faults:
             raise ConfigError(*faults)
+
+    def settings(self) -> Iterator[Setting]:
+        """All settings, those of the outlets that there are included."""
+        yield from SETTINGS
+        for section in OUTLETS:
+            for name in getattr(self, section):
+                yield from outlet_settings(section, name)
 
     @property
     def flush(self) -> float:
@@ -470,17 +504,22 @@ class Config:
 
 def _settings() -> Iterator[Setting]:
     for outer in fields(Config):
-        section = outer.name if is_dataclass(outer.type) else ""
-        for item in fields(outer.type) if is_dataclass(outer.type) else (outer,):
-            if "fixed" in item.metadata:
-                continue
+        if is_dataclass(outer.type):
+            assert isinstance(outer.type, type)
+            yield from settings_in(outer.type, outer.name)
+        elif outer.metadata:
             yield Setting(
-                section=section,
-                key=item.name,
-                kind=item.type,
-                default=item.default,
-                **item.metadata,
+                section="",
+                key=outer.name,
+                kind=outer.type,
+                default=outer.default,
+                **outer.metadata,
             )
+
+
+def outlet_settings(section: str, name: str) -> tuple[Setting, ...]:
+    """The settings of one outlet, such as [webhooks.NAME]."""
+    return tuple(settings_in(OUTLETS[section], f"{section}.{name}"))
 
 
 SETTINGS: Final = tuple(_settings())

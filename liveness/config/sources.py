@@ -13,9 +13,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from liveness.config.cluster import ClusterSettings
+from liveness.config.outlet_settings import (
+    MOST_OUTLETS,
+    NAME_RULE,
+    OUTLET_NAME,
+    OUTLETS,
+)
 from liveness.config.paths import default_socket, default_state
 from liveness.config.schema import Setting, shown, variable_of
-from liveness.config.settings import FIXED_LIMITS, SETTINGS, Config, HttpSettings
+from liveness.config.settings import (
+    FIXED_LIMITS,
+    SETTINGS,
+    Config,
+    HttpSettings,
+    outlet_settings,
+)
 from liveness.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
@@ -136,8 +148,19 @@ def gather(
                 values[given.setting.name] = given.value()
             except ConfigError as error:
                 faults.append(error)
-    for name, setting in _BY_NAME.items():
-        if name not in sources:
+    every = dict(_BY_NAME)
+    for given in found:
+        if isinstance(given, _OutletSection):
+            own = outlet_settings(given.section, given.name)
+            every |= {setting.name: setting for setting in own}
+    for name, setting in every.items():
+        if name not in sources and setting.is_required and "." in setting.section:
+            faults.append(
+                ConfigError(
+                    f"[{setting.section}] has no {setting.key}: {setting.meaning}; set it"
+                )
+            )
+        elif name not in sources:
             sources[name] = "default"
             try:
                 values[name] = _default(setting, environ, unix_user)
@@ -247,8 +270,16 @@ class _Unknown:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _OutletSection:
+    """A section of an outlet, such as [webhooks.NAME]."""
+
+    section: str
+    name: str
+
+
 # What a source has at one place. A ConfigError: the source cannot be read, or not there.
-_Found = _Value | _Ignored | _Unknown | ConfigError
+_Found = _Value | _Ignored | _Unknown | _OutletSection | ConfigError
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[_Found]:
@@ -271,7 +302,9 @@ def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Fo
         yield error
         return
     for key, value in tables.items():
-        if key not in _SECTIONS:
+        if key in OUTLETS:
+            yield from _outlets(path, key, value)
+        elif key not in _SECTIONS:
             yield _value_of(path, "", key, value)
         elif isinstance(value, dict):
             yield from (_value_of(path, key, inner, value[inner]) for inner in value)
@@ -280,12 +313,42 @@ def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Fo
             yield ConfigError(f"{message}; write [{key}] on a line above its settings")
 
 
+def _outlets(path: Path, section: str, outlets: object) -> Iterator[_Found]:
+    named = outlets if isinstance(outlets, dict) else {"": None}
+    if len(named) > MOST_OUTLETS:
+        yield ConfigError(
+            f"{path}: there are {len(named)} sections [{section}.NAME]; at most "
+            f"{MOST_OUTLETS} are allowed"
+        )
+        return
+    for name, table in named.items():
+        if not isinstance(table, dict):
+            yield ConfigError(
+                f"{path}: {section} is not a list of sections; write [{section}.NAME] on "
+                "a line above the settings of each"
+            )
+        elif not OUTLET_NAME.fullmatch(name):
+            yield ConfigError(
+                f"{path}: [{section}.{shown(name)}] has no valid name; it must be "
+                f"{NAME_RULE}"
+            )
+        else:
+            yield _OutletSection(section, name)
+            own = {setting.key: setting for setting in outlet_settings(section, name)}
+            for key, value in table.items():
+                if key in own:
+                    yield _Value(own[key], value, str(path), is_text=False)
+                else:
+                    known = tuple(setting.name for setting in own.values())
+                    yield _Unknown(f"{section}.{name}.{key}", str(path), known)
+
+
 def _value_of(path: Path, section: str, key: str, value: object) -> _Found:
     name = f"{section}.{key}" if section else key
     if name in _FIXED:
         return _Ignored(name, str(path))
     if (section, key) not in _BY_PLACE:
-        return _Unknown(name, str(path), (*_BY_NAME, *_SECTIONS))
+        return _Unknown(name, str(path), (*_BY_NAME, *_SECTIONS, *OUTLETS))
     return _Value(_BY_PLACE[section, key], value, str(path), is_text=False)
 
 
@@ -351,6 +414,41 @@ def _between_settings(
             setting = _BY_NAME[f"cluster.{key}"]
             source = sources[setting.name]
             yield ConfigError(setting.fault(cluster[key], why, source))
+    if "state.retention_s" in values:
+        yield from _between_outlets(values, sources)
+
+
+def _between_outlets(
+    values: Mapping[str, Any], sources: Mapping[str, str]
+) -> Iterator[ConfigError]:
+    for section, name in _outlet_names(sources):
+        own = _outlet(section, name, values)
+        if len(own) == len(outlet_settings(section, name)):  # all are valid
+            place = f"{section}.{name}"
+            settings = {it.key: it for it in outlet_settings(section, name)}
+            for key, why in OUTLETS[section](**own).faults(values["state.retention_s"]):
+                if key in settings:
+                    source = sources[f"{place}.{key}"]
+                    yield ConfigError(settings[key].fault(own[key], why, source))
+                else:  # of [kafka.NAME.client]; its values may be secrets
+                    yield ConfigError(
+                        f"{place}.{key} ({sources[f'{place}.client']}): {why}"
+                    )
+
+
+def _outlet_names(sources: Mapping[str, object]) -> list[tuple[str, str]]:
+    """The sections and names of the outlets that there are."""
+    places = [name.split(".") for name in sources]
+    found = [(place[0], place[1]) for place in places if place[0] in OUTLETS]
+    return [*dict.fromkeys(found)]
+
+
+def _outlet(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        setting.key: values[setting.name]
+        for setting in outlet_settings(section, name)
+        if setting.name in values
+    }
 
 
 def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,4 +464,7 @@ def _build(values: Mapping[str, Any]) -> Config:
     types: dict[str, Any] = {item.name: item.type for item in fields(Config)}
     for section in _SECTIONS:
         arguments[section] = types[section](**_section(section, values))
+    arguments |= {section: {} for section in OUTLETS}
+    for section, name in _outlet_names(values):
+        arguments[section][name] = OUTLETS[section](**_outlet(section, name, values))
     return Config(**arguments)

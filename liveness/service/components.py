@@ -19,6 +19,7 @@ from liveness.core.access import Access
 from liveness.core.changes import Decisions
 from liveness.core.conversation import Conversation
 from liveness.core.cursors import Cursors
+from liveness.core.records import Record
 from liveness.core.timer_states import TimerCommand, TimerTransaction
 from liveness.errors import StateError
 from liveness.metrics import Collector, Counts, HttpRefusal, Now
@@ -73,7 +74,7 @@ from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 
 if TYPE_CHECKING:
-    from liveness.outlets.cluster.publisher import Publisher
+    from liveness.outlets.supervisor import Outlets
 
 # Time limits of a stop: to read what links have sent, to write it to the disk (and then
 # the clocks file), to close links, and to end HTTP requests.
@@ -157,19 +158,7 @@ class SidecarService:
             spools=self._spools,
         )
         self._turnstile = Turnstile()
-        self.cluster: Publisher | None = None
-        if config.cluster.is_on:
-            # Imported when it is configured: without it, the sidecar starts sooner.
-            from liveness.outlets.cluster.publisher import make_publisher
-
-            self.cluster = make_publisher(
-                config,
-                log_writer=log_writer,
-                feed=self.feed,
-                spools=self._spools,
-                clock=clock,
-                turnstile=self._turnstile,
-            )
+        self.outlets = self._make_outlets()
         self._timer_loop = TimerLoop(self.engine, table, counts)
         self._file_watch = FileWatch(store.files | table.files, counts=counts)
         self.streams = Streams(
@@ -183,6 +172,37 @@ class SidecarService:
             why_not_ready=self.why_not_ready,
         )
         self._apis = self._make_apis()
+
+    def _make_outlets(self) -> "Outlets | None":
+        config = self.config
+        if not (config.cluster.is_on or config.webhooks or config.kafka):
+            return None
+        # Imported when one is configured: without it, the sidecar starts sooner.
+        from liveness.outlets.common.outlet_log import LogAccess
+        from liveness.outlets.common.outlet_store import OutletStore
+        from liveness.outlets.supervisor import Outlets
+
+        access = LogAccess(
+            self.log_writer,
+            self.feed,
+            OutletStore(self._store.folder),
+            self._clock,
+            self._turnstile,
+            config.limits.max_settling,
+            self._is_back,
+        )
+        return Outlets(config, access, self._spools)
+
+    def _is_back(self, offline: Record, of_any_device: bool) -> bool:
+        """Whether the log has a session of this user that began after an offline."""
+        wheel = self.presence.wheel
+        uids = [offline.uid]
+        if of_any_device:
+            uids = wheel.devices_of(offline.user, 1)
+        sessions = [entry.session for uid in uids if (entry := wheel.find(uid))]
+        # One that is not on disk yet is shown nowhere.
+        newest = self.log_writer.durable_seq
+        return any(offline.seq < session <= newest for session in sessions)
 
     def _make_apis(self) -> tuple[Api, ...]:
         engine, log_writer = self.engine, self.log_writer
@@ -200,7 +220,7 @@ class SidecarService:
             GatewaysApi(engine, log_writer),
             GuardApi(engine),
             UsersApi(engine, log_writer, wall_ms=self._clock.wall_ms),
-            ClusterApi(None if self.cluster is None else self.cluster.questions),
+            ClusterApi(self._cluster_questions),
         )
 
     async def run(
@@ -226,9 +246,10 @@ class SidecarService:
             nursery.start_soon(self.log_writer.timers.write_back)
             nursery.start_soon(self._skipped_attempts.run, self.engine.fire_again)
             nursery.start_soon(self._summaries.run)
-            if self.cluster is not None:
-                nursery.start_soon(self.cluster.run)
-                nursery.start_soon(self._ask_cluster, self.cluster.questions)
+            if self.outlets is not None:
+                nursery.start_soon(self.outlets.run)
+            if self._cluster_questions is not None:
+                nursery.start_soon(self._ask_cluster, self._cluster_questions)
             timers = trio.CancelScope()
             nursery.start_soon(_within, timers, self._timer_loop.run)
             for door, sock in doors.items():
@@ -487,7 +508,14 @@ class SidecarService:
         why = "; ".join(self.why_not_ready())
         return f"not ready: {why}; {online}" if why else f"ready, {online}"
 
+    @property
+    def _cluster_questions(self) -> ClusterQuestions | None:
+        cluster = None if self.outlets is None else self.outlets.cluster
+        return None if cluster is None else cluster.questions
+
     def _now(self) -> Now:
+        outlets = self.outlets
+        cluster = None if outlets is None else outlets.cluster
         return readings(
             self.engine,
             self.log_writer,
@@ -495,7 +523,8 @@ class SidecarService:
             streams=self.streams.open,
             counts=self.counts,
             is_ready=not self.why_not_ready(),
-            cluster=None if self.cluster is None else self.cluster.now(),
+            cluster=None if cluster is None else cluster.now(),
+            outlets=[] if outlets is None else outlets.now(),
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from liveness import __version__
 from liveness.compiled import WHEEL
 from liveness.core.records import GATEWAY, WATCHER
-from liveness.metrics import ClusterNow, Counts, GatewayNow, Now
+from liveness.metrics import ClusterNow, Counts, GatewayNow, Now, OutletNow
 from liveness.service.engine.engine import Engine
 from liveness.service.storage.log_writer import LogWriter
 
@@ -19,6 +19,7 @@ def readings(
     counts: Counts,
     is_ready: bool,
     cluster: ClusterNow | None,
+    outlets: list[OutletNow],
 ) -> Now:
     """Read all values of a scrape.
 
@@ -30,6 +31,7 @@ def readings(
         counts: What was counted since the start.
         is_ready: Whether the sidecar is ready.
         cluster: How its sessions are published to other hosts, if they are.
+        outlets: How each outlet is.
     """
     server = engine.server
     presence, registry, scheduler = server.presence, server.registry, server.scheduler
@@ -76,6 +78,7 @@ def readings(
         timer_attempts=dict(scheduler.results),
         is_ready=is_ready,
         cluster=cluster,
+        outlets=outlets,
         counts=counts,
         build={"version": __version__, "wheel": WHEEL},
     )

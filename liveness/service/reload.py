@@ -120,8 +120,12 @@ class Reloader:
 
 def _different(config: Config, other: Config) -> Sequence[str]:
     """The names of the settings whose values differ."""
+    settings = {setting.name: setting for setting in config.settings()}
+    others = {setting.name: setting for setting in other.settings()}
     return [
-        setting.name
-        for setting in SETTINGS
-        if setting.value_in(config) != setting.value_in(other)
+        name
+        for name, setting in (settings | others).items()
+        if name not in settings
+        or name not in others
+        or setting.value_in(config) != setting.value_in(other)
     ]

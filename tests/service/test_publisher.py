@@ -72,8 +72,9 @@ async def rig(
 
 @pytest.fixture
 def cluster(rig: Rig) -> Publisher:
-    assert rig.sidecar.cluster is not None
-    return rig.sidecar.cluster
+    assert rig.sidecar.outlets is not None
+    assert rig.sidecar.outlets.cluster is not None
+    return rig.sidecar.outlets.cluster
 
 
 @pytest.fixture

@@ -160,6 +160,8 @@ class Publisher:
         self.host = host
         self.redis = redis
         self.questions = questions
+        self.name = "cluster"
+        self._why_failed = ""
         self.why_paused = "the eviction policy of the servers is not known yet"
         self._log_writer = log_writer
         self._feed = feed
@@ -180,6 +182,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled."""
+        self._why_failed = ""
         self._feed.follow(self._reader, self._wants_records.notify)
         try:
             async with trio.open_nursery() as nursery:
@@ -203,7 +206,11 @@ class Publisher:
         identity = self.host.identity
         if identity.is_stopped:
             return ClusterState.REPLACED
-        if identity.why_refused or (self.why_paused and self.redis.is_connected):
+        if (
+            self._why_failed
+            or identity.why_refused
+            or (self.why_paused and self.redis.is_connected)
+        ):
             return ClusterState.REFUSED
         if self.lease_age_s > identity.contact_gap_s:
             return ClusterState.AWAY
@@ -253,6 +260,8 @@ class Publisher:
                     f"another process publishes as host {identity.name!r}; give each "
                     "host a name of its own (cluster.host), or stop the other one"
                 )
+            case ClusterState.REFUSED if self._why_failed:
+                return self._why_failed
             case ClusterState.REFUSED if identity.why_refused:
                 return (
                     f"the other hosts have {identity.why_refused!r} (schema, partitions, device separator, "
@@ -266,6 +275,10 @@ class Publisher:
                 return error.advice if error else "no answer"
             case _:
                 return ""
+
+    def failed(self, why: str) -> None:
+        """As `Outlet.failed`."""
+        self._why_failed = why
 
     def now(self) -> ClusterNow:
         """What metrics and summary show."""

@@ -191,6 +191,7 @@ class Summaries:
             "log_failure": log_writer.failure,
             "timers": now.timers,
             "cluster": None if now.cluster is None else now.cluster.as_map(),
+            "outlets": [outlet.as_map() for outlet in now.outlets],
         }
 
     def _gateway(self, gateway: GatewayState, due: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
 from sys import getsizeof
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -93,6 +93,14 @@ class TailCommit:
                 self.by_gateway.setdefault(record.from_gateway, []).append(entry)
 
 
+class Follower(Protocol):
+    """A reader that waits for records that concern it."""
+
+    def passes(self, commit: TailCommit) -> bool:
+        """Skip a commit that does not concern this reader; return whether it does not."""
+        ...
+
+
 class LogTail:
     """The newest commits, and the readers that wait for the next one.
 
@@ -105,7 +113,7 @@ class LogTail:
         self._keep = keep
         self._weight = 0
         self._tail: deque[TailCommit] = deque()
-        self._readers: dict[TailReader, Callable[[], None]] = {}
+        self._readers: dict[Follower, Callable[[], None]] = {}
         self._awaiting: dict[Callable[[], None], None] = {}
         self.disk = trio.CapacityLimiter(DISK_READERS)
         self.guests = trio.CapacityLimiter(GUESTS)
@@ -129,11 +137,11 @@ class LogTail:
         for notify in awaiting:
             notify()
 
-    def follow(self, reader: "TailReader", notify: Callable[[], None]) -> None:
+    def follow(self, reader: Follower, notify: Callable[[], None]) -> None:
         """Call *notify* after each commit with records that concern *reader*."""
         self._readers[reader] = notify
 
-    def unfollow(self, reader: "TailReader") -> None:
+    def unfollow(self, reader: Follower) -> None:
         """Undo `follow`."""
         self._readers.pop(reader, None)
 

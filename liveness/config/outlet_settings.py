@@ -1,0 +1,343 @@
+"""The settings of outlets that have names: `[webhooks.NAME]` and `[kafka.NAME]`.
+
+They are set in the settings file only, as flags and variables have no place for a name.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from liveness.config.checks import MOST_LISTED, as_list, split_address
+from liveness.config.schema import about, fixed, setting
+from liveness.core.damping import MOST_SETTLE_S
+from liveness.core.frames import MAX_NAME_BYTES
+from liveness.core.records import KINDS, SESSION_KINDS
+from liveness.core.uids import is_text
+
+OUTLET_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
+NAME_RULE: Final = "1 to 32 of a-z, 0-9, - and _, beginning with a letter or a digit"
+# Outlets of one kind; each has series of its own in the metrics.
+MOST_OUTLETS: Final = 16
+
+RETRY: Final = "15,15,30,180,600,1200,1800,1800,1800,3600,10800,10800,10800,21600,21600"
+MOST_RETRIES: Final = 100
+# How much longer than all its attempts a record must be kept: time for a person to act.
+RETRY_ROOM_S: Final = 3_600.0
+# Each wait is lengthened by up to this share of it, so that webhooks of many hosts that
+# failed together are not sent together.
+RETRY_JITTER: Final = 0.1
+SECRET: Final = "whsec_"
+_KINDS: Final = f"some of {', '.join(KINDS)}, separated by commas"
+_BROKERS: Final = "HOST:PORT, separated by commas"
+_URL: Final = "https://HOST/PATH, or http:// to loopback"
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
+# A key of [kafka.NAME.client] that ends so names a file, which has the value.
+FILE_SUFFIX: Final = "_file"
+# What the outlet itself sets, or what would break its promises.
+OWN_CLIENT_KEYS: Final = frozenset(
+    {
+        "bootstrap.servers",
+        "metadata.broker.list",
+        "acks",
+        "request.required.acks",
+        "enable.idempotence",
+        "enable.gapless.guarantee",
+        "transactional.id",
+        "delivery.report.only.error",
+        "on_delivery",
+        "error_cb",
+        "stats_cb",
+        "throttle_cb",
+        "oauth_cb",
+        "logger",
+    }
+)
+_CLIENT_KEY: Final = re.compile(r"[a-z][a-z0-9._]{0,99}", re.ASCII)
+# Settings of librdkafka whose values are secrets, such as sasl.password and ssl.key.pem.
+_SECRET_KEY: Final = re.compile(r"password|secret|key\.pem|oauthbearer\.config")
+
+
+def _check_kinds(text: str) -> None:
+    kinds = as_list(text)
+    if not kinds or not {*kinds} <= {*KINDS}:
+        raise ValueError(f"it must be {_KINDS}")
+
+
+def _check_gateways(text: str) -> None:
+    names = as_list(text)
+    if len(names) > MOST_LISTED or not all(is_text(it, MAX_NAME_BYTES) for it in names):
+        raise ValueError("it must be names of gateways, separated by commas, or empty")
+
+
+def _split(url: str) -> SplitResult:
+    parts = urlsplit(url)
+    is_good = (
+        parts.scheme in ("http", "https")
+        and parts.hostname
+        and (parts.port is None or parts.port > 0)
+        and not parts.fragment
+        and url.isascii()
+        and url.isprintable()
+        and " " not in url
+    )
+    if not is_good:
+        raise ValueError
+    return parts
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = _split(url)
+    except ValueError:
+        raise ValueError(f"it must be {_URL}") from None
+    if "@" in parts.netloc:
+        raise ValueError(
+            "it must not have a user or a password: the receiver checks the signature"
+        )
+
+
+def _check_retry(text: str) -> None:
+    try:
+        waits = [float(wait) for wait in text.split(",")] if text else []
+        is_good = all(0.1 <= wait <= 86_400 for wait in waits)
+    except ValueError:
+        is_good = False
+    if not is_good or len(waits) > MOST_RETRIES:
+        raise ValueError(
+            f"it must be up to {MOST_RETRIES} numbers from 0.1 to 86400, seconds, "
+            "separated by commas; empty: no retry"
+        )
+
+
+def _check_secret(text: str) -> None:
+    if text and not text.startswith(SECRET):
+        raise ValueError(f"it must be {SECRET} and 24 to 64 bytes in base64, or empty")
+
+
+def _check_brokers(text: str) -> None:
+    brokers = as_list(text)
+    try:
+        are_good = all(split_address(broker)[1] > 0 for broker in brokers)
+    except ValueError:
+        are_good = False
+    if not brokers or not are_good or len(brokers) > MOST_LISTED:
+        raise ValueError(f"it must be {_BROKERS}")
+
+
+def _check_topic(text: str) -> None:
+    if not _TOPIC.fullmatch(text) or text in (".", ".."):
+        raise ValueError("it must be 1 to 249 of A-Z, a-z, 0-9, ., _ and -")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutletSettings:
+    """Which records an outlet sends."""
+
+    kinds: str = setting(
+        ",".join(SESSION_KINDS), "the kinds of records", unit=_KINDS, check=_check_kinds
+    )
+    gateways: str = setting(
+        "",
+        "only records of these gateways",
+        unit="names separated by commas; empty: all",
+        check=_check_gateways,
+    )
+    users_only: bool = setting(
+        False,
+        "of users with devices, only the first device's online and the last one's offline",
+        unit="true or false",
+    )
+    settle_s: float = setting(
+        0.0,
+        "time that a user must be away before its offline is sent; back before that, "
+        "neither offline nor online is sent",
+        (0, MOST_SETTLE_S),
+        "seconds",
+    )
+    begin: Literal["newest", "oldest"] = setting(
+        "newest", "where a new outlet begins: with the next record, or the oldest kept"
+    )
+
+    @property
+    def kind_set(self) -> frozenset[str]:
+        """`kinds`, as a set."""
+        return frozenset(as_list(self.kinds))
+
+    @property
+    def gateway_set(self) -> frozenset[str]:
+        """`gateways`, as a set; empty: all."""
+        return frozenset(as_list(self.gateways))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings(OutletSettings):
+    """A receiver of records over HTTP."""
+
+    url: str = field(
+        metadata=about(
+            "where records are posted", unit=_URL, check=_check_url, hidden="@"
+        )
+    )
+    secret_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "file with the secret that signs requests, in each line one; all sign, so "
+            "that a receiver may change from one to the next",
+            unit=f"a path; each line {SECRET} and 24 to 64 bytes in base64",
+        ),
+    )
+    secret: str = setting(
+        "",
+        "the secret itself, for tests: everyone who may read the settings sees it",
+        unit=f"{SECRET} and 24 to 64 bytes in base64; empty: that of secret_file",
+        check=_check_secret,
+        hidden=SECRET,
+    )
+    batch: int = setting(500, "most records in one request", (1, 500), "records")
+    linger_s: float = fixed(1.0, "age at which a batch is sent that is not full", "s")
+    timeout_s: float = setting(
+        10.0,
+        "time for connecting, and for each step of the answer",
+        (0.1, 300),
+        "seconds",
+    )
+    retry: str = setting(
+        RETRY,
+        "waits before each further attempt of a request that failed",
+        unit=f"up to {MOST_RETRIES} numbers from 0.1 to 86400, seconds, separated by "
+        "commas; empty: no retry",
+        check=_check_retry,
+    )
+    allow_http: bool = setting(
+        False, "whether http:// may go beyond loopback", unit="true or false"
+    )
+    allow_private: bool = setting(
+        False,
+        "whether the host may have a private address, such as 10.0.0.5",
+        unit="true or false",
+    )
+    ca_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "certificates that vouch for the receiver",
+            unit="a path to PEM; empty: those of the system",
+        ),
+    )
+    max_answer_bytes: int = fixed(
+        65_536, "most bytes of an answer that are read", "bytes"
+    )
+    max_dead: int = setting(
+        100_000,
+        "dead letters that are kept; above it, the oldest are deleted",
+        (1, 10_000_000),
+        "records",
+    )
+
+    @property
+    def parts(self) -> SplitResult:
+        """The parts of the url."""
+        return _split(self.url)
+
+    @property
+    def is_to_loopback(self) -> bool:
+        """Whether the url names this host by an address of loopback, or `localhost`."""
+        host = self.parts.hostname or ""
+        try:
+            return host == "localhost" or ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def waits_s(self) -> tuple[float, ...]:
+        """The waits before further attempts, without jitter."""
+        return tuple(map(float, self.retry.split(","))) if self.retry else ()
+
+    def faults(self, retention_s: float) -> Iterator[tuple[str, str]]:
+        """The settings that do not go with others: the key of each, and why."""
+        if self.parts.scheme == "http" and not (self.is_to_loopback or self.allow_http):
+            yield (
+                "url",
+                "it is not encrypted; use https://, or set allow_http to true",
+            )
+        if bool(self.secret) == bool(self.secret_file):
+            which = "both are set" if self.secret else "neither is set"
+            yield (
+                "secret_file",
+                f"requests are signed by secret_file or by secret, and {which}; set "
+                "secret_file alone",
+            )
+        attempts = len(self.waits_s) + 1
+        least = sum(self.waits_s) * (1 + RETRY_JITTER) + attempts * self.timeout_s
+        if retention_s < least + RETRY_ROOM_S:
+            yield (
+                "retry",
+                f"all attempts take up to {least:.0f} s, and an hour more is needed to "
+                f"act; records are kept for {retention_s:.0f} s: raise "
+                f"state.retention_s to {least + RETRY_ROOM_S:.0f} or more, or retry less",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings(OutletSettings):
+    """A topic of Kafka."""
+
+    brokers: str = field(
+        metadata=about(
+            "some brokers of the cluster", unit=_BROKERS, check=_check_brokers
+        )
+    )
+    topic: str = field(
+        metadata=about(
+            "the topic, which must exist",
+            unit="1 to 249 of A-Z, a-z, 0-9, ., _ and -",
+            check=_check_topic,
+        )
+    )
+    max_in_flight: int = setting(
+        100_000,
+        "records handed to the client that the brokers have not acknowledged",
+        (1_000, 1_000_000),
+        "records",
+    )
+    client: Mapping[str, str | int | float | bool] = field(
+        default_factory=dict,
+        metadata=about(
+            f"settings of librdkafka; a key that ends with {FILE_SUFFIX} names a file "
+            "that has the value",
+            unit="a section",
+        ),
+    )
+
+    def faults(self, _retention_s: float) -> Iterator[tuple[str, str]]:
+        """The settings that do not go with others: the key of each, and why."""
+        for key, value in self.client.items():
+            if why := _why_no_client_setting(key, value):
+                yield f"client.{key}", why
+
+
+def _why_no_client_setting(key: str, value: object) -> str:
+    if not _CLIENT_KEY.fullmatch(key):
+        return "it must be the name of a setting of librdkafka"
+    name = key.removesuffix(FILE_SUFFIX)
+    if name in OWN_CLIENT_KEYS:
+        return (
+            "the outlet sets it itself, or cannot keep its promises with it; remove it"
+        )
+    if name == key and _SECRET_KEY.search(key):
+        return f"it is a secret; name a file with it by {key}{FILE_SUFFIX}"
+    if not isinstance(value, str | int | float | bool):
+        return "it must be a text, a number, true or false"
+    if key != name and not isinstance(value, str):
+        return "it must be the path of a file"
+    return ""
+
+
+# By section: the settings of each of its outlets.
+OUTLETS: Final[Mapping[str, Any]] = {
+    "webhooks": WebhookSettings,
+    "kafka": KafkaSettings,
+}

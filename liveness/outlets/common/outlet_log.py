@@ -1,0 +1,260 @@
+"""What one outlet reads: the records of the log that concern it, from its cursor on.
+
+An outlet takes a batch, sends it, and says that it is delivered; batches are delivered in
+the order in which they were taken. Meanwhile it may take more.
+"""
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from liveness.config.outlet_settings import OutletSettings
+from liveness.core.damping import DampingCounts
+from liveness.core.records import Gap, Record, Subscription
+from liveness.outlets.common.outlet_store import (
+    OutletStore,
+    StoredCursor,
+    position_in,
+    put_cursor,
+)
+from liveness.service.common.clock import Clock
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.common.notifier import Notifier
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.storage.damped_reader import DampedReader
+from liveness.service.storage.log_tail import LogTail, TailEntry
+from liveness.service.storage.log_writer import LogWriter
+
+# Records read at a time: to read and encode them takes some milliseconds.
+READ_RECORDS: Final = 500
+# The pause after a failure to read the log, or to write the cursor.
+RETRY_S: Final = 1.0
+# A cursor that has moved is written this often.
+CURSOR_S: Final = 1.0
+
+_log = structlog.get_logger("outlet")
+
+
+class LogBatch(NamedTuple):
+    """Records to deliver, in order, and the cursor once they are."""
+
+    entries: list[TailEntry]
+    position: int
+
+    @property
+    def oldest_at(self) -> int:
+        """When the first of them was decided, in Unix milliseconds."""
+        return self.entries[0].record.at
+
+
+class LogAccess(NamedTuple):
+    """What outlets share."""
+
+    log_writer: LogWriter
+    feed: LogTail
+    store: OutletStore
+    clock: Clock
+    turnstile: Turnstile
+    most_settling: int
+    # Whether the user of an offline has come back since; with True, any device of it.
+    is_back: Callable[[Record, bool], bool]
+
+
+class OutletLog:
+    """The log, as one outlet reads it.
+
+    Args:
+        name: The outlet's, such as `webhooks.mail`.
+        settings: Which records concern it.
+        access: What outlets share.
+    """
+
+    def __init__(self, name: str, settings: OutletSettings, access: LogAccess) -> None:
+        self.name = name
+        self.damping = DampingCounts()
+        self._settings = settings
+        self._gateways = settings.gateway_set
+        self._access = access
+        self._reader: DampedReader | None = None
+        self._wake = Notifier()
+        self._taken = deque[LogBatch]()
+        self._cursor = 0
+        self._stored = 0
+        self._caught_up_at = access.clock.wall_ms()
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
+
+    @property
+    def log(self) -> str:
+        """The log's id."""
+        return self._access.log_writer.store.log
+
+    @property
+    def cursor(self) -> int:
+        """All records up to this seq are delivered, or do not concern the outlet."""
+        return self._cursor
+
+    @property
+    def settling(self) -> int:
+        """How many offlines wait for `settle_s`."""
+        return 0 if self._reader is None else self._reader.waiting
+
+    @property
+    def lag_records(self) -> int:
+        """Records that are not read, or not delivered; those that settle do not count."""
+        if self._reader is None:
+            return 0
+        unread = self._access.log_writer.durable_seq - self._reader.reached
+        return unread + sum(len(batch.entries) for batch in self._taken)
+
+    @property
+    def lag_s(self) -> float:
+        """For how long there have been records that are not delivered."""
+        if not self.lag_records:
+            return 0.0
+        return max(0.0, (self._access.clock.wall_ms() - self._caught_up_at) / 1000)
+
+    async def open(self) -> None:
+        """Find the outlet's place in the log; to be called before anything else.
+
+        Raises:
+            sqlite3.Error: The cursor cannot be read now.
+        """
+        log_writer = self._access.log_writer
+        newest, oldest = log_writer.durable_seq, log_writer.first - 1
+        found = await self._access.store.cursor(self.name)
+        if found is not None:
+            start = position_in(
+                found,
+                log=self.log,
+                parted=log_writer.store.parted,
+                newest=newest,
+                oldest=oldest,
+            )
+        else:
+            start = newest if self._settings.begin == "newest" else oldest
+        self._taken.clear()
+        self.restart_at(start, is_resumed=found is not None)
+        self._stored = -1  # a new outlet's place is stored too
+
+    def restart_at(self, position: int, *, is_resumed: bool) -> None:
+        """Go on after another seq: what is below it is delivered, or is sent apart."""
+        access, settings = self._access, self._settings
+        self.close()
+        self._reader = DampedReader(
+            access.log_writer,
+            access.feed,
+            Subscription(None, settings.kind_set, users=settings.users_only),
+            position,
+            settle_s=settings.settle_s,
+            most_waiting=access.most_settling,
+            is_resumed=is_resumed,
+            counts=self.damping,
+        )
+        self._cursor = position
+        access.feed.follow(self._reader, self._wake.notify)
+
+    def close(self) -> None:
+        """Stop following the log."""
+        if self._reader is not None:
+            self._access.feed.unfollow(self._reader)
+            self._reader = None
+
+    async def take(self, limit: int, *, linger_s: float = 0.0) -> LogBatch:
+        """Wait for records, and take up to *limit*.
+
+        Args:
+            limit: At most this many.
+            linger_s: If there are fewer, how long to wait for more.
+        """
+        entries: list[TailEntry] = []
+        until = inf
+        while len(entries) < limit:
+            more = await self._read(limit - len(entries))
+            if more and not entries:
+                until = trio.current_time() + linger_s
+            entries += more
+            if more:
+                continue
+            assert self._reader is not None
+            if self._reader.is_behind:
+                continue
+            if entries and trio.current_time() >= until:
+                break
+            self._note_position()
+            settled_at = trio.current_time() + self._reader.next_in_s(
+                self._access.clock.wall_ms()
+            )
+            with trio.move_on_at(min(until, settled_at)):
+                await self._wake.wait()
+        assert self._reader is not None
+        batch = LogBatch(entries, self._reader.position)
+        self._taken.append(batch)
+        return batch
+
+    def delivered(self, batch: LogBatch) -> None:
+        """Note that a batch is delivered: the oldest of those that were taken."""
+        first = self._taken.popleft()
+        assert first is batch
+        self._cursor = max(self._cursor, batch.position)
+        self._caught_up_at = batch.oldest_at
+        self._note_position()
+
+    async def keep_cursor(self) -> None:
+        """Store the cursor as it moves, and at the end."""
+        try:
+            while True:
+                await trio.sleep(CURSOR_S)
+                self._note_position()
+                await self.store_cursor()
+        finally:
+            with trio.CancelScope(deadline=trio.current_time() + CURSOR_S, shield=True):
+                await self.store_cursor()
+
+    async def store_cursor(self) -> None:
+        """Store the cursor, if it has moved; a failure is logged, and tried again."""
+        seq, access = self._cursor, self._access
+        if seq == self._stored:
+            return
+        at, now = StoredCursor(self.log, seq), access.clock.wall_ms()
+        try:
+            await access.store.run(lambda db: put_cursor(db, self.name, at, now))
+        except (OSError, sqlite3.Error) as error:
+            self._log_disk("the cursor cannot be stored", error)
+        else:
+            self._stored = seq
+
+    def _note_position(self) -> None:
+        """If nothing is on its way, skip what does not concern the outlet."""
+        if self._reader is not None and not self._taken:
+            self._cursor = max(self._cursor, self._reader.position)
+            if not self._reader.is_behind:
+                self._caught_up_at = self._access.clock.wall_ms()
+
+    async def _read(self, limit: int) -> list[TailEntry]:
+        assert self._reader is not None
+        await self._access.turnstile.wait()
+        wall_ms = self._access.clock.wall_ms()
+        try:
+            entries = await self._reader.take(min(limit, READ_RECORDS), wall_ms=wall_ms)
+        except (OSError, sqlite3.Error) as error:
+            self._log_disk("the log cannot be read", error)
+            await trio.sleep(RETRY_S)
+            return []
+        return [entry for entry in entries if self._is_of_gateways(entry)]
+
+    def _is_of_gateways(self, entry: TailEntry) -> bool:
+        record = entry.record
+        if not self._gateways or isinstance(record, Gap):
+            return True
+        return not self._gateways.isdisjoint((record.gateway, record.from_gateway))
+
+    def _log_disk(self, message: str, error: Exception) -> None:
+        self._log_throttled(
+            _log.warning, f"{message}; it is tried again", key=message,
+            outlet=self.name, error=str(error),
+        )  # fmt: skip

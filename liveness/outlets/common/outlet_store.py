@@ -1,0 +1,176 @@
+"""The outlets' database, `outlets.db`: how far each has read the log, and what failed.
+
+    cursors   of each outlet, the seq up to which all records are delivered
+    batches   webhooks: requests that were begun and not accepted yet, with their bodies
+    dead      webhooks: records that a receiver refused for good
+    meta      the schema
+
+It is beside the log's, whose commits do not wait for it. A commit here is not synced: it
+survives the end of the process, and after a power failure the newest ones may be missing,
+so that some records are sent again.
+"""
+
+import sqlite3
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import trio
+
+from liveness.service.common.threads import in_thread
+from liveness.service.storage import migrations
+from liveness.service.storage.database import (
+    connect,
+    created_private,
+    expecting_damage,
+    transaction,
+    write_ahead,
+)
+
+DATABASE: Final = "outlets.db"
+SCHEMA: Final = 1
+STEPS: Final[migrations.Steps] = {}
+TABLES: Final = f"""
+create table meta (key text primary key, value) without rowid;
+insert into meta values ('schema', {SCHEMA});
+create table cursors (
+    outlet text primary key, log text not null, seq integer not null,
+    used_ms integer not null
+) without rowid;
+create table batches (
+    outlet text not null, after integer not null, until integer not null,
+    id text not null, body blob not null, records integer not null,
+    began_ms integer not null, attempts integer not null, next_ms integer not null,
+    status integer, answer text not null,
+    primary key (outlet, after)
+) without rowid;
+create table dead (
+    number integer primary key, outlet text not null, log text not null,
+    seq integer not null, record text not null, id text not null,
+    attempts integer not null, at_ms integer not null, status integer,
+    answer text not null
+);
+create index dead_by_outlet on dead (outlet, number);
+"""
+
+T = TypeVar("T")
+
+
+class StoredCursor(NamedTuple):
+    """How far an outlet is, in which log."""
+
+    log: str
+    seq: int
+
+
+class OutletStore:
+    """The open database. Its calls run in a thread, one at a time.
+
+    Args:
+        folder: The state directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / DATABASE
+        self._db: sqlite3.Connection | None = None
+        self._turn = trio.Lock()
+
+    async def open(self) -> None:
+        """Open the database, or make it.
+
+        Raises:
+            StateError: It is damaged, or of a newer version.
+            StartError: It cannot be used now.
+        """
+        async with self._turn:
+            if self._db is None:
+                self._db = await in_thread(self._opened)
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    async def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        """Run *call* in a transaction of its own; it is not given up when cancelled.
+
+        Raises:
+            sqlite3.Error: The disk refuses it; nothing is changed.
+        """
+        async with self._turn:
+            db = self._db
+            assert db is not None
+
+            def run() -> T:
+                with transaction(db):
+                    return call(db)
+
+            return await in_thread(run)
+
+    async def cursor(self, outlet: str) -> StoredCursor | None:
+        """How far an outlet is; None if it is new."""
+        query = "select log, seq from cursors where outlet = ?"
+        found = await self.run(lambda db: db.execute(query, [outlet]).fetchone())
+        return None if found is None else StoredCursor(*found)
+
+    async def forget_all_but(self, outlets: Collection[str], before_ms: int) -> None:
+        """Forget the cursors of other outlets that were not used since a moment."""
+
+        def forget(db: sqlite3.Connection) -> None:
+            rows = db.execute("select outlet, used_ms from cursors").fetchall()
+            gone = [
+                (name,) for name, at in rows if name not in outlets and at < before_ms
+            ]
+            db.executemany("delete from cursors where outlet = ?", gone)
+
+        await self.run(forget)
+
+    def _opened(self) -> sqlite3.Connection:
+        with expecting_damage(self.path, "have all outlets begin anew"):
+            with created_private(self.path):
+                stored = migrations.stored_schema(self.path, SCHEMA, STEPS)
+                db = connect(self.path)
+            try:
+                write_ahead(db)
+                db.execute("pragma synchronous = normal")
+                if stored is None:
+                    db.executescript(f"begin immediate; {TABLES} commit")
+                else:
+                    migrations.migrate(db, self.path, stored, SCHEMA, STEPS)
+            except BaseException:
+                db.close()
+                raise
+            return db
+
+
+def put_cursor(db: sqlite3.Connection, outlet: str, at: StoredCursor, ms: int) -> None:
+    """Store how far an outlet is, in a transaction that has begun."""
+    db.execute(
+        "insert or replace into cursors values (?, ?, ?, ?)",
+        [outlet, at.log, at.seq, ms],
+    )
+
+
+def position_in(
+    found: StoredCursor,
+    *,
+    log: str,
+    parted: Mapping[str, int],
+    newest: int,
+    oldest: int,
+) -> int:
+    """The seq after which a stored cursor continues in the log that there is now.
+
+    Args:
+        found: The cursor.
+        log: The log's id.
+        parted: By the id of a log that this one is a copy of: the last seq they share.
+        newest: The log's newest seq.
+        oldest: The seq before its oldest record.
+    """
+    if found.log == log and found.seq <= newest:
+        return found.seq
+    # Of another log, or of this one before it lost its end: then all of it is sent.
+    shared = parted.get(found.log)
+    return oldest if shared is None else min(found.seq, shared, newest)

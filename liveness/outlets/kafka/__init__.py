@@ -1,0 +1,4 @@
+"""Sends records to a topic of Kafka."""
+
+# Imports: config, metrics, outlets.common.
+# Never: starlette, hypercorn, cyclopts.
