@@ -8,7 +8,7 @@ nor the online is passed on; if through another gateway, a move takes their plac
     records      offline ada g1 . online ada g1 . . . offline bob g1 . . . . . . . . . .
     passed on    . . . . . . . . . . . . . . . . . . . . . . . . . . . . . offline bob g1
 
-Only offlines wait. So records of different users may change places; those of one user
+Only offlines wait. So records of different users may record places; those of one user
 never do. An offline waits until the log was read up to a moment `settle_ms` after it: a
 reader that is far behind leaves out the same records as one that follows.
 
@@ -31,7 +31,7 @@ MOST_SETTLE_S: Final = 600.0
 T = TypeVar("T")
 
 
-class Change(NamedTuple):
+class DampedRecord(NamedTuple):
     """What a damper has to know of a record of a session."""
 
     seq: int
@@ -51,7 +51,7 @@ class DampingCounts:
 
 class _Waiting(NamedTuple, Generic[T]):
     item: T
-    change: Change
+    record: DampedRecord
     until: int
 
 
@@ -92,30 +92,30 @@ class Damper(Generic[T]):
     @property
     def oldest_seq(self) -> int | None:
         """The seq of the oldest offline that waits; None if none does."""
-        return next((found.change.seq for found in self._waiting.values()), None)
+        return next((found.record.seq for found in self._waiting.values()), None)
 
     @property
     def next_at(self) -> int | None:
         """When to call `read_until` again, in Unix milliseconds; None if none waits."""
         return next((found.until for found in self._waiting.values()), None)
 
-    def add(self, item: T, change: Change) -> Iterator[T]:
+    def add(self, item: T, record: DampedRecord) -> Iterator[T]:
         """Take the next record of the log; yield what is passed on now, in order.
 
         The iterator must be used up before the next call.
         """
-        yield from self._settled(change.at)
-        before = self._waiting.pop(change.user, None)
-        if before is not None and change.kind == ONLINE:
-            yield from self._back(before, item, change)
+        yield from self._settled(record.at)
+        before = self._waiting.pop(record.user, None)
+        if before is not None and record.kind == ONLINE:
+            yield from self._back(before, item, record)
             return
         if before is not None:  # the records between are lost
             yield before.item
-        if change.kind != OFFLINE:
+        if record.kind != OFFLINE:
             yield item
             return
-        until = change.at + self._settle_ms
-        self._waiting[change.user] = _Waiting(item, change, until)
+        until = record.at + self._settle_ms
+        self._waiting[record.user] = _Waiting(item, record, until)
         if len(self._waiting) > self._most:
             self.counts.hurried += 1
             yield self._pop_oldest()
@@ -138,14 +138,14 @@ class Damper(Generic[T]):
         while self._waiting:
             yield self._pop_oldest()
 
-    def _back(self, before: _Waiting[T], item: T, change: Change) -> Iterator[T]:
+    def _back(self, before: _Waiting[T], item: T, record: DampedRecord) -> Iterator[T]:
         """A user is back whose offline waits."""
-        if before.change.seq <= self._doubtful_until:
+        if before.record.seq <= self._doubtful_until:
             self.counts.left_out += 1
             yield item
             return
         self.counts.left_out += 2
-        if self._move is not None and change.gateway != before.change.gateway:
+        if self._move is not None and record.gateway != before.record.gateway:
             yield self._move(before.item, item)
 
     def _settled(self, now_ms: int) -> Iterator[T]:
@@ -156,10 +156,10 @@ class Damper(Generic[T]):
         return self._waiting.popitem(last=False)[1].item
 
 
-def change_of(record: Record, *, users: bool) -> Change:
+def damped_record(record: Record, *, users: bool) -> DampedRecord:
     """What a damper has to know of a record; *users*: it speaks of users, not devices."""
     user = record.user if users else record.uid
-    return Change(record.seq, record.kind, user, record.gateway, record.at)
+    return DampedRecord(record.seq, record.kind, user, record.gateway, record.at)
 
 
 def moved(offline: Record, online: Record) -> Record:

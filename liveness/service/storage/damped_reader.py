@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import inf
 
 from liveness.core.cursors import ReadPosition
-from liveness.core.damping import Damper, DampingCounts, change_of, moved
+from liveness.core.damping import Damper, DampingCounts, damped_record, moved
 from liveness.core.records import SESSION_KINDS, Gap, Record, Subscription
 from liveness.service.storage.log_tail import (
     LogTail,
@@ -126,8 +126,8 @@ class DampedReader:
     ) -> Iterator[TailEntry]:
         record = entry.record
         if isinstance(record, Record):
-            change = change_of(record, users=self._wanted.users)
-            yield from self._concerning(damper.add(entry, change))
+            damped = damped_record(record, users=self._wanted.users)
+            yield from self._concerning(damper.add(entry, damped))
             return
         if isinstance(record, Gap):
             yield from self._concerning(damper.flush())
