@@ -4,6 +4,7 @@ An outlet that ends by an error begins again after a pause, and goes on from its
 Whoever else there is notices nothing.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -14,20 +15,21 @@ from liveness.errors import LivenessError
 from liveness.metrics import OutletNow
 from liveness.outlets.common.outlet import CursorOutlet, Outlet
 from liveness.outlets.common.outlet_log import LogAccess
+from liveness.outlets.common.outlet_store import OutletStore
 from liveness.service.links.spools import Spools
 
 if TYPE_CHECKING:
     from liveness.outlets.cluster.publisher import Publisher
     from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
 
-# The pause before an outlet that failed by an error of its own begins again.
+# The pause before an outlet that failed begins again.
 RESTART_S: Final = 60.0
 
 _log = structlog.get_logger("outlet")
 
 
-class Outlets:
-    """The outlets that the settings name.
+def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets":
+    """The outlets that the settings name, none of them begun.
 
     Args:
         config: The settings.
@@ -36,44 +38,72 @@ class Outlets:
     Raises:
         StartError: A secret cannot be read, or an outlet's package is not installed.
     """
+    # Each is imported when it is configured: without it, the sidecar starts sooner.
+    cluster: Publisher | None = None
+    if config.cluster.is_on:
+        from liveness.outlets.cluster.publisher import make_publisher
 
-    def __init__(self, config: Config, access: LogAccess, spools: Spools) -> None:
-        self._store = access.store
-        self._clock = access.clock
-        self._retention_ms = round(config.state.retention_s * 1000)
-        self.all: list[Outlet] = []
-        self.with_cursors: list[CursorOutlet] = []
-        # Each is imported when it is configured: without it, the sidecar starts sooner.
-        self.cluster: Publisher | None = None
-        if config.cluster.is_on:
-            from liveness.outlets.cluster.publisher import make_publisher
+        cluster = make_publisher(
+            config,
+            log_writer=access.log_writer,
+            feed=access.feed,
+            spools=spools,
+            clock=access.clock,
+            turnstile=access.turnstile,
+        )
+    webhooks: list[WebhookOutlet] = []
+    if config.webhooks:
+        from liveness.outlets.webhooks.webhook_outlet import make_webhooks
 
-            self.cluster = make_publisher(
-                config,
-                log_writer=access.log_writer,
-                feed=access.feed,
-                spools=spools,
-                clock=access.clock,
-                turnstile=access.turnstile,
-            )
-            self.all.append(self.cluster)
-        self.webhooks: list[WebhookOutlet] = []
-        if config.webhooks:
-            from liveness.outlets.webhooks.webhook_outlet import make_webhooks
+        webhooks = make_webhooks(config, access)
+    others: list[CursorOutlet] = []
+    if config.kafka:
+        from liveness.outlets.kafka.kafka_outlet import make_kafka
 
-            self.webhooks = make_webhooks(config, access)
-            self.with_cursors += self.webhooks
-        if config.kafka:
-            from liveness.outlets.kafka.kafka_outlet import make_kafka
+        others += make_kafka(config, access)
+    return Outlets(
+        [*webhooks, *others],
+        access.store,
+        retention_s=config.state.retention_s,
+        cluster=cluster,
+        webhooks=webhooks,
+    )
 
-            self.with_cursors += make_kafka(config, access)
-        self.all += self.with_cursors
+
+class Outlets:
+    """Runs outlets.
+
+    Args:
+        outlets: Those with a cursor.
+        store: Has their cursors.
+        retention_s: How long records are kept: as long as the cursor of an outlet that is
+            no longer in the settings.
+        cluster: The outlet to other hosts, which has its place in the log in Redis.
+        webhooks: Those of *outlets* that are webhooks.
+    """
+
+    def __init__(
+        self,
+        outlets: Sequence[CursorOutlet],
+        store: OutletStore,
+        *,
+        retention_s: float,
+        cluster: "Publisher | None" = None,
+        webhooks: "Sequence[WebhookOutlet]" = (),
+    ) -> None:
+        self.cluster = cluster
+        self.webhooks = webhooks
+        self._outlets = outlets
+        self._store = store
+        self._retention_s = retention_s
 
     async def run(self) -> None:
         """Run all outlets until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
-                for outlet in self.all:
+                if self.cluster is not None:
+                    nursery.start_soon(self._run_alone, self.cluster)
+                for outlet in self._outlets:
                     nursery.start_soon(self._run_alone, outlet)
         finally:
             self._store.close()
@@ -82,23 +112,18 @@ class Outlets:
         """Run one outlet, again and again: its errors concern nobody else."""
         while True:
             try:
-                if outlet is not self.cluster:  # which has its cursor in Redis
-                    await self._prepare()
+                if outlet is not self.cluster:
+                    names = {other.name for other in self._outlets}
+                    await self._store.open(keep=names, unused_s=self._retention_s)
                 await outlet.run()
             except LivenessError as error:
                 outlet.failed(str(error))
                 _log.error("an outlet stopped", outlet=outlet.name, error=str(error))
             except Exception as error:
                 outlet.failed(f"{type(error).__name__}: {error}; please report this")
-                _log.exception("an outlet failed; it begins again", outlet=outlet.name)
+                _log.exception("an outlet failed", outlet=outlet.name)
             await trio.sleep(RESTART_S)
-
-    async def _prepare(self) -> None:
-        await self._store.open()
-        names = {outlet.name for outlet in self.all}
-        since = self._clock.wall_ms() - self._retention_ms
-        await self._store.forget_all_but(names, since)
 
     def now(self) -> list[OutletNow]:
         """A row of each, but for the cluster, which has metrics of its own."""
-        return [outlet.now() for outlet in self.with_cursors]
+        return [outlet.now() for outlet in self._outlets]

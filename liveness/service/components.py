@@ -180,18 +180,18 @@ class SidecarService:
         # Imported when one is configured: without it, the sidecar starts sooner.
         from liveness.outlets.common.outlet_log import LogAccess
         from liveness.outlets.common.outlet_store import OutletStore
-        from liveness.outlets.supervisor import Outlets
+        from liveness.outlets.supervisor import make_outlets
 
         access = LogAccess(
             self.log_writer,
             self.feed,
-            OutletStore(self._store.folder),
+            OutletStore(self._store.folder, self._clock),
             self._clock,
             self._turnstile,
             config.limits.max_settling,
             self._is_back,
         )
-        return Outlets(config, access, self._spools)
+        return make_outlets(config, access, self._spools)
 
     def _is_back(self, offline: Record, of_any_device: bool) -> bool:
         """Whether the log has a session of this user that began after an offline."""

@@ -12,11 +12,13 @@ so that some records are sent again.
 
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import trio
 
+from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
 from liveness.service.storage import migrations
 from liveness.service.storage.database import (
@@ -68,23 +70,29 @@ class OutletStore:
 
     Args:
         folder: The state directory.
+        clock: The clocks.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Clock) -> None:
         self.path = folder / DATABASE
+        self._clock = clock
         self._db: sqlite3.Connection | None = None
         self._turn = trio.Lock()
 
-    async def open(self) -> None:
+    async def open(self, *, keep: Collection[str], unused_s: float) -> None:
         """Open the database, or make it.
 
+        Args:
+            keep: The outlets that there are.
+            unused_s: The cursor of any other is forgotten if it was not used for so long.
         Raises:
             StateError: It is damaged, or of a newer version.
             StartError: It cannot be used now.
         """
         async with self._turn:
             if self._db is None:
-                self._db = await in_thread(self._opened)
+                since_ms = self._clock.wall_ms() - round(unused_s * 1000)
+                self._db = await in_thread(partial(self._opened, keep, since_ms))
 
     def close(self) -> None:
         """Close the database."""
@@ -114,19 +122,7 @@ class OutletStore:
         found = await self.run(lambda db: db.execute(query, [outlet]).fetchone())
         return None if found is None else StoredCursor(*found)
 
-    async def forget_all_but(self, outlets: Collection[str], before_ms: int) -> None:
-        """Forget the cursors of other outlets that were not used since a moment."""
-
-        def forget(db: sqlite3.Connection) -> None:
-            rows = db.execute("select outlet, used_ms from cursors").fetchall()
-            gone = [
-                (name,) for name, at in rows if name not in outlets and at < before_ms
-            ]
-            db.executemany("delete from cursors where outlet = ?", gone)
-
-        await self.run(forget)
-
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self, keep: Collection[str], since_ms: int) -> sqlite3.Connection:
         with expecting_damage(self.path, "have all outlets begin anew"):
             with created_private(self.path):
                 stored = migrations.stored_schema(self.path, SCHEMA, STEPS)
@@ -138,6 +134,11 @@ class OutletStore:
                     db.executescript(f"begin immediate; {TABLES} commit")
                 else:
                     migrations.migrate(db, self.path, stored, SCHEMA, STEPS)
+                with transaction(db):
+                    query = "select outlet from cursors where used_ms < ?"
+                    unused = {name for (name,) in db.execute(query, [since_ms])}
+                    gone = [(name,) for name in unused.difference(keep)]
+                    db.executemany("delete from cursors where outlet = ?", gone)
             except BaseException:
                 db.close()
                 raise
