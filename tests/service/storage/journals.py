@@ -1,13 +1,15 @@
 """Rows and records for a store and a timers' table, and a log writer over both."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import trio
 
 from liveness.core.changes import Decisions
-from liveness.core.cursors import Cursors
+from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.records import (
     KINDS,
     Changes,
@@ -22,6 +24,7 @@ from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_pages import END
 from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
@@ -199,3 +202,43 @@ async def trimming(
         nursery.start_soon(trim)
         yield
         nursery.cancel_scope.cancel()
+
+
+@dataclass
+class Log:
+    """A log on disk, and a feed that keeps some of its records in memory."""
+
+    log_writer: LogWriter
+    feed: LogTail
+
+    def cursor(self, wanted: Subscription = ALL, *, position: int = 0) -> TailReader:
+        return TailReader(self.log_writer, self.feed, ReadPosition(wanted, position))
+
+
+@contextmanager
+def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log]:
+    feed = LogTail(keep=keep)
+    with closing(LogStore(folder)) as store:
+        store._db.execute(
+            "pragma synchronous = off"
+        )  # one page a commit, without the wait for a sync
+        for batch in written:
+            store.write(batch)
+            feed.publish(batch)
+        with journal_of(store, published=feed.publish) as log_writer:
+            yield Log(log_writer, feed)
+
+
+def publish(log: Log, *records: Logged) -> None:
+    """One more commit, of a log that no writer is running for."""
+    batch = Batch([*records], [0.0] * len(records))
+    log.log_writer.store.write(batch)
+    log.log_writer.durable_seq = records[-1].seq
+    log.feed.publish(batch)
+
+
+class VirtualClock(Clock):
+    """Its wall clock is the event loop's, from 1970 on."""
+
+    def wall_ms(self) -> int:
+        return round(trio.current_time() * 1000)

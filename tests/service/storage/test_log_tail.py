@@ -1,8 +1,6 @@
 """A cursor gives the same records from memory as from disk, in order, without a gap."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -12,7 +10,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.cursors import CursorRow, ReadPosition
+from liveness.core.cursors import CursorRow
 from liveness.core.frames import MAX_TEXT_BYTES
 from liveness.core.records import (
     KINDS,
@@ -25,11 +23,10 @@ from liveness.core.records import (
     TimerRecord,
 )
 from liveness.service.storage.log_pages import PAGE_BYTES
-from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
-from liveness.service.storage.log_writer import LogWriter
 from tests.helpers.strategies import BOUNDED, examples
-from tests.service.storage.journals import journal_of
+from tests.service.storage.journals import Log, log_of
 
 NAMES = ("g", "h", "i")
 WALL_MS = 123
@@ -55,36 +52,9 @@ def batches(sizes: Sequence[int]) -> list[Batch]:
     ]
 
 
-@dataclass
-class Log:
-    """A log on disk, and a feed that keeps some of its records in memory."""
-
-    log_writer: LogWriter
-    feed: LogTail
-
-    def cursor(
-        self, wanted: Subscription = EVERYTHING, *, position: int = 0
-    ) -> TailReader:
-        return TailReader(self.log_writer, self.feed, ReadPosition(wanted, position))
-
-
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state")
-
-
-@contextmanager
-def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log]:
-    feed = LogTail(keep=keep)
-    with closing(LogStore(folder)) as store:
-        store._db.execute(
-            "pragma synchronous = off"
-        )  # one page a commit, without the wait for a sync
-        for batch in written:
-            store.write(batch)
-            feed.publish(batch)
-        with journal_of(store, published=feed.publish) as log_writer:
-            yield Log(log_writer, feed)
 
 
 async def all_of(cursor: TailReader, limit: int = 1_000) -> list[Logged | Gap]:

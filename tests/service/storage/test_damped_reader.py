@@ -1,0 +1,125 @@
+"""A damped reader's position, and what of a filtered log it returns."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from liveness.core.damping import DampingCounts
+from liveness.core.records import Gap, Logged, Record, Subscription
+from liveness.service.storage.damped_reader import DampedReader
+from tests.service.storage.journals import ALL, Log, log_of, publish
+
+SETTLE_S = 10.0
+AT = 100_000
+
+
+def record(
+    seq: int, kind: str, uid: str = "ada", gateway: str = "g", at_s: float = 0
+) -> Record:
+    return Record(
+        seq, kind, uid, gateway, seq, None, "login", AT + round(at_s * 1000)
+    )  # fmt: skip
+
+
+def on(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
+    return record(seq, "online", uid, gateway, at_s)
+
+
+def off(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
+    return record(seq, "offline", uid, gateway, at_s)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with log_of([], tmp_path, keep=1_000) as log:
+        yield log
+
+
+def reader(log: Log, wanted: Subscription = ALL, **options: object) -> DampedReader:
+    defaults: dict[str, object] = {"settle_s": SETTLE_S, "most_waiting": 100}
+    return DampedReader(
+        log.log_writer, log.feed, wanted, 0, **(defaults | options)  # type: ignore[arg-type]  # a test's own words
+    )  # fmt: skip
+
+
+async def take(
+    damped: DampedReader, at_s: float, limit: int = 100
+) -> list[Logged | Gap]:
+    entries = await damped.take(limit, wall_ms=AT + round(at_s * 1000))
+    return [entry.record for entry in entries]
+
+
+async def test_the_position_stays_before_an_offline_that_waits(log: Log) -> None:
+    damped = reader(log)
+    publish(log, on(1), off(2), on(3, "bob"))
+    assert [r.seq for r in await take(damped, 0)] == [1, 3]
+    assert (damped.position, damped.reached, damped.waiting) == (1, 3, 1)
+    assert damped.next_in_s(AT) == SETTLE_S
+    assert [r.seq for r in await take(damped, SETTLE_S)] == [2]
+    assert (damped.position, damped.waiting) == (3, 0)
+
+
+async def test_the_position_stays_before_what_was_not_taken_yet(log: Log) -> None:
+    damped = reader(log)
+    publish(log, off(1, "u1"), off(2, "u2"), on(3, "u3", at_s=SETTLE_S))
+    taken = [[r.seq for r in await take(damped, 20, limit=1)] for _ in range(3)]
+    assert taken == [[], [], [1]]  # two offlines wait until the third record is read
+    assert (damped.position, damped.is_behind) == (1, True)
+    assert [r.seq for r in await take(damped, 20)] == [2, 3]
+    assert not damped.is_behind
+
+
+async def test_a_far_behind_reader_leaves_out_the_same_as_one_that_follows(
+    log: Log,
+) -> None:
+    counts = DampingCounts()
+    damped = reader(log, counts=counts)
+    publish(log, on(1), off(2, at_s=1), on(3, at_s=5), off(4, at_s=6))
+    # Two at a time: until all is read, the wall clock alone settles nothing.
+    taken = [r.seq for _ in range(3) for r in await take(damped, 1_000, limit=2)]
+    assert (taken, counts.left_out) == ([1, 4], 2)
+
+
+async def test_a_user_who_is_back_elsewhere_has_moved_for_readers_of_both_gateways(
+    log: Log,
+) -> None:
+    wanted = [ALL._replace(gateway=name) for name in ("g", "h", "other")]
+    readers = [reader(log, subscription) for subscription in wanted]
+    publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
+    taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
+    assert taken == [["moved"], ["moved"], []]
+
+
+async def test_kinds_that_are_not_wanted_decide_and_are_not_returned(log: Log) -> None:
+    damped = reader(log, Subscription(None, frozenset({"offline"})))
+    publish(log, on(1), off(2), on(3, at_s=1), off(4, "bob", at_s=2))
+    assert [r.seq for r in await take(damped, 100)] == [4]
+    assert damped.position == 4
+
+
+async def test_of_a_resumed_reader_the_log_so_far_is_doubtful(log: Log) -> None:
+    publish(log, off(1))
+    damped = reader(log, is_resumed=True)
+    publish(log, on(2, at_s=1), off(3, at_s=2), on(4, at_s=3))
+    assert [r.seq for r in await take(damped, 100)] == [2]
+
+
+async def test_before_a_gap_all_that_waits_is_returned(log: Log) -> None:
+    damped = reader(log)
+    publish(log, off(1))
+    assert await take(damped, 0) == []
+    publish(log, on(2, "bob"))
+    publish(log, on(3, "bob"))
+    log.feed.__init__(keep=1_000)  # type: ignore[misc]  # what was in memory is gone
+    log.log_writer.store._db.execute("delete from log where last = 2")
+    taken = await take(damped, 0)
+    assert [r.kind for r in taken] == ["offline", "gap"]
+    assert [r.seq for r in await take(damped, 0)] == [3]
+
+
+async def test_without_settling_it_reads_as_any_reader(log: Log) -> None:
+    damped = reader(log, settle_s=0.0)
+    publish(log, off(1), on(2, at_s=1))
+    assert [r.seq for r in await take(damped, 0)] == [1, 2]
+    assert (damped.position, damped.waiting) == (2, 0)
