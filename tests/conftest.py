@@ -3,10 +3,13 @@
 import os
 import re
 import signal
-from collections.abc import Generator, Iterator
-from typing import Final, TypeVar
+from collections.abc import Callable, Generator, Iterator
+from math import inf
+from typing import Any, Final, TypeVar
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from liveness.config.sources import FILE_VARIABLE
 from tests.helpers.processes import NO_SETTINGS, environment
@@ -21,6 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Under nohup, which holds for us, it is the same with SIGHUP.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+Result = TypeVar("Result")
 
 # Of a test with its case, and of a text within that: one can still read and type it.
 MOST_NAME: Final = 100
@@ -92,3 +97,47 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long = [item.nodeid for item in items if len(item.name) > MOST_NAME]
     if long:
         raise pytest.UsageError("\n".join(["give these shorter names (ids=):", *long]))
+
+
+@pytest.fixture
+def jumping(
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> MockClock:
+    """Virtual time, which stands still while a thread is at work.
+
+    trio's own does not know of threads: it would take a commit for idleness and jump
+    to the next deadline, whichever that is.
+
+    An async test has it also by `usefixtures`, or through another fixture: by itself
+    pytest-trio takes a clock only from the test's own arguments.
+    """
+
+    def run(test: Any, **options: Any) -> None:
+        trio.run(test, **{**options, "clock": autojump_clock})
+
+    request.node.add_marker(pytest.mark.trio(run=run), append=False)
+    at_work = 0
+    run_sync = trio.to_thread.run_sync
+
+    async def standing_still(
+        work: Callable[..., Result],
+        *args: object,
+        abandon_on_cancel: bool = False,
+        limiter: trio.CapacityLimiter | None = None,
+    ) -> Result:
+        nonlocal at_work
+        at_work += 1
+        autojump_clock.autojump_threshold = inf
+        try:
+            return await run_sync(
+                work, *args, abandon_on_cancel=abandon_on_cancel, limiter=limiter
+            )
+        finally:
+            at_work -= 1
+            if not at_work:
+                autojump_clock.autojump_threshold = 0
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", standing_still)
+    return autojump_clock

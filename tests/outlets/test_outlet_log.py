@@ -1,0 +1,212 @@
+"""An outlet's place in the log: where it begins, what it takes, and when it moves."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.config.outlet_settings import OutletSettings
+from liveness.errors import StateError
+from liveness.outlets.common.outlet_log import CURSOR_S, OutletLog
+from liveness.outlets.common.outlet_store import StoredCursor, position_in, put_cursor
+from tests.helpers import disk
+from tests.outlets.outlet_rig import NAME, OutletRig, off, on, outlet_rig, seqs
+
+OLDEST = OutletSettings(begin="oldest")
+
+
+@pytest.fixture
+def rig(tmp_path: Path, jumping: MockClock) -> Iterator[OutletRig]:
+    with outlet_rig(tmp_path) as rig:
+        yield rig
+
+
+@pytest.mark.parametrize(("begin", "first"), [("newest", [3]), ("oldest", [1, 2, 3])])
+async def test_a_new_outlet_begins_where_its_settings_say(
+    rig: OutletRig, begin: str, first: list[int]
+) -> None:
+    rig.publish(on(1), on(2))
+    settings = OutletSettings(begin=begin)  # type: ignore[arg-type]  # of the parameters
+    async with rig.outlet_log(settings) as log:
+        rig.publish(on(3))
+        assert seqs((await log.take(10)).entries) == first
+
+
+async def test_what_was_not_delivered_comes_again_after_a_restart(
+    rig: OutletRig,
+) -> None:
+    rig.publish(on(1), on(2), on(3))
+    async with rig.outlet_log(OLDEST) as log:
+        first, _second = await log.take(1), await log.take(1)
+        log.delivered(first)
+        await log.store_cursor()
+    async with rig.outlet_log(OLDEST) as log:
+        assert seqs((await log.take(10)).entries) == [2, 3]
+
+
+async def test_a_new_outlets_place_outlives_a_restart_before_its_first_record(
+    rig: OutletRig,
+) -> None:
+    rig.publish(on(1))
+    async with rig.outlet_log() as log:
+        await log.store_cursor()
+    rig.publish(on(2))
+    async with rig.outlet_log() as log:
+        assert seqs((await log.take(10)).entries) == [2]
+
+
+async def test_the_cursor_passes_what_does_not_concern_the_outlet(
+    rig: OutletRig,
+) -> None:
+    settings = OutletSettings(begin="oldest", gateways="h", kinds="offline")
+    rig.publish(off(1, gateway="h"), on(2, gateway="h"), off(3, gateway="g"))
+    async with rig.outlet_log(settings) as log:
+        batch = await log.take(10)
+        assert (seqs(batch.entries), batch.position) == ([1], 3)
+        log.delivered(batch)
+        rig.publish(off(4, gateway="g"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log.take, 1)
+            nursery.start_soon(log.keep_cursor)
+            await trio.sleep(CURSOR_S * 1.5)
+            assert (log.cursor, log.lag_records) == (4, 0)
+            nursery.cancel_scope.cancel()
+        assert await rig.store.cursor(NAME) == StoredCursor(log.log, 4)
+
+
+async def test_a_move_concerns_the_gateway_that_it_leaves(rig: OutletRig) -> None:
+    settings = OutletSettings(begin="oldest", gateways="h")
+    moved = on(1, gateway="g")._replace(kind="moved", from_gateway="h")
+    rig.publish(moved, moved._replace(seq=2, from_gateway="other"))
+    async with rig.outlet_log(settings) as log:
+        assert seqs((await log.take(10)).entries) == [1]
+
+
+async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> None:
+    rig.publish(on(1))
+    async with rig.outlet_log(OLDEST) as log, trio.open_nursery() as nursery:
+
+        async def publish_late() -> None:
+            await trio.sleep(0.5)
+            rig.publish(on(2))
+            await trio.sleep(1)
+            rig.publish(on(3))
+
+        nursery.start_soon(publish_late)
+        assert seqs((await log.take(10, linger_s=1.0)).entries) == [1, 2]
+        assert trio.current_time() == 1.0
+        assert seqs((await log.take(1, linger_s=1.0)).entries) == [3]
+        assert trio.current_time() == 1.5
+
+
+async def test_an_offline_comes_when_it_has_settled(rig: OutletRig) -> None:
+    settings = OutletSettings(begin="oldest", settle_s=30)
+    rig.publish(on(1), off(2), on(3, "bob"))
+    async with rig.outlet_log(settings) as log:
+        first = await log.take(10)
+        assert (seqs(first.entries), first.position, log.settling) == ([1, 3], 1, 1)
+        log.delivered(first)
+        assert log.lag_records == 0
+        assert seqs((await log.take(10)).entries) == [2]
+        assert trio.current_time() == 30
+
+
+async def test_after_a_restart_what_settled_is_not_lost(rig: OutletRig) -> None:
+    settings = OutletSettings(begin="oldest", settle_s=30)
+    rig.publish(on(1), off(2), on(3, "bob"))
+    async with rig.outlet_log(settings) as log:
+        log.delivered(await log.take(10))
+        await log.store_cursor()
+    async with rig.outlet_log(settings) as log:
+        assert seqs((await log.take(10)).entries) == [3]
+        assert seqs((await log.take(10)).entries) == [2]
+
+
+async def test_lag_counts_what_is_unread_and_what_is_on_its_way(rig: OutletRig) -> None:
+    rig.publish(on(1), on(2))
+    async with rig.outlet_log(OLDEST) as log:
+        assert log.lag_records == 2
+        batch = await log.take(1)
+        assert log.lag_records == 2
+        await trio.sleep(5)
+        assert log.lag_s == 5
+        log.delivered(batch)
+        log.delivered(await log.take(1))
+        assert (log.lag_records, log.lag_s) == (0, 0)
+
+
+LOG, OTHER = "a" * 16, "b" * 16
+
+
+@pytest.mark.parametrize(
+    ("found", "parted", "start"),
+    [
+        pytest.param(StoredCursor(LOG, 7), {}, 7, id="same log"),
+        pytest.param(StoredCursor(LOG, 11), {}, 2, id="lost its end"),
+        pytest.param(StoredCursor(OTHER, 7), {}, 2, id="another log"),
+        pytest.param(StoredCursor(OTHER, 7), {OTHER: 5}, 5, id="a copy"),
+        pytest.param(StoredCursor(OTHER, 4), {OTHER: 5}, 4, id="before it parted"),
+    ],
+)
+def test_a_cursor_continues_in_the_log_there_is(
+    found: StoredCursor, parted: dict[str, int], start: int
+) -> None:
+    at = position_in(found, log=LOG, parted=parted, newest=10, oldest=2)
+    assert at == start
+
+
+async def test_cursors_that_nobody_used_for_long_are_forgotten(rig: OutletRig) -> None:
+    async with rig.outlet_log():
+        for name, used_ms in (("old", 0), ("new", 9_000), (NAME, 0)):
+            at = StoredCursor(LOG, 5)
+            await rig.store.run(
+                lambda db, name=name, at=at, ms=used_ms: put_cursor(db, name, at, ms)  # type: ignore[misc]  # bound early
+            )
+    await trio.sleep(10)
+    await rig.store.open(keep=[NAME], unused_s=5)
+    rig.store.close()
+    names = disk.rows(rig.store.path, "select outlet from cursors order by outlet")
+    assert names == [("new",), (NAME,)]
+
+
+async def test_a_cursor_that_finds_no_room_is_stored_later(rig: OutletRig) -> None:
+    rig.publish(on(1))
+    async with rig.outlet_log(OLDEST) as log:
+        log.delivered(await log.take(1))
+        with disk.locked(rig.store.path):
+            await log.store_cursor()
+        assert await rig.store.cursor(NAME) is None
+        await log.store_cursor()
+        assert await rig.store.cursor(NAME) == StoredCursor(log.log, 1)
+
+
+async def test_a_damaged_file_says_what_to_do(rig: OutletRig) -> None:
+    rig.store.path.write_bytes(b"no database" * 1_000)
+    with pytest.raises(StateError, match="left as it is: restore a backup, or move it"):
+        await rig.store.open(keep=[], unused_s=1)
+
+
+async def test_a_log_that_cannot_be_read_is_read_later(
+    rig: OutletRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig.outlet_log(OLDEST) as log:
+        await check_reading_again(rig, log)
+
+
+async def check_reading_again(rig: OutletRig, log: OutletLog) -> None:
+    rig.publish(on(1))
+    rig.log.feed.__init__(keep=1)  # type: ignore[misc]  # so that it is read from disk
+    path = rig.log.log_writer.store.path
+    away = path.with_name("away")
+    path.rename(away)
+    async with trio.open_nursery() as nursery:
+
+        async def put_back() -> None:
+            await trio.sleep(0.5)
+            away.rename(path)
+
+        nursery.start_soon(put_back)
+        assert seqs((await log.take(1)).entries) == [1]
+    assert trio.current_time() >= 1.0
