@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from random import Random
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final
 
 from liveness.bench import BenchOptions
 from liveness.bench.cluster_load import (
@@ -22,19 +22,11 @@ from liveness.bench.cluster_load import (
 )
 from liveness.bench.figures import Figure
 from liveness.bench.floors import DECIDED_MS
-from liveness.bench.load import (
-    LoadError,
-    LoadGateway,
-    LoadUsers,
-    Moment,
-    Notices,
-    Pace,
-    now,
-)
-from liveness.bench.program import Window
-from liveness.bench.sidecar_process import AS_INSTALLED, SidecarProcess, linked_sidecar
+from liveness.bench.load import LoadError
+from liveness.bench.sidecar_process import AS_INSTALLED, linked_sidecar
 from liveness.bench.systems import LONG_S
-from liveness.bench.verdict import judge, p99_ms
+from liveness.bench.transitions import AHEAD, RATE, TransitionCosts, TransitionLoad
+from liveness.bench.verdict import p99_ms
 from liveness.cluster.format import HostState, configuration_of
 from liveness.console.progress import Stage
 from liveness.core.records import OFFLINE, ONLINE, Record
@@ -45,27 +37,11 @@ from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
 HOST_NS: Final = 40_000.0
 STREAM_MS: Final = 100.0
 
-RATE: Final = 10_000  # transitions a second
-BLOCK: Final = 10  # users in a frame
 LONGEST_S: Final = 10.0
-AHEAD: Final = 2_000  # users that are online when the clock starts
-SILENT_EVERY: Final = 20  # one frame in so many is of a user that falls silent
-SILENT_S: Final = 2  # its timeout
-KEEPALIVES: Final = 100  # of each user that is online at the end
 PURE: Final = 50_000  # transitions
 READ_S: Final = 0.02  # how long changes gather: the default of cluster.linger_s
 POLL_S: Final = 0.01
 AWAITED_S: Final = 60.0
-
-
-class _Run(NamedTuple):
-    """Of one run."""
-
-    transition_ns: float  # the sidecar's CPU
-    keepalive_ns: float
-    decided_ms: float  # p99, of users that fell silent
-    delivered_ms: float
-    stream_ms: float  # p99, from a record to its arrival on the stream; 0: no stream
 
 
 def publishing(server: ClusterRedis, host: str, *, lease_s: float) -> Mapping[str, str]:
@@ -81,14 +57,16 @@ def host_costs(
     options: BenchOptions, stage: Stage, *, is_promised: bool
 ) -> list[Figure]:
     """The runs alternate; the best of each kind counts, and the median is shown."""
-    load = _Load(min(options.seconds, LONGEST_S))
+    load = TransitionLoad(min(options.seconds, LONGEST_S))
     kinds = ("not published", "published", "Redis does not answer")
-    runs: dict[str, list[_Run]] = {kind: [] for kind in kinds}
+    runs: dict[str, list[TransitionCosts]] = {kind: [] for kind in kinds}
     for number in range(1, options.rounds + 1):
         for kind in kinds:
             stage(f"{kind}, run {number}", None)
             runs[kind].append(_run(options, kind, load))
-    off, on, away = (_Run(*map(min, zip(*runs[kind], strict=True))) for kind in kinds)
+    off, on, away = (
+        TransitionCosts(*map(min, zip(*runs[kind], strict=True))) for kind in kinds
+    )
     costs_ns = [
         ours.transition_ns - base.transition_ns
         for base, ours in zip(runs[kinds[0]], runs[kinds[1]], strict=True)
@@ -101,7 +79,7 @@ def host_costs(
     pure_ns = min(_pure_ns() for _ in range(options.rounds))
     keepalive = on.keepalive_ns / off.keepalive_ns
     rows: list[tuple[str, float, str, float | None]] = [
-        ("record to stream p99, 10,000 a second", on.stream_ms, "ms", most_ms),
+        ("record to stream p99, 10,000 a second", on.sent_ms, "ms", most_ms),
         ("host: CPU a transition, not published", off.transition_ns, "ns", None),
         ("host: CPU a transition, for publishing", cost_ns, "ns", most_ns),
         ("the same, median of the runs", median(costs_ns), "ns", None),
@@ -117,30 +95,7 @@ def host_costs(
     return [Figure("cluster", *row) for row in rows]
 
 
-class _Load:
-    """The frames: blocks of users log in and out in turns, and users fall silent."""
-
-    def __init__(self, seconds: float) -> None:
-        blocks = round(RATE * seconds / BLOCK / 2)
-        self.users = LoadUsers(blocks * BLOCK + AHEAD)
-        self.silent = LoadUsers(blocks * 2 // SILENT_EVERY, kind="mute")
-        self.frames: list[bytes] = []
-        self.last: list[int] = []  # where the frame of each silent user is
-        for block in range(blocks):
-            leaving = range(block * BLOCK, (block + 1) * BLOCK)
-            coming = range(leaving.start + AHEAD, leaving.stop + AHEAD)
-            self.frames += [self.users.logins(coming), self.users.logouts(leaving)]
-            if block % (SILENT_EVERY // 2) == 0 and len(self.last) < len(self.silent):
-                number = len(self.last)
-                self.last.append(len(self.frames))
-                frame = self.silent.single(number, "login", timeout=SILENT_S)
-                self.frames.append(frame)
-        self.rate = len(self.frames) / seconds
-        self.offlines = BLOCK * blocks + len(self.silent)
-        self.transitions = 2 * self.offlines
-
-
-def _run(options: BenchOptions, kind: str, load: _Load) -> _Run:
+def _run(options: BenchOptions, kind: str, load: TransitionLoad) -> TransitionCosts:
     with ExitStack() as stack:
         env, server, reader = AS_INSTALLED, None, None
         if kind != "not published":
@@ -152,62 +107,22 @@ def _run(options: BenchOptions, kind: str, load: _Load) -> _Run:
         )
         if server is not None:
             _await_live(server)
-        gateway.send(load.users.logins(range(AHEAD)))
-        gateway.ping()
+        load.begin(gateway)
         if reader is not None:
             reader.wait_for(AHEAD)
         if server is not None and kind != "published":
             os.kill(server.pid, signal.SIGSTOP)
             reader = None
-        return _measured(load, sidecar, gateway, reader)
-
-
-def _measured(
-    load: _Load,
-    sidecar: SidecarProcess,
-    gateway: LoadGateway,
-    reader: StreamReader | None,
-) -> _Run:
-    pace, began_ms = Pace(gateway, rate=load.rate), now().wall_ms
-    with Window(sidecar) as window:
-        pace.run(load.frames)
-        gateway.wait_for(load.offlines, until=time.perf_counter() + AWAITED_S)
-        gateway.ping()
-        if reader is not None:
-            reader.wait_for(AHEAD + load.transitions)
-    online = range(len(load.users) - AHEAD, len(load.users))
-    frame = load.users.batch(online)
-    with Window(sidecar) as keeping:
-        for _ in range(KEEPALIVES):
-            gateway.send(frame)
-        gateway.ping()
-    moments = [*pace.moments()]
-    last: dict[str, Moment] = {
-        uid: moments[at] for uid, at in zip(load.silent.uids, load.last, strict=True)
-    }
-    silences = [
-        Notices(
-            received, [record for record in records if record["reason"] == "silence"]
-        )
-        for received, records in gateway.notices
-    ]
-    verdict = judge(silences, last, timeout_s=SILENT_S)
-    if verdict.false or verdict.early or verdict.missing:
-        raise LoadError(
-            f"{verdict.false} false, {verdict.early} early, {verdict.missing} missing"
-        )
-    late_s = [
-        (wall_ms - record.place.since) / 1000
-        for wall_ms, record in (reader.records() if reader else ())
-        if record.kind == ONLINE and wall_ms >= began_ms
-    ]
-    return _Run(
-        window.server_ns(load.transitions),
-        keeping.server_ns(KEEPALIVES * AHEAD),
-        p99_ms(verdict.decided_s),
-        p99_ms(verdict.delivered_s),
-        p99_ms(late_s) if late_s else 0.0,
-    )
+        if reader is None:
+            return load.run(sidecar, gateway)
+        records = AHEAD + load.transitions
+        costs = load.run(sidecar, gateway, lambda: reader.wait_for(records))
+        late_s = [
+            (wall_ms - record.place.since) / 1000
+            for wall_ms, record in reader.records()
+            if record.kind == ONLINE and wall_ms >= costs.began_ms
+        ]
+        return costs._replace(sent_ms=p99_ms(late_s))
 
 
 def _await_live(server: ClusterRedis) -> None:

@@ -20,7 +20,8 @@ AS_INSTALLED: Final[Mapping[str, str]] = MappingProxyType({})
 class SidecarProcess(Program):
     """One sidecar, with its socket, state and output in a folder.
 
-    It inherits the socket *listener*, or makes its own.
+    Its settings file has the text *settings*. It inherits the socket *listener*, or makes
+    its own.
     """
 
     def __init__(
@@ -30,13 +31,15 @@ class SidecarProcess(Program):
         timeout_s: float,
         slots: int | None = None,
         env: Mapping[str, str] = AS_INSTALLED,
+        settings: str = "",
         listener: socket.socket | None = None,
     ) -> None:
         self.socket = folder / SOCKET
         self.state = folder / "state"
-        settings = folder / "settings.toml"
-        settings.touch()  # empty: the defaults, not the settings of this machine
-        command = [*PYTHON, "liveness", "serve", "--config", str(settings)]
+        # Without any the defaults hold, and not the settings of this machine.
+        file = folder / "settings.toml"
+        file.write_text(settings)
+        command = [*PYTHON, "liveness", "serve", "--config", str(file)]
         command += ["--socket", str(self.socket), "--http", "127.0.0.1:0"]
         command += ["--state", str(self.state), "--timeout", str(timeout_s)]
         if slots is not None:
@@ -59,22 +62,32 @@ class SidecarProcess(Program):
 
 @contextmanager
 def fresh_sidecar(
-    folder: Path | None, *, timeout_s: float, env: Mapping[str, str] = AS_INSTALLED
+    folder: Path | None,
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] = AS_INSTALLED,
+    settings: str = "",
 ) -> Iterator[SidecarProcess]:
     """A sidecar that is not started yet; it and its files are removed at the end."""
     with (
         temporary_folder(folder) as own,
-        SidecarProcess(own, timeout_s=timeout_s, env=env) as sidecar,
+        SidecarProcess(own, timeout_s=timeout_s, env=env, settings=settings) as sidecar,
     ):
         yield sidecar
 
 
 @contextmanager
 def linked_sidecar(
-    folder: Path | None, *, timeout_s: float, env: Mapping[str, str] = AS_INSTALLED
+    folder: Path | None,
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] = AS_INSTALLED,
+    settings: str = "",
 ) -> Iterator[tuple[SidecarProcess, LoadGateway]]:
     """A sidecar that runs, and a link to it; raises if it ended by itself."""
-    with fresh_sidecar(folder, timeout_s=timeout_s, env=env) as sidecar:
+    with fresh_sidecar(
+        folder, timeout_s=timeout_s, env=env, settings=settings
+    ) as sidecar:
         sidecar.start()
         with LoadGateway(sidecar.socket) as gateway:
             yield sidecar, gateway
