@@ -18,6 +18,7 @@ from liveness.bench.cost import cost
 from liveness.bench.device_cost import devices
 from liveness.bench.figures import Figure, are_met, as_table, summary
 from liveness.bench.lateness import lateness
+from liveness.bench.outlet_cost import missing_for_outlets, outlets
 from liveness.bench.program import ProgramError, exit_on_signals
 from liveness.bench.steady import impossible_rate, steady
 from liveness.bench.timer_scenario import timers
@@ -42,10 +43,16 @@ MEASURED: Final[dict[str, Callable[[BenchOptions, Stage], list[Figure]]]] = {
         timers,
         devices,
         cluster,
+        outlets,
         client,
         cost,
         lateness,
     )
+}
+# What scenarios need that may be missing.
+_NEEDS: Final[dict[str, Callable[[], str]]] = {
+    cluster.__name__: missing_for_cluster,
+    outlets.__name__: missing_for_outlets,
 }
 # The scenarios that also measure other systems.
 COMPARISONS: Final = frozenset({"cost", "lateness"})
@@ -71,13 +78,16 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
     """
     names = list(dict.fromkeys(chosen))
     left_out = list[str]()
-    if names == [*MEASURED] and (missing := missing_for_cluster()):
-        names.remove(cluster.__name__)
-        left_out.append(f"cluster: {missing}")
+    is_everything = names == [*MEASURED]
     has_comparison = bool(COMPARISONS & {*names})
     problem = impossible_rate(options) if "steady" in names else ""
-    if not problem and cluster.__name__ in names and (missing := missing_for_cluster()):
-        problem = f"cluster cannot be measured: {missing}"
+    for name, what_misses in _NEEDS.items():
+        if name in names and (missing := what_misses()):
+            if is_everything:
+                names.remove(name)
+                left_out.append(f"{name}: {missing}")
+            elif not problem:
+                problem = f"{name} cannot be measured: {missing}"
     if not problem and has_comparison:
         problem = system_kinds.missing_program(options)
     if problem:

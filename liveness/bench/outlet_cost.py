@@ -1,0 +1,180 @@
+"""The scenario `outlets`: how fast they send, and that a dead one costs nobody else.
+
+Each sends the records of a log that was written beforehand, by a real sidecar; nothing
+else happens meanwhile. Dead outlets are compared with none, over the load of transitions.
+"""
+
+import importlib.util
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from liveness.bench import BenchOptions
+from liveness.bench.figures import Figure
+from liveness.bench.floors import DECIDED_MS
+from liveness.bench.load import LoadError, LoadGateway, LoadUsers
+from liveness.bench.program import Window, temporary_folder
+from liveness.bench.sidecar_process import SidecarProcess, linked_sidecar
+from liveness.bench.systems import LONG_S
+from liveness.bench.transitions import TransitionCosts, TransitionLoad
+from liveness.bench.webhook_receiver import WebhookReceiver
+from liveness.console.progress import Stage
+
+# The floors, for this many users or more.
+PROMISED_USERS: Final = 100_000
+WEBHOOK_PER_S: Final = 20_000.0
+KAFKA_PER_S: Final = 100_000.0
+# What dead outlets may add to the CPU of a keepalive: about what two runs differ by.
+DEAD_RATIO: Final = 1.1
+
+LONGEST_S: Final = 10.0
+AWAITED_S: Final = 120.0
+POLL_S: Final = 0.005
+# A secret of the bench, which guards nothing.
+SECRET: Final = "whsec_" + "YmVuY2gg" * 4
+
+
+def missing_for_outlets() -> str:
+    """What is not installed, and what to do; "" if nothing is missing."""
+    for module, extra in (("httpx2", "webhooks"), ("confluent_kafka", "kafka")):
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed: pip install 'liveness[{extra}]'"
+    return ""
+
+
+def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
+    """How fast outlets send, what a record costs, and what dead outlets cost."""
+    with temporary_folder(options.folder) as folder:
+        stage("a log is written", None)
+        records = _write_log(folder, options.users)
+        figures = [*_webhook(options, folder, records, stage)]
+    return [*figures, *_dead(options, stage)]
+
+
+def _is_promised(options: BenchOptions) -> bool:
+    return options.users >= PROMISED_USERS
+
+
+def _write_log(folder: Path, count: int) -> int:
+    """Log users in and out; return how many records that made."""
+    users = LoadUsers(count)
+    with SidecarProcess(folder, timeout_s=LONG_S) as sidecar:
+        sidecar.start()
+        with LoadGateway(sidecar.socket) as gateway:
+            gateway.send(users.logins(range(count)))
+            gateway.ping()
+            gateway.send(users.logouts(range(count)))
+            gateway.ping()
+        sidecar.stop()
+    return 2 * count
+
+
+# --- how fast -------------------------------------------------------------------------
+
+
+def _webhook(
+    options: BenchOptions, folder: Path, records: int, stage: Stage
+) -> Iterator[Figure]:
+    stage("a webhook", None)
+    with WebhookReceiver() as receiver:
+        settings = (
+            f'[webhooks.bench]\nurl = "{receiver.url}"\nsecret = "{SECRET}"\n'
+            'begin = "oldest"\n'
+        )
+        with SidecarProcess(folder, timeout_s=LONG_S, settings=settings) as sidecar:
+            sidecar.start()
+            with Window(sidecar) as window:
+                receiver.may_answer.set()
+                wait_for(records, lambda: receiver.events, sidecar)
+    most = WEBHOOK_PER_S if _is_promised(options) else None
+    yield from rates("webhook", records, window, least_per_s=most)
+
+
+def rates(
+    name: str, records: int, window: Window, *, least_per_s: float | None
+) -> Iterator[Figure]:
+    """How fast records were sent, and their CPU in the sidecar."""
+    took_ns = window.took_s / records * 1e9
+    most_ns = None if least_per_s is None else 1e9 / least_per_s
+    yield Figure("outlets", f"{name}: records a second", records / window.took_s, "")
+    yield Figure("outlets", f"{name}: time a record", took_ns, "ns", most_ns)
+    yield Figure(
+        "outlets", f"{name}: server CPU a record", window.server_ns(records), "ns"
+    )
+
+
+def wait_for(records: int, count: Callable[[], int], sidecar: SidecarProcess) -> None:
+    """Wait until so many records have arrived.
+
+    Raises:
+        LoadError: They did not, within two minutes.
+    """
+    until = time.perf_counter() + AWAITED_S
+    while (found := count()) < records:
+        sidecar.check()
+        if time.perf_counter() > until:
+            raise LoadError(f"{records - found} records of {records} did not arrive")
+        time.sleep(POLL_S)
+
+
+# --- dead outlets ---------------------------------------------------------------------
+
+KINDS: Final = ("no outlets", "dead outlets")
+
+
+def _dead(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
+    """The runs alternate; the best of each kind counts."""
+    load = TransitionLoad(min(options.seconds, LONGEST_S))
+    runs: dict[str, list[TransitionCosts]] = {kind: [] for kind in KINDS}
+    for number in range(1, options.rounds + 1):
+        for kind in KINDS:
+            stage(f"{kind}, run {number}", None)
+            with _dead_outlets() as settings:
+                given = settings if kind == KINDS[1] else ""
+                with linked_sidecar(
+                    options.folder, timeout_s=LONG_S, settings=given
+                ) as (sidecar, gateway):
+                    load.begin(gateway)
+                    runs[kind].append(load.run(sidecar, gateway))
+    none, dead = (
+        TransitionCosts(*map(min, zip(*runs[it], strict=True))) for it in KINDS
+    )
+    pairs = zip(runs[KINDS[0]], runs[KINDS[1]], strict=True)
+    ratios = [ours.keepalive_ns / base.keepalive_ns for base, ours in pairs]
+    is_promised = _is_promised(options)
+    most_ratio, most_ms = (DEAD_RATIO, DECIDED_MS) if is_promised else (None, None)
+    rows: list[tuple[str, float, str, float | None]] = [
+        ("none: CPU a transition", none.transition_ns, "ns", None),
+        ("dead: CPU a transition", dead.transition_ns, "ns", None),
+        ("none: CPU a keepalive", none.keepalive_ns, "ns", None),
+        ("dead: CPU a keepalive", dead.keepalive_ns, "ns", None),
+        ("dead: CPU a keepalive, ratio", min(ratios), "x", most_ratio),
+        ("the same, median of the runs", median(ratios), "x", None),
+        ("none: decided p99", none.decided_ms, "ms", None),
+        ("none: delivered p99", none.delivered_ms, "ms", None),
+        ("dead: decided p99", dead.decided_ms, "ms", most_ms),
+        ("dead: delivered p99", dead.delivered_ms, "ms", None),
+    ]
+    yield from (Figure("outlets", *row) for row in rows)
+
+
+@contextmanager
+def _dead_outlets() -> Iterator[str]:
+    """Settings of outlets that nothing reaches: refused, and without an answer."""
+    with ExitStack() as stack:
+        silent = stack.enter_context(WebhookReceiver(answers=False))
+        silent.may_answer.set()
+        # Bound and not listening: connections are refused.
+        closed = stack.enter_context(socket.socket())
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        yield (
+            f'[webhooks.silent]\nurl = "{silent.url}"\nsecret = "{SECRET}"\n'
+            f'[webhooks.refused]\nurl = "http://127.0.0.1:{port}/"\n'
+            f'secret = "{SECRET}"\n'
+            f'[kafka.refused]\nbrokers = "127.0.0.1:{port}"\ntopic = "users"\n'
+        )
