@@ -5,6 +5,7 @@ from liveness.config.settings import Config
 from liveness.metrics import OutletNow
 from liveness.outlets.common.outlet import OutletState, OutletStatus
 from liveness.outlets.common.outlet_log import LogAccess, OutletLog
+from liveness.outlets.webhooks.results import DeadLetter, SendResult
 
 
 def make_webhooks(config: Config, access: LogAccess) -> "list[WebhookOutlet]":
@@ -26,13 +27,36 @@ class WebhookOutlet:
 
     def __init__(self, name: str, settings: WebhookSettings, access: LogAccess) -> None:
         self.name = f"webhooks.{name}"
-        self._settings = settings
+        self.settings = settings
         self._access = access
         self._log = OutletLog(self.name, settings, access)
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
 
     async def run(self) -> None:
         """As `Outlet.run`."""
+        raise NotImplementedError
+
+    async def send_test(self) -> SendResult:
+        """Post one signed event of type `liveness.test` now, apart from the log.
+
+        A receiver that fails raises nothing.
+        """
+        raise NotImplementedError
+
+    async def dead_letters(self, before: int | None, limit: int) -> list[DeadLetter]:
+        """The dead letters of this outlet, newest first.
+
+        Args:
+            before: Only those with a number below this one; None: from the newest on.
+            limit: At most this many.
+        """
+        raise NotImplementedError
+
+    async def retry(self, number: int) -> SendResult | None:
+        """Post a dead letter alone, now; delete it if it is accepted.
+
+        None: there is no such letter.
+        """
         raise NotImplementedError
 
     def failed(self, why: str) -> None:

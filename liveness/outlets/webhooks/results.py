@@ -1,0 +1,26 @@
+"""What came of a request, and the records that a receiver refused for good."""
+
+from typing import NamedTuple
+
+
+class SendResult(NamedTuple):
+    """What came of one request."""
+
+    is_accepted: bool
+    status: int | None  # of HTTP; None: there was no answer
+    answer: str  # the beginning of the answer's body, or why there was none
+    seconds: float
+
+
+class DeadLetter(NamedTuple):
+    """A record that was given up."""
+
+    number: int  # its own among all dead letters; a newer one has a higher number
+    log: str
+    seq: int
+    record: str  # as JSON
+    id: str  # the `webhook-id` of the last request that had it
+    attempts: int
+    at_ms: int  # when it was given up, in Unix milliseconds
+    status: int | None  # as that of `SendResult`
+    answer: str
