@@ -15,7 +15,7 @@ import trio
 
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.damping import DampingCounts
-from liveness.core.records import Gap, Record, Subscription
+from liveness.core.records import TIMER, Gap, Record, Subscription
 from liveness.outlets.common.outlet_store import (
     OutletStore,
     StoredCursor,
@@ -32,6 +32,8 @@ from liveness.service.storage.log_writer import LogWriter
 
 # Records read at a time: to read and encode them takes some milliseconds.
 READ_RECORDS: Final = 500
+# Bytes of records that are taken at a time: payloads of timers may be large.
+READ_BYTES: Final = 2**20
 # The pause after a failure to read the log, or to write the cursor.
 RETRY_S: Final = 1.0
 # A cursor that has moved is written this often.
@@ -79,6 +81,8 @@ class OutletLog:
         self.damping = DampingCounts()
         self._settings = settings
         self._gateways = settings.gateway_set
+        # Only with payloads there is anything to bound: to measure costs an encoding.
+        self._most_bytes = READ_BYTES if TIMER in settings.kind_set else inf
         self._access = access
         self._reader: DampedReader | None = None
         self._wake = Notifier()
@@ -165,16 +169,18 @@ class OutletLog:
             self._reader = None
 
     async def take(self, limit: int, *, linger_s: float = 0.0) -> LogBatch:
-        """Wait for records, and take up to *limit*.
+        """Wait for records, and take up to *limit*, or some more than `READ_BYTES`.
 
         Args:
             limit: At most this many.
             linger_s: If there are fewer, how long to wait for more.
         """
         entries: list[TailEntry] = []
-        until = inf
-        while len(entries) < limit:
+        until, size = inf, 0
+        while len(entries) < limit and size < self._most_bytes:
             more = await self._read(limit - len(entries))
+            if self._most_bytes < inf:
+                size += sum(len(entry.encoded) for entry in more)
             if more and not entries:
                 until = trio.current_time() + linger_s
             entries += more
@@ -217,16 +223,22 @@ class OutletLog:
 
     async def store_cursor(self) -> None:
         """Store the cursor, if it has moved; a failure is logged, and tried again."""
-        seq, access = self._cursor, self._access
-        if seq == self._stored:
+        access, log = self._access, self.log
+        if self._cursor == self._stored:
             return
-        at, now = StoredCursor(self.log, seq), access.clock.wall_ms()
+
+        def put(db: sqlite3.Connection) -> int:
+            # As it is when it is this call's turn: before that, the outlet may have stored
+            # a newer one together with the end of a batch.
+            seq = self._cursor
+            at = StoredCursor(log, seq)
+            put_cursor(db, self.name, at, access.clock.wall_ms())
+            return seq
+
         try:
-            await access.store.run(lambda db: put_cursor(db, self.name, at, now))
+            self._stored = await access.store.run(put)
         except (OSError, sqlite3.Error) as error:
             self._log_disk("the cursor cannot be stored", error)
-        else:
-            self._stored = seq
 
     def _note_position(self) -> None:
         """If nothing is on its way, skip what does not concern the outlet."""
@@ -240,7 +252,9 @@ class OutletLog:
         await self._access.turnstile.wait()
         wall_ms = self._access.clock.wall_ms()
         try:
-            entries = await self._reader.take(min(limit, READ_RECORDS), wall_ms=wall_ms)
+            entries = await self._reader.take(
+                min(limit, READ_RECORDS), wall_ms=wall_ms, most_bytes=self._most_bytes
+            )
         except (OSError, sqlite3.Error) as error:
             self._log_disk("the log cannot be read", error)
             await trio.sleep(RETRY_S)
