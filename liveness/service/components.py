@@ -197,7 +197,7 @@ class SidecarService:
         """Whether the log has a session of this user that began after an offline."""
         wheel = self.presence.wheel
         uids = [offline.uid]
-        if of_any_device:
+        if of_any_device and offline.devices is not None:
             uids = wheel.devices_of(offline.user, 1)
         sessions = [entry.session for uid in uids if (entry := wheel.find(uid))]
         # One that is not on disk yet is shown nowhere.
