@@ -201,7 +201,7 @@ class WebhookSettings(OutletSettings):
     linger_s: float = fixed(1.0, "age at which a batch is sent that is not full", "s")
     timeout_s: float = setting(
         10.0,
-        "time for connecting, and for each step of the answer",
+        "time for one attempt: resolving, connecting, sending, and the answer",
         (0.1, 300),
         "seconds",
     )
