@@ -7,7 +7,7 @@ do, and whatever hangs runs into a deadline at once.
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -15,6 +15,7 @@ from contextlib import (
     suppress,
 )
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import anyio
@@ -22,6 +23,7 @@ import trio
 from anyio.abc import SocketAttribute
 
 from liveness.config.cluster import ClusterSettings
+from liveness.config.outlet_settings import WebhookSettings
 from liveness.config.settings import (
     Config,
     GuardSettings,
@@ -191,6 +193,7 @@ async def running(
     timers: TimerSettings = USUAL,
     presence: PresenceSettings = UIDS,
     cluster: ClusterSettings = ALONE,
+    webhooks: Mapping[str, WebhookSettings] = MappingProxyType({}),
     listen: Callable[[Path], AbstractContextManager[socket.socket]] = listening,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
@@ -205,6 +208,7 @@ async def running(
         presence=presence,
         cluster=cluster,
         limits=LimitSettings(**limits),
+        webhooks=webhooks,
     )
     with (
         closing(LogStore(config.state.dir)) as store,

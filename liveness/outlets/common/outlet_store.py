@@ -1,7 +1,8 @@
 """The outlets' database, `outlets.db`: how far each has read the log, and what failed.
 
     cursors   of each outlet, the seq up to which all records are delivered
-    batches   webhooks: requests that were begun and not accepted yet, with their bodies
+    batches   webhooks: requests that were begun and not accepted yet, with their bodies;
+              that with the highest place is sent next
     dead      webhooks: records that a receiver refused for good
     meta      the schema
 
@@ -40,12 +41,11 @@ create table cursors (
     used_ms integer not null
 ) without rowid;
 create table batches (
-    outlet text not null, after integer not null, until integer not null,
+    outlet text not null, place integer not null, log text not null, until integer,
     id text not null, body blob not null, records integer not null,
-    began_ms integer not null, attempts integer not null, next_ms integer not null,
-    status integer, answer text not null,
-    primary key (outlet, after)
-) without rowid;
+    oldest_ms integer not null, attempts integer not null, rung integer not null,
+    next_ms integer not null, primary key (outlet, place)
+);
 create table dead (
     number integer primary key, outlet text not null, log text not null,
     seq integer not null, record text not null, id text not null,
@@ -93,6 +93,11 @@ class OutletStore:
             if self._db is None:
                 since_ms = self._clock.wall_ms() - round(unused_s * 1000)
                 self._db = await in_thread(partial(self._opened, keep, since_ms))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `run` may be called."""
+        return self._db is not None
 
     def close(self) -> None:
         """Close the database."""

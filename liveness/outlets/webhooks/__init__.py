@@ -1,4 +1,8 @@
-"""Posts records to HTTP receivers, signed, in order, and tries again."""
+"""Posts records to HTTP receivers, signed, in order, and tries again.
 
-# Imports: config, metrics, outlets.common.
+`cloud_events`, `retry_ladder`, `answers` and `address_check` are pure; `sender` makes one
+attempt; `batch_store` has what was begun, and what was given up.
+"""
+
+# Imports: config, core, errors, metrics, outlets.common, service.common, text.
 # Never: starlette, hypercorn, cyclopts.

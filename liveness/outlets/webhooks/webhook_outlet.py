@@ -1,15 +1,63 @@
-"""One outlet of [webhooks.NAME]: reads, sends, and moves its cursor."""
+"""One outlet of [webhooks.NAME]: reads, posts, tries again, and moves its cursor.
 
-from liveness.config.outlet_settings import WebhookSettings
+One request is under way at a time, so that records arrive in the order of the log. Its body
+is stored first; it has one id, whatever happens. When the receiver has refused a record for
+good, or all attempts of a request have failed, the records become dead letters, and
+delivery goes on behind them.
+"""
+
+import sqlite3
+from collections.abc import Awaitable, Callable
+from functools import partial
+from random import random
+from typing import Final, TypeVar
+
+import structlog
+import trio
+
+from liveness.config.outlet_settings import RETRY_JITTER, WebhookSettings
 from liveness.config.settings import Config
+from liveness.core.records import OFFLINE, Record
+from liveness.errors import LivenessError, StartError, StateError
 from liveness.metrics import OutletNow
 from liveness.outlets.common.outlet import OutletState, OutletStatus
-from liveness.outlets.common.outlet_log import LogAccess, OutletLog
+from liveness.outlets.common.outlet_log import RETRY_S, LogAccess, LogBatch, OutletLog
+from liveness.outlets.webhooks import batch_store
+from liveness.outlets.webhooks.answers import PostAnswer, PostOutcome
+from liveness.outlets.webhooks.batch_store import StoredBatch, new_id
+from liveness.outlets.webhooks.cloud_events import (
+    check_event,
+    event_of,
+    event_of_json,
+    joined,
+    record_of_json,
+)
 from liveness.outlets.webhooks.results import DeadLetter, SendResult
+from liveness.outlets.webhooks.retry_ladder import asked_wait_s, next_try
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+
+T = TypeVar("T")
+
+# The time to close connections at the end.
+CLOSE_S: Final = 0.5
+
+_log = structlog.get_logger("outlet")
 
 
 def make_webhooks(config: Config, access: LogAccess) -> "list[WebhookOutlet]":
-    """The outlets that the settings name."""
+    """The outlets that the settings name.
+
+    Raises:
+        StartError: A package is missing, or a secret or a certificate cannot be read.
+    """
+    try:
+        import httpx2  # noqa: F401
+        import standardwebhooks  # noqa: F401
+    except ImportError as error:
+        raise StartError(
+            f"webhooks need the package {error.name}, which is not installed: "
+            "pip install 'liveness[webhooks]', or remove [webhooks.…] from the settings"
+        ) from None
     return [
         WebhookOutlet(name, settings, access)
         for name, settings in config.webhooks.items()
@@ -23,41 +71,40 @@ class WebhookOutlet:
         name: The name in its section.
         settings: Its settings.
         access: What outlets share.
+    Raises:
+        StartError: A secret or a certificate cannot be read.
     """
 
     def __init__(self, name: str, settings: WebhookSettings, access: LogAccess) -> None:
+        from liveness.outlets.webhooks.sender import WebhookSender
+
         self.name = f"webhooks.{name}"
         self.settings = settings
         self._access = access
         self._log = OutletLog(self.name, settings, access)
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
+        self._sender = WebhookSender(self.name, settings, access.clock)
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
     async def run(self) -> None:
         """As `Outlet.run`."""
-        raise NotImplementedError
-
-    async def send_test(self) -> SendResult:
-        """Post one signed event of type `liveness.test` now, apart from the log.
-
-        A receiver that fails raises nothing.
-        """
-        raise NotImplementedError
-
-    async def dead_letters(self, before: int | None, limit: int) -> list[DeadLetter]:
-        """The dead letters of this outlet, newest first.
-
-        Args:
-            before: Only those with a number below this one; None: from the newest on.
-            limit: At most this many.
-        """
-        raise NotImplementedError
-
-    async def retry(self, number: int) -> SendResult | None:
-        """Post a dead letter alone, now; delete it if it is accepted.
-
-        None: there is no such letter.
-        """
-        raise NotImplementedError
+        failure: LivenessError | None = None
+        try:
+            self._status.dead_kept = await self._store(batch_store.count_letters)
+            await self._finish_begun()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._log.keep_cursor)
+                try:
+                    await self._follow()
+                except LivenessError as error:  # a nursery would wrap it
+                    failure = error
+                nursery.cancel_scope.cancel()
+        finally:
+            self._log.close()
+            with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
+                await self._sender.close()
+        if failure is not None:
+            raise failure
 
     def failed(self, why: str) -> None:
         """As `Outlet.failed`."""
@@ -66,3 +113,239 @@ class WebhookOutlet:
     def now(self) -> OutletNow:
         """As `CursorOutlet.now`."""
         return self._status.shown(self._log)
+
+    # --- by hand ----------------------------------------------------------------------
+
+    async def send_test(self) -> SendResult:
+        """Post one signed event of type `liveness.test` now, apart from the log.
+
+        A receiver that fails raises nothing.
+        """
+        now_ms = self._access.clock.wall_ms()
+        event = check_event(self._log.log, self.name, new_id(), now_ms)
+        return await self._post_alone(event)
+
+    async def dead_letters(self, before: int | None, limit: int) -> list[DeadLetter]:
+        """The dead letters of this outlet, newest first.
+
+        Args:
+            before: Only those with a number below this one; None: from the newest on.
+            limit: At most this many.
+        Raises:
+            StateError: The database is not open.
+            sqlite3.Error: It cannot be read now.
+        """
+        self._check_open()
+        find = partial(batch_store.letters, before=before, limit=limit)
+        return await self._access.store.run(lambda db: find(db, self.name))
+
+    async def retry(self, number: int) -> SendResult | None:
+        """Post a dead letter alone, now; delete it if it is accepted.
+
+        Its request has a new id: that of the letter belongs to another body. Whether the
+        user has come back since is decided anew.
+
+        None: there is no such letter.
+
+        Raises:
+            StateError: The database is not open.
+            sqlite3.Error: It cannot be read or written now.
+        """
+        found = await self.dead_letters(before=number + 1, limit=1)
+        if not found or found[0].number != number:
+            return None
+        letter = found[0]
+        record = record_of_json(letter.record)
+        is_back = record is not None and letter.log == self._log.log
+        event = event_of_json(
+            letter.record,
+            log=letter.log,
+            is_superseded=is_back and self._is_superseded(record),
+        )
+        result = await self._post_alone(event)
+        if result.is_accepted:
+            delete = batch_store.delete_letter
+            self._status.sent += 1
+            self._status.dead_kept = await self._access.store.run(
+                lambda db: delete(db, self.name, number)
+            )
+        return result
+
+    async def _post_alone(self, event: str) -> SendResult:
+        try:
+            answer = await self._sender.post(new_id(), joined([event]))
+        except LivenessError as error:
+            return SendResult(False, None, str(error), 0.0)
+        return answer.result
+
+    def _check_open(self) -> None:
+        if not self._access.store.is_open:
+            raise StateError(
+                f"{self._access.store.path} is not open; see the state of {self.name} "
+                "in `liveness status`"
+            )
+
+    # --- the log ----------------------------------------------------------------------
+
+    async def _finish_begun(self) -> None:
+        """Send what was begun before a restart, and open the log behind it."""
+        await self._patiently(self._log.open)
+        batch = await self._store(batch_store.top_batch)
+        if batch is not None:
+            await self._deliver(batch)
+            await self._patiently(self._log.open)
+
+    async def _follow(self) -> None:
+        while True:
+            taken = await self._log.take(
+                self.settings.batch, linger_s=self.settings.linger_s
+            )
+            await self._access.turnstile.wait()
+            batch = self._batch_of(taken)
+            await self._store(batch_store.put_batch, batch)
+            await self._deliver(batch)
+            self._log.delivered(taken)
+
+    def _batch_of(self, taken: LogBatch) -> StoredBatch:
+        log = self._log.log
+        events = [
+            event_of(
+                entry.record,
+                log=log,
+                json=entry.json,
+                is_superseded=self._is_superseded(entry.record),
+            )
+            for entry in taken.entries
+        ]
+        return StoredBatch(
+            0, log, taken.position, new_id(), joined(events), len(events),
+            taken.oldest_at,
+        )  # fmt: skip
+
+    def _is_superseded(self, record: object) -> bool:
+        return (
+            isinstance(record, Record)
+            and record.kind == OFFLINE
+            and self._access.is_back(record, self.settings.users_only)
+        )
+
+    async def _deliver(self, batch: StoredBatch) -> None:
+        """Send a request, or what becomes of it, until nothing of it is left."""
+        left: StoredBatch | None = batch
+        while left is not None:
+            await self._wait_for(left)
+            answer = await self._sender.post(left.id, left.body)
+            self._status.retries += left.attempts > 0
+            left = await self._after(left._replace(attempts=left.attempts + 1), answer)
+
+    async def _wait_for(self, batch: StoredBatch) -> None:
+        """Wait until an attempt is due, as long as the longest wait at most.
+
+        The wall clock decides, since only that goes on over a restart; it may be wrong.
+        """
+        if batch.attempts:
+            left_s = (batch.next_ms - self._access.clock.wall_ms()) / 1000
+            most_s = sum(self.settings.waits_s) * (1 + RETRY_JITTER)
+            await trio.sleep(max(0.0, min(left_s, most_s)))
+
+    async def _after(
+        self, batch: StoredBatch, answer: PostAnswer
+    ) -> StoredBatch | None:
+        """Store what an attempt has come to; return the request that is sent next."""
+        match answer.outcome:
+            case PostOutcome.ACCEPTED:
+                return await self._accepted(batch)
+            case PostOutcome.REFUSED if batch.records > 1:
+                return await self._store(batch_store.halve_batch, batch)
+            case PostOutcome.REFUSED:
+                return await self._give_up(batch, answer)
+            case PostOutcome.FAILED:
+                return await self._again(batch, answer)
+
+    async def _accepted(self, batch: StoredBatch) -> StoredBatch | None:
+        status, now_ms = self._status, self._access.clock.wall_ms()
+        left = await self._store(batch_store.finish_batch, batch, now_ms)
+        status.sent += batch.records
+        status.latency.observe((now_ms - batch.oldest_ms) / 1000)
+        status.now_is(OutletState.FOLLOWING)
+        return left
+
+    async def _again(
+        self, batch: StoredBatch, answer: PostAnswer
+    ) -> StoredBatch | None:
+        now_ms = self._access.clock.wall_ms()
+        asked_s = None
+        if answer.retry_after is not None:
+            asked_s = asked_wait_s(answer.retry_after, now_ms)
+        waits_s = self.settings.waits_s
+        found = next_try(waits_s, batch.rung, asked_s=asked_s, drawn=random())
+        if found is None:
+            return await self._give_up(batch, answer)
+        batch = batch._replace(
+            rung=found.rung, next_ms=now_ms + round(found.wait_s * 1000)
+        )
+        await self._store(batch_store.put_attempt, batch)
+        self._status.now_is(
+            OutletState.RETRYING,
+            f"attempt {batch.attempts}: {answer.short}; the next is in "
+            f"{found.wait_s:.0f} s, and {len(waits_s) - found.rung} more may follow; "
+            f"try the receiver by `liveness webhooks test {self._short_name}`",
+        )
+        _log.warning(
+            "a webhook failed; it is tried again", outlet=self.name, id=batch.id,
+            attempts=batch.attempts, wait_s=round(found.wait_s, 1), error=answer.short,
+        )  # fmt: skip
+        return batch
+
+    async def _give_up(
+        self, batch: StoredBatch, answer: PostAnswer
+    ) -> StoredBatch | None:
+        """Make dead letters of a request's records; delivery goes on."""
+        bury = partial(batch_store.bury_batch, most=self.settings.max_dead)
+        now_ms = self._access.clock.wall_ms()
+
+        def run(db: sqlite3.Connection, outlet: str) -> tuple[StoredBatch | None, int]:
+            return bury(db, outlet, batch, answer.result, now_ms=now_ms)
+
+        left, deleted = await self._store(run)
+        status = self._status
+        status.dead += batch.records
+        status.dead_kept += batch.records - deleted
+        status.now_is(
+            OutletState.FOLLOWING,
+            f"records became dead letters ({answer.short}); see `liveness webhooks dead`",
+        )
+        self._log_throttled(
+            _log.error, "records became dead letters", key="dead", outlet=self.name,
+            records=batch.records, attempts=batch.attempts, error=answer.short,
+            oldest_deleted=deleted,
+        )  # fmt: skip
+        return left
+
+    @property
+    def _short_name(self) -> str:
+        return self.name.partition(".")[2]
+
+    # --- the disk ---------------------------------------------------------------------
+
+    async def _store(self, call: Callable[..., T], *arguments: object) -> T:
+        """Run a call on the database with the outlet's name, until the disk allows it."""
+        store = self._access.store
+        return await self._patiently(
+            lambda: store.run(lambda db: call(db, self.name, *arguments))
+        )
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await call()
+            except (OSError, sqlite3.Error) as error:
+                message = f"{self._access.store.path} cannot be used"
+                self._status.now_is(
+                    OutletState.RETRYING, f"{message} ({error}); is the disk full?"
+                )
+                self._log_throttled(
+                    _log.error, f"{message}; it is tried again every second",
+                    key="disk", outlet=self.name, error=str(error),
+                )  # fmt: skip
+            await trio.sleep(RETRY_S)

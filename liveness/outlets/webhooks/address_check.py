@@ -1,0 +1,65 @@
+"""Which addresses a webhook may connect to.
+
+Whoever can set a url, or what a name resolves to, must not reach services that are open
+only to this host or its network. So the addresses themselves are checked, not the name.
+"""
+
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Final, TypeAlias
+
+Address: TypeAlias = IPv4Address | IPv6Address
+
+_THIS_NETWORK: Final = ip_network("0.0.0.0/8")
+# Shared between carriers and their customers; such as a neighbour's metadata service.
+_CARRIER: Final = ip_network("100.64.0.0/10")
+# Their last 32 bits are an address of IPv4: NAT64, and the deprecated way of writing one.
+_WITH_IPV4: Final = (ip_network("64:ff9b::/96"), ip_network("::/96"))
+_LAST_32: Final = 2**32 - 1
+
+
+def why_refused(text: str, *, allow_private: bool, loopback_only: bool) -> str:
+    """Why a webhook must not connect to an address; empty: it may.
+
+    Args:
+        text: The address.
+        allow_private: Addresses of this host and of private networks are allowed.
+        loopback_only: The url names this host itself: nothing else is allowed.
+    """
+    reasons = {_why_not(address) for address in _meant(ip_address(text))}
+    if loopback_only:
+        return "" if reasons == {"of this host"} else "not of this host"
+    harmless = {"", *({"of this host", "private"} if allow_private else ())}
+    return " and ".join(sorted(reasons - harmless))
+
+
+def _meant(address: Address) -> list[Address]:
+    """The addresses that packets to this one may end at."""
+    if isinstance(address, IPv4Address):
+        return [address]
+    embedded: list[Address | None] = [address.ipv4_mapped, address.sixtofour]
+    embedded += address.teredo or ()
+    has_ipv4 = any(address in network for network in _WITH_IPV4)
+    if has_ipv4 and int(address) > 1:  # `::` and `::1` are what they are
+        embedded.append(IPv4Address(int(address) & _LAST_32))
+    return [inner for inner in embedded if inner is not None] or [address]
+
+
+def _why_not(address: Address) -> str:
+    """What kind of address it is; empty: a public one."""
+    if address.is_loopback:
+        return "of this host"
+    if address.is_link_local:
+        return "link-local"
+    if address.is_multicast:
+        return "multicast"
+    if address.is_unspecified or address in _THIS_NETWORK:
+        return "unspecified"
+    if address.is_reserved:
+        return "reserved"
+    if not address.is_global or address in _CARRIER or _is_site_local(address):
+        return "private"
+    return ""
+
+
+def _is_site_local(address: Address) -> bool:
+    return isinstance(address, IPv6Address) and address.is_site_local

@@ -1,0 +1,48 @@
+"""What came of an attempt, and what follows from it."""
+
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from liveness.outlets.webhooks.results import SendResult
+
+# Request timeout, too early, too many requests: they say nothing of the records.
+AGAIN: Final = frozenset({408, 425, 429})
+
+
+class PostOutcome(Enum):
+    """What an attempt says of its records."""
+
+    ACCEPTED = auto()
+    REFUSED = auto()  # the receiver does not want one of them
+    FAILED = auto()  # nothing: it is tried again
+
+
+class PostAnswer(NamedTuple):
+    """What came of one attempt."""
+
+    status: int | None  # of HTTP; None: there was no answer
+    text: str  # the beginning of the answer's body, or why there was none
+    seconds: float
+    retry_after: str | None = None  # the header
+
+    @property
+    def outcome(self) -> PostOutcome:
+        """What follows.
+
+        Redirects are refusals: whoever may answer could send the records anywhere.
+        """
+        status = self.status
+        if status is None or status in AGAIN or status >= 500 or status < 200:
+            return PostOutcome.FAILED
+        return PostOutcome.ACCEPTED if status < 300 else PostOutcome.REFUSED
+
+    @property
+    def result(self) -> SendResult:
+        """As it is shown to a person."""
+        is_accepted = self.outcome is PostOutcome.ACCEPTED
+        return SendResult(is_accepted, self.status, self.text, self.seconds)
+
+    @property
+    def short(self) -> str:
+        """What went wrong, for one line."""
+        return self.text if self.status is None else f"it answered {self.status}"

@@ -1,0 +1,161 @@
+"""The requests that were begun, and the dead letters, in the outlets' database.
+
+A request is stored before its first attempt, so that after a crash the same id has the same
+body. Its end and the cursor behind it are stored together. All functions here are called in
+a transaction.
+
+The requests of an outlet are a stack: a refused one makes place for its two halves, and
+that with the highest place is sent next. So the order of the log is kept.
+"""
+
+import sqlite3
+from secrets import token_hex
+from typing import Final, NamedTuple
+
+from liveness.outlets.common.outlet_store import StoredCursor, put_cursor
+from liveness.outlets.webhooks.cloud_events import halves, records_in
+from liveness.outlets.webhooks.results import DeadLetter, SendResult
+
+_COLUMNS: Final = (
+    "place, log, until, id, body, records, oldest_ms, attempts, rung, next_ms"
+)
+_LETTER: Final = "number, log, seq, record, id, attempts, at_ms, status, answer"
+
+
+class StoredBatch(NamedTuple):
+    """A request that was begun."""
+
+    place: int
+    log: str
+    until: int | None  # the cursor once it is done; None: it stays where it is
+    id: str
+    body: bytes
+    records: int
+    oldest_ms: int  # when its oldest record was decided, Unix milliseconds
+    attempts: int = 0
+    rung: int = 0  # how many waits of the ladder are used up
+    next_ms: int = 0  # when the next attempt is due, Unix milliseconds
+
+
+def new_id() -> str:
+    """A `webhook-id` for a new body."""
+    return f"msg_{token_hex(16)}"
+
+
+def top_batch(db: sqlite3.Connection, outlet: str) -> StoredBatch | None:
+    """The request that is sent next; None: none was begun."""
+    query = f"select {_COLUMNS} from batches where outlet = ? order by place desc"
+    found = db.execute(f"{query} limit 1", [outlet]).fetchone()
+    return None if found is None else StoredBatch(*found)
+
+
+def put_batch(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
+    """Store a request, or what has become of it."""
+    db.execute(
+        f"insert or replace into batches (outlet, {_COLUMNS}) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [outlet, *batch],
+    )
+
+
+def put_attempt(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
+    """Store when the next attempt of a request is due: its body is stored already."""
+    db.execute(
+        "update batches set attempts = ?, rung = ?, next_ms = ? "
+        "where outlet = ? and place = ?",
+        [batch.attempts, batch.rung, batch.next_ms, outlet, batch.place],
+    )
+
+
+def finish_batch(
+    db: sqlite3.Connection, outlet: str, batch: StoredBatch, now_ms: int
+) -> StoredBatch | None:
+    """Forget a request that is done, and move the cursor; return the next one."""
+    db.execute(
+        "delete from batches where outlet = ? and place = ?", [outlet, batch.place]
+    )
+    if batch.until is not None:
+        put_cursor(db, outlet, StoredCursor(batch.log, batch.until), now_ms)
+    return top_batch(db, outlet)
+
+
+def halve_batch(
+    db: sqlite3.Connection, outlet: str, batch: StoredBatch
+) -> StoredBatch | None:
+    """Put two halves in the place of a request; return the first, which is sent next."""
+    first, second = halves(batch.body)
+    few = batch.records // 2
+    fresh = batch._replace(attempts=0, rung=0, next_ms=0)
+    for half in (
+        fresh._replace(id=new_id(), body=second, records=batch.records - few),
+        fresh._replace(
+            place=batch.place + 1, until=None, id=new_id(), body=first, records=few
+        ),
+    ):
+        put_batch(db, outlet, half)
+    return top_batch(db, outlet)
+
+
+def bury_batch(
+    db: sqlite3.Connection,
+    outlet: str,
+    batch: StoredBatch,
+    result: SendResult,
+    *,
+    most: int,
+    now_ms: int,
+) -> tuple[StoredBatch | None, int]:
+    """Make dead letters of a request's records, and forget it.
+
+    Args:
+        db: The database.
+        outlet: The outlet.
+        batch: The request, with its last attempt counted.
+        result: What came of that.
+        most: Dead letters that are kept.
+        now_ms: The time, Unix milliseconds.
+    Returns:
+        The next request, and how many of the oldest dead letters were deleted.
+    """
+    db.executemany(
+        "insert into dead (outlet, log, seq, record, id, attempts, at_ms, status, answer) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                *(outlet, *record, batch.id, batch.attempts),
+                *(now_ms, result.status, result.answer),
+            )
+            for record in records_in(batch.body)
+        ],
+    )
+    deleted = db.execute(
+        "delete from dead where outlet = ? and number <= (select number from dead "
+        "where outlet = ? order by number desc limit 1 offset ?)",
+        [outlet, outlet, most],
+    ).rowcount
+    return finish_batch(db, outlet, batch, now_ms), deleted
+
+
+def count_letters(db: sqlite3.Connection, outlet: str) -> int:
+    """How many dead letters an outlet has."""
+    query = "select count(*) from dead where outlet = ?"
+    (count,) = db.execute(query, [outlet]).fetchone()
+    return int(count)
+
+
+def letters(
+    db: sqlite3.Connection, outlet: str, *, before: int | None, limit: int
+) -> list[DeadLetter]:
+    """The dead letters of an outlet below a number, the newest first."""
+    query = f"select {_LETTER} from dead where outlet = ? and number < ?"
+    found = db.execute(
+        f"{query} order by number desc limit ?",
+        [outlet, 2**63 - 1 if before is None else before, limit],
+    )
+    return [DeadLetter(*row) for row in found]
+
+
+def delete_letter(db: sqlite3.Connection, outlet: str, number: int) -> int:
+    """Delete a dead letter; return how many there still are."""
+    db.execute("delete from dead where outlet = ? and number = ?", [outlet, number])
+    return count_letters(db, outlet)

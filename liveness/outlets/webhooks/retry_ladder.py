@@ -1,0 +1,56 @@
+"""When a request that failed is sent again, and when it is given up."""
+
+from collections.abc import Sequence
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+
+from liveness.config.outlet_settings import RETRY_JITTER
+
+
+class NextTry(NamedTuple):
+    """When the next attempt is made."""
+
+    wait_s: float
+    rung: int  # how many of the waits are used up then
+
+
+def next_try(
+    waits_s: Sequence[float], rung: int, *, asked_s: float | None, drawn: float
+) -> NextTry | None:
+    """When to send a request again; None: no more.
+
+    A receiver that asks for a longer wait gets it, and with it the ladder is no longer than
+    without: the wait uses up as many rungs as last that long, and no more than there are.
+
+    Args:
+        waits_s: The ladder: the waits before each further attempt.
+        rung: How many of them are used up.
+        asked_s: What the receiver asked for by `Retry-After`, in seconds.
+        drawn: A random number from 0 to 1, for the jitter.
+    """
+    if rung >= len(waits_s):
+        return None
+    wait_s = planned_s = waits_s[rung]
+    rung += 1
+    if asked_s is not None:
+        while planned_s < asked_s and rung < len(waits_s):
+            planned_s += waits_s[rung]
+            rung += 1
+        wait_s = max(wait_s, min(asked_s, planned_s))
+    return NextTry(wait_s * (1 + RETRY_JITTER * drawn), rung)
+
+
+def asked_wait_s(header: str, now_ms: int) -> float | None:
+    """What `Retry-After` asks for, in seconds; None: it cannot be understood.
+
+    Args:
+        header: Seconds, or an HTTP date.
+        now_ms: The time, Unix milliseconds.
+    """
+    text = header.strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now_ms / 1000)
+    except (ValueError, OverflowError):
+        return None

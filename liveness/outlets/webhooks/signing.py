@@ -1,0 +1,76 @@
+"""Signs requests by the headers of Standard Webhooks, with each secret that there is."""
+
+import binascii
+from base64 import b64decode
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from standardwebhooks import Webhook
+
+from liveness.config.outlet_settings import SECRET, WebhookSettings
+from liveness.config.secret_file import SecretFile
+from liveness.errors import StartError
+
+SECRET_BYTES: Final = range(24, 65)
+_RULE: Final = f"{SECRET} and 24 to 64 bytes in base64"
+
+
+class Signer:
+    """The secrets of one outlet, as they are now.
+
+    Args:
+        name: The outlet, such as `webhooks.mail`.
+        settings: Where its secrets are.
+    Raises:
+        StartError: They cannot be read, or one is none. It never shows them.
+    """
+
+    def __init__(self, name: str, settings: WebhookSettings) -> None:
+        self._secrets = [*_secrets(name, settings)]
+
+    def headers(self, webhook_id: str, body: bytes, now_ms: int) -> dict[str, str]:
+        """What to send with a body.
+
+        Args:
+            webhook_id: Its id, the same at each attempt.
+            body: The bytes.
+            now_ms: When this attempt begins, Unix milliseconds.
+        """
+        at, text = datetime.fromtimestamp(now_ms // 1000, UTC), body.decode()
+        signatures = (secret.sign(webhook_id, at, text) for secret in self._secrets)
+        return {
+            "webhook-id": webhook_id,
+            "webhook-timestamp": str(now_ms // 1000),
+            "webhook-signature": " ".join(signatures),
+        }
+
+
+def _secrets(name: str, settings: WebhookSettings) -> Iterator[Webhook]:
+    if settings.secret_file is None:
+        secret = _secret(settings.secret)
+        if secret is None:
+            raise StartError(f"{name}.secret: it is not {_RULE}")
+        yield secret
+        return
+    file = SecretFile(f"{name}.secret_file", settings.secret_file, "secret")
+    lines = file.read().splitlines()
+    if not any(lines):
+        raise file.refused(f"is empty; put a line there: {_RULE}")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        secret = _secret(line.decode("ascii", "replace").strip())
+        if secret is None:
+            raise file.refused(f"has no secret in line {number}: it must be {_RULE}")
+        yield secret
+
+
+def _secret(text: str) -> Webhook | None:
+    coded = text.removeprefix(SECRET)
+    try:
+        key = b64decode(coded + "=" * (-len(coded) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    is_one = text.startswith(SECRET) and len(key) in SECRET_BYTES
+    return Webhook(key) if is_one else None

@@ -1,0 +1,5 @@
+"""What the tests of webhooks share."""
+
+from tests.service.conftest import jumping
+
+__all__ = ["jumping"]
