@@ -101,6 +101,20 @@ async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> N
         assert trio.current_time() == 1.5
 
 
+async def test_the_cursor_stays_behind_a_batch_that_waits_for_more(
+    rig: OutletRig,
+) -> None:
+    async with rig.outlet_log(OLDEST) as log, trio.open_nursery() as nursery:
+        nursery.start_soon(log.keep_cursor)
+        rig.publish(on(1))
+        with trio.move_on_after(3 * CURSOR_S):
+            await log.take(10, linger_s=10 * CURSOR_S)
+        assert (log.cursor, log.lag_records) == (0, 1)
+        nursery.cancel_scope.cancel()
+    async with rig.outlet_log(OLDEST) as log:
+        assert seqs((await log.take(10)).entries) == [1]
+
+
 async def test_an_offline_comes_when_it_has_settled(rig: OutletRig) -> None:
     settings = OutletSettings(begin="oldest", settle_s=30)
     rig.publish(on(1), off(2), on(3, "bob"))

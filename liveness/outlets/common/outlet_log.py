@@ -87,6 +87,7 @@ class OutletLog:
         self._reader: DampedReader | None = None
         self._wake = Notifier()
         self._taken = deque[LogBatch]()
+        self._collected: list[TailEntry] = []  # by a `take` that has not returned yet
         self._cursor = 0
         self._stored = 0
         self._caught_up_at = access.clock.wall_ms()
@@ -113,7 +114,8 @@ class OutletLog:
         if self._reader is None:
             return 0
         unread = self._access.log_writer.durable_seq - self._reader.reached
-        return unread + sum(len(batch.entries) for batch in self._taken)
+        collected = len(self._collected)
+        return unread + collected + sum(len(batch.entries) for batch in self._taken)
 
     @property
     def lag_s(self) -> float:
@@ -142,6 +144,7 @@ class OutletLog:
         else:
             start = newest if self._settings.begin == "newest" else oldest
         self._taken.clear()
+        self._collected = []
         self.restart_at(start, is_resumed=found is not None)
         self._stored = -1  # a new outlet's place is stored too
 
@@ -175,7 +178,7 @@ class OutletLog:
             limit: At most this many.
             linger_s: If there are fewer, how long to wait for more.
         """
-        entries: list[TailEntry] = []
+        entries = self._collected = []
         until, size = inf, 0
         while len(entries) < limit and size < self._most_bytes:
             more = await self._read(limit - len(entries))
@@ -200,6 +203,7 @@ class OutletLog:
         assert self._reader is not None
         batch = LogBatch(entries, self._reader.position)
         self._taken.append(batch)
+        self._collected = []
         return batch
 
     def delivered(self, batch: LogBatch) -> None:
@@ -223,26 +227,25 @@ class OutletLog:
 
     async def store_cursor(self) -> None:
         """Store the cursor, if it has moved; a failure is logged, and tried again."""
-        access, log = self._access, self.log
         if self._cursor == self._stored:
             return
+        log, now_ms = self.log, self._access.clock.wall_ms()
 
         def put(db: sqlite3.Connection) -> int:
             # As it is when it is this call's turn: before that, the outlet may have stored
             # a newer one together with the end of a batch.
             seq = self._cursor
-            at = StoredCursor(log, seq)
-            put_cursor(db, self.name, at, access.clock.wall_ms())
+            put_cursor(db, self.name, StoredCursor(log, seq), now_ms)
             return seq
 
         try:
-            self._stored = await access.store.run(put)
+            self._stored = await self._access.store.run(put)
         except (OSError, sqlite3.Error) as error:
             self._log_disk("the cursor cannot be stored", error)
 
     def _note_position(self) -> None:
         """If nothing is on its way, skip what does not concern the outlet."""
-        if self._reader is not None and not self._taken:
+        if self._reader is not None and not self._taken and not self._collected:
             self._cursor = max(self._cursor, self._reader.position)
             if not self._reader.is_behind:
                 self._caught_up_at = self._access.clock.wall_ms()
