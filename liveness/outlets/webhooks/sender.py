@@ -5,6 +5,8 @@ the environment, and no cookie is kept. The url's host is resolved here, each ad
 checked, and the transport is given an address: nothing is resolved a second time.
 """
 
+import errno
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -123,7 +125,10 @@ class WebhookSender:
             "content-type": CONTENT_TYPE,
             **signed,
         }
-        connect_s = self._settings.timeout_s / len(addresses)
+        # Its own timeout closes a connection whose handshake hangs; cancelling does not.
+        # It holds for connecting and for the handshake, each.
+        left_s = trio.current_effective_deadline() - trio.current_time()
+        connect_s = left_s / (2 * len(addresses))
         answer: httpx2.Response | None = None
         for address in addresses:
             request = httpx2.Request(
@@ -215,20 +220,24 @@ def _tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
 
 
 def _why(error: BaseException) -> str:
-    """Why there was no answer, and what to do."""
-    origin = error
-    while (earlier := origin.__cause__ or origin.__context__) is not None:
-        origin = earlier
-    while isinstance(origin, BaseExceptionGroup):
-        origin = origin.exceptions[0]
-    text = str(origin) or type(origin).__name__
-    if isinstance(origin, OSError) and origin.strerror:
-        text = origin.strerror
-    if isinstance(origin, ssl.SSLCertVerificationError):
-        reason = origin.verify_message
-        return f"its certificate is not valid: {reason}; correct it, or set ca_file"
-    if isinstance(origin, socket.gaierror):
-        return f"the host cannot be resolved: {text}"
-    if isinstance(origin, trio.TooSlowError):
-        return "no connection in time; is the address right?"
-    return text
+    """Why there was no answer, and what to do: by the first cause that says it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        match cause:
+            case ssl.SSLCertVerificationError():
+                why = cause.verify_message
+                return (
+                    f"its certificate is not valid: {why}; correct it, or set ca_file"
+                )
+            case ssl.SSLError():
+                return f"no TLS: {cause.reason}; does https:// belong into the url?"
+            case socket.gaierror():
+                return f"the host cannot be resolved: {cause.strerror}"
+            case httpx2.ConnectTimeout():
+                return "no connection in time; is the address right?"
+            case OSError(errno=int(number)) if number in errno.errorcode:
+                return os.strerror(number)  # without the address
+        cause = cause.__cause__ or cause.__context__
+        if isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+    return str(error) or type(error).__name__

@@ -112,7 +112,11 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://{LOOPBACK}:{self.port}/hook?x=1"
+        return self.url_of(LOOPBACK)
+
+    def url_of(self, host: str) -> str:
+        """Its url by another name of this host."""
+        return f"{self.scheme}://{host}:{self.port}/hook?x=1"
 
     @property
     def seqs(self) -> list[int]:

@@ -1,5 +1,0 @@
-"""What the tests of webhooks share."""
-
-from tests.service.conftest import jumping
-
-__all__ = ["jumping"]
