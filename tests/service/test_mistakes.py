@@ -664,7 +664,7 @@ EXCUSED: Final = {
     "config/sources.py:value": "the rows of bad values: its text is the setting's",
     "config/sources.py:_between_settings": "the row of an address for everyone: its text is the setting's",
     "config/sources.py:loaded": "all that the sources have: tests/config/test_settings.py",
-    "outlets/webhooks/webhook_outlet.py:make_webhooks": "takes a missing package: tests/outlets/webhooks/test_webhook_start.py",
+    "outlets/webhooks/webhook_outlet.py:make_webhooks": "takes a missing package: tests/outlets/webhooks/test_webhook_outlet.py",
     "outlets/webhooks/webhook_outlet.py:_check_open": "takes a database that cannot be opened: the same tests",
     "outlets/webhooks/sender.py:_tls_context": "of [webhooks.NAME]: the same tests",
     "outlets/webhooks/sender.py:_check": "shown by `status`: tests/outlets/webhooks/test_webhook_sender.py",

@@ -26,6 +26,7 @@ class Received(NamedTuple):
     headers: dict[str, str]
     body: bytes
     connection: int  # the number of its connection, from 1
+    at: float  # when it was whole, by the event loop's clock
 
     @property
     def id(self) -> str:
@@ -93,6 +94,16 @@ async def endless(stream: trio.abc.Stream, _request: Received) -> None:
         await stream.send_all(block)
 
 
+def refusing(poison: int) -> Answer:
+    """A refusal of each request that has a record of this seq; others are accepted."""
+
+    async def answer(stream: trio.abc.Stream, request: Received) -> None:
+        refused = answering(422, b"poison")
+        await (refused if poison in request.seqs else OK)(stream, request)
+
+    return answer
+
+
 OK: Final = answering(204)
 
 
@@ -119,9 +130,9 @@ class Receiver:
         return f"{self.scheme}://{host}:{self.port}/hook?x=1"
 
     @property
-    def seqs(self) -> list[int]:
-        """The records of all requests, in the order in which they came."""
-        return [seq for request in self.received for seq in request.seqs]
+    def seqs(self) -> list[list[int]]:
+        """The records of each request."""
+        return [request.seqs for request in self.received]
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Serve one connection."""
@@ -147,7 +158,8 @@ class Receiver:
                 size = int(headers["content-length"])
                 while len(data) < size:
                     data += await stream.receive_some()
-                request = Received(line, headers, data[:size], number)
+                now = trio.current_time()
+                request = Received(line, headers, data[:size], number, now)
                 data = data[size:]
                 self.received.append(request)
                 answer = self.next.popleft() if self.next else self.usually
