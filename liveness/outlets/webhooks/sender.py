@@ -71,7 +71,7 @@ class WebhookSender:
         self._resolver = trio.CapacityLimiter(RESOLVER_THREADS)
         self._signer = Signer(name, settings)
         self._addresses: list[str] = []
-        self._signer_until = self._addresses_until = -inf
+        self._secrets_until = self._addresses_until = -inf
 
     async def post(self, webhook_id: str, body: bytes) -> PostAnswer:
         """Make one attempt, within `timeout_s`.
@@ -83,35 +83,38 @@ class WebhookSender:
             ConfigError: The host has an address that is not allowed.
             StartError: The secrets cannot be read any more.
         """
-        signer = await self._current_signer()
+        if trio.current_time() >= self._secrets_until:
+            await self.read_secrets()
         began = trio.current_time()
         status, retry_after, text = None, None, ""
         with trio.move_on_after(self._settings.timeout_s) as within:
             try:
-                headers = signer.headers(webhook_id, body, self._clock.wall_ms())
+                headers = self._signer.headers(webhook_id, body, self._clock.wall_ms())
                 async with self._answer(headers, body) as answer:
                     status = answer.status_code
                     retry_after = answer.headers.get("retry-after")
                     text = await self._read(answer)
             except (httpx2.HTTPError, OSError) as error:
                 self._addresses_until = -inf
-                text = text or ("" if status else _why(error))
+                text = "" if status else _why(error)
         if within.cancelled_caught and status is None:
             self._addresses_until = -inf
             text = f"no answer within {self._settings.timeout_s:g} s"
         seconds = trio.current_time() - began
         return PostAnswer(status, text, seconds, retry_after)
 
+    async def read_secrets(self) -> None:
+        """Read the secrets, as is done from time to time: they may be changed.
+
+        Raises:
+            StartError: They cannot be read any more.
+        """
+        self._signer = await in_thread(partial(Signer, self._name, self._settings))
+        self._secrets_until = trio.current_time() + READ_AGAIN_S
+
     async def close(self) -> None:
         """Close the connections; a later `post` opens others."""
         await self._transport.aclose()
-
-    async def _current_signer(self) -> Signer:
-        """The signer, with secrets that were read a short time ago: they may be changed."""
-        if trio.current_time() >= self._signer_until:
-            self._signer = await in_thread(partial(Signer, self._name, self._settings))
-            self._signer_until = trio.current_time() + READ_AGAIN_S
-        return self._signer
 
     @asynccontextmanager
     async def _answer(

@@ -90,6 +90,7 @@ class WebhookOutlet:
         """As `Outlet.run`."""
         failure: LivenessError | None = None
         try:
+            await self._sender.read_secrets()
             self._status.dead_kept = await self._store(batch_store.count_letters)
             await self._finish_begun()
             async with trio.open_nursery() as nursery:
@@ -191,7 +192,9 @@ class WebhookOutlet:
         """Send what was begun before a restart, and open the log behind it."""
         await self._patiently(self._log.open)
         batch = await self._store(batch_store.top_batch)
-        if batch is not None:
+        if batch is None:
+            self._status.now_is(OutletState.FOLLOWING)
+        else:
             await self._deliver(batch)
             await self._patiently(self._log.open)
 
@@ -291,9 +294,10 @@ class WebhookOutlet:
             f"{found.wait_s:.0f} s, and {len(waits_s) - found.rung} more may follow; "
             f"try the receiver by `liveness webhooks test {self._short_name}`",
         )
-        _log.warning(
-            "a webhook failed; it is tried again", outlet=self.name, id=batch.id,
-            attempts=batch.attempts, wait_s=round(found.wait_s, 1), error=answer.short,
+        self._log_throttled(
+            _log.warning, "a webhook failed; it is tried again", key="failed",
+            outlet=self.name, id=batch.id, attempts=batch.attempts,
+            wait_s=round(found.wait_s, 1), error=answer.short,
         )  # fmt: skip
         return batch
 

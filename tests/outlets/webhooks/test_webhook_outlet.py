@@ -211,8 +211,10 @@ async def test_a_record_that_is_refused_holds_up_no_other(
 async def test_halves_outlive_a_restart(rig: OutletRig, receiver: Receiver) -> None:
     receiver.next.extend([answering(400), OK, answering(400), hanging])
     rig.publish(*(on(seq) for seq in range(1, 5)))
-    async with outlet_to(receiver.url, rig):
+    async with outlet_to(receiver.url, rig) as outlet:
         await until(lambda: len(receiver.received) == 4)
+        cursor = await rig.store.cursor(outlet.name)
+        assert cursor is None or cursor.seq == 0
     async with outlet_to(receiver.url, rig) as outlet:
         rig.publish(on(5))
         await until(lambda: receiver.seqs[-1] == [5])
@@ -293,6 +295,23 @@ async def test_a_url_that_is_not_allowed_stops_the_outlet_and_fails_a_test(
         assert (is_accepted, status, answer) == (False, None, outlet.now().detail)
     async with outlet_to(receiver.url, rig) as outlet:
         await until(lambda: outlet.now().sent == 1)
+
+
+async def test_a_secret_that_cannot_be_read_stops_the_outlet_until_it_can(
+    rig: OutletRig, receiver: Receiver, tmp_path: Path
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    settings = WebhookSettings(url=receiver.url, secret_file=path)
+    outlet = WebhookOutlet("mail", settings, rig.access)
+    path.write_text("")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Outlets([outlet], rig.store, retention_s=3_600).run)
+        await until(lambda: outlet.now().state == "stopped")
+        path.write_text(SECRET)
+        await until(lambda: outlet.now().state == "following")
+        nursery.cancel_scope.cancel()
 
 
 # --- the disk, and the start ----------------------------------------------------------
