@@ -8,8 +8,9 @@ import trio
 from trio.testing import MockClock
 
 from liveness.config.outlet_settings import OutletSettings
+from liveness.core.records import TimerRecord
 from liveness.errors import StateError
-from liveness.outlets.common.outlet_log import CURSOR_S, OutletLog
+from liveness.outlets.common.outlet_log import CURSOR_S, READ_BYTES, OutletLog
 from liveness.outlets.common.outlet_store import StoredCursor, position_in, put_cursor
 from tests.helpers import disk
 from tests.outlets.outlet_rig import NAME, OutletRig, off, on, outlet_rig, seqs
@@ -99,6 +100,17 @@ async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> N
         assert trio.current_time() == 1.0
         assert seqs((await log.take(1, linger_s=1.0)).entries) == [3]
         assert trio.current_time() == 1.5
+
+
+async def test_no_more_large_payloads_are_taken_than_fit(rig: OutletRig) -> None:
+    timers = [
+        TimerRecord(seq, "timer", "g", "k", "x" * (READ_BYTES // 3), None, 0, 1, 0)
+        for seq in range(1, 7)
+    ]
+    rig.publish(*timers)
+    async with rig.outlet_log(OutletSettings(begin="oldest", kinds="timer")) as log:
+        taken = [seqs((await log.take(10)).entries) for _ in range(2)]
+    assert taken == [[1, 2, 3], [4, 5, 6]]
 
 
 async def test_the_cursor_stays_behind_a_batch_that_waits_for_more(

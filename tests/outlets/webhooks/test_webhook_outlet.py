@@ -99,6 +99,20 @@ async def test_an_offline_whose_user_is_back_says_so(
     assert (second.id, second.body) == (first.id, first.body)
 
 
+async def test_a_user_without_devices_is_back_too(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    settings = WebhookSettings(url=receiver.url, secret=SECRET, users_only=True)
+    async with running(tmp_path, webhooks={"mail": settings}) as rig:
+        gateway = await rig.gateway_of("ada")
+        await gateway.send(["logout", "ada"], ["login", "ada"])
+        await rig.until(lambda: receiver.received)
+    kinds = [event["type"] for event in receiver.received[0].events]
+    flags = [event.get("superseded") for event in receiver.received[0].events]
+    assert kinds == ["liveness.online", "liveness.offline", "liveness.online"]
+    assert flags == [None, True, None]
+
+
 # --- attempts -------------------------------------------------------------------------
 
 
