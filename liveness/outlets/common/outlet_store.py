@@ -1,21 +1,15 @@
 """The outlets' database, `outlets.db`: how far each has read the log, and what failed.
 
-    cursors   of each outlet, the seq up to which all records are delivered
-    batches   webhooks: requests that were begun and not accepted yet, with their bodies;
-              that with the highest place is sent next
-    dead      webhooks: records that a receiver refused for good
-    meta      the schema
-
-It is beside the log's, whose commits do not wait for it. A commit here is not synced: it
-survives the end of the process, and after a power failure the newest ones may be missing,
-so that some records are sent again.
+Its tables are in `service.storage.outlet_schema`. It is beside the log's, whose commits do
+not wait for it. A commit here is not synced: it survives the end of the process, and after
+a power failure the newest ones may be missing, so that some records are sent again.
 """
 
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import trio
 
@@ -29,31 +23,7 @@ from liveness.service.storage.database import (
     transaction,
     write_ahead,
 )
-
-DATABASE: Final = "outlets.db"
-SCHEMA: Final = 1
-STEPS: Final[migrations.Steps] = {}
-TABLES: Final = f"""
-create table meta (key text primary key, value) without rowid;
-insert into meta values ('schema', {SCHEMA});
-create table cursors (
-    outlet text primary key, log text not null, seq integer not null,
-    used_ms integer not null
-) without rowid;
-create table batches (
-    outlet text not null, place integer not null, log text not null, until integer,
-    id text not null, body blob not null, records integer not null,
-    oldest_ms integer not null, attempts integer not null, rung integer not null,
-    next_ms integer not null, primary key (outlet, place)
-);
-create table dead (
-    number integer primary key, outlet text not null, log text not null,
-    seq integer not null, record text not null, id text not null,
-    attempts integer not null, at_ms integer not null, status integer,
-    answer text not null
-);
-create index dead_by_outlet on dead (outlet, number);
-"""
+from liveness.service.storage.outlet_schema import DATABASE, SCHEMA, TABLES
 
 T = TypeVar("T")
 
@@ -130,7 +100,7 @@ class OutletStore:
     def _opened(self, keep: Collection[str], since_ms: int) -> sqlite3.Connection:
         with expecting_damage(self.path, "have all outlets begin anew"):
             with created_private(self.path):
-                stored = migrations.stored_schema(self.path, SCHEMA, STEPS)
+                stored = migrations.stored_schema(self.path, SCHEMA, migrations.OUTLETS)
                 db = connect(self.path)
             try:
                 write_ahead(db)
@@ -138,7 +108,9 @@ class OutletStore:
                 if stored is None:
                     db.executescript(f"begin immediate; {TABLES} commit")
                 else:
-                    migrations.migrate(db, self.path, stored, SCHEMA, STEPS)
+                    migrations.migrate(
+                        db, self.path, stored, SCHEMA, migrations.OUTLETS
+                    )
                 with transaction(db):
                     query = "select outlet from cursors where used_ms < ?"
                     unused = {name for (name,) in db.execute(query, [since_ms])}

@@ -15,6 +15,7 @@ from liveness.service.storage import (
     clocks_file,
     log_pages,
     log_store,
+    outlet_schema,
     timer_damage,
     timer_store,
 )
@@ -72,7 +73,8 @@ def check(folder: Path) -> Iterator[PartResult]:
         StateError: There is no log, it is of another version, or it may not be read.
         sqlite3.Error: A file cannot be read now.
     """
-    check_regular_files(folder / timer_store.DATABASE)
+    for name in (timer_store.DATABASE, outlet_schema.DATABASE):
+        check_regular_files(folder / name)
     path = folder / DATABASE
     file_state(path)
     try:
@@ -90,9 +92,20 @@ def check(folder: Path) -> Iterator[PartResult]:
         next_seq = read(log_pages.newest) + 1
     except sqlite3.DatabaseError:
         next_seq = 1  # unknown; `parts` reported the damage
+    check_not_emptied = partial(timer_store.check_not_emptied, path, next_seq=next_seq)
+    yield from _beside_log(path, check_not_emptied, in_use=in_use)
+    path = folder / outlet_schema.DATABASE
+    yield from _beside_log(path, lambda: None, in_use=in_use)
+    yield _checked(clocks_file.NAME, "clocks", partial(_clocks, folder))
+
+
+def _beside_log(
+    path: Path, check_size: Callable[[], None], *, in_use: bool
+) -> Iterator[PartResult]:
+    """Check another database than the log's; it may be missing."""
     try:
         check_not_lost(path)
-        timer_store.check_not_emptied(path, next_seq=next_seq)
+        check_size()
     except sqlite3.DatabaseError as error:
         yield PartResult(path.name, "structure", False, str(error))
     if size_of(path):
@@ -100,7 +113,6 @@ def check(folder: Path) -> Iterator[PartResult]:
             yield from _wal(path)
         connect = partial(opened_unchanged, path, is_log=False)
         yield from parts(path.name, partial(read_unchanged, connect))
-    yield _checked(clocks_file.NAME, "clocks", partial(_clocks, folder))
 
 
 def parts(name: str, read: Read) -> Iterator[PartResult]:
@@ -115,9 +127,13 @@ def parts(name: str, read: Read) -> Iterator[PartResult]:
         yield _checked(name, "log", partial(_log, read, with_structure=beside.is_whole))
         yield _checked(name, "users online", partial(read, _users))
         yield _checked(name, "names", partial(read, _names))
-    else:
-        yield structure(name, read)
-        yield _checked(name, "timers", partial(read, _timers))
+        return
+    yield structure(name, read)
+    part, examine = {
+        timer_store.DATABASE: ("timers", _timers),
+        outlet_schema.DATABASE: ("outlets", _outlets),
+    }[name]
+    yield _checked(name, part, partial(read, examine))
 
 
 def structure(name: str, read: Read, tables: Sequence[str] = ("",)) -> PartResult:
@@ -246,6 +262,18 @@ def _timers(db: sqlite3.Connection) -> str:
         message = f"{damaged:,} of {count:,} make no sense"
         raise Damaged(message, f"timers: {damaged:,}")
     return f"{sum(counted[state] for state in LIVE):,} live"
+
+
+def _outlets(db: sqlite3.Connection) -> str:
+    db.execute("begin")  # one snapshot: a sidecar may be writing
+    unsound = outlet_schema.unsound_outlet_rows(db)
+    query = "select (select count(*) from cursors), (select count(*) from dead)"
+    cursors, dead = db.execute(query).fetchone()
+    db.execute("rollback")
+    for table, count in unsound.items():
+        if count:
+            raise Damaged(f"{count:,} rows of {table} make no sense")
+    return f"{cursors:,}, {dead:,} dead letters"
 
 
 def _some(states: Mapping[str, int]) -> dict[str, int]:

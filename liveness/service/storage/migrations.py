@@ -132,3 +132,7 @@ LOG: Final[Steps] = {1: _to_pages, 2: _to_checksums, 3: _to_devices}
 # --- timers -------------------------------------------------------------------
 
 TIMERS: Final[Steps] = {}
+
+# --- outlets ------------------------------------------------------------------
+
+OUTLETS: Final[Steps] = {}

@@ -1,9 +1,10 @@
-"""Copies both databases of a state as of one moment, while the sidecar writes to them.
+"""Copies the databases of a state as of one moment, while the sidecar writes to them.
 
-Both are read in transactions that began while nothing was written to the timers' table,
-so the two copies equal the files after a crash at that moment. The log has everything
-that the table has; as after any crash, the next start reads from the log the attempts
-that the table lacks.
+Log and timers are read in transactions that began while nothing was written to the timers'
+table, so the two copies equal the files after a crash at that moment. The log has
+everything that the table has; as after any crash, the next start reads from the log the
+attempts that the table lacks. The outlets' database is read as of a moment before: the log
+has every record that one of its cursors passed.
 
 SQLite's backup begins again whenever another connection writes, unless its connection is
 in a read transaction, as here. What is written meanwhile stays in the WAL until the copy
@@ -30,6 +31,7 @@ from liveness.service.storage import (
     log_schema,
     log_store,
     migrations,
+    outlet_schema,
     timer_store,
 )
 from liveness.service.storage.database import (
@@ -59,6 +61,7 @@ TRIES: Final = 1_000
 _FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
     log_store.DATABASE: (log_schema.SCHEMA, migrations.LOG),
     timer_store.DATABASE: (timer_store.SCHEMA, migrations.TIMERS),
+    outlet_schema.DATABASE: (outlet_schema.SCHEMA, migrations.OUTLETS),
 }
 
 # Names of files that a state folder may have.
@@ -102,10 +105,14 @@ class StateCopy:
 
     def counted(self) -> Counted:
         """Count its records, users and live timers."""
-        log, *rest = self._databases.values()
+        databases = {path.name: db for path, db in self._databases.items()}
+        log, table = (
+            databases.get(name) for name in (log_store.DATABASE, timer_store.DATABASE)
+        )
+        assert log is not None
         (users,) = log.execute("select count(*) from online").fetchone()
         query = "select sum(timers) from states where state in ('pending', 'fired')"
-        timers = sum(timers.execute(query).fetchone()[0] for timers in rest)
+        timers = 0 if table is None else table.execute(query).fetchone()[0]
         return Counted(log_pages.newest(log), users, timers)
 
     def copy(self, path: Path, target: Path, *, made_ms: int, wrote: OnWritten) -> str:
@@ -193,7 +200,9 @@ def opened(folder: Path) -> Iterator[StateCopy]:
             check_wal(path)
     with ExitStack() as stack:
         databases = {path: stack.enter_context(only_reading(path)) for path in paths}
-        timers = stack.enter_context(only_reading(paths[-1]))
+        table = folder / timer_store.DATABASE
+        watched = table if table in databases else paths[0]
+        timers = stack.enter_context(only_reading(watched))
         for _ in range(TRIES):
             # It changes with each commit of another connection.
             before = pragma(timers, "data_version")
@@ -205,7 +214,7 @@ def opened(folder: Path) -> Iterator[StateCopy]:
             for db in databases.values():
                 db.execute("rollback")
         else:
-            raise BackupError(f"{paths[-1]} is written without a pause; try again")
+            raise BackupError(f"{watched} is written without a pause; try again")
         for path, db in databases.items():
             _check(path, db)
         next_seq = log_pages.newest(databases[paths[0]]) + 1

@@ -1,5 +1,6 @@
 """Rows and records for a store and a timers' table, and a log writer over both."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from liveness.service.storage.log_pages import END
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.outlet_schema import DATABASE as OUTLETS
+from liveness.service.storage.outlet_schema import TABLES
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 from tests.helpers import disk
@@ -57,6 +60,23 @@ def users(count: int, first: int = 1) -> list[OnlineRow]:
 
 def write(store: LogStore, *records: Logged) -> None:
     store.write(Batch(records=list(records)))
+
+
+def add_outlets(folder: Path, log: str, seq: int) -> None:
+    """Give a state an outlet with a cursor, a request that was begun, and a dead letter."""
+    with closing(sqlite3.connect(folder / OUTLETS)) as db, db:
+        db.execute("pragma journal_mode = wal")
+        db.executescript(TABLES)
+        name = "webhooks.mail"
+        db.execute("insert into cursors values (?, ?, ?, 1)", [name, log, seq])
+        db.execute(
+            "insert into batches values (?, 0, ?, ?, 'w2', x'5b5d', 1, 1, 3, 3, 2)",
+            [name, log, seq + 1],
+        )
+        db.execute(
+            "insert into dead values (4, ?, ?, ?, '{}', 'w1', 1, 1, 400, 'bad')",
+            [name, log, seq],
+        )
 
 
 def fill(store: LogStore, *counts: int, at: int = 1_000, gateway: str = "g") -> None:

@@ -17,9 +17,10 @@ from liveness.core.timer_states import CreateTimer
 from liveness.errors import StateError
 from liveness.service.storage import clocks_file, integrity
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
+from liveness.service.storage.outlet_schema import DATABASE as OUTLETS
 from liveness.service.storage.timer_store import DATABASE as TIMERS
 from liveness.service.storage.timer_store import TimerStore
-from tests.service.storage.journals import fill, keep, pending, users
+from tests.service.storage.journals import add_outlets, fill, keep, pending, users
 
 WHOLE = """\
 liveness.db  structure       whole
@@ -58,6 +59,42 @@ def test_a_whole_state_is_reported_and_left(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert ran(folder) == (0, WHOLE)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_outlets_are_checked_if_there_are_any(folder: Path) -> None:
+    add_outlets(folder, "a", 7)
+    lines = (
+        "outlets.db   structure       whole\n"
+        "outlets.db   outlets         whole (1, 1 dead letters)\n"
+    )
+    last = WHOLE.splitlines(keepends=True)[-1]
+    assert ran(folder) == (0, WHOLE.replace(last, lines + last))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "cursors set seq = -1",
+        "batches set body = x'5b'",
+        "dead set record = '{'",
+    ],
+    ids=["cursor", "batch", "dead"],
+)
+def test_unsound_rows_of_outlets_are_reported(folder: Path, sql: str) -> None:
+    add_outlets(folder, "a", 7)
+    change(folder, f"update {sql}", OUTLETS)
+    code, text = ran(folder)
+    assert code == 3
+    damaged = f"damaged: 1 rows of {sql.split()[0]} make no sense"
+    assert f"outlets.db   outlets         {damaged}" in text
+    assert text.count("damaged") == 1
+
+
+def test_outlets_that_were_lost_beside_their_wal_are_reported(folder: Path) -> None:
+    (folder / f"{OUTLETS}-wal").write_bytes(b"commits")
+    code, text = ran(folder)
+    assert code == 3
+    assert "outlets.db   structure       damaged: it is missing, and" in text
 
 
 def test_the_state_of_a_sidecar_that_runs_is_read_beside_it(folder: Path) -> None:

@@ -18,7 +18,13 @@ from liveness.console.admin_client import CommandError
 from liveness.core.cursors import CursorRow
 from liveness.core.timer_states import CreateTimer, Fire
 from liveness.errors import StateError
-from liveness.service.storage import integrity, timer_damage, timer_store
+from liveness.outlets.common.outlet_store import StoredCursor, position_in
+from liveness.service.storage import (
+    integrity,
+    outlet_schema,
+    timer_damage,
+    timer_store,
+)
 from liveness.service.storage import log_store as log_file
 from liveness.service.storage import snapshots as files
 from liveness.service.storage.database import only_reading
@@ -26,7 +32,7 @@ from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.snapshots import BackupError
 from liveness.service.storage.timer_store import TimerStore
 from tests.helpers import disk
-from tests.service.storage.journals import fill, pending
+from tests.service.storage.journals import add_outlets, fill, pending
 
 
 @pytest.fixture
@@ -114,6 +120,61 @@ def test_a_restored_state_has_its_own_log_and_knows_earlier_ones(
         fill(store, 1)
     with opened(restored(first, tmp_path / "c")) as (grandchild, _):
         assert grandchild.parted == {original: 10, store.log: 11}
+
+
+def test_a_restored_outlet_goes_on_from_its_cursor_and_has_its_dead_letters(
+    folder: Path, tmp_path: Path
+) -> None:
+    with opened(folder) as (store, _):
+        add_outlets(folder, store.log, 7)
+    path = folder / outlet_schema.DATABASE
+    queries = [f"select * from {table}" for table in ("cursors", "batches", "dead")]
+    before = [disk.rows(path, query) for query in queries]
+    assert list(map(len, before)) == [1, 1, 1]
+    there = restored(folder, tmp_path / "a")
+    assert (there / path.name).stat().st_mode & 0o777 == 0o600
+    assert [disk.rows(there / path.name, query) for query in queries] == before
+    with opened(there) as (store, _):
+        _, log, seq, _ = before[0][0]
+        goes_on_after = position_in(
+            StoredCursor(log, seq),
+            log=store.log,
+            parted=store.parted,
+            newest=10,
+            oldest=0,
+        )
+    assert goes_on_after == 7
+
+
+def test_no_backup_has_a_cursor_beyond_its_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each statement a record is written, and an outlet delivers it."""
+    with ExitStack() as stack:
+        store, _ = stack.enter_context(opened(folder))
+        add_outlets(folder, store.log, 10)
+        outlets = stack.enter_context(
+            closing(sqlite3.connect(folder / outlet_schema.DATABASE))
+        )
+
+        def disturb(_statement: str) -> None:
+            fill(store, 1)
+            with outlets:
+                newest = store.bounds()[1] - 1
+                outlets.execute("update cursors set seq = ?", [newest])
+
+        @contextmanager
+        def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
+            with only_reading(path) as db:
+                db.set_trace_callback(disturb)
+                yield db
+
+        monkeypatch.setattr(files, "only_reading", disturbed)
+        with files.opened(folder) as state:
+            log, _timers, cursors = state._databases.values()
+            (newest,) = log.execute("select max(last) from log").fetchone()
+            (cursor,) = cursors.execute("select seq from cursors").fetchone()
+    assert 10 <= cursor <= newest
 
 
 def test_only_the_newest_earlier_logs_are_known(
@@ -252,7 +313,16 @@ def state_files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     "name",
-    ["liveness.db", "liveness.db-wal", "timers.db", "timers.db-shm", "lock", "stopped"],
+    [
+        "liveness.db",
+        "liveness.db-wal",
+        "timers.db",
+        "timers.db-shm",
+        "outlets.db",
+        "outlets.db-wal",
+        "lock",
+        "stopped",
+    ],
 )
 @pytest.mark.parametrize("whose", ["state", "other", "link", "to/../state"])
 def test_no_file_of_a_state_is_replaced_or_added(
@@ -306,13 +376,15 @@ def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> No
         (log_file.DATABASE, "update cursors set seq = 900"),
         (log_file.DATABASE, "insert into online values (900, 'u', 1, 1, 'g', null)"),
         (timer_store.DATABASE, "update states set timers = 9"),
+        (outlet_schema.DATABASE, "update dead set seq = 'x'"),
     ],
-    ids=["text", "cursor", "session", "states"],
+    ids=["text", "cursor", "session", "states", "outlets"],
 )
 @pytest.mark.parametrize("damaged", [False, True])
 def test_no_backup_is_made_of_a_state_that_is_reported_as_damaged(
     folder: Path, tmp_path: Path, name: str, sql: str, damaged: bool
 ) -> None:
+    add_outlets(folder, "a", 7)
     change(folder / name, sql)
     (found,) = [it for it in integrity.check(folder) if not it.is_whole]
     file = tmp_path / "b.tar"
