@@ -143,6 +143,13 @@ def count_letters(db: sqlite3.Connection, outlet: str) -> int:
     return int(count)
 
 
+def oldest_letter(db: sqlite3.Connection, outlet: str) -> int | None:
+    """The number of the oldest dead letter of an outlet; None: there is none."""
+    query = "select min(number) from dead where outlet = ?"
+    found: tuple[int | None] = db.execute(query, [outlet]).fetchone()
+    return found[0]
+
+
 def letters(
     db: sqlite3.Connection, outlet: str, *, before: int | None, limit: int
 ) -> list[DeadLetter]:

@@ -140,6 +140,17 @@ class WebhookOutlet:
         find = partial(batch_store.letters, before=before, limit=limit)
         return await self._access.store.run(lambda db: find(db, self.name))
 
+    async def oldest_dead(self) -> int | None:
+        """The number of the oldest dead letter of this outlet; None: there is none.
+
+        Raises:
+            StateError: The database is not open.
+            sqlite3.Error: It cannot be read now.
+        """
+        self._check_open()
+        oldest = batch_store.oldest_letter
+        return await self._access.store.run(lambda db: oldest(db, self.name))
+
     async def retry(self, number: int) -> SendResult | None:
         """Post a dead letter alone, now; delete it if it is accepted.
 
