@@ -84,11 +84,13 @@ class WebhookOutlet:
         self._log = OutletLog(self.name, settings, access)
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
         self._sender = WebhookSender(self.name, settings, access.clock)
+        self._is_running = False
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
     async def run(self) -> None:
         """As `Outlet.run`."""
         failure: LivenessError | None = None
+        self._is_running = True
         try:
             await self._sender.read_secrets()
             self._status.dead_kept = await self._store(batch_store.count_letters)
@@ -102,8 +104,8 @@ class WebhookOutlet:
                 nursery.cancel_scope.cancel()
         finally:
             self._log.close()
-            with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
-                await self._sender.close()
+            self._is_running = False
+            await self._close_connections()
         if failure is not None:
             raise failure
 
@@ -188,7 +190,14 @@ class WebhookOutlet:
             answer = await self._sender.post(new_id(), joined([event]))
         except LivenessError as error:
             return SendResult(False, None, str(error), 0.0)
+        finally:
+            if not self._is_running:  # it may never run, and close them at its end
+                await self._close_connections()
         return answer.result
+
+    async def _close_connections(self) -> None:
+        with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
+            await self._sender.close()
 
     def _check_open(self) -> None:
         if not self._access.store.is_open:
