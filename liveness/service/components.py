@@ -59,6 +59,7 @@ from liveness.service.http.users_api import (
     OnlineUsersApi,
     UsersApi,
 )
+from liveness.service.http.webhooks_api import WebhooksApi
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
 from liveness.service.links.link_writer import Delivery
@@ -221,6 +222,7 @@ class SidecarService:
             GuardApi(engine),
             UsersApi(engine, log_writer, wall_ms=self._clock.wall_ms),
             ClusterApi(self._cluster_questions),
+            WebhooksApi([] if self.outlets is None else self.outlets.webhooks),
         )
 
     async def run(

@@ -15,6 +15,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from liveness.core.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
 from liveness.core.records import KINDS, ROLES, Subscription, Uid
@@ -35,6 +36,7 @@ _TEXTS: Final = {
     "after": MAX_NAME_BYTES,
     "key": MAX_KEY_BYTES,
     "ext": MAX_KEY_BYTES,
+    "webhook": MAX_NAME_BYTES,
 }
 _CHOICES: Final = {"state": STATES, "role": ROLES, "users": ("true", "false")}
 # Parameters of a query that choose records.
@@ -72,6 +74,20 @@ def answering(endpoint: Endpoint) -> Endpoint:
             return refusal.answer()
 
     return answer
+
+
+class BoundedPage:
+    """An endpoint with a limit on how many answers are made and sent at a time."""
+
+    def __init__(self, endpoint: Endpoint, limiter: trio.CapacityLimiter) -> None:
+        self._endpoint = endpoint
+        self._limiter = limiter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it; it returns once the client has read the answer."""
+        async with self._limiter:
+            answer = await self._endpoint(Request(scope, receive))
+            await answer(scope, receive, send)
 
 
 async def written(

@@ -24,7 +24,6 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from liveness.core.timer_states import CANCELLED, DONE, FAILED, FIRED, LIVE, PENDING
 from liveness.core.uids import MAX_INTEGER
@@ -34,6 +33,7 @@ from liveness.service.http.api import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
     ApiError,
+    BoundedPage,
     Endpoint,
     answering,
     body_of,
@@ -86,7 +86,7 @@ class TimersApi:
         """The routes for a listener; those that change something only if *may_change*."""
         limiter = trio.CapacityLimiter(PAGES_AT_ONCE)
         routes = [
-            Route(path, _BoundedPage(answering(page), limiter), methods=["GET"])
+            Route(path, BoundedPage(answering(page), limiter), methods=["GET"])
             for path, page in (
                 ("/v1/timers", self._list),
                 ("/v1/timers/newest", self._newest),
@@ -202,16 +202,3 @@ class TimersApi:
                 f"the timers cannot be read ({error}); repair the disk, and ask again"
             )
             raise ApiError(503, message) from error
-
-
-class _BoundedPage:
-    """An endpoint with a limit on how many answers are made and sent at a time."""
-
-    def __init__(self, endpoint: Endpoint, limiter: trio.CapacityLimiter) -> None:
-        self._endpoint = endpoint
-        self._limiter = limiter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._limiter:
-            answer = await self._endpoint(Request(scope, receive))
-            await answer(scope, receive, send)

@@ -1,0 +1,232 @@
+"""Webhooks over HTTP, for operators: how they are, a test, and their dead letters.
+
+    GET  /v1/webhooks             each webhook: settings without secrets, and how it is
+    GET  /v1/webhooks/dead        dead letters, newest first, a page at a time
+    POST /v1/webhooks/test        {"webhook": …}: sends a test event
+    POST /v1/webhooks/retry       {"id": …}: sends a dead letter again
+    POST /v1/webhooks/retry-all   {"webhook": …}: all of a webhook, the oldest first
+
+A request to a receiver is made while the client waits, for the webhook's `timeout_s` at
+most. A receiver that fails is no error here: the answer says `"accepted": false`, and why.
+"""
+
+import json
+import sqlite3
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from liveness.core.records import KINDS
+from liveness.core.uids import MAX_INTEGER
+from liveness.errors import LivenessError
+from liveness.outlets.webhooks.results import DeadLetter, SendResult
+from liveness.service.http.api import (
+    DEFAULT_LIMIT,
+    MAX_LIMIT,
+    ApiError,
+    BoundedPage,
+    answering,
+    body_of,
+    json_text,
+    number_in,
+    query_of,
+)
+
+if TYPE_CHECKING:
+    from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
+
+# `retry-all` begins no further request after this time.
+RETRY_ALL_S: Final = 20.0
+# Pages of dead letters in memory at a time for each listener.
+PAGES_AT_ONCE: Final = 2
+
+T = TypeVar("T")
+
+
+class WebhooksApi:
+    """The routes of webhooks.
+
+    Args:
+        webhooks: All that the settings name.
+    """
+
+    def __init__(self, webhooks: "Sequence[WebhookOutlet]") -> None:
+        self._webhooks = {
+            webhook.name.removeprefix("webhooks."): webhook for webhook in webhooks
+        }
+        self._retrying = set[str]()
+
+    def routes(self, *, may_change: bool) -> list[Route]:
+        """The routes for a listener; those that send something only if *may_change*."""
+        limiter = trio.CapacityLimiter(PAGES_AT_ONCE)
+        routes = [
+            Route("/v1/webhooks", answering(self._list), methods=["GET"]),
+            Route(
+                "/v1/webhooks/dead",
+                BoundedPage(answering(self._dead), limiter),
+                methods=["GET"],
+            ),
+        ]
+        if may_change:
+            routes += [
+                Route(f"/v1/webhooks/{name}", answering(endpoint), methods=["POST"])
+                for name, endpoint in (
+                    ("test", self._test),
+                    ("retry", self._retry),
+                    ("retry-all", self._retry_all),
+                )
+            ]
+        return routes
+
+    async def _list(self, request: Request) -> Response:
+        query_of(request)
+        shown = [_shown(name, webhook) for name, webhook in self._webhooks.items()]
+        return JSONResponse({"webhooks": shown})
+
+    async def _dead(self, request: Request) -> Response:
+        query = query_of(request, "webhook", "before", "limit")
+        limit = number_in(query, "limit", DEFAULT_LIMIT, MAX_LIMIT)
+        before = number_in(query, "before", MAX_INTEGER, MAX_INTEGER)
+        names = [*self._webhooks]
+        if "webhook" in query:
+            self._named(query["webhook"])
+            names = [query["webhook"]]
+        page = list[tuple[DeadLetter, str]]()
+        for name in names:  # after each, only a page of them stays in memory
+            letters = self._named(name).dead_letters(before, limit + 1)
+            page += [(letter, name) for letter in await _answered(letters)]
+            page.sort(reverse=True)
+            del page[limit + 1 :]
+        has_more = len(page) > limit
+        shown = ", ".join(_letter(letter, name) for letter, name in page[:limit])
+        following = json.dumps(str(page[limit - 1][0].number) if has_more else None)
+        return json_text(f'{{"dead": [{shown}], "next": {following}}}')
+
+    async def _test(self, request: Request) -> Response:
+        name = (await body_of(request, "webhook"))["webhook"]
+        result = await _answered(self._named(name).send_test())
+        return JSONResponse({"webhook": name, **_result(result)})
+
+    async def _retry(self, request: Request) -> Response:
+        body = await body_of(request, "id")
+        number = number_in(body, "id", 0, MAX_INTEGER, where="body")
+        name = await self._owner_of(number)
+        with self._alone(name):
+            result = await _answered(self._webhooks[name].retry(number))
+        if result is None:
+            raise _no_letter(number)
+        return JSONResponse({"webhook": name, "id": number, **_result(result)})
+
+    async def _retry_all(self, request: Request) -> Response:
+        name = (await body_of(request, "webhook"))["webhook"]
+        webhook = self._named(name)
+        accepted, refused = 0, None
+        until = trio.current_time() + RETRY_ALL_S
+        with self._alone(name):
+            while refused is None and trio.current_time() < until:
+                number = await _answered(webhook.oldest_dead())
+                if number is None:
+                    break
+                result = await _answered(webhook.retry(number))
+                if result is None:  # it was deleted meanwhile, to make room
+                    continue
+                if result.is_accepted:
+                    accepted += 1
+                else:
+                    refused = {"id": number, **_result(result)}
+        left = webhook.now().dead_kept
+        return JSONResponse(
+            {"webhook": name, "accepted": accepted, "left": left, "refused": refused}
+        )
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Have one retry of a webhook at a time: no letter is sent twice at once."""
+        if name in self._retrying:
+            message = f"dead letters of the webhook {name!r} are being sent already"
+            raise ApiError(409, f"{message}; try again when that has ended")
+        self._retrying.add(name)
+        try:
+            yield
+        finally:
+            self._retrying.remove(name)
+
+    async def _owner_of(self, number: int) -> str:
+        """The name of the webhook that has a dead letter."""
+        for name, webhook in self._webhooks.items():
+            found = await _answered(webhook.dead_letters(number + 1, 1))
+            if found and found[0].number == number:
+                return name
+        raise _no_letter(number)
+
+    def _named(self, name: str) -> "WebhookOutlet":
+        found = self._webhooks.get(name)
+        if found is None:
+            known = "there are " + ", ".join(sorted(self._webhooks))
+            if not self._webhooks:
+                known = "the settings have no [webhooks.NAME]"
+            raise ApiError(404, f"there is no webhook {name!r:.80}; {known}")
+        return found
+
+
+async def _answered(call: Awaitable[T]) -> T:
+    """The result of a call of a webhook.
+
+    Raises:
+        ApiError: It cannot be made now.
+    """
+    try:
+        return await call
+    except (OSError, sqlite3.Error, LivenessError) as error:
+        raise ApiError(503, f"{error}; nothing was changed, ask again") from error
+
+
+def _no_letter(number: int) -> ApiError:
+    message = f"there is no dead letter {number}: `liveness webhooks dead` shows those"
+    return ApiError(404, f"{message} that there are")
+
+
+def _shown(name: str, webhook: "WebhookOutlet") -> dict[str, Any]:
+    """A webhook: what it is to do, and how it is. Never a secret."""
+    settings = webhook.settings
+    return {
+        "webhook": name,
+        # The query may have a key of the receiver's.
+        "url": settings.parts._replace(query="").geturl(),
+        "kinds": [kind for kind in KINDS if kind in settings.kind_set],
+        "gateways": sorted(settings.gateway_set),
+        "users_only": settings.users_only,
+        "settle_s": settings.settle_s,
+        "batch": settings.batch,
+        **webhook.now().as_map(),
+    }
+
+
+def _letter(letter: DeadLetter, name: str) -> str:
+    """A dead letter as JSON; its record is JSON already."""
+    shown = {
+        "id": letter.number,
+        "webhook": name,
+        "log": letter.log,
+        "seq": letter.seq,
+        "webhook_id": letter.id,
+        "attempts": letter.attempts,
+        "at": letter.at_ms,
+        "status": letter.status,
+        "answer": letter.answer,
+    }
+    return f'{json.dumps(shown)[:-1]}, "record": {letter.record}}}'
+
+
+def _result(result: SendResult) -> dict[str, Any]:
+    return {
+        "accepted": result.is_accepted,
+        "status": result.status,
+        "answer": result.answer,
+        "seconds": round(result.seconds, 3),
+    }

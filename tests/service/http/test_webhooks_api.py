@@ -1,0 +1,259 @@
+"""What an operator sees of webhooks over HTTP, and sends by hand; time is virtual."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.config.outlet_settings import WebhookSettings
+from liveness.metrics import DOORS
+from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
+from liveness.service.http import webhooks_api
+from tests.outlets.webhooks.receiver import (
+    OK,
+    SECRET,
+    Receiver,
+    answering,
+    hanging,
+    receiving,
+)
+from tests.service.http.doors import Doors
+from tests.service.http.test_routes import schema_of, validate
+from tests.service.rig import Caller, running
+
+WEBHOOKS: Final = "/v1/webhooks"
+REFUSING: Final = answering(422, b"no")
+
+
+class Scene(NamedTuple):
+    """A service with the webhooks `mail` and `other`, which have one receiver."""
+
+    doors: Doors
+    receiver: Receiver
+    gateway: Caller
+
+    @property
+    def webhooks(self) -> dict[str, WebhookOutlet]:
+        outlets = self.doors.rig.sidecar.outlets
+        assert outlets is not None
+        return {webhook.name: webhook for webhook in outlets.webhooks}
+
+    def dead(self, name: str) -> int:
+        return self.webhooks[f"webhooks.{name}"].now().dead_kept
+
+    async def refuse(self, *users: str) -> None:
+        """Have the receiver refuse an online of each of these users, in both webhooks."""
+        before = self.dead("mail") + self.dead("other")
+        self.receiver.usually = REFUSING
+        await self.gateway.send(["login", [*users]])
+        until = before + 2 * len(users)
+        await self.doors.rig.until(
+            lambda: self.dead("mail") + self.dead("other") == until
+        )
+        self.receiver.usually = OK
+        self.receiver.received.clear()
+
+    async def post(self, what: str, status: int = 200, **body: str) -> dict[str, Any]:
+        found, answer = await self.doors.change(f"{WEBHOOKS}/{what}", **body)
+        assert found == status, answer
+        validate(answer, schema_of(f"{WEBHOOKS}/{what}", status, "post"))
+        return answer
+
+
+@asynccontextmanager
+async def scene(folder: Path) -> AsyncIterator[Scene]:
+    async with receiving() as receiver:
+        settings = WebhookSettings(
+            url=receiver.url, secret=SECRET, kinds="online", timeout_s=5, retry=""
+        )
+        webhooks = {"mail": settings, "other": settings}
+        async with running(folder, webhooks=webhooks) as rig:
+            yield Scene(Doors(rig), receiver, await rig.gateway("g"))
+
+
+async def ids(scene: Scene, **query: str) -> list[int]:
+    return [letter["id"] for letter in await scene.doors.listed(DEAD, **query)]
+
+
+DEAD: Final = f"{WEBHOOKS}/dead"
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_each_webhook_is_listed_without_its_secret_and_query(
+    tmp_path: Path, jumping: MockClock, door: str
+) -> None:
+    async with scene(tmp_path) as here:
+        answer = await here.doors.get(WEBHOOKS, door)
+        found = json.loads(answer.body)
+        validate(found, schema_of(WEBHOOKS, 200))
+        assert [webhook["webhook"] for webhook in found["webhooks"]] == [
+            "mail",
+            "other",
+        ]
+        mail = found["webhooks"][0]
+        assert mail["url"] == here.receiver.url.removesuffix("?x=1")
+        assert (mail["kinds"], mail["batch"]) == (["online"], 500)
+        assert (mail["outlet"], mail["state"]) == ("webhooks.mail", "following")
+        assert SECRET.encode() not in answer.body
+        assert b"x=1" not in answer.body
+
+
+async def test_a_test_says_what_the_receiver_answered(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with scene(tmp_path) as here:
+        answer = await here.post("test", webhook="other")
+        assert answer.pop("seconds") < 1
+        accepted = {"webhook": "other", "accepted": True, "status": 204, "answer": ""}
+        assert answer == accepted
+        (request,) = here.receiver.received
+        assert [event["type"] for event in request.events] == ["liveness.test"]
+        here.receiver.usually = REFUSING
+        answer = await here.post("test", webhook="mail")
+        shown = (answer["accepted"], answer["status"], answer["answer"])
+        assert shown == (False, 422, "no")
+        here.receiver.usually = hanging
+        answer = await here.post("test", webhook="mail")
+        assert (answer["accepted"], answer["status"]) == (False, None)
+        assert answer["answer"]
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "told"),
+    [
+        ("test", {"webhook": "mial"}, "no webhook 'mial'; there are mail, other"),
+        (
+            "retry-all",
+            {"webhook": ""},
+            "webhook is '' in the body; it must be a string",
+        ),
+        ("retry", {"id": "17"}, "no dead letter 17: `liveness webhooks dead` shows"),
+        ("retry", {"id": "x"}, "id is 'x' in the body; it must be a whole number"),
+        ("retry", {"webhook": "mail"}, "the body must be JSON with exactly these keys"),
+    ],
+    ids=["name", "empty", "id", "text", "key"],
+)
+async def test_what_does_not_exist_is_refused(
+    tmp_path: Path, jumping: MockClock, what: str, body: dict[str, str], told: str
+) -> None:
+    async with scene(tmp_path) as here:
+        status = 404 if "no " in told[:3] else 400
+        assert told in (await here.post(what, status, **body))["error"]
+        assert not here.receiver.received
+
+
+async def test_without_webhooks_the_error_says_so(doors: Doors) -> None:
+    status, answer = await doors.change(f"{WEBHOOKS}/test", webhook="mail")
+    assert status == 404
+    error = "there is no webhook 'mail'; the settings have no [webhooks.NAME]"
+    assert answer["error"] == error
+    assert await doors.listed(DEAD) == []
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_dead_letters_come_newest_first_page_by_page(
+    tmp_path: Path, jumping: MockClock, door: str
+) -> None:
+    async with scene(tmp_path) as here:
+        await here.refuse("a", "b")
+        await here.refuse("c")
+        everyone, query = list[dict[str, Any]](), "limit=4"
+        for size in (4, 2):
+            page = json.loads((await here.doors.get(f"{DEAD}?{query}", door)).body)
+            validate(page, schema_of(DEAD, 200))
+            assert len(page["dead"]) == size
+            everyone += page["dead"]
+            query = f"limit=4&before={page['next']}"
+        assert page["next"] is None
+        assert [letter["id"] for letter in everyone] == [6, 5, 4, 3, 2, 1]
+        newest = everyone[0]
+        assert newest["record"]["uid"] == "c"
+        assert (newest["status"], newest["answer"]) == (422, "no")
+        for name in ("mail", "other"):
+            found = [row["id"] for row in everyone if row["webhook"] == name]
+            assert len(found) == 3
+            assert await ids(here, webhook=name) == found
+        answer = await here.doors.get(f"{DEAD}?webhook=none", door)
+        assert answer.status == 404
+
+
+async def test_a_dead_letter_is_deleted_once_it_is_accepted(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with scene(tmp_path) as here:
+        await here.refuse("a")
+        (letter,) = await here.doors.listed(DEAD, webhook="other")
+        here.receiver.usually = REFUSING
+        answer = await here.post("retry", id=str(letter["id"]))
+        assert (answer["webhook"], answer["accepted"]) == ("other", False)
+        here.receiver.usually = OK
+        answer = await here.post("retry", id=str(letter["id"]))
+        assert (answer["id"], answer["accepted"]) == (letter["id"], True)
+        (mail,) = await here.doors.listed(DEAD)
+        assert mail["webhook"] == "mail"
+        await here.post("retry", 404, id=str(letter["id"]))
+
+
+async def test_all_are_retried_oldest_first_up_to_the_first_refused(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with scene(tmp_path) as here:
+        await here.refuse("a", "b", "c", "d")
+        dead = await ids(here, webhook="mail")
+        here.receiver.next.extend([OK, REFUSING])
+        answer = await here.post("retry-all", webhook="mail")
+        assert (answer["accepted"], answer["left"]) == (1, 3)
+        assert answer["refused"]["id"] == dead[-2]
+        assert answer["refused"]["status"] == 422
+        answer = await here.post("retry-all", webhook="mail")
+        assert answer == {"webhook": "mail", "accepted": 3, "left": 0, "refused": None}
+        users = [it.events[0]["data"]["uid"] for it in here.receiver.received]
+        assert users == ["a", "b", "b", "c", "d"]
+        assert len(await ids(here, webhook="other")) == 4
+
+
+async def test_a_retry_of_all_ends_after_a_while_and_is_alone(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with scene(tmp_path) as here:
+        await here.refuse(*(f"u{n}" for n in range(20)))
+
+        async def slow(stream: trio.abc.Stream, request: Any) -> None:
+            await trio.sleep(4)
+            await OK(stream, request)
+
+        here.receiver.usually = slow
+        async with trio.open_nursery() as nursery:
+            answers = list[dict[str, Any]]()
+
+            async def retry() -> None:
+                answers.append(await here.post("retry-all", webhook="mail"))
+
+            nursery.start_soon(retry)
+            await trio.sleep(1)
+            refusal = await here.post("retry-all", 409, webhook="mail")
+            assert "are being sent already" in refusal["error"]
+            await here.post("test", webhook="mail")
+            await here.post("retry", id=str((await ids(here, webhook="other"))[0]))
+        (answer,) = answers
+        accepted = webhooks_api.RETRY_ALL_S / 4
+        assert (answer["accepted"], answer["left"]) == (accepted, 20 - accepted)
+        assert answer["refused"] is None
+
+
+async def test_while_the_database_is_not_open_it_says_so(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state/outlets.db").write_bytes(b"not a database" * 400)
+    async with scene(tmp_path) as here:
+        answer = await here.doors.get(DEAD)
+        assert answer.status == 503
+        assert "outlets.db is not open" in str(answer.error)
+        await here.post("retry-all", 503, webhook="mail")
+        assert (await here.post("test", webhook="mail"))["accepted"]
