@@ -22,11 +22,9 @@ from tests.helpers.admin_server import answering
 from tests.helpers.processes import Done, ran, succeeded
 
 COMMANDS = sorted(name for name in main.app if not name.startswith("-"))
-TIMERS = sorted(
-    f"timers {name}" for name in main.app["timers"] if not name.startswith("-")
-)
-GUARD = sorted(
-    f"guard {name}" for name in main.app["guard"] if not name.startswith("-")
+TIMERS, GUARD, WEBHOOKS = (
+    sorted(f"{group} {name}" for name in main.app[group] if not name.startswith("-"))
+    for group in ("timers", "guard", "webhooks")
 )
 FLAGS = [setting.flag for setting in SETTINGS if setting.flag]
 
@@ -51,7 +49,7 @@ def process(*arguments: str, **options: Any) -> Done:
 # --- help -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS, *GUARD])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS, *GUARD, *WEBHOOKS])
 def test_every_help_ends_with_an_example_of_its_command(run: Run, command: str) -> None:
     code, shown, _ = run(f"{command} --help".strip())
     assert code == 0

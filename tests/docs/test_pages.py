@@ -8,8 +8,10 @@ the command line's own help. What the documents show to work is run in
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, replace
+from datetime import UTC, datetime
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,15 +21,18 @@ from urllib.parse import parse_qsl, urlsplit
 import jsonschema
 import pytest
 from cyclopts import App, CycloptsError
+from standardwebhooks import Webhook
 
 from liveness.cli import main
 from liveness.compiled import PURE_WHEEL
-from liveness.config.schema import Setting
+from liveness.config.outlet_settings import WebhookSettings
+from liveness.config.schema import Setting, settings_in
 from liveness.config.settings import FIXED_LIMITS, SETTINGS
 from liveness.config.sources import FILE_VARIABLE
 from liveness.errors import LivenessError
 from liveness.metrics import Collector, HttpRefusal
-from liveness.text import ID_KEYS
+from liveness.outlets.webhooks import cloud_events
+from liveness.text import ID_KEYS, json_line
 from tests.helpers.command_lines import checked
 from tests.helpers.pages import (
     INDEX,
@@ -49,7 +54,8 @@ from tests.helpers.tree import ROOT
 from tests.service.test_metrics import NOW, gateways
 
 GROUPS: Final = {
-    name: main.app[name] for name in ("timers", "gateways", "guard", "cluster")
+    name: main.app[name]
+    for name in ("timers", "gateways", "guard", "webhooks", "cluster")
 }
 # Every command, as one would type it.
 SHOWN: Final = blocks("docs/command-line.md", "sh")[0].splitlines()
@@ -152,6 +158,43 @@ def test_the_settings_table_is_the_settings() -> None:
         for setting in SETTINGS
     ]
     assert rows(section("docs/configuration.md", "Settings")) == expected
+
+
+def test_the_settings_of_a_webhook_are_in_the_table_of_its_page() -> None:
+    expected = [
+        [
+            f"`{setting.key}`",
+            "required" if setting.is_required else shown(setting),
+            setting.allowed,
+            setting.meaning,
+        ]
+        for setting in settings_in(WebhookSettings, "webhooks.NAME")
+    ]
+    assert rows(section("docs/webhooks.md", "Settings")) == expected
+
+
+def test_the_request_shown_is_one_that_a_webhook_sends() -> None:
+    (request,) = blocks("docs/webhooks.md", "http")
+    head, _, body = request.rstrip("\n").partition("\n\n")
+    headers = dict(line.split(": ", 1) for line in head.splitlines()[1:])
+    at = datetime.fromtimestamp(int(headers["webhook-timestamp"]), UTC)
+    settings = tomllib.loads(blocks("docs/webhooks.md", "toml")[1])["webhooks"]
+    webhook = Webhook(settings["try"]["secret"])
+    signature = webhook.sign(headers["webhook-id"], at, body)
+    assert headers["webhook-signature"] == signature
+    assert headers["content-type"] == cloud_events.CONTENT_TYPE
+    events = [
+        cloud_events.event_of_json(
+            json_line(event["data"]),
+            log=event["id"].partition(":")[0],
+            is_superseded=event.get("superseded", False),
+        )
+        for event in json.loads(body)
+    ]
+    assert cloud_events.joined(events) == body.encode()
+    schema: dict[str, Any] = json.loads((ROOT / "proto/record.schema.json").read_text())
+    for event in json.loads(body):
+        jsonschema.validate(event["data"], schema)
 
 
 def test_the_table_of_fixed_limits_is_what_is_fixed() -> None:

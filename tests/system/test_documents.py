@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -163,6 +164,7 @@ def test_every_python_example_is_run() -> None:
         "docs/shadow-mode.md": 1,
         "docs/testing.md": len(TESTS),
         "docs/timers.md": 1,
+        "docs/webhooks.md": 1,
     }
 
 
@@ -280,6 +282,57 @@ def test_the_gateway_and_the_router_of_the_page_about_many_hosts(
         watch = run(command("watch --cluster"), environ)
         assert re.search("online +ada +gw-1 on a", watch)
         assert run(router, environ) == "ada is on a through gw-1\n"
+
+
+def test_the_receiver_of_the_manual_gets_what_is_signed_with_its_secret(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    """A receiver with another secret refuses it; then it is a dead letter."""
+    page, port = "docs/webhooks.md", str(free_port())
+    program = strict_python(example(page, "http.server").replace("8000", port))
+    (text,) = (block for block in blocks(page, "toml") if "8000" in block)
+    secret = tomllib.loads(text)["webhooks"]["try"]["secret"]
+    config = tmp_path / "liveness.toml"
+    config.write_text(text.replace("8000", port))
+    environ |= {"LIVENESS_CONFIG": str(config)}
+    others = environ | {"SECRET": f"whsec_{'A' * 32}"}
+
+    @contextmanager
+    def receiver(environ: dict[str, str]) -> Iterator[Started]:
+        with started(program, environ) as running:
+            until = time.perf_counter() + PATIENCE_S
+            while True:
+                with suppress(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", int(port))).close()
+                    break
+                assert time.perf_counter() < until
+            yield running
+
+    with ExitStack() as stack:
+        sidecar = stack.enter_context(started("liveness serve", environ))
+        sidecar.line_with('"ready"')
+        gateway = stack.enter_context(linked(environ, "gw-1"))
+        with receiver(environ | {"SECRET": secret}) as running:
+            gateway.send("login", ["ada", 7])
+            running.shows("^liveness.online ada$")
+            running.shows("^liveness.online int:7$")
+            told = run("liveness webhooks test try", environ)
+            assert re.match("try: accepted: status 204 after", told)
+            running.shows("^liveness.test None$")
+        with receiver(others):
+            gateway.send("logout", "ada")
+            sidecar.line_with('"records became dead letters"')
+        assert re.match("try +following ", run("liveness webhooks list", environ))
+        told = run("liveness webhooks dead try", environ)
+        letter = r"(\d+)  \S+  try  401 after attempt 1  .+  offline  ada  gw-1  logout"
+        found = re.fullmatch(rf"{letter}  seq 3\n", told)
+        assert found, told
+        with receiver(environ | {"SECRET": secret}) as running:
+            told = run(f"liveness webhooks retry {found[1]}", environ)
+            assert re.match("try: accepted: status 204 after", told)
+            running.shows("^liveness.offline ada$")
+        told = run("liveness webhooks retry --all try", environ)
+        assert told == "try: 0 accepted, 0 left\n"
 
 
 TESTS: Final = blocks("docs/testing.md", "python")

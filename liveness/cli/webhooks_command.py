@@ -1,0 +1,226 @@
+"""`liveness webhooks`: lists webhooks, tests one, shows and retries dead letters."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode
+
+from cyclopts import CycloptsError, Parameter, Token
+
+from liveness.cli.options import Json, Socket, declared, name_of, number
+from liveness.config.sources import socket_path
+from liveness.console import record_lines
+from liveness.console.admin_client import request_json, unexpected_answer
+from liveness.console.record_lines import ascii_json
+from liveness.console.terminal import report_line
+from liveness.text import escaped, from_json, utc_time
+
+PAGE: Final = 100
+# A webhook waits for its receiver for up to 300 s; for `--all` the sidecar begins requests
+# for 20 s.
+TIMEOUT_S: Final = 330.0
+ANSWER_SHOWN: Final = 80  # characters of a receiver's answer in a line
+REFUSED: Final = 1
+
+Map = dict[str, Any]
+
+
+# --- as text --------------------------------------------------------------------------
+
+
+def webhook_line(webhook: Map) -> str:
+    """A webhook as one line for a person."""
+    parts = [
+        f"{escaped(webhook['webhook']):<12}",
+        f"{webhook['state']:<9}",
+        f"lag {webhook['lag_records']:,} ({webhook['lag_s']:.1f} s)",
+        f"sent {webhook['sent']:,}",
+        f"retries {webhook['retries']:,}",
+        f"dead letters {webhook['dead_kept']:,}",
+        escaped(webhook["url"]),
+    ]
+    if webhook["detail"]:
+        parts.append(escaped(webhook["detail"]))
+    return "  ".join(parts)
+
+
+def letter_line(letter: Map) -> str:
+    """A dead letter as one line for a person."""
+    status = "no answer" if letter["status"] is None else letter["status"]
+    parts = [
+        f"{letter['id']}",
+        utc_time(letter["at"]),
+        escaped(letter["webhook"]),
+        f"{status} after attempt {letter['attempts']}",
+        _short(letter["answer"]),
+        record_lines.text_line(from_json(letter["record"])),
+    ]
+    return "  ".join(filter(None, parts))
+
+
+def result_line(result: Map) -> str:
+    """What came of a request, as one line for a person."""
+    status = "no answer" if result["status"] is None else f"status {result['status']}"
+    how = "accepted" if result["accepted"] else "not accepted"
+    line = f"{how}: {status} after {result['seconds']:.3f} s"
+    return "  ".join(filter(None, [line, _short(result["answer"])]))
+
+
+def _short(answer: str) -> str:
+    cut = "…" if len(answer) > ANSWER_SHOWN else ""
+    return escaped(answer[:ANSWER_SHOWN]) + cut
+
+
+# --- requests -------------------------------------------------------------------------
+
+
+@contextmanager
+def _of_a_sidecar(path: Path) -> Iterator[None]:
+    """Turns what goes wrong with an answer of another program into a `CommandError`."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise unexpected_answer(path) from None
+
+
+def _show(path: Path, rows: Any, line: Callable[[Map], str]) -> None:
+    with _of_a_sidecar(path):
+        lines = [line(row) for row in rows]
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
+def _change(path: Path, what: str, **body: str) -> Map:
+    return request_json(path, f"/v1/webhooks/{what}", body, timeout_s=TIMEOUT_S)
+
+
+def _show_result(path: Path, result: Map, *, json: bool) -> int:
+    """Prints what came of a request; returns the exit code."""
+    with _of_a_sidecar(path):
+        line = f"{escaped(result['webhook'])}: {result_line(result)}"
+    print(ascii_json(result) if json else line)
+    return 0 if result["accepted"] else REFUSED
+
+
+# --- commands -------------------------------------------------------------------------
+
+command: Final = declared(
+    "webhooks",
+    "webhooks list",
+    help="List webhooks; test one, show its dead letters, send them again.",
+)
+
+Name = Annotated[str, Parameter(help="the webhook", metavar="NAME", converter=name_of)]
+
+
+def _id_of(_kind: Any, tokens: Sequence[Token]) -> str:
+    text = tokens[0].value
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) < 2**63):
+        raise ValueError(f"{text!r:.80} is not a number that `webhooks dead` shows")
+    return text
+
+
+@command.command(name="list", help_epilogue="Example: liveness webhooks list --json")
+def list_command(*, socket: Socket = None, json: Json = False) -> None:
+    """List webhooks, and how each is; with --json an object a line."""
+    path = socket_path(socket)
+    found = request_json(path, "/v1/webhooks").get("webhooks")
+    _show(path, found, ascii_json if json else webhook_line)
+    if not found:
+        report_line("the settings have no [webhooks.NAME]")
+
+
+@command.command(name="test", help_epilogue="Example: liveness webhooks test mail")
+def send_test(name: Name, /, *, socket: Socket = None, json: Json = False) -> int:
+    """Send a test event now, and show what the receiver answers.
+
+    The exit code is 0 if it accepted the event, 1 if not.
+    """
+    path = socket_path(socket)
+    return _show_result(path, _change(path, "test", webhook=name), json=json)
+
+
+@command.command(
+    name="dead", help_epilogue="Example: liveness webhooks dead mail --limit 20"
+)
+def dead_command(
+    name: Annotated[
+        str | None,
+        Parameter(help="the webhook (default: all)", metavar="NAME", converter=name_of),
+    ] = None,
+    /,
+    *,
+    socket: Socket = None,
+    limit: Annotated[
+        int, number(int, "N", "at most N (default 100)", 1, 2**63 - 1)
+    ] = 100,
+    json: Json = False,
+) -> None:
+    """Show records that a receiver refused, the newest first."""
+    path = socket_path(socket)
+    query = {} if name is None else {"webhook": name}
+    left = limit
+    while left:
+        query["limit"] = str(min(left, PAGE))
+        page = f"/v1/webhooks/dead?{urlencode(query)}"
+        found = request_json(path, page, timeout_s=TIMEOUT_S)
+        letters, before = found.get("dead"), found.get("next")
+        _show(path, letters, ascii_json if json else letter_line)
+        if before is None:
+            return
+        left -= len(found["dead"])
+        query["before"] = before
+    report_line(f"there may be more than these {limit}: see them with a larger --limit")
+
+
+@command.command(name="retry", help_epilogue="Example: liveness webhooks retry 17")
+def retry_command(
+    id: Annotated[
+        str | None,
+        Parameter(help="the number that `dead` shows", metavar="ID", converter=_id_of),
+    ] = None,
+    /,
+    *,
+    all: Annotated[
+        str | None,
+        Parameter(
+            help="all dead letters of this webhook, the oldest first, up to the first "
+            "that is not accepted",
+            metavar="NAME",
+            converter=name_of,
+        ),
+    ] = None,
+    socket: Socket = None,
+    json: Json = False,
+) -> int:
+    """Send a dead letter again now, and delete it if it is accepted.
+
+    The exit code is 0 if all were accepted, 1 if not.
+    """
+    path = socket_path(socket)
+    match id, all:
+        case str(), None:
+            return _show_result(path, _change(path, "retry", id=id), json=json)
+        case None, str():
+            return _retry_all(path, all, json=json)
+        case _:
+            raise CycloptsError(
+                msg="give either ID or --all NAME", command_chain=("webhooks", "retry")
+            )
+
+
+def _retry_all(path: Path, name: str, *, json: bool) -> int:
+    accepted, is_over = 0, False
+    while not is_over:  # the sidecar ends each answer after a while
+        answer = _change(path, "retry-all", webhook=name)
+        with _of_a_sidecar(path):
+            accepted += int(answer["accepted"])
+            refused, left = answer["refused"], int(answer["left"])
+            is_over = refused is not None or not left or not answer["accepted"]
+            line = f"{escaped(name)}: {accepted:,} accepted, {left:,} left"
+            if refused is not None:
+                line += f"\ndead letter {refused['id']} was {result_line(refused)}"
+    print(ascii_json({**answer, "accepted": accepted}) if json else line)
+    return REFUSED if left else 0
