@@ -254,6 +254,8 @@ COMMAND_LINES: Final = [
     Mistake("timers of no ext", "timers list --ext \udcff", 2, "…'\\udcff' is no ext: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers list --help`"),
     Mistake("gateway without a name", "gateways forget ''", 2, "…'' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness gateways forget --help`"),
     Mistake("release of a gateway without a name", "guard release ''", 2, "…'' is no name: …; see `liveness guard release --help`"),
+    Mistake("dead letter that none can be", "webhooks retry 0", 2, "…'0' is not a number that `webhooks dead` shows; see `liveness webhooks retry --help`"),
+    Mistake("nothing to retry", "webhooks retry", 2, "give either ID or --all NAME; see `liveness webhooks retry --help`"),
     Mistake("flags of which one is too many", "status --quiet --watch", 2, "Mutually exclusive arguments: {--quiet, --watch}; see `liveness status --help`"),
     Mistake("forms of which one is too many", "log --json --csv", 2, "--json and --csv exclude each other: choose one; see `liveness log --help`"),
     Mistake("time that is none", "log --since yesterday", 2, "…--since: 'yesterday' is not a time: write 2026-11-21T14:03, 14:03, or 15min for 15 minutes ago; see `liveness log --help`"),
@@ -440,6 +442,9 @@ CLIENTS: Final = [
     Mistake("gateway that is connected", "gateways forget gw-a --socket {live}/gateway.sock", 1, "the gateway 'gw-a' is connected; …"),
     Mistake("guard that is off", "guard release --socket {live}/gateway.sock", 1, "the storm guard is off and holds nobody; to turn it on, set guard.enabled, and restart the sidecar"),
     Mistake("gateway that the guard does not hold", "guard release gw-a --socket {open}/gateway.sock", 1, "no users of 'gw-a' are held by a storm; `liveness status` shows the storms"),
+    Mistake("webhook that there is none", "webhooks test mail --socket {live}/gateway.sock", 1, "there is no webhook 'mail'; the settings have no [webhooks.NAME]"),
+    Mistake("dead letter that there is none", "webhooks retry 17 --socket {live}/gateway.sock", 1, "there is no dead letter 17: `liveness webhooks dead` shows those that there are"),
+    Mistake("webhook to retry without a sidecar", "webhooks retry --all mail --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("recorder in the sidecar's place", "record {here}/s --to {here}/s", 1, "{here}/s is the sidecar's own socket: name another PATH, and have a gateway connect there"),
     Mistake("recorder at a live socket", "record {live}/gateway.sock --to {here}/s", 1, "socket {live}/gateway.sock: another process serves there; stop it or name another PATH"),
     Mistake("recorder in no folder", "record {here}/none/s --to {here}/s", 1, "socket {here}/none/s: it cannot be made (No such file or directory); make its folder one that this user may write to, or name another PATH"),
@@ -461,22 +466,21 @@ CLIENTS: Final = [
 
 
 # Commands with `--socket` that have rows of their own.
-OTHERS: Final = {"serve", "explain", "compare", "replay"}
+OTHERS: Final = {"serve", "explain", "compare", "replay", "webhooks retry"}
 
 
 def _without_a_sidecar() -> Iterator[Mistake]:
     """Each command that speaks to no more than one, of whatever group."""
     groups = {"": main.app}
-    groups |= {
-        f"{it} ": main.app[it] for it in ("timers", "gateways", "guard", "cluster")
-    }
+    names = ("timers", "gateways", "guard", "webhooks", "cluster")
+    groups |= {f"{it} ": main.app[it] for it in names}
     for prefix, group in groups.items():
         for name in group:
             if name.startswith("-") or f"{name} " in groups:
                 continue
             arguments = [*group[name].assemble_argument_collection()]
             flags = {flag for one in arguments for flag in one.names}
-            if "--socket" not in flags or name in OTHERS:
+            if "--socket" not in flags or f"{prefix}{name}" in OTHERS:
                 continue
             needed = " x" * sum(one.required for one in arguments)
             yield Mistake(
