@@ -114,7 +114,8 @@ class WebhooksApi:
 
     async def _retry(self, request: Request) -> Response:
         body = await body_of(request, "id")
-        number = number_in(body, "id", 0, MAX_INTEGER, where="body")
+        # The one above it must be an integer of SQLite's, too.
+        number = number_in(body, "id", 0, MAX_INTEGER - 1, where="body")
         name = await self._owner_of(number)
         with self._alone(name):
             result = await _answered(self._webhooks[name].retry(number))

@@ -134,9 +134,11 @@ async def test_a_test_says_what_the_receiver_answered(
         ),
         ("retry", {"id": "17"}, "no dead letter 17: `liveness webhooks dead` shows"),
         ("retry", {"id": "x"}, "id is 'x' in the body; it must be a whole number"),
+        ("retry", {"id": str(2**63 - 2)}, "no dead letter 9223372036854775806: "),
+        ("retry", {"id": str(2**63 - 1)}, "id is '9223372036854775807' in the body; "),
         ("retry", {"webhook": "mail"}, "the body must be JSON with exactly these keys"),
     ],
-    ids=["name", "empty", "id", "text", "key"],
+    ids=["name", "empty", "id", "text", "most", "above", "key"],
 )
 async def test_what_does_not_exist_is_refused(
     tmp_path: Path, jumping: MockClock, what: str, body: dict[str, str], told: str
