@@ -27,7 +27,7 @@ def _lines(loaded: Loaded) -> Iterator[str]:
                 setting.value_in(loaded.config),
                 loaded.sources[setting.name],
             )
-            if setting.hidden and setting.hidden in str(given):
+            if setting.hides(given):
                 yield f"# {setting.key} is set, and not shown  # {source}"
             else:
                 yield f"{setting.key} = {_toml(given)}  # {source}"

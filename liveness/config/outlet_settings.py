@@ -4,6 +4,7 @@ They are set in the settings file only, as flags and variables have no place for
 """
 
 import re
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -12,7 +13,7 @@ from typing import Any, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from liveness.config.checks import MOST_LISTED, as_list, split_address
-from liveness.config.schema import about, fixed, setting
+from liveness.config.schema import about, fixed, setting, shown
 from liveness.core.damping import MOST_SETTLE_S
 from liveness.core.frames import MAX_NAME_BYTES
 from liveness.core.records import KINDS, SESSION_KINDS
@@ -49,16 +50,17 @@ OWN_CLIENT_KEYS: Final = frozenset(
         "transactional.id",
         "delivery.report.only.error",
         "on_delivery",
-        "error_cb",
-        "stats_cb",
-        "throttle_cb",
-        "oauth_cb",
         "logger",
     }
 )
+# Its functions: such settings have no text.
+_CALLBACK: Final = "_cb"
 _CLIENT_KEY: Final = re.compile(r"[a-z][a-z0-9._]{0,99}", re.ASCII)
 # Settings of librdkafka whose values are secrets, such as sasl.password and ssl.key.pem.
-_SECRET_KEY: Final = re.compile(r"password|secret|key\.pem|oauthbearer\.config")
+_SECRET_KEY: Final = re.compile(
+    r"password|passphrase|secret|key\.pem|oauthbearer\.config"
+)
+_MOST_NUMBER: Final = 2**63
 
 
 def _check_kinds(text: str) -> None:
@@ -113,9 +115,19 @@ def _check_retry(text: str) -> None:
         )
 
 
+def check_secret(text: str) -> None:
+    """Check a secret that signs requests; a ValueError says what it must be."""
+    try:
+        key = b64decode(text.removeprefix(SECRET), validate=True)
+    except ValueError:
+        key = b""
+    if not (text.startswith(SECRET) and 24 <= len(key) <= 64):
+        raise ValueError(f"it must be {SECRET} and 24 to 64 bytes in base64")
+
+
 def _check_secret(text: str) -> None:
-    if text and not text.startswith(SECRET):
-        raise ValueError(f"it must be {SECRET} and 24 to 64 bytes in base64, or empty")
+    if text:
+        check_secret(text)
 
 
 def _check_brokers(text: str) -> None:
@@ -195,7 +207,7 @@ class WebhookSettings(OutletSettings):
         "the secret itself, for tests: everyone who may read the settings sees it",
         unit=f"{SECRET} and 24 to 64 bytes in base64; empty: that of secret_file",
         check=_check_secret,
-        hidden=SECRET,
+        hidden="",
     )
     batch: int = setting(500, "most records in one request", (1, 500), "records")
     linger_s: float = fixed(1.0, "age at which a batch is sent that is not full", "s")
@@ -287,7 +299,10 @@ class KafkaSettings(OutletSettings):
 
     brokers: str = field(
         metadata=about(
-            "some brokers of the cluster", unit=_BROKERS, check=_check_brokers
+            "some brokers of the cluster",
+            unit=_BROKERS,
+            check=_check_brokers,
+            hidden="@",
         )
     )
     topic: str = field(
@@ -316,21 +331,23 @@ class KafkaSettings(OutletSettings):
         """The settings that do not go with others: the key of each, and why."""
         for key, value in self.client.items():
             if why := _why_no_client_setting(key, value):
-                yield f"client.{key}", why
+                is_name = _CLIENT_KEY.fullmatch(key)
+                yield f"client.{key if is_name else shown(key)}", why
 
 
 def _why_no_client_setting(key: str, value: object) -> str:
     if not _CLIENT_KEY.fullmatch(key):
         return "it must be the name of a setting of librdkafka"
     name = key.removesuffix(FILE_SUFFIX)
-    if name in OWN_CLIENT_KEYS:
+    if name in OWN_CLIENT_KEYS or name.endswith(_CALLBACK):
         return (
             "the outlet sets it itself, or cannot keep its promises with it; remove it"
         )
     if name == key and _SECRET_KEY.search(key):
         return f"it is a secret; name a file with it by {key}{FILE_SUFFIX}"
-    if not isinstance(value, str | int | float | bool):
-        return "it must be a text, a number, true or false"
+    is_number = isinstance(value, int | float) and abs(value) < _MOST_NUMBER
+    if not (is_number or isinstance(value, str)):
+        return "it must be a text, a number of 64 bits, true or false"
     if key != name and not isinstance(value, str):
         return "it must be the path of a file"
     return ""

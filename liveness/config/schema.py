@@ -15,7 +15,7 @@ def about(
     *,
     flag: str = "",
     check: Callable[[Any], None] | None = None,
-    hidden: str = "",
+    hidden: str | None = None,
 ) -> dict[str, Any]:
     """The metadata of a field that is a setting.
 
@@ -25,7 +25,8 @@ def about(
         unit: The unit of a number; for other values, what they must be.
         flag: The flag of `liveness serve`, if there is one.
         check: Raises a ValueError that says what the value must be.
-        hidden: Messages do not repeat a value with this text: it may hold a password.
+        hidden: A value with this text is never shown: it may hold a password. Empty: no
+            value is shown.
     """
     return {
         "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check,
@@ -41,7 +42,7 @@ def setting(
     *,
     flag: str = "",
     check: Callable[[Any], None] | None = None,
-    hidden: str = "",
+    hidden: str | None = None,
 ) -> Value:
     """A field that is a setting with a default; see `about`."""
     metadata = about(meaning, bounds, unit, flag=flag, check=check, hidden=hidden)
@@ -79,7 +80,7 @@ class Setting:
     unit: str
     flag: str
     check: Callable[[Any], None] | None
-    hidden: str
+    hidden: str | None
 
     @property
     def name(self) -> str:
@@ -110,12 +111,17 @@ class Setting:
         """Whether there is no default."""
         return self.default is MISSING
 
+    def hides(self, given: object) -> bool:
+        """Whether a value may hold a password."""
+        return self.hidden is not None and bool(given) and self.hidden in str(given)
+
     def fault(self, given: object, why: object, source: str = "") -> str:
         """What is wrong with a value, for a person."""
-        is_hidden = self.hidden and self.hidden in str(given)
-        value = (
-            "not shown here, as it may hold a password" if is_hidden else shown(given)
-        )
+        # Sections have passwords of other programs.
+        if self.hides(given) or self.is_section:
+            value = "not shown here, as it may hold a password"
+        else:
+            value = "not set" if given is None else shown(given)
         where = f" ({source})" if source else ""
         return f"{self.name} is {value}{where}: {why}"
 
@@ -123,6 +129,11 @@ class Setting:
     def is_path(self) -> bool:
         """Whether its values are paths."""
         return Path in (self.kind, *get_args(self.kind))
+
+    @property
+    def is_section(self) -> bool:
+        """Whether its value is a section of its own, with any keys."""
+        return get_origin(self.kind) is Mapping
 
     @property
     def is_optional(self) -> bool:
@@ -156,7 +167,7 @@ class Setting:
         value: object
         if self.kind is bool:
             value = given if isinstance(given, bool) else None
-        elif get_origin(self.kind) is Mapping:
+        elif self.is_section:
             value = _flat(given) if isinstance(given, Mapping) else None
         else:
             value = self._number(given) if self.bounds else self._text(given)
@@ -208,10 +219,13 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """A table of TOML, whose dotted keys have made tables within it."""
     found: dict[str, object] = {}
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
+        name = f"{prefix}{key}"
+        inner = (
+            _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+        )
+        if twice := found.keys() & inner.keys():
+            raise ValueError(f"it has {shown(min(twice))} twice")
+        found |= inner
     return found
 
 

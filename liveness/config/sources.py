@@ -39,6 +39,8 @@ MAX_FILE_BYTES: Final = 1_048_576
 # Faults that are described; the others are counted. Nobody corrects more at a time, and a
 # wrong file may have a hundred thousand.
 MAX_FAULTS: Final = 20
+# Tables within tables; client settings of an outlet have the most.
+MOST_NESTED: Final = 20
 
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_PLACE: Final = {(setting.section, setting.key): setting for setting in SETTINGS}
@@ -49,6 +51,7 @@ _FIXED: Final = {
     spelling: name for name in FIXED_LIMITS for spelling in (name, variable_of(name))
 }
 _SECTIONS: Final = frozenset(setting.section for setting in SETTINGS) - {""}
+_OUTLET_VARIABLES: Final = tuple(variable_of(f"{section}.") for section in OUTLETS)
 # Defaults that depend on the user and the environment.
 _DEFAULT_PATHS: Final = {"socket.path": default_socket, "state.dir": default_state}
 
@@ -154,13 +157,8 @@ def gather(
             own = outlet_settings(given.section, given.name)
             every |= {setting.name: setting for setting in own}
     for name, setting in every.items():
-        if name not in sources and setting.is_required and "." in setting.section:
-            faults.append(
-                ConfigError(
-                    f"[{setting.section}] has no {setting.key}: {setting.meaning}; set it"
-                )
-            )
-        elif name not in sources:
+        has_default = not setting.is_required or name in _DEFAULT_PATHS
+        if name not in sources and has_default:
             sources[name] = "default"
             try:
                 values[name] = _default(setting, environ, unix_user)
@@ -247,6 +245,7 @@ class _Unknown:
     name: str
     source: str
     known: tuple[str, ...]
+    shared: str = ""  # what all begin with, which does not make them similar
 
     def __str__(self) -> str:
         """The fault, with the nearest known name: the same key elsewhere, or a similar one."""
@@ -255,11 +254,10 @@ class _Unknown:
         name = self.name[:100]  # difflib takes quadratic time
         key = name.split(".")[-1]
         same_key = [other for other in self.known if other.split(".")[-1] == key]
-        # The prefix that all variables share does not make them similar.
         by_suffix = {
-            other.removeprefix("LIVENESS_"): other for other in sorted(self.known)
+            other.removeprefix(self.shared): other for other in sorted(self.known)
         }
-        similar = get_close_matches(name.removeprefix("LIVENESS_"), by_suffix, 1)
+        similar = get_close_matches(name.removeprefix(self.shared), by_suffix, 1)
         quoted = name if name.isprintable() else shown(name)
         fault = f"{self.source}: there is no setting {quoted}"
         for nearest in same_key or map(by_suffix.__getitem__, similar):
@@ -286,12 +284,19 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Found]:
     for name in sorted(environ):
         if name in _FIXED:
             yield _Ignored(name, "environment")
+        elif name.startswith(_OUTLET_VARIABLES):
+            yield ConfigError(
+                f"environment: there is no setting {name[:100]}, as outlets are set in the "
+                "settings file only; write it there, into the section of its outlet, such "
+                "as [webhooks.NAME]"
+            )
         elif name.startswith("LIVENESS_") and name not in RESERVED:
             if name in _BY_VARIABLE:
                 source = f"environment {name}"
                 yield _Value(_BY_VARIABLE[name], environ[name], source, is_text=True)
             else:
-                yield _Unknown(name, "environment", (*_BY_VARIABLE, *RESERVED))
+                known = (*_BY_VARIABLE, *RESERVED)
+                yield _Unknown(name, "environment", known, "LIVENESS_")
 
 
 def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Found]:
@@ -314,19 +319,18 @@ def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Fo
 
 
 def _outlets(path: Path, section: str, outlets: object) -> Iterator[_Found]:
-    named = outlets if isinstance(outlets, dict) else {"": None}
-    if len(named) > MOST_OUTLETS:
+    if not isinstance(outlets, dict):
+        yield _in_no_outlet(path, section, section)
+        return
+    if len(outlets) > MOST_OUTLETS:
         yield ConfigError(
-            f"{path}: there are {len(named)} sections [{section}.NAME]; at most "
-            f"{MOST_OUTLETS} are allowed"
+            f"{path}: there are {len(outlets)} sections [{section}.NAME]; at most "
+            f"{MOST_OUTLETS} are allowed: remove some"
         )
         return
-    for name, table in named.items():
+    for name, table in outlets.items():
         if not isinstance(table, dict):
-            yield ConfigError(
-                f"{path}: {section} is not a list of sections; write [{section}.NAME] on "
-                "a line above the settings of each"
-            )
+            yield _in_no_outlet(path, section, f"{section}: {shown(name)}")
         elif not OUTLET_NAME.fullmatch(name):
             yield ConfigError(
                 f"{path}: [{section}.{shown(name)}] has no valid name; it must be "
@@ -335,12 +339,26 @@ def _outlets(path: Path, section: str, outlets: object) -> Iterator[_Found]:
         else:
             yield _OutletSection(section, name)
             own = {setting.key: setting for setting in outlet_settings(section, name)}
+            for key in own:
+                if own[key].is_required and key not in table:
+                    yield ConfigError(
+                        f"{path}: [{section}.{name}] has no {key} ({own[key].meaning}); "
+                        f"add it: it must be {own[key].allowed}"
+                    )
             for key, value in table.items():
                 if key in own:
                     yield _Value(own[key], value, str(path), is_text=False)
                 else:
-                    known = tuple(setting.name for setting in own.values())
-                    yield _Unknown(f"{section}.{name}.{key}", str(path), known)
+                    place = f"{section}.{name}."
+                    known = tuple(place + other for other in own)
+                    yield _Unknown(place + key, str(path), known, place)
+
+
+def _in_no_outlet(path: Path, section: str, place: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: {place} is in the section of no outlet; write [{section}.NAME] on a line "
+        "above its settings"
+    )
 
 
 def _value_of(path: Path, section: str, key: str, value: object) -> _Found:
@@ -378,7 +396,10 @@ def _tables(path: Path, data: bytes) -> dict[str, Any]:
     try:
         if len(data) > MAX_FILE_BYTES:
             raise ValueError(f"over {MAX_FILE_BYTES} bytes")
-        return tomllib.loads(data.decode())
+        tables = tomllib.loads(data.decode())
+        if not _is_deep(tables):
+            return tables
+        wrong = "not settings: nested too deeply"
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         wrong = f"not UTF-8 (at line {line})"
@@ -387,6 +408,18 @@ def _tables(path: Path, data: bytes) -> dict[str, Any]:
     except RecursionError:
         wrong = "not settings: nested too deeply"
     raise ConfigError(f"{path}: {wrong}; correct it there")
+
+
+def _is_deep(tables: dict[str, Any]) -> bool:
+    level: list[Any] = [tables]
+    for _ in range(MOST_NESTED):
+        level = [
+            inner
+            for it in level
+            if isinstance(it, dict | list)
+            for inner in (it.values() if isinstance(it, dict) else it)
+        ]
+    return bool(level)
 
 
 def _default(setting: Setting, environ: Mapping[str, str], unix_user: int) -> object:

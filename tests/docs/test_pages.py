@@ -25,10 +25,10 @@ from standardwebhooks import Webhook
 
 from liveness.cli import main
 from liveness.compiled import PURE_WHEEL
-from liveness.config.outlet_settings import WebhookSettings
-from liveness.config.schema import Setting, settings_in
-from liveness.config.settings import FIXED_LIMITS, SETTINGS
-from liveness.config.sources import FILE_VARIABLE
+from liveness.config.outlet_settings import OUTLETS
+from liveness.config.schema import Setting
+from liveness.config.settings import FIXED_LIMITS, SETTINGS, outlet_settings
+from liveness.config.sources import FILE_VARIABLE, load
 from liveness.errors import LivenessError
 from liveness.metrics import Collector, HttpRefusal
 from liveness.outlets.webhooks import cloud_events
@@ -143,7 +143,7 @@ def shown(setting: Setting) -> str:
     if default is MISSING:
         return "see below"
     text = str(default).lower() if isinstance(default, bool) else str(default)
-    return "none" if default in (None, "") else f"`{text}`"
+    return "none" if default in (None, "", {}) else f"`{text}`"
 
 
 def test_the_settings_table_is_the_settings() -> None:
@@ -158,19 +158,6 @@ def test_the_settings_table_is_the_settings() -> None:
         for setting in SETTINGS
     ]
     assert rows(section("docs/configuration.md", "Settings")) == expected
-
-
-def test_the_settings_of_a_webhook_are_in_the_table_of_its_page() -> None:
-    expected = [
-        [
-            f"`{setting.key}`",
-            "required" if setting.is_required else shown(setting),
-            setting.allowed,
-            setting.meaning,
-        ]
-        for setting in settings_in(WebhookSettings, "webhooks.NAME")
-    ]
-    assert rows(section("docs/webhooks.md", "Settings")) == expected
 
 
 def test_the_request_shown_is_one_that_a_webhook_sends() -> None:
@@ -197,6 +184,28 @@ def test_the_request_shown_is_one_that_a_webhook_sends() -> None:
         jsonschema.validate(event["data"], schema)
 
 
+def test_the_tables_of_outlets_are_their_settings() -> None:
+    expected = [
+        [
+            f"`{setting.key}`",
+            "none; required" if setting.is_required else shown(setting),
+            setting.allowed,
+            setting.meaning,
+        ]
+        for name in OUTLETS
+        for setting in outlet_settings(name, "NAME")
+    ]
+    assert rows(section("docs/configuration.md", "Outlets")) == expected
+
+
+def test_the_outlets_that_the_configuration_shows_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "l.toml").write_text(
+        next(it for it in blocks("docs/configuration.md", "toml") if "[webhooks." in it)
+    )
+    config = load(file=tmp_path / "l.toml", environ={}, unix_user=0).config
+    assert [len(config.webhooks), len(config.kafka)] == [1, 1]
+
+
 def test_the_table_of_fixed_limits_is_what_is_fixed() -> None:
     expected = [
         [
@@ -220,6 +229,9 @@ def test_every_setting_that_is_named_exists() -> None:
     name = rf"\b(?:{'|'.join(sections)})\.(?!db\b|py\b|md\b)[a-z_]+"
     named = set(re.findall(name, inline(WHOLE)))
     assert named <= {setting.name for setting in SETTINGS} | FIXED_LIMITS.keys()
+    named = set(re.findall(r"\b(?:webhooks|kafka)\.NAME\.[a-z_]+", inline(WHOLE)))
+    own = {it.name for name in OUTLETS for it in outlet_settings(name, "NAME")}
+    assert named <= own
 
 
 def test_the_limits_are_those_in_force() -> None:

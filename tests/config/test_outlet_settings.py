@@ -1,0 +1,444 @@
+"""The settings of outlets: sections with names, in the settings file alone."""
+
+import base64
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from liveness.cli.check_config import effective
+from liveness.config.outlet_settings import (
+    MOST_OUTLETS,
+    OUTLETS,
+    RETRY,
+    RETRY_JITTER,
+    RETRY_ROOM_S,
+    KafkaSettings,
+    WebhookSettings,
+)
+from liveness.config.schema import Setting
+from liveness.config.settings import Config, outlet_settings
+from liveness.core.damping import MOST_SETTLE_S
+from liveness.core.records import SESSION_KINDS
+from liveness.errors import ConfigError
+from tests.config.test_settings import BARE, EXAMPLE, loaded, refused
+
+HUNTER: Final = "hunter2"
+KEY: Final = "whsec_" + base64.b64encode(bytes(24)).decode()
+WEBHOOK: Final = "[webhooks.mail]\nurl = 'https://a.example/x'\n"
+SIGNED: Final = WEBHOOK + "secret_file = '/s'\n"
+KAFKA: Final = "[kafka.bus]\nbrokers = 'b1:9092'\ntopic = 'users'\n"
+# The commented outlets of the example file.
+SECTIONS: Final = re.split(r"^#(?=\[)", EXAMPLE, flags=re.MULTILINE)[1:]
+
+every_section = pytest.mark.parametrize("section", OUTLETS)
+SETTINGS: Final = [it for section in OUTLETS for it in outlet_settings(section, "x")]
+
+
+def webhook(toml: str, tmp_path: Path) -> WebhookSettings:
+    return loaded(toml, tmp_path).config.webhooks["mail"]
+
+
+def kafka(toml: str, tmp_path: Path) -> KafkaSettings:
+    return loaded(toml, tmp_path).config.kafka["bus"]
+
+
+# --- sections -------------------------------------------------------------------------
+
+
+def test_each_outlet_has_settings_of_its_own(tmp_path: Path) -> None:
+    toml = (
+        f"{SIGNED}settle_s = 20\n[webhooks.0-b_c]\nurl = 'https://b/'\nsecret = '{KEY}'\n"
+        f"{KAFKA}kinds = 'offline'\ngateways = 'gw-1, gw-2'\n"
+    )
+    found = loaded(toml, tmp_path)
+    mail, other = found.config.webhooks.values()
+    assert [*found.config.webhooks] == ["mail", "0-b_c"]
+    assert (mail.settle_s, other.settle_s) == (20.0, 0.0)
+    assert (mail.secret_file, other.secret_file) == (Path("/s"), None)
+    assert mail.kind_set == {*SESSION_KINDS}
+    bus = found.config.kafka["bus"]
+    assert bus.kind_set == {"offline"}
+    assert bus.gateway_set == {"gw-1", "gw-2"}
+    assert found.sources["webhooks.mail.settle_s"] == str(tmp_path / "l.toml")
+    assert found.sources["webhooks.0-b_c.settle_s"] == "default"
+
+
+def test_without_a_section_there_is_no_outlet(tmp_path: Path) -> None:
+    config = loaded("[webhooks]\n[kafka]\n", tmp_path).config
+    assert config == loaded().config
+    assert (config.webhooks, config.kafka) == ({}, {})
+
+
+@pytest.mark.parametrize("name", ["A", "a b", "-a", "_a", "é", "a.b", "", "a" * 33])
+@every_section
+def test_a_name_that_metrics_cannot_have_is_refused(
+    section: str, name: str, tmp_path: Path
+) -> None:
+    told = refused(f"[{section}.'{name}']\n", tmp_path)
+    assert told.startswith(f"{tmp_path / 'l.toml'}: [{section}.'{name}'] has no valid")
+    assert told.endswith("it must be 1 to 32 of a-z, 0-9, - and _, beginning with a letter"
+                         " or a digit")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("toml", "place"),
+    [
+        ("[{0}]\nurl = 'hunter2'\n", "{0}: 'url'"),
+        ("{0} = 'hunter2'\n", "{0}"),
+        ("[[{0}]]\nurl = 'hunter2'\n", "{0}"),
+        ("[[{0}.mail]]\nurl = 'hunter2'\n", "{0}: 'mail'"),
+    ],
+    ids=["key", "value", "list", "lists"],
+)
+@every_section
+def test_what_is_in_no_section_of_an_outlet_is_refused(
+    section: str, toml: str, place: str, tmp_path: Path
+) -> None:
+    assert refused(toml.format(section), tmp_path) == (
+        f"{tmp_path / 'l.toml'}: {place.format(section)} is in the section of no outlet; "
+        f"write [{section}.NAME] on a line above its settings"
+    )
+
+
+def test_there_are_16_outlets_of_a_kind_at_most(tmp_path: Path) -> None:
+    def toml(number: int) -> str:
+        return "".join(KAFKA.replace("bus", f"bus{n}") for n in range(number))
+
+    assert len(loaded(toml(MOST_OUTLETS), tmp_path).config.kafka) == MOST_OUTLETS
+    assert refused(toml(MOST_OUTLETS + 1), tmp_path) == (
+        f"{tmp_path / 'l.toml'}: there are 17 sections [kafka.NAME]; at most 16 are "
+        "allowed: remove some"
+    )
+
+
+@pytest.mark.parametrize("name", ["WEBHOOKS_MAIL_SETTLE_S", "KAFKA_BUS_TOPIC"])
+def test_an_outlet_has_no_variable(name: str) -> None:
+    assert refused(environ={f"LIVENESS_{name}": HUNTER}) == (
+        f"environment: there is no setting LIVENESS_{name}, as outlets are set in the "
+        "settings file only; write it there, into the section of its outlet, such as "
+        "[webhooks.NAME]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("toml", "named", "nearest"),
+    [
+        (SIGNED + "settles = 3", "webhooks.mail.settles", "webhooks.mail.settle_s"),
+        (KAFKA + "secret = 'x'", "kafka.bus.secret", None),
+        ("[webhook.mail]\nurl = 'x'", "webhook", "webhooks"),
+        ("[webhooks.mail.x]\n" + WEBHOOK, "webhooks.mail.x", None),
+    ],
+    ids=["key", "other", "section", "inner"],
+)
+def test_an_unknown_key_is_named_with_the_nearest_of_the_same_outlet(
+    toml: str, named: str, nearest: str | None, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(toml, tmp_path)
+    told = caught.value.faults[0]
+    expected = f"{tmp_path / 'l.toml'}: there is no setting {named}"
+    more = f"; the nearest is {nearest}" if nearest else ", nor one like it; remove it"
+    assert told.startswith(expected + more)
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "what"),
+    [
+        ("[webhooks.mail]\nsecret_file = '/s'", "url", "it must be https://HOST/PATH"),
+        ("[kafka.bus]\ntopic = 't'", "brokers", "it must be HOST:PORT, separated by"),
+        ("[kafka.bus]\nbrokers = 'b:1'", "topic", "it must be 1 to 249 of A-Z"),
+    ],
+)
+def test_a_setting_without_a_default_has_to_be_there(
+    toml: str, key: str, what: str, tmp_path: Path
+) -> None:
+    told = refused(toml, tmp_path)
+    place = toml[: toml.index("]") + 1]
+    assert told.startswith(f"{tmp_path / 'l.toml'}: {place} has no {key} (")
+    assert f"; add it: {what}" in told
+
+
+# --- values ---------------------------------------------------------------------------
+
+# By setting of [webhooks.mail] or [kafka.bus]: values that are not allowed, in TOML.
+REFUSED: Final[dict[str, list[str]]] = {
+    "kinds": ["''", "'login'", "'online;offline'", "3"],
+    "gateways": ["\"a\\u0000b\"", f"'{'g' * 65}'", f"'{','.join(['g'] * 1_001)}'"],
+    "users_only": ["1", "'true'"],
+    "settle_s": ["-0.001", f"{MOST_SETTLE_S + 0.001}", "nan", "'20'", "true"],
+    "begin": ["'now'", "''"],
+    "url": [
+        *("''", "'a.example'", "'ftp://a'", "'https://'", "'https://a:0/'", "'https:/a'"),
+        *("'https://a:99999/'", "'https://[::1'", "'https://a/#b'", "'https://a b/'"),
+        *("'https://é.example/'", '"https://a/\\n"', "3"),
+    ],
+    "batch": ["0", "501", "1.5"],
+    "timeout_s": ["0.09", "301"],
+    "retry": ["','", "'15,'", "'0.09'", "'86401'", "'x'", "'nan'", "'15;30'", "15",
+              f"'{','.join(['1'] * 101)}'"],
+    "allow_http": ["1"],
+    "ca_file": ["3"],
+    "max_dead": ["0", "10000001"],
+    "brokers": ["''", "'b'", "'b:0'", "'b:1;c:2'", "'b:65536'", "','",
+                f"'{','.join(['b:1'] * 1_001)}'"],
+    "topic": ["''", "'.'", "'..'", "'a b'", "'é'", f"'{'t' * 250}'"],
+    "max_in_flight": ["999", "1000001"],
+    "client": ["3", "'a=b'"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "number"), [(key, n) for key in REFUSED for n in range(len(REFUSED[key]))]
+)
+def test_a_value_that_is_not_allowed_is_refused(
+    key: str, number: int, tmp_path: Path
+) -> None:
+    is_of_kafka = key in KafkaSettings.__slots__  # which has not those of both
+    name, toml = ("kafka.bus", KAFKA) if is_of_kafka else ("webhooks.mail", SIGNED)
+    toml = re.sub(rf"^{key} = .*\n", "", toml, flags=re.MULTILINE)
+    told = refused(f"{toml}{key} = {REFUSED[key][number]}\n", tmp_path)
+    told_at = f"({tmp_path / 'l.toml'}): it "
+    assert told.startswith(f"{name}.{key} is ")
+    assert told_at in told
+    assert "it must be " in told
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5, MOST_SETTLE_S])
+def test_an_offline_settles_for_ten_minutes_at_most(
+    seconds: float, tmp_path: Path
+) -> None:
+    assert webhook(f"{SIGNED}settle_s = {seconds}\n", tmp_path).settle_s == seconds
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://a",
+        "https://a.example:8443/x?y=z",
+        "https://[2001:db8::1]/",
+        "HTTPS://A/",
+    ],
+)
+def test_a_url_of_https_may_lead_anywhere(url: str, tmp_path: Path) -> None:
+    toml = SIGNED.replace("https://a.example/x", url)
+    assert webhook(toml, tmp_path).url == url
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1:8080", "127.9.9.9", "[::1]:80", "LOCALHOST"]
+)
+def test_plain_http_may_lead_to_this_host(host: str, tmp_path: Path) -> None:
+    toml = SIGNED.replace("https://a.example", f"http://{host}")
+    assert webhook(toml, tmp_path).is_to_loopback
+
+
+@pytest.mark.parametrize(
+    "host", ["a.example", "10.0.0.5", "localhost.a", "[::ffff:127.0.0.1]", "0.0.0.0"]
+)
+def test_plain_http_beyond_this_host_has_to_be_allowed(
+    host: str, tmp_path: Path
+) -> None:
+    toml = SIGNED.replace("https://a.example", f"http://{host}")
+    assert refused(toml, tmp_path) == (
+        f"webhooks.mail.url is 'http://{host}/x' ({tmp_path / 'l.toml'}): it is not "
+        "encrypted; use https://, or set allow_http to true"
+    )
+    assert webhook(f"{toml}allow_http = true\n", tmp_path).allow_http
+
+
+# --- secrets --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("toml", "which"),
+    [(WEBHOOK, "neither is set"), (f"{SIGNED}secret = '{KEY}'", "both are set")],
+)
+def test_requests_are_signed_by_one_of_two_settings(
+    toml: str, which: str, tmp_path: Path
+) -> None:
+    told = refused(toml, tmp_path)
+    assert told.startswith("webhooks.mail.secret_file is ")
+    assert f"signed by secret_file or by secret, and {which}; set secret_file" in told
+    assert KEY not in told
+
+
+@pytest.mark.parametrize("length", [23, 24, 64, 65])
+def test_a_secret_is_24_to_64_bytes(length: int, tmp_path: Path) -> None:
+    key = "whsec_" + base64.b64encode(bytes(length)).decode()
+    toml = f"{WEBHOOK}secret = '{key}'\n"
+    if 24 <= length <= 64:
+        assert webhook(toml, tmp_path).secret == key
+    else:
+        assert "it must be whsec_ and 24 to 64 bytes in base64" in refused(
+            toml, tmp_path
+        )
+
+
+INLINE: Final = {
+    "webhooks.mail.secret": f"{WEBHOOK}secret = '{HUNTER}'",
+    "webhooks.mail.secret as a list": f"{WEBHOOK}secret = ['{HUNTER}']",
+    "webhooks.mail.url": SIGNED.replace("//a", f"//ann:{HUNTER}@a"),
+    "kafka.bus.brokers": KAFKA.replace("b1", f"ann:{HUNTER}@b1"),
+    "kafka.bus.client": f"{KAFKA}client = 'sasl.password={HUNTER}'",
+    "kafka.bus.client.sasl.password": f"{KAFKA}client.sasl.password = '{HUNTER}'",
+}
+
+
+@pytest.mark.parametrize("name", INLINE)
+def test_a_secret_in_the_wrong_place_or_form_is_not_repeated(
+    name: str, tmp_path: Path
+) -> None:
+    told = refused(INLINE[name], tmp_path)
+    assert told.startswith(f"{name.split()[0]} ")
+    assert str(tmp_path / "l.toml") in told
+    assert HUNTER not in told
+
+
+def test_a_secret_of_code_is_not_repeated_either() -> None:
+    direct: dict[str, Callable[[], Any]] = {
+        "secret": lambda: WebhookSettings(url="https://a/", secret=HUNTER),
+        "url": lambda: WebhookSettings(url=f"https://a:{HUNTER}@b/", secret=KEY),
+    }
+    for key, make in direct.items():
+        with pytest.raises(ConfigError, match=f"webhooks.a.{key} is not sh") as caught:
+            Config(**BARE, webhooks={"a": make()})
+        assert HUNTER not in str(caught.value)
+
+
+# --- the retry ladder -----------------------------------------------------------------
+
+
+def test_the_waits_are_those_of_timers_unless_they_are_set(tmp_path: Path) -> None:
+    settings = webhook(SIGNED, tmp_path)
+    assert settings.retry == RETRY == loaded().config.timers.retries
+    assert (settings.waits_s[0], sum(settings.waits_s)) == (15.0, 86_640.0)
+    assert webhook(f"{SIGNED}retry = '0.1, 86400'\n", tmp_path).waits_s == (0.1, 86_400)
+    assert webhook(f"{SIGNED}retry = ''\n", tmp_path).waits_s == ()
+
+
+def test_records_are_kept_for_longer_than_they_are_tried(tmp_path: Path) -> None:
+    waits = "retry = '100,900'\ntimeout_s = 20\n"
+    least = 1_000 * (1 + RETRY_JITTER) + 3 * 20 + RETRY_ROOM_S
+    for kept_s in (least, least - 1):
+        toml = f"state.retention_s = {kept_s}\n{SIGNED}{waits}"
+        if kept_s == least:
+            assert webhook(toml, tmp_path).waits_s == (100, 900)
+            continue
+        assert refused(toml, tmp_path) == (
+            f"webhooks.mail.retry is '100,900' ({tmp_path / 'l.toml'}): all attempts take "
+            f"up to 1160 s, and an hour more is needed to act; records are kept for "
+            f"{kept_s:.0f} s: raise state.retention_s to 4760 or more, or retry less"
+        )
+
+
+def test_what_depends_on_the_retention_waits_for_a_valid_one(tmp_path: Path) -> None:
+    told = refused(f"state.retention_s = 1\n{SIGNED}", tmp_path)
+    assert told.startswith("state.retention_s is 1 ")
+
+
+# --- the client of Kafka --------------------------------------------------------------
+
+
+def test_settings_of_the_client_are_nested_by_their_dots(tmp_path: Path) -> None:
+    toml = (
+        f"{KAFKA}[kafka.bus.client]\nsecurity.protocol = 'SASL_SSL'\nlinger.ms = 5.5\n"
+        "'ssl.ca.location' = '/ca'\nssl.key.password_file = '/k'\nlog_level = 3\n"
+        "socket.keepalive.enable = true\n"
+    )
+    assert kafka(toml, tmp_path).client == {
+        "security.protocol": "SASL_SSL",
+        "linger.ms": 5.5,
+        "ssl.ca.location": "/ca",
+        "ssl.key.password_file": "/k",
+        "log_level": 3,
+        "socket.keepalive.enable": True,
+    }
+
+
+CLIENT: Final = {
+    "acks = 1": ("acks", "the outlet sets it itself"),
+    "bootstrap.servers = 'a:1'": ("bootstrap.servers", "the outlet sets it itself"),
+    "enable.idempotence = false": ("enable.idempotence", "the outlet sets it itself"),
+    "acks_file = '/a'": ("acks_file", "the outlet sets it itself"),
+    "error_cb = 'f'": ("error_cb", "the outlet sets it itself"),
+    "sasl.password = 'hunter2'": ("sasl.password", "name a file with it by sasl.password_"),
+    "ssl.key.pem = 'hunter2'": ("ssl.key.pem", "name a file with it by ssl.key.pem_file"),
+    "a.passphrase = 'hunter2'": ("a.passphrase", "it is a secret; name a file"),
+    "x = ['hunter2']": ("x", "it must be a text, a number of 64 bits, true or false"),
+    "x = 0x8000000000000000": ("x", "it must be a text, a number of 64 bits"),
+    "sasl.password_file = 3": ("sasl.password_file", "it must be the path of a file"),
+    "'a b' = 'hunter2'": ("'a b'", "it must be the name of a setting of librdkafka"),
+    '"a\\nb" = "hunter2"': ("'a\\nb'", "it must be the name of a setting of librdkafka"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", CLIENT)
+def test_a_client_setting_that_breaks_a_promise_is_refused(
+    line: str, tmp_path: Path
+) -> None:
+    key, why = CLIENT[line]
+    told = refused(f"{KAFKA}[kafka.bus.client]\n{line}\n", tmp_path)
+    assert told.startswith(f"kafka.bus.client.{key} ({tmp_path / 'l.toml'}): ")
+    assert why in told
+    assert HUNTER not in told
+
+
+def test_a_client_setting_is_there_once(tmp_path: Path) -> None:
+    told = refused(
+        f"{KAFKA}[kafka.bus.client]\nlinger.ms = 1\n'linger.ms' = 2", tmp_path
+    )
+    assert told.endswith(": it has 'linger.ms' twice")
+
+
+# --- check-config and the example -----------------------------------------------------
+
+
+def test_check_config_prints_a_file_of_the_same_outlets(tmp_path: Path) -> None:
+    toml = (
+        f"{SIGNED}{KAFKA}[kafka.bus.client]\n"
+        "client.id = 'a \"b\" \\\\ é'\nlinger.ms = 5.5\nx.enable = false\n"
+    )
+    found = loaded(toml, tmp_path)
+    assert loaded(effective(found), tmp_path).config == found.config
+
+
+def test_check_config_does_not_show_a_secret(tmp_path: Path) -> None:
+    shown = effective(loaded(f"{WEBHOOK}secret = '{KEY}'\n{KAFKA}", tmp_path))
+    assert KEY not in shown
+    assert f"# secret is set, and not shown  # {tmp_path / 'l.toml'}" in shown
+    assert "neither is set" in refused(shown, tmp_path)  # the one thing that it lacks
+    assert 'secret = ""  # default' in effective(loaded(SIGNED, tmp_path))
+
+
+def sections() -> dict[str, str]:
+    return {re.findall(r"\w+", text)[0]: text for text in SECTIONS}
+
+
+def test_the_example_has_an_outlet_of_each_kind_with_the_defaults(
+    tmp_path: Path,
+) -> None:
+    assert sections().keys() == OUTLETS.keys()
+    for section, text in sections().items():
+        uncommented = re.sub(r"^#(?=[a-z_]+ = )", "", text, flags=re.MULTILINE)
+        (name, table), *_ = tomllib.loads(uncommented)[section].items()
+        assert {*table} == {setting.key for setting in outlet_settings(section, name)}
+        config = loaded(uncommented, tmp_path).config
+        for setting in outlet_settings(section, name):
+            # Without these there is no outlet.
+            if setting.default is not MISSING and setting.key != "secret_file":
+                assert setting.value_in(config) == setting.default, setting.name
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_the_example_has_each_meaning_and_bounds(setting: Setting) -> None:
+    text = sections()[setting.section.split(".")[0]]
+    comment = re.findall(rf"((?:^# .*\n)+)#{setting.key} = ", text, re.MULTILINE)[0]
+    said = re.sub(r"\s*\n# ?", " ", comment).lower()
+    assert f"{setting.allowed.lower()}." in said
+    words = re.findall(r"\w+", setting.meaning.lower())
+    assert set(words) <= set(re.findall(r"\w+", said))
