@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from liveness.config.settings import Config, HttpSettings
+from liveness.config.outlet_settings import WebhookSettings
+from liveness.config.settings import Config, HttpSettings, outlet_settings
 from liveness.service.app import wait_for_stop
 from liveness.service.common.clock import Clock
 from liveness.service.http.event_stream import NOT_ALLOWED
@@ -54,6 +56,27 @@ async def test_the_sidecar_goes_on_while_settings_are_read(rig: Rig) -> None:
             mount.answers.set()
             await rig.until(lambda: logs)
         assert [line["event"] for line in logs] == [READ]
+
+
+async def test_outlets_wait_for_a_restart_by_the_names_of_their_settings(
+    rig: Rig,
+) -> None:
+    secret = "whsec_" + "A" * 32
+    mail = WebhookSettings(url="https://a/", secret=secret)
+    every = [setting.name for setting in outlet_settings("webhooks", "mail")]
+    for before, after, named in (
+        ({}, {"mail": mail}, every),
+        ({"mail": mail}, {}, every),
+        ({"mail": mail}, {"mail": replace(mail, batch=7)}, ["webhooks.mail.batch"]),
+    ):
+        config = replace(rig.sidecar.config, webhooks=before)
+        mount = Mount(replace(config, webhooks=after))
+        mount.answers.set()
+        with structlog.testing.capture_logs() as logs:
+            await Reloader(config, mount.read, rig.sidecar, group=os.getegid()).reload()
+        (line,) = logs
+        assert (line["changed"], line["after_a_restart"]) == ([], named)
+        assert secret not in str(line)
 
 
 async def test_settings_take_effect_after_a_reading_that_hangs(
