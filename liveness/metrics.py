@@ -73,6 +73,7 @@ CLUSTER_ERRORS: Final = (
 )  # fmt: skip
 CLUSTER_QUESTIONS: Final = ("answered", "slow", "away")
 PARTITION_MODES: Final = ("beginning", "asserting", "following")
+OUTLET_STATES: Final = ("following", "retrying", "stopped")
 # Of outlets: from the moment that a record was decided to its acknowledgement.
 DELIVERY_S: Final = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 15, 60, 300, 1_800, 7_200, 86_400)
 COMMIT_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -422,7 +423,7 @@ class OutletNow(NamedTuple):
     """One outlet at the moment of a scrape."""
 
     outlet: str  # the section of its settings, such as webhooks.mail
-    state: str  # following, retrying or stopped
+    state: str  # one of OUTLET_STATES
     since: int  # since when it is in this state, Unix milliseconds
     detail: str  # why it does not follow; empty if it does
     lag_records: Annotated[
@@ -466,6 +467,14 @@ class OutletNow(NamedTuple):
     dead_kept: Annotated[
         int,
         _gauge("liveness_outlet_dead_letters", "Dead letters that are kept.", OUTLET),
+    ]
+    missed: Annotated[
+        int,
+        _counter(
+            "liveness_outlet_records_missed",
+            "Records that were deleted from the log before an outlet had read them.",
+            OUTLET,
+        ),
     ]
     damped: Annotated[
         int,
@@ -657,6 +666,12 @@ _FAMILIES: Final = {
     table: _families(table)
     for table in (Now, Counts, GatewayNow, ClusterNow, OutletNow)
 }
+_OUTLET_STATE: Final = _gauge(
+    "liveness_outlet_state",
+    "1 for the state that an outlet is in, 0 for the others.",
+    OUTLET,
+    "state",
+)
 # These cannot be added up, so `other` has none.
 _NOT_SUMMED: Final = ("timeout_s", "interval_s")
 
@@ -681,6 +696,13 @@ class Collector:
         if now.cluster is not None:
             yield from _filled(now.cluster)
         if now.outlets:
+            yield _OUTLET_STATE.of(
+                {
+                    (row.outlet, state): row.state == state
+                    for row in now.outlets
+                    for state in OUTLET_STATES
+                }
+            )
             for name, family in _FAMILIES[OutletNow].items():
                 yield family.of({row.outlet: getattr(row, name) for row in now.outlets})
         yield InfoMetricFamily("liveness_build", "This build.", now.build)

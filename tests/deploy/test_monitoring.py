@@ -67,16 +67,18 @@ EXPRESSIONS: Final = [
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """Every sample of a running sidecar that has a gateway; and those of a cluster."""
+    """Every sample of a running sidecar that has a gateway; those of a cluster and an outlet."""
     with Sidecar(tmp_path_factory.mktemp("s")) as sidecar:
         sidecar.start().gateway("gw-1")
         _, metrics = sidecar.get("/metrics")
     families = [*text_string_to_metric_families(metrics)]
-    of_a_cluster = [
-        family for name, family in scraped(Counts()).items() if "_cluster_" in name
+    configured = [
+        family
+        for name, family in scraped(Counts()).items()
+        if re.match("liveness_(cluster|outlet)_", name)
     ]
     names: Samples = {}
-    for family in (*families, *of_a_cluster):
+    for family in (*families, *configured):
         if not family.samples:  # not known at first
             names[family.name] = {}
         for sample in family.samples:

@@ -16,9 +16,11 @@ from liveness.metrics import (
     CLUSTER_ERRORS,
     CLUSTER_QUESTIONS,
     COMMIT_S,
+    DELIVERY_S,
     LATENESS_S,
     LATENESS_STAGES,
     MOST_GATEWAYS,
+    OUTLET_STATES,
     PARTITION_MODES,
     ClusterNow,
     Collector,
@@ -26,8 +28,10 @@ from liveness.metrics import (
     GatewayNow,
     Histogram,
     Now,
+    OutletNow,
     with_zeros,
 )
+from liveness.outlets.common.outlet import OutletState
 from tests.helpers.tree import ROOT
 
 CLUSTER = ClusterNow(
@@ -49,6 +53,23 @@ CLUSTER = ClusterNow(
     fences=5,
     sessions_reaped=60,
     questions=with_zeros(CLUSTER_QUESTIONS, {"answered": 8}),
+)
+OUTLET = OutletNow(
+    outlet="webhooks.mail",
+    state="retrying",
+    since=1_795_168_800_000,
+    detail="the receiver answered 503",
+    lag_records=11,
+    lag_s=0.1234,
+    sent=12,
+    retries=13,
+    dead=14,
+    dead_kept=15,
+    missed=16,
+    damped=17,
+    hurried=18,
+    settling=19,
+    latency=Histogram(DELIVERY_S),
 )
 NOW = Now(
     events={"login": 3, "logout": 0},
@@ -83,6 +104,7 @@ NOW = Now(
     counts=Counts(),
     build={"version": "1.2.3", "wheel": "reference"},
     cluster=CLUSTER,
+    outlets=[OUTLET],
 )
 
 
@@ -158,6 +180,42 @@ def test_without_a_cluster_there_is_nothing_of_it() -> None:
     assert {name.rpartition("cluster")[0] for name in names} == {"liveness_"}
 
 
+def test_each_outlet_has_series_of_its_own() -> None:
+    bus = OUTLET._replace(outlet="kafka.bus", state="following", sent=5)
+    families = scraped(Counts(), replace(NOW, outlets=[OUTLET, bus]))
+    sent = by_label(families["liveness_outlet_records_sent"])
+    assert sent == {"webhooks.mail": 12, "kafka.bus": 5}
+    states = families["liveness_outlet_state"].samples
+    assert len(states) == 2 * len(OUTLET_STATES)
+    assert [one.labels for one in states if one.value] == [
+        {"outlet": "webhooks.mail", "state": "retrying"},
+        {"outlet": "kafka.bus", "state": "following"},
+    ]
+
+
+def test_every_number_of_an_outlet_is_shown_once() -> None:
+    families = scraped(Counts())
+    own = [
+        sample.value
+        for name, family in families.items()
+        if name.startswith("liveness_outlet_") and family.type in ("gauge", "counter")
+        for sample in family.samples
+        if name != "liveness_outlet_state"
+    ]
+    expected = [it for it in OUTLET if isinstance(it, int | float) and it < 1e9]
+    assert sorted(own) == sorted(expected)
+
+
+def test_the_states_of_an_outlet_are_those_that_are_counted() -> None:
+    assert tuple(OutletState) == OUTLET_STATES
+
+
+def test_without_an_outlet_there_is_nothing_of_one() -> None:
+    names = {*scraped(Counts())} - {*scraped(Counts(), replace(NOW, outlets=[]))}
+    assert len(names) > 10
+    assert {name.rpartition("outlet")[0] for name in names} == {"liveness_"}
+
+
 def test_every_answer_of_the_functions_is_counted_under_a_label() -> None:
     source = (ROOT / "liveness/cluster/functions.lua").read_text()
     words = set(re.findall(r"(?:return|nil,) \{'(\w+)'", source))
@@ -214,7 +272,7 @@ def test_a_histogram_counts_at_or_below_each_bound_and_ends_with_all() -> None:
     assert histogram.sum == pytest.approx(0.1 + 0.10001 + 1 + 9.5 + 10.5 + 1e9)
 
 
-@pytest.mark.parametrize("bounds", [LATENESS_S, COMMIT_S])
+@pytest.mark.parametrize("bounds", [LATENESS_S, COMMIT_S, DELIVERY_S])
 def test_bounds_rise_and_are_shown_exactly(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))
     shown = [bound for bound, _ in Histogram(bounds).cumulative()]

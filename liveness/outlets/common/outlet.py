@@ -93,6 +93,7 @@ class OutletStatus:
             retries=self.retries,
             dead=self.dead,
             dead_kept=self.dead_kept,
+            missed=log.missed,
             damped=log.damping.left_out,
             hurried=log.damping.hurried,
             settling=log.settling,

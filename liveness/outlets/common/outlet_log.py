@@ -79,6 +79,7 @@ class OutletLog:
     def __init__(self, name: str, settings: OutletSettings, access: LogAccess) -> None:
         self.name = name
         self.damping = DampingCounts()
+        self.missed = 0  # records that were deleted before they were read
         self._settings = settings
         self._gateways = settings.gateway_set
         # Only with payloads there is anything to bound: to measure costs an encoding.
@@ -262,6 +263,8 @@ class OutletLog:
             self._log_disk("the log cannot be read", error)
             await trio.sleep(RETRY_S)
             return []
+        gaps = [it.record for it in entries if isinstance(it.record, Gap)]
+        self.missed += sum(gap.until - gap.first for gap in gaps)
         return [entry for entry in entries if self._is_of_gateways(entry)]
 
     def _is_of_gateways(self, entry: TailEntry) -> bool:
