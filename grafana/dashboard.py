@@ -665,6 +665,104 @@ def cluster() -> list[Panel]:
     ]
 
 
+def outlets() -> list[Panel]:
+    """How each outlet delivers the records of the log to its receiver."""
+    named = "{{instance}} {{outlet}}"
+    own = "instance, outlet"
+    return [
+        curves(
+            "Outlets by state",
+            "Outlets of all sidecars by what they do. All should be following. retrying: "
+            "the newest try failed, which heals by itself once the receiver answers: see "
+            "LivenessOutletRetrying. stopped: a person has to act: see "
+            "LivenessOutletStopped.",
+            query(by("state", "liveness_outlet_state")),
+            width=6,
+            coloured=("following", "retrying", "stopped"),
+        ),
+        curves(
+            "Outlets behind by",
+            "For how long there have been records that an outlet has not delivered. "
+            "Normally it is a second or two. If it grows, the receiver is away or too "
+            "slow: see LivenessOutletLag in docs/runbook.md.",
+            query(by(own, "liveness_outlet_lag_seconds"), named),
+            unit="s",
+            width=6,
+        ),
+        curves(
+            "Records not delivered",
+            "Records that an outlet has not read, or not delivered. They wait in the log, "
+            "on disk, for as long as state.retention_s keeps them; then they are missed: "
+            "see LivenessOutletMissed.",
+            query(by(own, "liveness_outlet_lag_records"), named),
+            query(
+                increase(own, "liveness_outlet_records_missed_total"), f"{named} missed"
+            ),
+            width=6,
+        ),
+        curves(
+            "Delivered by outlets",
+            "Records that the receiver of each outlet acknowledged. Compare with Sessions "
+            "ended. None although users come and go: see Outlets by state.",
+            query(rate(own, "liveness_outlet_records_sent_total"), named),
+            unit="cps",
+            width=6,
+        ),
+        curves(
+            "Delivered within",
+            "From a record's decision to its acknowledgement; settle_s is part of it. If "
+            "p99 is far above p50, tries fail: see Retries of outlets. If both are high, "
+            "the receiver is slow.",
+            query(
+                quantile(0.5, "liveness_outlet_delivery_seconds", "outlet"),
+                "{{outlet}} p50",
+            ),
+            query(
+                quantile(0.99, "liveness_outlet_delivery_seconds", "outlet"),
+                "{{outlet}} p99",
+            ),
+            unit="s",
+            width=6,
+        ),
+        seldom(
+            curves(
+                "Retries of outlets",
+                "Tries after a first one. A few are normal when a receiver restarts. If "
+                "they do not end, `liveness status` says why: see "
+                "LivenessOutletRetrying.",
+                query(increase(own, "liveness_outlet_retries_total"), named),
+                width=6,
+            )
+        ),
+        seldom(
+            curves(
+                "Dead letters",
+                "Records that a receiver refused for good, and how many of them are kept. "
+                "Delivery goes on without them. See LivenessOutletDead.",
+                query(increase(own, "liveness_outlet_records_dead_total"), named),
+                query(by(own, "liveness_outlet_dead_letters"), f"{named} kept"),
+                width=6,
+            )
+        ),
+        curves(
+            "Damped",
+            "Offlines that wait for settle_s, offlines and onlines left out as their "
+            "user was back by then, and offlines passed on early. If there are early "
+            "ones, see LivenessOutletSettling.",
+            query(by(own, "liveness_outlet_settling"), f"{named} wait"),
+            query(
+                increase(own, "liveness_outlet_records_damped_total"),
+                f"{named} left out",
+            ),
+            query(
+                increase(own, "liveness_outlet_settling_overflows_total"),
+                f"{named} early",
+            ),
+            width=6,
+        ),
+    ]
+
+
 def refusals() -> list[Panel]:
     """What was refused, and which bounds were met. Nothing here is good news."""
     return [
@@ -771,6 +869,7 @@ ROWS: Final = {
     "Log": log,
     "Timers": timers,
     "Cluster": cluster,
+    "Outlets": outlets,
     "Refusals and limits": refusals,
     "Process": process,
 }

@@ -74,6 +74,10 @@ COLOURS: Final = {
     # How questions about all hosts are answered.
     "answered": GREEN,
     "slow": YELLOW,
+    # What outlets do.
+    "following": GREEN,
+    "retrying": YELLOW,
+    "stopped": RED,
 }
 
 Unit = Literal["short", "s", "bytes", "cps", "reqps", "percentunit"]
