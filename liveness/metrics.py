@@ -484,7 +484,7 @@ class OutletNow(NamedTuple):
             OUTLET,
         ),
     ]
-    hurried: Annotated[
+    settling_overflows: Annotated[
         int,
         _counter(
             "liveness_outlet_settling_overflows",

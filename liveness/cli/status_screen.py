@@ -45,6 +45,7 @@ class Status:
     early: float
     timers: dict[str, float]
     cluster: dict[str, Any] | None
+    outlets: list[dict[str, Any]]
     log_seq: float
     log_pending: float
     log_bytes: float
@@ -72,6 +73,7 @@ def look(socket_path: Path) -> Status:
 def _read(socket_path: Path, found: Mapping[str, Any]) -> Status:
     total = found["total"]
     gateways = {gateway["name"]: gateway for gateway in found["gateways"]}
+    cluster = found["cluster"]
 
     def by_gateway(key: str) -> dict[str, float]:
         values = {name: gateway[key] for name, gateway in gateways.items()}
@@ -106,7 +108,8 @@ def _read(socket_path: Path, found: Mapping[str, Any]) -> Status:
         },
         early=found["early"],
         timers=found["timers"],
-        cluster=_cluster(found["cluster"], found["at"]),
+        cluster=None if cluster is None else _timed(cluster, found["at"]),
+        outlets=[_timed(outlet, found["at"]) for outlet in found["outlets"]],
         log_seq=found["seq"],
         log_pending=found["log_pending"],
         log_bytes=found["log_bytes"],
@@ -151,6 +154,7 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
         "early": f"{found.early:,.0f} (must stay 0)",
         **({"timers": _listed(timers)} if any(timers.values()) else {}),
         **_cluster_rows(found.cluster),
+        **{outlet["outlet"]: _outlet_text(outlet) for outlet in found.outlets},
         "log": f"{log}, {found.log_bytes / 2**20:.1f} MiB",
         "unattended": f"{found.unattended_s:.1f} s",
     }
@@ -225,10 +229,8 @@ def _trouble_text(row: Mapping[str, Any]) -> str:
     )
 
 
-def _cluster(shown: Mapping[str, Any] | None, now_ms: int) -> dict[str, Any] | None:
-    """The state of the cluster, with for how many seconds it is in it."""
-    if shown is None:
-        return None
+def _timed(shown: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    """The state of the cluster or an outlet, with for how many seconds it is in it."""
     return dict(shown) | {"for_s": max(0.0, (now_ms - shown["since"]) / 1_000)}
 
 
@@ -236,17 +238,34 @@ def _cluster_rows(cluster: Mapping[str, Any] | None) -> dict[str, str]:
     """One row, and if the host does not follow, why and what to do."""
     if cluster is None:
         return {}
-    state = cluster["state"]
-    if state != FOLLOWING:
-        state = f"{state} for {duration(cluster['for_s'])}"
-    text = (
-        f"{state}, lag {cluster['lag_records']:,} records ({cluster['lag_s']:.1f} s), "
-        f"{cluster['users']:,} users on all hosts"
-    )
+    text = f"{_progress(cluster)}, {cluster['users']:,} users on all hosts"
     rows = {"cluster": text}
     if cluster["detail"]:
         rows["why"] = cluster["detail"]
     return rows
+
+
+def _outlet_text(outlet: Mapping[str, Any]) -> str:
+    """How an outlet is, what it has done, and why it does not follow."""
+    counts = {
+        "sent": outlet["sent"],
+        "dead": outlet["dead"],
+        "missed": outlet["missed"],
+        "left out": outlet["damped"],
+        "settling": outlet["settling"],
+    }
+    parts = [_progress(outlet)]
+    parts += [f"{n:,} {name}" for name, n in counts.items() if n or name == "sent"]
+    why = f"; {outlet['detail']}" if outlet["detail"] else ""
+    return ", ".join(parts) + why
+
+
+def _progress(reader: Mapping[str, Any]) -> str:
+    """The state of the cluster or an outlet, and how far it is behind."""
+    state = reader["state"]
+    if state != FOLLOWING:
+        state = f"{state} for {duration(reader['for_s'])}"
+    return f"{state}, lag {reader['lag_records']:,} records ({reader['lag_s']:.1f} s)"
 
 
 def _listed(values: Mapping[str, float]) -> str:

@@ -67,6 +67,7 @@ SUMMARY: Final[dict[str, Any]] = {
     "log_bytes": 3 * 2**19,
     "timers": {},
     "cluster": None,
+    "outlets": [],
 }
 
 
@@ -157,6 +158,7 @@ def test_as_json_the_same_is_there_to_compute_with(admin: Admin, path: Path) -> 
         "early": 0,
         "timers": {},
         "cluster": None,
+        "outlets": [],
         "log_seq": 1_700,
         "log_pending": 2,
         "log_bytes": 3 * 2**19,
@@ -169,6 +171,16 @@ def cluster(**values: object) -> dict[str, Any]:
     usual = {"state": "following", "since": SUMMARY["at"] - 10_000, "detail": ""}
     usual |= {"users": 7_000, "lag_records": 0, "lag_s": 0.0}
     return {"cluster": {**usual, **values}}
+
+
+def outlet(**values: object) -> dict[str, Any]:
+    """An outlet, as the summary has it; ten seconds in its state."""
+    usual: dict[str, Any] = {"outlet": "webhooks.mail", "state": "following"}
+    usual |= {"since": SUMMARY["at"] - 10_000, "detail": "", "lag_s": 0.0}
+    usual |= dict.fromkeys(
+        ("lag_records", "sent", "dead", "missed", "damped", "settling"), 0
+    )
+    return {**usual, **values}
 
 
 def gateways(intervals: dict[str, float]) -> dict[str, Any]:
@@ -208,6 +220,23 @@ ROWS: Final[dict[str, tuple[dict[str, Any], str]]] = {
         cluster(state="away", detail="no\nanswer", lag_records=1_200, lag_s=9.87),
         "\ncluster       away for 10 s, lag 1,200 records (9.9 s), "
         "7,000 users on all hosts\nwhy           no\\nanswer\n",
+    ),
+    "that an outlet follows": (
+        {"outlets": [outlet(sent=1_200)]},
+        "\nwebhooks.mail following, lag 0 records (0.0 s), 1,200 sent\n",
+    ),
+    "each outlet, and why it does not follow": (
+        {
+            "outlets": [
+                outlet(
+                    state="retrying", detail="no\nanswer", lag_records=3, lag_s=9.87
+                ),
+                outlet(outlet="kafka.a-b", dead=4, missed=5, damped=6, settling=7),
+            ]
+        },
+        "\nwebhooks.mail retrying for 10 s, lag 3 records (9.9 s), 0 sent; no\\nanswer"
+        "\nkafka.a-b     following, lag 0 records (0.0 s), 0 sent, 4 dead, 5 missed, "
+        "6 left out, 7 settling\n",
     ),
 }
 

@@ -30,7 +30,7 @@ from liveness.config.schema import Setting
 from liveness.config.settings import FIXED_LIMITS, SETTINGS, outlet_settings
 from liveness.config.sources import FILE_VARIABLE, load
 from liveness.errors import LivenessError
-from liveness.metrics import Collector, HttpRefusal
+from liveness.metrics import OUTLET_STATES, Collector, HttpRefusal
 from liveness.outlets.webhooks import cloud_events
 from liveness.text import ID_KEYS, json_line
 from tests.helpers.command_lines import checked
@@ -324,6 +324,14 @@ def test_every_id_in_an_answer_may_be_larger_than_a_double_holds() -> None:
     assert {name for name, _ in ids} == {*ID_KEYS}
     for _, schema in ids:
         validate_by(f"int:{2**63 - 1}", schema)
+
+
+def test_an_outlet_in_a_summary_is_as_the_api_says() -> None:
+    schema = API["components"]["schemas"]["Outlet"]
+    (shown,) = (outlet.as_map() for outlet in NOW.outlets)
+    validate_by(shown, schema)
+    assert [*shown] == [*schema["properties"]] == schema["required"]
+    assert schema["properties"]["state"]["enum"] == [*OUTLET_STATES]
 
 
 def schemas_in(part: object) -> Iterator[dict[str, Any]]:

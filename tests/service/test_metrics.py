@@ -67,7 +67,7 @@ OUTLET = OutletNow(
     dead_kept=15,
     missed=16,
     damped=17,
-    hurried=18,
+    settling_overflows=18,
     settling=19,
     latency=Histogram(DELIVERY_S),
 )

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import CLOCK_MONOTONIC, clock_gettime, time_ns
-from typing import Final
+from typing import Final, get_type_hints
 
 import pytest
 from playwright.sync_api import (
@@ -29,6 +29,7 @@ from playwright.sync_api import (
 )
 
 from liveness.cli.main import main
+from liveness.metrics import OutletNow
 from tests.helpers.needs import require
 from tests.system.client import Client
 from tests.system.conftest import Start
@@ -495,6 +496,31 @@ def test_the_state_of_the_cluster_is_shown_and_trouble_is_a_notice(
     else:
         expect(notices).to_contain_text(f"{HOSTILE}. Users and gateways")
         expect(notices).to_contain_text(notice)
+
+
+def test_outlets_are_shown_and_one_that_stopped_is_a_notice(
+    sidecar: Sidecar, open_page: Open
+) -> None:
+    page = open_page(sidecar, but=NOT_THERE, viewport={"width": 390, "height": 844})
+    expect(page.locator("#outlets-section")).to_be_hidden()
+    outlet: dict[str, object] = dict.fromkeys(get_type_hints(OutletNow), 0)
+    outlet |= {"since": 1_795_168_800_000, "detail": HOSTILE, "lag_s": 9.87}
+    states = {"webhooks.mail": "stopped", f"kafka.{'b' * 32}": "retrying"}
+    outlets = [outlet | {"outlet": it, "state": state} for it, state in states.items()]
+    well = {"outlet": "kafka.c", "state": "following", "detail": "", "sent": 1_200}
+    show(page, sidecar, outlets=[*outlets, outlet | well])
+    rows = page.locator("#outlets .row")
+    expect(rows).to_have_count(3)
+    for n, (name, state) in enumerate(states.items()):
+        expect(rows.nth(n)).to_contain_text(name)
+        expect(rows.nth(n).locator(".tag")).to_have_text(state)
+        expect(rows.nth(n).locator(".reason")).to_contain_text(f": {HOSTILE}")
+    expect(rows.nth(2)).to_contain_text("sent 1,200")
+    expect(rows.nth(2).locator(".reason")).to_have_count(0)
+    notice = page.locator("#notices .notice", has_text="LivenessOutletStopped")
+    expect(notice).to_have_count(1)
+    expect(notice).to_contain_text("webhooks.mail is stopped")
+    assert page.evaluate(IS_WITHIN_THE_WINDOW)
 
 
 def test_a_logout_that_ends_no_session_is_no_users(

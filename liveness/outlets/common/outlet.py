@@ -95,7 +95,7 @@ class OutletStatus:
             dead_kept=self.dead_kept,
             missed=log.missed,
             damped=log.damping.left_out,
-            hurried=log.damping.hurried,
+            settling_overflows=log.damping.hurried,
             settling=log.settling,
             latency=self.latency,
         )

@@ -760,6 +760,23 @@ function newRow(name) {
   return row;
 }
 
+function showOutlets({ outlets }) {
+  const list = make("div", { role: "rowgroup", id: "outlets" }, ...outlets.map(outletRow));
+  const shown = byId("outlets");
+  if (list.textContent !== shown.textContent) shown.replaceWith(list); // a selection stays
+  byId("outlets-section").hidden = !outlets.length;
+}
+
+function outletRow({ outlet, state, since, detail, lag_records, lag_s, sent, dead, damped }) {
+  const cell = (label, value, is = "") => make("span", { role: "cell", class: is }, make("small", {}, `${label} `), value);
+  const isWell = state === "following";
+  const tag = make("span", { class: state === "stopped" ? "tag alert" : "tag" }, isWell ? "" : state);
+  const row = make("div", { role: "row", class: "row" }, make("span", { role: "cell", class: "name" }, named(outlet), tag));
+  row.append(cell("behind", whole(lag_records)), cell("for", seconds(lag_s)), cell("sent", whole(sent)), cell("dead", whole(dead), dead ? "warn" : ""), cell("left out", whole(damped)));
+  if (!isWell) row.append(make("span", { role: "cell", class: "reason" }, `Since ${clock(since)}: ${visible(detail)}`));
+  return row;
+}
+
 function showTroubles({ link_troubles: troubles = [], link_troubles_forgotten: forgotten = 0 }) {
   const most = 8; // the latest first; `liveness status --json` has all
   const lines = troubles.slice(0, most).map(({ role, name, what, code, times, at, pid, unix_user }) => {
@@ -790,6 +807,9 @@ function showNotices(summary) {
     const { state, since, detail } = summary.cluster;
     const [title, alert] = CLUSTER_TROUBLES[state];
     current.push([`cluster ${state}`, "alert", title, `Since ${clock(since)}: ${visible(detail)}. Users and gateways of this host are not affected. See ${alert} in docs/runbook.md.`]);
+  }
+  for (const { outlet, since, detail } of summary.outlets.filter(({ state }) => state === "stopped")) {
+    current.push([`outlet ${outlet}`, "alert", `${outlet} is stopped`, `Since ${clock(since)}: ${visible(detail)}. Its records wait in the log; nobody else is affected. See LivenessOutletStopped in docs/runbook.md.`]);
   }
   const most = 5; // of storms, the largest first; /v1/guard has all
   for (const { gateway, users, left_s } of summary.storms.slice(0, most)) {
@@ -1204,6 +1224,7 @@ function showSummary(summary) {
   showLateness(summary);
   showGateways(summary);
   showTroubles(summary);
+  showOutlets(summary);
   showFeed(missed ? withMissed(before, summary, missed) : summary, gap);
   revealExplained();
   if (!document.hidden) for (const chart of charts) chart.paint();
