@@ -85,7 +85,8 @@ def test_the_image_has_what_the_sidecar_needs_and_no_more(image: Stage) -> None:
     there: dict[str, Distribution] = {canonicalize_name(it.name): it for it in found}
     wanted = there["liveness"].requires or []
     needed = [
-        required(wanted, extra, there.__getitem__) for extra in ("sidecar", "cluster")
+        required(wanted, extra, there.__getitem__)
+        for extra in there["liveness"].metadata.get_all("Provides-Extra", [])
     ]
     assert there.keys() == {"liveness"}.union(*needed)
     assert list(site.glob("liveness/core/_*.so"))

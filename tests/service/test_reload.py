@@ -61,8 +61,8 @@ async def test_the_sidecar_goes_on_while_settings_are_read(rig: Rig) -> None:
 async def test_outlets_wait_for_a_restart_by_the_names_of_their_settings(
     rig: Rig,
 ) -> None:
-    secret = "whsec_" + "A" * 32
-    mail = WebhookSettings(url="https://a/", secret=secret)
+    key = "whsec_" + "A" * 32
+    mail = WebhookSettings(url="https://a/", secret=key)
     every = [setting.name for setting in outlet_settings("webhooks", "mail")]
     for before, after, named in (
         ({}, {"mail": mail}, every),
@@ -76,7 +76,7 @@ async def test_outlets_wait_for_a_restart_by_the_names_of_their_settings(
             await Reloader(config, mount.read, rig.sidecar, group=os.getegid()).reload()
         (line,) = logs
         assert (line["changed"], line["after_a_restart"]) == ([], named)
-        assert secret not in str(line)
+        assert key not in str(line)
 
 
 async def test_settings_take_effect_after_a_reading_that_hangs(
