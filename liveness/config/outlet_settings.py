@@ -32,6 +32,8 @@ RETRY_ROOM_S: Final = 3_600.0
 # failed together are not sent together.
 RETRY_JITTER: Final = 0.1
 SECRET: Final = "whsec_"
+SECRET_BYTES: Final = range(24, 65)
+SECRET_RULE: Final = f"{SECRET} and 24 to 64 bytes in base64"
 _KINDS: Final = f"some of {', '.join(KINDS)}, separated by commas"
 _BROKERS: Final = "HOST:PORT, separated by commas"
 _URL: Final = "https://HOST/PATH, or http:// to loopback"
@@ -115,19 +117,25 @@ def _check_retry(text: str) -> None:
         )
 
 
-def check_secret(text: str) -> None:
-    """Check a secret that signs requests; a ValueError says what it must be."""
+def secret_key(text: str) -> bytes:
+    """The key in a secret that signs requests; its base64 needs no padding.
+
+    Raises:
+        ValueError: It is none; the message says what it must be.
+    """
+    coded = text.removeprefix(SECRET)
     try:
-        key = b64decode(text.removeprefix(SECRET), validate=True)
+        key = b64decode(coded + "=" * (-len(coded) % 4), validate=True)
     except ValueError:
         key = b""
-    if not (text.startswith(SECRET) and 24 <= len(key) <= 64):
-        raise ValueError(f"it must be {SECRET} and 24 to 64 bytes in base64")
+    if not (text.startswith(SECRET) and len(key) in SECRET_BYTES):
+        raise ValueError(f"it must be {SECRET_RULE}")
+    return key
 
 
 def _check_secret(text: str) -> None:
     if text:
-        check_secret(text)
+        secret_key(text)
 
 
 def _check_brokers(text: str) -> None:
@@ -199,13 +207,13 @@ class WebhookSettings(OutletSettings):
         metadata=about(
             "file with the secret that signs requests, in each line one; all sign, so "
             "that a receiver may change from one to the next",
-            unit=f"a path; each line {SECRET} and 24 to 64 bytes in base64",
+            unit=f"a path; each line {SECRET_RULE}",
         ),
     )
     secret: str = setting(
         "",
         "the secret itself, for tests: everyone who may read the settings sees it",
-        unit=f"{SECRET} and 24 to 64 bytes in base64; empty: that of secret_file",
+        unit=f"{SECRET_RULE}; empty: that of secret_file",
         check=_check_secret,
         hidden="",
     )

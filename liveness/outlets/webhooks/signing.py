@@ -1,19 +1,13 @@
 """Signs requests by the headers of Standard Webhooks, with each secret that there is."""
 
-import binascii
-from base64 import b64decode
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Final
 
 from standardwebhooks import Webhook
 
-from liveness.config.outlet_settings import SECRET, WebhookSettings
+from liveness.config.outlet_settings import SECRET_RULE, WebhookSettings, secret_key
 from liveness.config.secret_file import SecretFile
 from liveness.errors import StartError
-
-SECRET_BYTES: Final = range(24, 65)
-_RULE: Final = f"{SECRET} and 24 to 64 bytes in base64"
 
 
 class Signer:
@@ -50,27 +44,26 @@ def _secrets(name: str, settings: WebhookSettings) -> Iterator[Webhook]:
     if settings.secret_file is None:
         secret = _secret(settings.secret)
         if secret is None:
-            raise StartError(f"{name}.secret: it is not {_RULE}")
+            raise StartError(f"{name}.secret: it is not {SECRET_RULE}")
         yield secret
         return
     file = SecretFile(f"{name}.secret_file", settings.secret_file, "secret")
     lines = file.read().splitlines()
     if not any(lines):
-        raise file.refused(f"is empty; put a line there: {_RULE}")
+        raise file.refused(f"is empty; put a line there: {SECRET_RULE}")
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         secret = _secret(line.decode("ascii", "replace").strip())
         if secret is None:
-            raise file.refused(f"has no secret in line {number}: it must be {_RULE}")
+            raise file.refused(
+                f"has no secret in line {number}: it must be {SECRET_RULE}"
+            )
         yield secret
 
 
 def _secret(text: str) -> Webhook | None:
-    coded = text.removeprefix(SECRET)
     try:
-        key = b64decode(coded + "=" * (-len(coded) % 4), validate=True)
-    except (binascii.Error, ValueError):
+        return Webhook(secret_key(text))
+    except ValueError:
         return None
-    is_one = text.startswith(SECRET) and len(key) in SECRET_BYTES
-    return Webhook(key) if is_one else None
