@@ -236,3 +236,15 @@ async def check_reading_again(rig: OutletRig, log: OutletLog) -> None:
         nursery.start_soon(put_back)
         assert seqs((await log.take(1)).entries) == [1]
     assert trio.current_time() >= 1.0
+
+
+async def test_records_that_were_deleted_before_they_were_read_are_counted(
+    rig: OutletRig,
+) -> None:
+    for seq in (1, 2, 3, 4):
+        rig.publish(on(seq))
+    rig.log.feed.__init__(keep=1_000)  # type: ignore[misc]  # what was in memory is gone
+    rig.log.log_writer.store._db.execute("delete from log where last in (2, 3)")
+    async with rig.outlet_log(OLDEST) as log:
+        kinds = [entry.record.kind for entry in (await log.take(3)).entries]
+        assert (kinds, log.missed) == (["online", "gap", "online"], 2)
