@@ -18,6 +18,7 @@ EXACT_IN_JSON: Final = 2**53
 ID_KEYS: Final = ("uid", "user", "conn", "from_conn")
 _UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 _LIKE_AN_INTEGER: Final = re.compile(r"(str:)*int:[0-9]+")
+_PREFIXES: Final = ("int:", "str:")  # how such a text begins; few others do
 
 
 def escaped(text: str) -> str:
@@ -41,7 +42,9 @@ def uid_text(uid: str | int) -> str:
     """A uid as the command line takes it. To print it, use `escaped` as well."""
     if isinstance(uid, int):
         return f"int:{uid}"
-    return f"str:{uid}" if _LIKE_AN_INTEGER.fullmatch(uid) else uid
+    if uid.startswith(_PREFIXES) and _LIKE_AN_INTEGER.fullmatch(uid):
+        return f"str:{uid}"
+    return uid
 
 
 def uid_of(text: str) -> str | int:

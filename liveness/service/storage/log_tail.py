@@ -20,7 +20,7 @@ from liveness.core.records import Gap, Logged, Subscription, TimerRecord
 from liveness.service.common.threads import in_thread
 from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_writer import LogWriter
-from liveness.text import json_line, json_ready
+from liveness.service.storage.record_json import record_json
 
 # The memory that a record without a payload takes, about.
 RECORD_BYTES: Final = 512
@@ -54,7 +54,7 @@ class TailEntry:
     def json(self) -> str:
         """The record as one line of JSON."""
         if self._json is None:
-            self._json = json_line(json_ready(self.record.as_map()))
+            self._json = record_json(self.record)
         return self._json
 
     @property

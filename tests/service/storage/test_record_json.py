@@ -1,0 +1,58 @@
+"""A record as JSON."""
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.core.records import MOVED, OFFLINE, ONLINE, Gap, Record, TimerRecord
+from liveness.service.storage.record_json import record_json
+from liveness.text import EXACT_IN_JSON, json_line, json_ready
+
+NUMBERS = st.sampled_from([0, 7, EXACT_IN_JSON, EXACT_IN_JSON + 1, 2**63 - 1])
+TEXTS = st.sampled_from(['a"b\\c', "Zoë\u2028/phone", "int:7", "str:int:7"]) | st.text(
+    min_size=1
+)
+UIDS = NUMBERS | TEXTS
+RECORDS = st.builds(
+    Record,
+    seq=st.integers(1, 2**63 - 1),
+    kind=st.sampled_from([ONLINE, OFFLINE, MOVED]),
+    uid=UIDS,
+    gateway=TEXTS,
+    session=NUMBERS,
+    conn=st.none() | NUMBERS,
+    reason=st.sampled_from(["login", "silence"]),
+    at=NUMBERS,
+    seen=st.none() | NUMBERS,
+    last=st.none() | st.just("keepalive"),
+    silence=st.none() | st.floats(0, 1e9),
+    restored=st.booleans(),
+    from_gateway=st.none() | TEXTS,
+    from_session=st.none() | NUMBERS,
+    from_conn=st.none() | NUMBERS,
+    user_size=st.none() | st.integers(0, 1),
+    devices=st.none() | st.integers(0, 3),
+)
+
+
+def slow(record: Record | TimerRecord | Gap) -> str:
+    return json_line(json_ready(record.as_map()))
+
+
+@given(RECORDS)
+def test_it_is_what_the_map_of_the_record_gives(record: Record) -> None:
+    if isinstance(record.uid, int):
+        record = record._replace(user_size=None)
+    assert record_json(record) == slow(record)
+
+
+def test_timers_and_gaps_are_written_too() -> None:
+    timers = [
+        TimerRecord(1, "timer", "g", 'k"', payload, ext, 5, 1, 6)
+        for payload, ext in product((None, "Zoë\n"), (None, "x"))
+    ]
+    for timer in timers:
+        assert record_json(timer) == slow(timer)
+    gap = Gap(1, 5, 6)
+    assert record_json(gap) == slow(gap)
