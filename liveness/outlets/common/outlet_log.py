@@ -30,8 +30,9 @@ from liveness.service.storage.damped_reader import DampedReader
 from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 
-# Records read at a time: to read and encode them takes some milliseconds.
-READ_RECORDS: Final = 500
+# Records read at a time, which takes a few milliseconds in a thread. A page of the log has
+# up to 1,000: with fewer at a time, each page would be read and decoded several times.
+READ_RECORDS: Final = 2_000
 # Bytes of records that are taken at a time: payloads of timers may be large.
 READ_BYTES: Final = 2**20
 # The pause after a failure to read the log, or to write the cursor.
@@ -144,15 +145,18 @@ class OutletLog:
             )
         else:
             start = newest if self._settings.begin == "newest" else oldest
-        self._taken.clear()
-        self._collected = []
         self.restart_at(start, is_resumed=found is not None)
         self._stored = -1  # a new outlet's place is stored too
 
     def restart_at(self, position: int, *, is_resumed: bool) -> None:
-        """Go on after another seq: what is below it is delivered, or is sent apart."""
+        """Go on after another seq: what is below it is delivered, or is sent apart.
+
+        What was taken and is not delivered is forgotten.
+        """
         access, settings = self._access, self._settings
         self.close()
+        self._taken.clear()
+        self._collected = []
         self._reader = DampedReader(
             access.log_writer,
             access.feed,
