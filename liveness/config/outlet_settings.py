@@ -50,6 +50,8 @@ OWN_CLIENT_KEYS: Final = frozenset(
         "enable.idempotence",
         "enable.gapless.guarantee",
         "transactional.id",
+        "message.timeout.ms",
+        "delivery.timeout.ms",
         "delivery.report.only.error",
         "on_delivery",
         "logger",
@@ -353,6 +355,11 @@ def _why_no_client_setting(key: str, value: object) -> str:
         )
     if name == key and _SECRET_KEY.search(key):
         return f"it is a secret; name a file with it by {key}{FILE_SUFFIX}"
+    if key == "partitioner" and value == "random":
+        return (
+            "it does not keep a user's records in one partition, and so not in order; "
+            "remove it, or name another one"
+        )
     is_number = isinstance(value, int | float) and abs(value) < _MOST_NUMBER
     if not (is_number or isinstance(value, str)):
         return "it must be a text, a number of 64 bits, true or false"
