@@ -1,4 +1,5 @@
 """Sends records to a topic of Kafka."""
 
-# Imports: config, metrics, outlets.common.
+# Imports: config, core, errors, metrics, outlets.common, service.common,
+# service.storage, text.
 # Never: starlette, hypercorn, cyclopts.

@@ -1,14 +1,58 @@
-"""One outlet of [kafka.NAME]: reads, sends, and moves its cursor."""
+"""One outlet of [kafka.NAME]: reads the log, sends to a topic, and moves its cursor.
+
+The cursor moves as the brokers acknowledge. When a client of librdkafka has failed, or a
+record was refused, a new client begins at the cursor: nothing is left out, and what is sent
+again has the same log and seq.
+"""
+
+from typing import Final
+
+import structlog
+import trio
 
 from liveness.config.outlet_settings import KafkaSettings
 from liveness.config.settings import Config
+from liveness.errors import StartError
 from liveness.metrics import OutletNow
 from liveness.outlets.common.outlet import OutletState, OutletStatus
-from liveness.outlets.common.outlet_log import LogAccess, OutletLog
+from liveness.outlets.common.outlet_log import (
+    READ_RECORDS,
+    LogAccess,
+    LogBatch,
+    OutletLog,
+)
+from liveness.outlets.kafka.kafka_client import KafkaClients
+from liveness.outlets.kafka.kafka_errors import Advice, advice_about
+from liveness.outlets.kafka.kafka_producer import (
+    IDLE_POLL_S,
+    POLL_S,
+    SLOW_AFTER_S,
+    SLOW_POLL_S,
+    KafkaProducer,
+)
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.common.threads import in_thread
+
+# The pause before the next client, which doubles as long as nothing is delivered.
+RETRY_S: Final = 1.0
+MOST_RETRY_S: Final = 60.0
+# Without an acknowledgement for this long, the brokers count as away.
+LATE_S: Final = 5.0
+# A stop of the sidecar waits for acknowledgements for at most this long.
+FLUSH_S: Final = 0.2
+_NO_ANSWER: Final = (
+    "the brokers do not acknowledge; look at their logs, and at min.insync.replicas"
+)
+
+_log = structlog.get_logger("kafka")
 
 
 def make_kafka(config: Config, access: LogAccess) -> "list[KafkaOutlet]":
-    """The outlets that the settings name."""
+    """The outlets that the settings name.
+
+    Raises:
+        StartError: librdkafka refuses a setting, or a file cannot be read.
+    """
     return [
         KafkaOutlet(name, settings, access) for name, settings in config.kafka.items()
     ]
@@ -21,18 +65,30 @@ class KafkaOutlet:
         name: The name in its section.
         settings: Its settings.
         access: What outlets share.
+
+    Raises:
+        StartError: As `make_kafka`.
     """
 
     def __init__(self, name: str, settings: KafkaSettings, access: LogAccess) -> None:
         self.name = f"kafka.{name}"
         self._settings = settings
-        self._access = access
+        self._turnstile = access.turnstile
         self._log = OutletLog(self.name, settings, access)
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
+        self._clients = KafkaClients(name, settings, self._log_throttled)
 
     async def run(self) -> None:
         """As `Outlet.run`."""
-        raise NotImplementedError
+        await self._log.open()
+        self._status.now_is(OutletState.FOLLOWING)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._log.keep_cursor)
+                await self._deliver()
+        finally:
+            self._log.close()
 
     def failed(self, why: str) -> None:
         """As `Outlet.failed`."""
@@ -41,3 +97,101 @@ class KafkaOutlet:
     def now(self) -> OutletNow:
         """As `CursorOutlet.now`."""
         return self._status.shown(self._log)
+
+    async def _deliver(self) -> None:
+        """Deliver by one client after the other."""
+        pause_s = RETRY_S
+        while True:
+            began = self._log.cursor
+            advice = await self._deliver_by_one()
+            if self._log.cursor != began:
+                pause_s = RETRY_S
+            self._show(advice)
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_RETRY_S)
+            self._status.retries += 1
+            self._log.restart_at(self._log.cursor, is_resumed=True)
+
+    async def _deliver_by_one(self) -> Advice:
+        """Deliver by one client until it fails; return what to do about that."""
+        try:
+            producer = await in_thread(self._make_producer)
+        except StartError as error:  # a file was changed
+            return Advice(OutletState.STOPPED, str(error))
+        is_cancelled = True
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send, producer)
+                await self._acknowledge(producer)
+                nursery.cancel_scope.cancel()
+            is_cancelled = False
+        finally:
+            with trio.CancelScope(shield=True):
+                if is_cancelled:
+                    with trio.move_on_after(FLUSH_S):
+                        await producer.flush()
+                await producer.close()
+                if is_cancelled:
+                    await self._log.store_cursor()
+        assert producer.failure is not None
+        return advice_about(producer.failure, self._settings.topic)
+
+    def _make_producer(self) -> KafkaProducer:
+        settings = self._settings
+        return KafkaProducer(
+            self._clients.make,
+            settings.topic,
+            log=self._log.log,
+            users=settings.users_only,
+            turnstile=self._turnstile,
+            delivered=self._note_delivered,
+        )
+
+    async def _send(self, producer: KafkaProducer) -> None:
+        """Give the client what it has room for."""
+        most = self._settings.max_in_flight
+        size = min(READ_RECORDS, most // 2)  # while one is sent, the next one is read
+        while producer.failure is None:
+            await producer.send(await self._log.take(size))
+            while producer.in_flight > most - size and producer.failure is None:
+                await producer.room.wait()
+
+    async def _acknowledge(self, producer: KafkaProducer) -> None:
+        """Take what the brokers acknowledge until the client fails."""
+        served, since = 0, trio.current_time()
+        while True:
+            await self._turnstile.wait()
+            while producer.serve():
+                await self._turnstile.wait()
+            if producer.failure is not None:
+                return
+            now = trio.current_time()
+            if producer.served != served or not producer.in_flight:
+                served, since = producer.served, now
+            if now - since > LATE_S:
+                error = producer.newest_error
+                self._show(
+                    Advice(OutletState.RETRYING, _NO_ANSWER)
+                    if error is None
+                    else advice_about(error, self._settings.topic)
+                )
+            if producer.in_flight:
+                await trio.sleep(POLL_S if now - since < SLOW_AFTER_S else SLOW_POLL_S)
+            else:
+                with trio.move_on_after(IDLE_POLL_S):
+                    await producer.given.wait()
+
+    def _note_delivered(self, batch: LogBatch) -> None:
+        self._log.delivered(batch)
+        self._status.delivered(batch)
+        if self._status.state is not OutletState.FOLLOWING:
+            self._status.now_is(OutletState.FOLLOWING)
+            _log.info("records are delivered again", outlet=self.name)
+
+    def _show(self, advice: Advice) -> None:
+        """Show why nothing is delivered, and log it."""
+        self._status.now_is(advice.state, advice.text)
+        self._log_throttled(
+            _log.warning, "records are not delivered; they wait in the log",
+            key=advice.text, outlet=self.name, why=advice.text,
+        )  # fmt: skip

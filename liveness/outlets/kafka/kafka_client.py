@@ -1,0 +1,208 @@
+"""Makes the client of one outlet: librdkafka, as confluent-kafka offers it."""
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import structlog
+
+from liveness.config.outlet_settings import FILE_SUFFIX, KafkaSettings
+from liveness.config.secret_file import SecretFile
+from liveness.errors import StartError
+from liveness.service.common.logs import LogThrottle, shortened
+
+try:
+    from confluent_kafka import KafkaError, KafkaException, Producer
+except ImportError:
+    raise StartError(
+        "the package confluent-kafka is not installed: pip install 'liveness[kafka]', "
+        "or remove [kafka.…] from the settings"
+    ) from None
+
+__all__ = ["KafkaClients", "KafkaError", "KafkaException", "Producer"]
+
+OnError: TypeAlias = Callable[[KafkaError], None]
+Values: TypeAlias = dict[str, Any]
+
+DEFAULTS: Final[Values] = {
+    "client.id": "liveness",
+    # Kafka's own producers in Java place a key so: a topic that they write to as well
+    # keeps a user in one partition.
+    "partitioner": "murmur2_random",
+    # A record waits so long for others of its partition: fewer and larger requests take
+    # less CPU here and at the brokers.
+    "linger.ms": 20,
+    # Records resemble each other: a tenth of the bytes, for little CPU.
+    "compression.type": "lz4",
+}
+
+# The beginning of an error of all settings together; other errors are of one of them.
+_TOGETHER: Final = "Failed to create producer: "
+_UNKNOWN: Final = "No such configuration property"
+_RANGE: Final = re.compile(r"allowed range (\S+)")
+# What confluent-kafka raises about a setting whose value is an object of Python.
+_NOT_TEXT: Final = (AttributeError, TypeError, ValueError)
+# librdkafka warns at each start that this setting of ours is experimental.
+_EXPECTED_WARNING: Final = "enable.gapless.guarantee"
+
+_log = structlog.get_logger("kafka")
+
+
+class KafkaClients:
+    """Makes the clients of one outlet, one after the other.
+
+    Args:
+        name: The outlet's name in the settings.
+        settings: Its settings.
+        log_throttled: What librdkafka logs goes through it.
+
+    Raises:
+        StartError: A file cannot be read, or librdkafka refuses a setting.
+    """
+
+    def __init__(
+        self, name: str, settings: KafkaSettings, log_throttled: LogThrottle
+    ) -> None:
+        self._place = f"kafka.{name}.client"
+        self._settings = settings
+        self._secrets: list[str] = []
+        self._log = LibraryLog(f"kafka.{name}", self.without_secrets, log_throttled)
+        self._made(self._read(), on_error=lambda _: None)
+
+    def make(self, on_error: OnError) -> Producer:
+        """A new client, with secrets as their files have them now; it takes some time.
+
+        Args:
+            on_error: Called from `poll` with each error that concerns no record.
+
+        Raises:
+            StartError: As at the start.
+        """
+        values = {**self._read(), "bootstrap.servers": self._settings.brokers}
+        return self._made(values, on_error)
+
+    def without_secrets(self, text: str) -> str:
+        """A text of librdkafka, shortened, and without what files of secrets have."""
+        for secret in self._secrets:
+            text = text.replace(secret, "…")
+        return shortened(text.strip())
+
+    def _read(self) -> Values:
+        """The settings of the section, with the contents of files in place of paths."""
+        values: Values = {}
+        self._secrets = []
+        for key, value in self._settings.client.items():
+            name = key.removesuffix(FILE_SUFFIX)
+            if name != key:
+                value = _content(f"{self._place}.{key}", Path(str(value)))
+                self._secrets.append(value)
+            elif isinstance(value, bool):
+                value = str(value).lower()
+            values[name] = value
+        return values
+
+    def _made(self, values: Values, on_error: OnError) -> Producer:
+        most = self._settings.max_in_flight
+        try:
+            # Of two names of one setting the later one counts: so first what the section
+            # may change, and last what the outlet's promises need.
+            return Producer(
+                DEFAULTS
+                | {
+                    "queue.buffering.max.messages": most,
+                    # A kilobyte a record, which few exceed: then `produce` refuses, and
+                    # the outlet waits.
+                    "queue.buffering.max.kbytes": most,
+                }
+                | values
+                | {
+                    "acks": "all",
+                    "enable.idempotence": "true",
+                    # A record that the brokers refuse must not be overtaken by the next
+                    # ones of its user: the client stops, and the outlet begins again.
+                    "enable.gapless.guarantee": "true",
+                    # Never: the record is in the log, and waits.
+                    "message.timeout.ms": 0,
+                    "error_cb": on_error,
+                    "logger": self._log,
+                }
+            )
+        except (KafkaException, *_NOT_TEXT) as error:
+            raise self._refused(values, _text_of(error)) from None
+
+    def _refused(self, values: Values, text: str) -> StartError:
+        """The error about settings that librdkafka refuses; it shows no values."""
+        _, is_together, why = text.partition(_TOGETHER)
+        if is_together:
+            found = [key for key in values if key in why]
+            place = f"{self._place}.{found[0]}" if found else self._place
+            return StartError(f"{place}: {self.without_secrets(why)}; correct it")
+        for key, value in values.items():
+            if (refusal := _why_refused(key, value)) is not None:
+                return StartError(f"{self._place}.{key}: {refusal}")
+        return StartError(f"{self._place}: {self.without_secrets(text)}; correct it")
+
+
+class LibraryLog:
+    """Takes the log lines of librdkafka, as a `logging.Logger` would.
+
+    Args:
+        outlet: The name of the outlet.
+        cleaned: Takes secrets out of a text.
+        throttled: Lines of one kind are logged through it.
+    """
+
+    def __init__(
+        self, outlet: str, cleaned: Callable[[str], str], throttled: LogThrottle
+    ) -> None:
+        self._outlet = outlet
+        self._cleaned = cleaned
+        self._throttled = throttled
+
+    def log(self, level: int, _form: str, kind: str, _client: str, text: str) -> None:
+        """Log a line of a kind, such as `FAIL`."""
+        if _EXPECTED_WARNING in text and kind == "CONFWARN":
+            return
+        write = _log.info if level <= logging.INFO else _log.warning
+        if level >= logging.ERROR:
+            write = _log.error
+        elif level <= logging.DEBUG:
+            write = _log.debug
+        self._throttled(
+            write, "librdkafka", key=("librdkafka", kind, level),
+            outlet=self._outlet, kind=kind, text=self._cleaned(text),
+        )  # fmt: skip
+
+
+def _text_of(error: Exception) -> str:
+    return error.args[0].str() if isinstance(error, KafkaException) else str(error)
+
+
+def _content(place: str, path: Path) -> str:
+    file = SecretFile(place, path, "value")
+    try:
+        text = file.read().decode().strip()
+    except UnicodeDecodeError:
+        raise file.refused("is not UTF-8; put only the value there") from None
+    if not text or "\0" in text:
+        raise file.refused("has no value; put it there")
+    return text
+
+
+def _why_refused(key: str, value: object) -> str | None:
+    """Why librdkafka refuses a setting by itself; None if it does not."""
+    try:
+        Producer({key: value, "logger": logging.getLogger("librdkafka")})
+    except (KafkaException, *_NOT_TEXT) as error:
+        text = _text_of(error)
+    else:
+        return None
+    if text.startswith(_TOGETHER):
+        return None
+    if text.startswith(_UNKNOWN):
+        return "librdkafka has no such setting; correct its name, or remove it"
+    allowed = _RANGE.search(text)
+    takes = f", which is outside {allowed[1]}" if allowed else ""
+    return f"librdkafka does not take this value{takes}; correct it"

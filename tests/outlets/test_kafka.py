@@ -1,0 +1,340 @@
+"""The outlet of Kafka, with brokers that fail: every record arrives, in order of its user."""
+
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema
+import pytest
+import trio
+import trio.testing
+
+from liveness.config.outlet_settings import KafkaSettings
+from liveness.config.settings import Config, SocketSettings, StateSettings
+from liveness.core.records import OFFLINE, ONLINE, TIMER, Record, TimerRecord
+from liveness.metrics import OutletNow
+from liveness.outlets.kafka import kafka_outlet, kafka_producer
+from liveness.outlets.kafka.kafka_outlet import KafkaOutlet
+from liveness.service.app import load
+from liveness.service.common.clock import Clock
+from liveness.service.components import SidecarService
+from liveness.service.links.credentials import access_to
+from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.timer_store import TimerStore
+from tests.helpers import kafka_cluster
+from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
+from tests.helpers.tree import ROOT
+
+USERS: Final = 50
+AT: Final = 1_700_000_000_000
+SCHEMA: Final = json.loads((ROOT / "proto/record.schema.json").read_text())
+
+
+@pytest.fixture
+def cluster() -> Iterator[KafkaCluster]:
+    with KafkaCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def reader(cluster: KafkaCluster) -> Iterator[TopicReader]:
+    with TopicReader(cluster) as reader:
+        yield reader
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next client begin soon after one has failed."""
+    monkeypatch.setattr(kafka_outlet, "RETRY_S", 0.05)
+
+
+def record(seq: int) -> Record:
+    """Users come and go, one after the other."""
+    kind = ONLINE if (seq - 1) // USERS % 2 == 0 else OFFLINE
+    user = f"user-{seq % USERS}"
+    session = seq if kind == ONLINE else seq - USERS
+    opened = Record(seq, kind, user, "g", session, seq, "login", AT + seq)
+    if kind == ONLINE:
+        return opened
+    return opened._replace(reason="silence", seen=AT, last="keepalive", silence=1.5)
+
+
+class Service:
+    """A sidecar's outlets over a log of its own."""
+
+    def __init__(self, sidecar: SidecarService, store: LogStore) -> None:
+        assert sidecar.outlets is not None
+        (outlet,) = sidecar.outlets.with_cursors
+        assert isinstance(outlet, KafkaOutlet)
+        self.outlet = outlet
+        self._sidecar, self._store = sidecar, store
+
+    @property
+    def now(self) -> OutletNow:
+        return self.outlet.now()
+
+    def log(self, count: int) -> None:
+        """Add records to the log, as a commit does."""
+        writer = self._sidecar.log_writer
+        first = writer.durable_seq + 1
+        self.add(*map(record, range(first, first + count)))
+
+    def add(self, *records: Record | TimerRecord) -> None:
+        writer = self._sidecar.log_writer
+        batch = Batch(records=[*records], due=[0.0] * len(records))
+        self._store.write(batch)
+        writer.durable_seq = records[-1].seq
+        self._sidecar.feed.publish(batch)
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        with trio.fail_after(kafka_cluster.SOON_S):
+            while not is_so():  # noqa: ASYNC110 - of another thread, or process
+                await trio.sleep(0.01)
+
+    async def until_delivered(self) -> None:
+        newest = self._sidecar.log_writer.durable_seq
+        await self.until(lambda: self.outlet._log.cursor == newest)
+
+
+Running = Callable[..., Any]
+
+
+@pytest.fixture
+def running(tmp_path: Path, cluster: KafkaCluster) -> Running:
+    return partial(run_outlet, tmp_path, cluster)
+
+
+@asynccontextmanager
+async def run_outlet(
+    folder: Path,
+    cluster: KafkaCluster,
+    *,
+    client: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Service]:
+    """Run the outlet; leaving it cancels it, as a stop does."""
+    kafka = KafkaSettings(
+        brokers=cluster.brokers,
+        topic=TOPIC,
+        begin="oldest",
+        client=client or {},
+        **settings,
+    )
+    state = folder / "state"
+    config = Config(
+        socket=SocketSettings(path=folder / "g.sock"),
+        state=StateSettings(dir=state),
+        kafka={"out": kafka},
+    )
+    with (
+        closing(LogStore(state)) as store,
+        closing(
+            TimerStore(state, log=store.log, retry_policy=config.timers.retry_policy)
+        ) as table,
+    ):
+        access = access_to(config.access, group=os.getegid())
+        sidecar = load(config, store, table, Clock(), access)
+        assert sidecar.outlets is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sidecar.outlets.run)
+            yield Service(sidecar, store)
+            nursery.cancel_scope.cancel()
+
+
+def check(reader: TopicReader, newest: int, oldest: int = 1) -> None:
+    """All records arrived, in order of their users; those that did twice are repeats."""
+    reader.until_seqs({*range(oldest, newest + 1)})
+    for key, seqs in reader.first_seqs().items():
+        assert seqs == sorted(seqs), key
+
+
+async def test_a_record_is_a_message(running: Running, reader: TopicReader) -> None:
+    timer = TimerRecord(101, TIMER, "g", "k", None, None, AT, 1, AT)
+    async with running(kinds="online,offline,timer") as service:
+        service.log(100)
+        service.add(timer)
+        await service.until_delivered()
+        assert service.now.state == "following"
+        assert service.now.sent == 101
+        log = service._store.log.encode()
+    check(reader, 101)
+    assert len(reader.messages) == 101
+    for message in reader.messages:
+        shown = json.loads(message.value)
+        jsonschema.validate(shown, SCHEMA)
+        seq, kind = shown["seq"], shown["kind"]
+        logged = timer if seq == 101 else record(seq)
+        assert shown == logged.as_map()
+        headers = {"seq": f"{seq}".encode(), "log": log, "kind": kind.encode()}
+        assert message.headers == headers
+        assert message.key == f"{shown.get('uid', 'timer:g/k')}".encode()
+
+
+async def test_a_gap_is_a_message_without_a_key(
+    running: Running, reader: TopicReader, tmp_path: Path
+) -> None:
+    async with running() as service:
+        service.log(10)
+        await service.until_delivered()
+    with closing(LogStore(tmp_path / "state")) as store:
+        for first in (11, 1_011):
+            page = [record(seq) for seq in range(first, first + 1_000)]
+            store.write(Batch(records=[*page]))
+        store.delete_oldest(oldest_ms=AT + 1_500, most_bytes=2**40)
+    async with running() as service:
+        await service.until_delivered()
+    check(reader, 2_010, oldest=1_010)  # the gap has the seq of the last that it covers
+    (gap,) = [message for message in reader.messages if message.key is None]
+    assert json.loads(gap.value) | {"at": 0} == {
+        "seq": 1_010, "kind": "gap", "first": 11, "until": 1_011, "at": 0
+    }  # fmt: skip
+    assert gap.headers["kind"] == b"gap"
+
+
+async def test_the_next_process_goes_on_where_the_last_one_was(
+    running: Running, reader: TopicReader
+) -> None:
+    for part in range(3):
+        async with running() as service:
+            service.log(300)
+            await service.until_delivered()
+        check(reader, 300 * (part + 1))
+    assert len(reader.messages) == 900  # a stop repeats nothing
+    assert threading.active_count() < 20
+
+
+async def test_brokers_that_go_away_and_come_back_lose_nothing(
+    running: Running,
+    cluster: KafkaCluster,
+    reader: TopicReader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_outlet, "LATE_S", 0.1)
+    monkeypatch.setattr(kafka_producer, "SLOW_POLL_S", 0.01)
+    async with running(client={"reconnect.backoff.max.ms": 200}) as service:
+        service.log(200)
+        await service.until_delivered()
+        cluster.go_away()
+        service.log(3_000)
+        await service.until(lambda: service.now.state == "retrying")
+        assert service.now.lag_records == 3_000
+        assert "the brokers cannot be reached" in service.now.detail
+        cluster.come_back()
+        await service.until_delivered()
+        assert (service.now.state, service.now.detail) == ("following", "")
+    check(reader, 3_200)
+
+
+async def test_one_broker_less_is_a_matter_of_its_cluster(
+    running: Running, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    async with running(client={"topic.metadata.refresh.interval.ms": 200}) as service:
+        service.log(200)
+        await service.until_delivered()
+        cluster.go_away(1)
+        for partition in range(kafka_cluster.PARTITIONS):
+            cluster.lead(partition, 2 + partition % 2)
+        service.log(2_000)
+        await service.until_delivered()
+        assert service.now.retries == 0
+    check(reader, 2_200)
+
+
+async def test_errors_that_pass_are_left_to_the_client(
+    running: Running, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    async with running() as service:
+        cluster.fail(kafka_cluster.PRODUCE, *[kafka_cluster.NOT_LEADER] * 3)
+        cluster.fail(kafka_cluster.PRODUCE, kafka_cluster.TIMED_OUT)
+        service.log(1_000)
+        await service.until_delivered()
+        assert service.now.retries == 0
+    check(reader, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("request_kind", "error", "state", "why"),
+    [
+        (kafka_cluster.PRODUCE, kafka_cluster.TOO_LARGE, "stopped", "max.message"),
+        (kafka_cluster.PRODUCE, kafka_cluster.TOPIC_REFUSED, "stopped", "WRITE"),
+        (kafka_cluster.PRODUCE, kafka_cluster.OUT_OF_ORDER, "retrying", "again"),
+        (
+            kafka_cluster.INIT_PRODUCER_ID,
+            kafka_cluster.CLUSTER_REFUSED,
+            "stopped",
+            "IDEMPOTENT_WRITE",
+        ),
+    ],
+    ids=["large", "topic", "order", "cluster"],
+)
+async def test_a_client_that_failed_is_followed_by_another_one(
+    running: Running,
+    cluster: KafkaCluster,
+    reader: TopicReader,
+    monkeypatch: pytest.MonkeyPatch,
+    request_kind: int,
+    error: int,
+    state: str,
+    why: str,
+) -> None:
+    monkeypatch.setattr(kafka_outlet, "RETRY_S", 0.5)
+    cluster.fail(request_kind, error)
+    async with running() as service:
+        service.log(5_000)
+        await service.until(lambda: service.now.state == state)
+        assert why in service.now.detail
+        await service.until_delivered()
+        assert service.now.state == "following"
+        assert service.now.retries == 1
+    check(reader, 5_000)
+
+
+async def test_a_topic_that_is_missing_is_waited_for(
+    running: Running, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    cluster.refuse_topic(kafka_cluster.UNKNOWN_TOPIC)
+    async with running(client={"topic.metadata.propagation.max.ms": 100}) as service:
+        service.log(500)
+        await service.until(lambda: service.now.state == "stopped")
+        assert f"no topic {TOPIC}; create it" in service.now.detail
+        assert service.now.sent == 0
+        cluster.refuse_topic(0)
+        await service.until_delivered()
+    check(reader, 500)
+
+
+async def test_what_is_in_flight_is_bounded(
+    running: Running, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    cluster.go_away()
+    client = {"queue.buffering.max.messages": 700, "reconnect.backoff.max.ms": 200}
+    async with running(client=client, max_in_flight=1_000) as service:
+        service.log(10_000)
+        await service.until(lambda: len(service.outlet._log._taken) == 2)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert sum(len(it.entries) for it in service.outlet._log._taken) == 1_000
+        cluster.come_back()
+        await service.until_delivered()
+    check(reader, 10_000)
+
+
+async def test_a_file_that_can_no_longer_be_read_is_shown(
+    running: Running, cluster: KafkaCluster, reader: TopicReader, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("sesame")
+    secret.chmod(0o600)
+    async with running(client={"sasl.password_file": str(secret)}) as service:
+        secret.rename(tmp_path / "gone")
+        cluster.fail(kafka_cluster.PRODUCE, kafka_cluster.OUT_OF_ORDER)
+        service.log(100)
+        await service.until(lambda: service.now.state == "stopped")
+        assert "kafka.out.client.sasl.password_file" in service.now.detail
+        (tmp_path / "gone").rename(secret)
+        await service.until_delivered()
+    check(reader, 100)

@@ -1,0 +1,137 @@
+"""A sidecar that sends its records to Kafka, is killed, and goes on."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.helpers import disk
+from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
+from tests.system.conftest import Start
+from tests.system.sidecar import Sidecar
+
+pytestmark = pytest.mark.long
+
+STOP_S: Final = 3.0  # far less than brokers that are away would be waited for
+
+
+@pytest.fixture
+def cluster() -> Iterator[KafkaCluster]:
+    with KafkaCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def reader(cluster: KafkaCluster) -> Iterator[TopicReader]:
+    with TopicReader(cluster) as reader:
+        yield reader
+
+
+@pytest.fixture
+def sidecar(make: Start, cluster: KafkaCluster, tmp_path: Path) -> Sidecar:
+    settings = tmp_path / "settings.toml"
+    settings.write_text(
+        f"""
+[kafka.events]
+brokers = "{cluster.brokers}"
+topic = "{TOPIC}"
+begin = "oldest"
+
+[kafka.events.client]
+"reconnect.backoff.max.ms" = 200
+"""
+    )
+    settings.chmod(0o644)
+    return make(config=settings)
+
+
+def come_and_go(sidecar: Sidecar, users: int) -> None:
+    """Users log in and out, through a gateway of their own."""
+    gateway = sidecar.gateway("gw")
+    for first in range(0, users, 500):
+        some = [f"user-{number}" for number in range(first, first + 500)]
+        gateway.send("login", some)
+        gateway.send("logout", some)
+    gateway.sync()
+    gateway.close()
+
+
+def all_seqs(sidecar: Sidecar) -> set[int]:
+    return {record.seq for record in disk.log(sidecar.database)}
+
+
+def check(sidecar: Sidecar, reader: TopicReader) -> None:
+    """All of the log is in the topic, in order of users, and nothing else is."""
+    seqs = all_seqs(sidecar)
+    reader.until_seqs(seqs)
+    assert len(reader.places) == len(seqs)
+    for key, of_user in reader.first_seqs().items():
+        assert of_user == sorted(of_user), key
+
+
+def test_a_sidecar_that_is_killed_loses_no_record(
+    sidecar: Sidecar, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    sidecar.start()
+    come_and_go(sidecar, 1_000)
+    reader.until(lambda: len(reader.places) >= 500)
+    cluster.go_away()
+    come_and_go(sidecar, 1_000)
+    sidecar.kill()  # with records that are on their way, and a cursor that is older
+    cluster.come_back()
+    sidecar.start()
+    come_and_go(sidecar, 1_000)
+    check(sidecar, reader)
+
+
+def test_a_sidecar_that_is_killed_as_it_sends_repeats_only_what_it_sent(
+    sidecar: Sidecar, reader: TopicReader
+) -> None:
+    for _ in range(3):
+        sidecar.start()
+        seen = len(reader.places)
+        traffic = threading.Thread(target=come_and_go, args=[sidecar, 2_000])
+        traffic.start()
+        reader.until(lambda seen=seen: len(reader.places) > seen)  # type: ignore[misc]
+        traffic.join()
+        sidecar.kill()
+    sidecar.start()
+    check(sidecar, reader)
+
+
+def test_brokers_that_are_away_delay_neither_gateways_nor_the_stop(
+    sidecar: Sidecar, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    cluster.go_away()
+    sidecar.start()
+    come_and_go(sidecar, 1_000)
+    assert sidecar.stop(within_s=STOP_S) == 0
+    cluster.come_back()
+    sidecar.start()
+    check(sidecar, reader)
+
+
+def test_a_setting_that_librdkafka_refuses_ends_the_start(
+    sidecar: Sidecar, tmp_path: Path
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text(settings.read_text() + '"linger.mss" = 5\n')
+    _, error = sidecar.refused_start()
+    assert error == (
+        "kafka.events.client.linger.mss: librdkafka has no such setting; correct its "
+        "name, or remove it"
+    )
+
+
+def test_the_cursor_of_a_stop_is_the_newest(
+    sidecar: Sidecar, reader: TopicReader
+) -> None:
+    sidecar.start()
+    come_and_go(sidecar, 1_000)
+    check(sidecar, reader)
+    sidecar.stop()
+    newest = max(all_seqs(sidecar))
+    stored = disk.rows(sidecar.state / "outlets.db", "select seq from cursors")
+    assert stored == [(newest,)]
