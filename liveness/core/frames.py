@@ -53,10 +53,10 @@ MAX_AGE_S: Final = 1e9
 DEFAULT_SCOPE: Final = {GATEWAY: "own", WATCHER: "all"}
 
 # What `welcome.features` lists: the options and frames of this version. `scope-all` stands
-# for the default scope of a watcher, which was `own`.
+# for the default scope of a watcher, which was `own`, and `cursor` for that of an `ack`.
 FEATURES: Final = (
-    "ack", "after", "age", "began", "conn", "fresh", "kinds", "list", "ping", "scope",
-    "scope-all", "timeout", "timers", "users", "where",
+    "ack", "after", "age", "began", "conn", "cursor", "fresh", "kinds", "list", "ping",
+    "scope", "scope-all", "timeout", "timers", "users", "where",
 )  # fmt: skip
 # Listed too where presence across hosts is configured: `where` has an option of this name.
 CLUSTER: Final = "cluster"
@@ -186,7 +186,12 @@ def parse_ack(frame: Frame, n: int) -> Ack:
     seq = frame[1] if len(frame) > 1 else None
     if not is_natural(seq):
         raise _bad_option(f"ack of {seq!r:.40}; it takes a record's seq, from 0")
-    return Ack(seq, n)
+    cursor = frame[2] if len(frame) > 2 else None
+    if cursor is not None and not (is_natural(cursor) and cursor <= seq):
+        raise _bad_option(
+            f"ack of {seq} with the cursor {cursor!r:.40}; a cursor is 0 to {seq}, or nil"
+        )
+    return Ack(seq, n, cursor)
 
 
 def parse_after(frame: Frame) -> After:

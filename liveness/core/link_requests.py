@@ -112,10 +112,14 @@ class Logout:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The link has processed every record up to `seq`."""
+    """The link has received every record up to `seq`.
+
+    It has processed those up to `cursor`; None: all of them.
+    """
 
     seq: int
     n: int
+    cursor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

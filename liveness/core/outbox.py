@@ -15,7 +15,7 @@ from liveness.core.changes import Disk
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.effects import Send, SendList
 from liveness.core.framing import encode
-from liveness.core.link_requests import Hello
+from liveness.core.link_requests import Ack, Hello
 from liveness.core.records import GATEWAY
 
 NOTICES_PER_FRAME: Final = 1_000
@@ -94,6 +94,7 @@ class Outbox:
         self._list_limit: LimitMet | None = None  # why the next list waits
         self._list_waited_s = 0.0
         self._unacked: deque[int] = deque()
+        self._is_cursor_kept = False  # the peer has not processed all it acknowledged
         self._position_before: int | None = None  # while a frame of records is written
 
     @property
@@ -212,19 +213,20 @@ class Outbox:
         """Send the records behind *reading*, once *ticket* is durable."""
         self._hello, self._reading, self._welcome_ticket = hello, reading, ticket
 
-    def acknowledge(self, seq: int, wall_ms: int) -> int:
-        """Move the cursor to *seq*; return how many sent records that acknowledges."""
+    def acknowledge(self, ack: Ack, wall_ms: int) -> int:
+        """Move the cursor; return how many sent records *ack* acknowledges."""
         before = len(self._unacked)
-        while self._unacked and self._unacked[0] <= seq:
+        while self._unacked and self._unacked[0] <= ack.seq:
             self._unacked.popleft()
-        self._store_cursor(seq, wall_ms)
+        cursor = ack.seq if ack.cursor is None else ack.cursor
+        self._is_cursor_kept = cursor < ack.seq
+        self._store_cursor(cursor, wall_ms)
         return before - len(self._unacked)
 
     def follow(self, wall_ms: int) -> None:
-        """If all records are acknowledged, move the cursor to the position."""
-        position = self.position
-        if position is not None and not self._unacked:
-            self._store_cursor(position, wall_ms)
+        """If all records are acknowledged and processed, move the cursor to the position."""
+        if self.position is not None and self._may_follow:
+            self._store_cursor(self.position, wall_ms)
 
     def drop_replies(self) -> None:
         """Drop the queued replies; complete the frame that is being written."""
@@ -255,11 +257,15 @@ class Outbox:
         self._reply_bytes += more
         self._unread.memory += more
 
+    @property
+    def _may_follow(self) -> bool:
+        return not (self._unacked or self._is_cursor_kept)
+
     def _store_cursor(self, seq: int, wall_ms: int) -> None:
         hello = self._hello
         assert hello is not None
         if hello.role == GATEWAY or hello.ack:
-            if not self._unacked:
+            if self._may_follow:
                 seq = max(seq, self.position or 0)
             self._cursors.move((hello.role, hello.name), seq, wall_ms)
 

@@ -292,7 +292,7 @@ class Requests:
             )
             self._registry.refuse(link, refusal)
         else:
-            acked = link.outbox.acknowledge(ack.seq, at.wall_ms)
+            acked = link.outbox.acknowledge(ack, at.wall_ms)
             self._counts.notices_acked += acked
             if link.outbox.room > 0:
                 self._effects.append(HasRoom(link.number))

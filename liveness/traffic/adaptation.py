@@ -103,6 +103,8 @@ class Adapter:
                 new = ["login", uids, self._login(options), *rest]
             case ["ack", seq, *rest] if type(seq) is int:
                 new = ["ack", self._ack(seq), *rest]
+                if rest and type(rest[0]) is int:
+                    new[2] = min(rest[0], new[1])
             case ["done" | "fail" as name, key, message, dict() as options, *rest]:
                 options = {key: options[key] for key in options if key != "seq"}
                 new = [name, key, message, options, *rest]

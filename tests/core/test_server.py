@@ -169,6 +169,26 @@ def test_an_ack_asks_for_more_only_if_there_is_more(shell: Shell) -> None:
     assert shell.cursors["gateway", "g"].seq == 1
 
 
+def test_a_cursor_stays_behind_what_is_received_and_not_processed(shell: Shell) -> None:
+    shell = Shell(window=2)
+    link = shell.gateway(kinds=["online"])
+    shell.says(link, ["login", ["a", "b", "c"]], ["ping", 1])
+    shell.write()
+    link.outbox.records_begin([1, 2], 0)
+    shell.reading_of(link).seq = 2
+    link.outbox.records_sent(0)
+    shell.says(link, ["ack", 2, 1])
+    assert (link.outbox.room, link.outbox.unacked) == (2, 0)
+    shell.server.note_cursors(shell.at)
+    assert shell.cursors["gateway", "g"].seq == 1
+    shell.reading_of(link).seq = 3  # a record that does not concern it
+    shell.says(link, ["ack", 2, 1])
+    shell.server.note_cursors(shell.at)
+    assert shell.cursors["gateway", "g"].seq == 1
+    shell.says(link, ["ack", 2, 2])
+    assert shell.cursors["gateway", "g"].seq == 3
+
+
 def test_a_cursor_follows_only_what_is_written(shell: Shell) -> None:
     link = shell.gateway(kinds=["online"], ack=False)
     shell.says(link, ["login", ["a", "b", "c"]], ["ping", 1])

@@ -92,6 +92,8 @@ def test_a_place_in_the_log_is_that_of_this_sidecar() -> None:
     assert again.adapted(hello(after=44, log="old"), 1) == hello(after=7, log="new")
     assert again.adapted(["ack", 43], 2) == ["ack", 7]
     assert again.adapted(["ack", 5], 2) is None
+    assert again.adapted(["ack", 43, 12], 2) == ["ack", 7, 7]
+    assert again.adapted(["ack", 43, 5], 2) == ["ack", 7, 5]
     watcher = hello(after=3, log="old", role="watcher")
     assert adapter(names=names).adapted(watcher, 1) == hello(role="watcher")
 
