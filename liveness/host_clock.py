@@ -37,6 +37,11 @@ def read_host(loop_clock: Callable[[], float]) -> HostReading | None:
     return best
 
 
+def wall_s() -> float:
+    """The wall clock, in Unix seconds."""
+    return time.time()
+
+
 def _is_virtual() -> bool:
     """Whether the event loop's clock is trio's MockClock, as in tests."""
     testing = sys.modules.get("trio.testing")

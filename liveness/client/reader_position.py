@@ -40,6 +40,11 @@ class ReaderPosition:
         return self._seq
 
     @property
+    def in_log(self) -> int | None:
+        """The seq, if it is one of the newest log that is known."""
+        return self._seq if self._seq_log in (None, self.known_log) else None
+
+    @property
     def lacks_log(self) -> bool:
         """Whether the log of the seq has to be learnt before a hello can name it."""
         return bool(self._seq) and self._seq_log is None

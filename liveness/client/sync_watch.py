@@ -22,6 +22,7 @@ from liveness.client.sidecar import socket_at
 from liveness.client.threaded_watch import ThreadedWatch, background_loop
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
 from liveness.client.watcher_link import ReportLine
+from liveness.core.damping import DampingCounts
 from liveness.core.records import Uid
 
 __all__ = ["SyncWatch", "watch_sync"]
@@ -39,6 +40,7 @@ def watch_sync(
     scope: str = "all",
     kinds: Sequence[str] = (),
     users: bool = False,
+    settle_s: float = 0.0,
     strict: bool = False,
     report_line: ReportLine | None = None,
 ) -> Iterator["SyncWatch"]:
@@ -51,7 +53,7 @@ def watch_sync(
         ConfigError: As `watch`.
     """
     options: dict[str, Any] = {"name": name, "after": after, "log": log, "scope": scope}
-    options |= {"kinds": kinds, "users": users, "strict": strict}
+    options |= {"kinds": kinds, "users": users, "settle_s": settle_s, "strict": strict}
     watch = Watch(socket_at(path), report_line=report_line, **options)
     with background_loop() as (portal, stack):
         stack.callback(portal.call, watch.aclose)
@@ -85,6 +87,16 @@ class SyncWatch(ThreadedWatch[Batch], Iterator[RecordMap]):
     def log(self) -> str | None:
         """The id of the log that the last record is from; see `Watch.log`."""
         return self._watch.log
+
+    @property
+    def position(self) -> int | None:
+        """The seq to go on behind; see `Watch.position`. For the thread of the loop."""
+        return self._watch.position
+
+    @property
+    def damping(self) -> DampingCounts:
+        """What `settle_s` has done; see `Watch.damping`."""
+        return self._watch.damping
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ comes again.
 import os
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from logging import INFO
 from math import inf
 from typing import Any, Final, Self, TypeAlias
@@ -27,6 +27,7 @@ from typing import Any, Final, Self, TypeAlias
 import anyio
 from anyio.lowlevel import checkpoint
 
+from liveness.client.damped_records import MAX_SETTLING, DampedRecords, settle_s_in
 from liveness.client.forks import WATCH, refuse_after_fork
 from liveness.client.inbox import RecordMap
 from liveness.client.protocol import Welcome
@@ -49,16 +50,19 @@ from liveness.client.watcher_link import (
     watcher_hello,
     wrong_form,
 )
+from liveness.core.damping import DampingCounts
 from liveness.core.frames import BadFrame, parse_hello
 from liveness.core.framing import Frame
-from liveness.core.records import Uid
+from liveness.core.records import SESSION_KINDS, Uid
 from liveness.errors import LivenessError, Replaced, ReportError
+from liveness.host_clock import wall_s as host_wall_s
 from liveness.text import escaped
 
 __all__ = ["Batches", "HostSession", "Listing", "Watch", "Whereabouts", "watch"]
 
 # The kind of the mapping that says that the log is another one. It is not on the wire.
 LOG: Final = "log"
+CURSOR: Final = "cursor"  # in `welcome.features`
 # While more records are at hand, an ack is written at most this often. Before a wait for
 # the next one everything finished is acknowledged.
 ACK_EVERY_S: Final = 0.1
@@ -77,6 +81,7 @@ def watch(
     scope: str = "all",
     kinds: Sequence[str] = (),
     users: bool = False,
+    settle_s: float = 0.0,
     strict: bool = False,
     report_line: ReportLine | None = None,
 ) -> "Watch":
@@ -89,6 +94,7 @@ def watch(
         scope=scope,
         kinds=kinds,
         users=users,
+        settle_s=settle_s,
         strict=strict,
         report_line=report_line,
     )
@@ -113,6 +119,12 @@ class Watch(AsyncIterator[RecordMap]):
     the oldest; of a restored one those that this reader had not read. In both cases what
     the program knows may be out of date: `list` says who is online.
 
+    With `settle_s` an offline comes once its user was away for that long, so behind records
+    of other users with a higher `seq`. If the user is back before that, neither the offline
+    nor the online comes; if through another gateway, a "moved" with the `seq` of the online.
+    A program that starts again may get some records again; of a user whose offline waited
+    at that moment, it may get an online alone.
+
     If a wait for a record is cancelled, no record is lost. Use `async with`, or call
     `aclose`, where the loop may end before the program.
 
@@ -130,9 +142,11 @@ class Watch(AsyncIterator[RecordMap]):
         scope: str = "all",
         kinds: Sequence[str] = (),
         users: bool = False,
+        settle_s: float = 0.0,
         strict: bool = False,
         report_line: ReportLine | None = None,
         pause_between: PauseBetween = random.uniform,
+        wall_s: Callable[[], float] = host_wall_s,
     ) -> None:
         self.path = path
         self._has_cursor = name is not None
@@ -143,6 +157,11 @@ class Watch(AsyncIterator[RecordMap]):
         if users:
             self._options["users"] = True
         _check(self._options, after, log)
+        self._damped: DampedRecords | None = None
+        if settle_s_in(settle_s):
+            self._damped = DampedRecords(settle_s, kinds, users=users, wall_s=wall_s)
+            if kinds:  # what decides is whether a user is back
+                self._options["kinds"] = tuple({*kinds, *SESSION_KINDS})
         self._scope = scope
         self._redial = Redial(
             path,
@@ -175,9 +194,10 @@ class Watch(AsyncIterator[RecordMap]):
         self._position = ReaderPosition(after, log, has_cursor=self._has_cursor)
         # Arrived, and not given to the loop yet; each with the number of its log.
         self._waiting = deque[tuple[int, RecordMap]]()
-        self._given: tuple[int, int] | None = None  # to the loop: a log's number, a seq
+        # To the loop: a log's number, the seq below which nothing was given, the last seq.
+        self._given: tuple[int, int, int] | None = None
         self._finished: tuple[int, int] = (0, 0)
-        self._acked = 0  # on this link
+        self._acked: tuple[int, ...] = (0,)  # on this link
         self._acked_at = -inf
         refuse_after_fork(self, WATCH)
 
@@ -204,8 +224,8 @@ class Watch(AsyncIterator[RecordMap]):
     async def _next_batch(self) -> Batch:
         await self._ready()
         batch = [record for _, record in self._waiting]
-        number, record = self._waiting[-1]
-        self._given = number, record["seq"]
+        least = batch[0] if self._damped is None else min(batch, key=_seq_of)
+        self._given = self._waiting[-1][0], least["seq"] - 1, batch[-1]["seq"]
         self._waiting.clear()
         return batch
 
@@ -215,12 +235,13 @@ class Watch(AsyncIterator[RecordMap]):
         if not self._waiting or self._is_closed:
             return None
         number, record = self._waiting.popleft()
-        self._given = number, record["seq"]
+        self._given = number, record["seq"] - 1, record["seq"]
         return record
 
     def _finish(self) -> None:
         if self._given is not None:
-            self._finished, self._given = self._given, None
+            number, _, seq = self._given
+            self._finished, self._given = (number, seq), None
 
     async def _ready(self) -> None:
         """Finish what was given to the loop; wait until a record is at hand."""
@@ -243,25 +264,44 @@ class Watch(AsyncIterator[RecordMap]):
             # On a new link, what the one before may have lost.
             await self._acknowledge()
             try:
-                self._read(await link.next_frame())
-                while link.has_frame:
-                    self._read(await link.next_frame())
+                await self._read_from(link)
             except LivenessError as error:
                 await self._drop_link()
                 if self._is_closed:
                     return
                 self._end = error  # what has arrived before is given to the loop first
 
+    async def _read_from(self, link: WatcherLink) -> None:
+        """Read what has arrived; if nothing has, wait for it, or until something settles."""
+        damped = self._damped
+        began = anyio.current_time()
+        try:
+            with anyio.move_on_after(
+                None if damped is None else damped.next_in_s
+            ) as wait:
+                self._read(await link.next_frame())
+        except BaseException:
+            if damped is not None:
+                damped.waited(anyio.current_time() - began)
+            raise
+        if damped is not None and wait.cancelled_caught:
+            self._add(damped.settle())
+        while link.has_frame:
+            self._read(await link.next_frame())
+
     def _read(self, frame: Frame) -> None:
         match frame:
             case ("notices", tuple(records), *_):
                 for record in records:
                     try:
-                        is_new = self._position.arrived(record["seq"])
+                        if not self._position.arrived(record["seq"]):
+                            self._acked = (0,)  # what was acknowledged before it came
+                        elif self._damped is None:
+                            self._waiting.append((self._position.logs, record))
+                        else:
+                            self._add(self._damped.add(record))
                     except (TypeError, KeyError):
                         raise wrong_form(frame) from None
-                    if is_new:
-                        self._waiting.append((self._position.logs, record))
             case ("error", {"code": code, "message": message}, *_):
                 why = escaped(f"{message} ({code})")
                 self._redial.say(f"{self.path} refused a frame: {why}; going on")
@@ -270,19 +310,51 @@ class Watch(AsyncIterator[RecordMap]):
 
     async def _acknowledge(self) -> None:
         """Write an ack for what is finished, unless that was done."""
-        number, seq = self._finished
-        is_due = (
-            self._has_cursor and number == self._position.logs and seq > self._acked
-        )
-        if (link := self._link) is None or not is_due:
+        if (link := self._link) is None or not self._has_cursor:
+            return
+        ack = self._next_ack(link)
+        if ack[0] < 1 or ack <= self._acked:
             return
         try:
-            await link.send(["ack", seq])
+            await link.send(["ack", *ack])
         except BaseException:  # a part of it may be written
             self._link, self._linked_at = None, inf
             await link.aclose()
             raise
-        self._acked, self._acked_at = seq, anyio.current_time()
+        self._acked, self._acked_at = ack, anyio.current_time()
+
+    def _next_ack(self, link: WatcherLink) -> tuple[int, ...]:
+        """The seq up to which to acknowledge and, if that differs, the cursor."""
+        if self._damped is None:
+            number, seq = self._finished
+            return (seq if number == self._position.logs else 0,)
+        cursor = self._all_given
+        if self._given is not None:
+            cursor = min(cursor, self._given[1])
+        cursor = max(cursor, 0)  # that of a new log may be -1
+        if CURSOR not in link.welcome.features:
+            return (cursor,)
+        return self._position.floor, cursor
+
+    def _add(self, records: Iterable[RecordMap]) -> None:
+        """Have the loop get what a damper passes on."""
+        assert self._damped is not None
+        counts = self._damped.counts
+        before = counts.hurried
+        self._waiting.extend((self._position.logs, record) for record in records)
+        if counts.hurried > before:
+            self._redial.say(
+                f"more than {MAX_SETTLING} offlines wait for settle_s: the oldest are passed "
+                "on early; give a shorter one"
+            )
+
+    @property
+    def _all_given(self) -> int:
+        """The seq up to which everything that has arrived was given to the loop."""
+        seqs = [_seq_of(record) - 1 for _, record in self._waiting]
+        if self._damped is not None and self._damped.oldest_seq is not None:
+            seqs.append(self._damped.oldest_seq - 1)
+        return min([self._position.floor, *seqs])
 
     # --- the link -------------------------------------------------------------------
 
@@ -290,6 +362,28 @@ class Watch(AsyncIterator[RecordMap]):
     def log(self) -> str | None:
         """The id of the log that the last record is from; None before the first link."""
         return self._position.known_log
+
+    @property
+    def position(self) -> int | None:
+        """For a program that stores its own position: the seq to go on behind.
+
+        Store it with `log` after the work on a record, or on a list of `batches`, and give
+        both to `watch` as `after` and `log`. All records up to it have been given to the
+        loop, and their work must be done. Without `settle_s` it is the `seq` of the last
+        record, or more. With it, it stays before an offline that waits, so that some
+        records come again. It is None if there is nothing to store: before the first
+        link, and while what follows begins with another log.
+        """
+        if self._position.in_log is None or any(
+            record["kind"] == LOG for _, record in self._waiting
+        ):
+            return None
+        return self._all_given
+
+    @property
+    def damping(self) -> DampingCounts:
+        """What `settle_s` has done: records `left_out`, and offlines passed on early."""
+        return DampingCounts() if self._damped is None else self._damped.counts
 
     @property
     def name(self) -> str:
@@ -339,27 +433,44 @@ class Watch(AsyncIterator[RecordMap]):
             was_linked = self._position.has_begun and self.log is not None
             link = await self._redial.open(self._hello)
             if self._begin(link.welcome):
-                self._link, self._acked = link, 0
+                self._link, self._acked = link, (0,)
                 self._linked_at = self._acked_at = anyio.current_time()
                 self._report(was_linked=was_linked)
                 return link
             await link.aclose()
 
     def _hello(self) -> dict[str, object]:
-        return self._options | self._position.options()
+        hello = self._options | self._position.options()
+        damped = self._damped
+        if self._has_cursor and damped is not None and damped.oldest_seq is not None:
+            # The stored cursor follows what a link delivers. So have it deliver again what
+            # is behind an offline that waits: a crash must not lose that.
+            hello["after"] = damped.oldest_seq - 1
+        return hello
 
     def _begin(self, welcome: Welcome) -> bool:
         """Take the welcome of a link; return False if another hello has to be said."""
         position = self._position
         if position.leave_to_the_sidecar(welcome):
             return False
-        if (new := position.welcomed(welcome)) is not None:
+        new = position.welcomed(welcome)
+        damped = self._damped
+        if damped is not None and not (damped.has_begun and new is None):
+            self._add(damped.flush())  # of the log before
+            damped.begin(welcome.next - 1)
+        if new is not None:
             self._waiting.append((position.logs, new))
             self._redial.say("the log is a new one: all its records follow")
         if "users" in self._options and "users" not in welcome.features:
             self._redial.say(
                 f"the sidecar ({welcome.server}) cannot tell users from devices: records "
                 "of all devices follow; update it"
+            )
+        if damped and self._has_cursor and CURSOR not in welcome.features:
+            self._redial.say(
+                f"the sidecar ({welcome.server}) stores no position behind what it has sent: "
+                "if more than its limits.window of records come within settle_s, offlines "
+                "may come early; update it"
             )
         return not position.was_forgotten(welcome)
 
@@ -487,6 +598,10 @@ class Batches(AsyncIterator[Batch]):
 
     async def __anext__(self) -> Batch:
         return await self._watch._next_batch()
+
+
+def _seq_of(record: RecordMap) -> int:
+    return int(record["seq"])
 
 
 def _check(options: dict[str, Any], after: int | None, log: str | None) -> None:

@@ -38,6 +38,7 @@ def watch(
     scope: str = "all",
     kinds: "Sequence[str]" = (),
     users: bool = False,
+    settle_s: float = 0.0,
     strict: bool = False,
     report_line: "ReportLine | None" = None,
 ) -> watcher.Watch: ...
@@ -70,7 +71,7 @@ def watch(
 
     With a `name`, the sidecar stores how far this reader is: a program that starts again
     goes on behind the last record that it finished. Without one, every program begins
-    where `after` says, and can keep its own position: `record["seq"]` and `Watch.log`.
+    where `after` says, and can keep its own position: `Watch.position` and `Watch.log`.
 
     With `cluster` it returns the events of all hosts, read from Redis itself, as a
     `ClusterWatch`: its arguments are beside `cluster` only kinds, lists, position,
@@ -97,6 +98,9 @@ def watch(
         users: Read records of users, not of their devices: one when a user's first device
             comes, and one when the last goes. Needs `presence.device_separator` in the
             sidecar's settings.
+        settle_s: How long a user must be away, 0 to 600 seconds, before its offline comes;
+            if the user is back before that, neither the offline nor the online does.
+            Records then come out of the order of their `seq`; see `Watch`.
         strict: Whether to raise what is otherwise logged and tried again. At the first
             attempt these are all errors, later the refusals that will not pass.
         report_line: Is called with each line about the link, in place of the logger.
@@ -120,6 +124,7 @@ def watch_sync(
     scope: str = "all",
     kinds: "Sequence[str]" = (),
     users: bool = False,
+    settle_s: float = 0.0,
     strict: bool = False,
     report_line: "ReportLine | None" = None,
 ) -> AbstractContextManager[sync_watch.SyncWatch]: ...
@@ -170,6 +175,13 @@ def _refuse_path(path: Path | None) -> None:
 def _cluster_watch(
     cluster: "str | ClusterSettings", options: dict[str, Any]
 ) -> "ClusterWatch":
+    if options.pop("settle_s", 0):
+        # A user may be online on several hosts at a time, each with a log of its own: a
+        # position behind what waits would have to be one in each of them.
+        raise ReportError(
+            "settle_s is of one sidecar's records, and cluster reads those of all; leave "
+            "one of the two out, or watch each sidecar"
+        )
     from liveness.cluster.cluster_watch import ClusterWatch
     from liveness.config.cluster import settings_of
 

@@ -121,6 +121,21 @@ def test_a_program_that_starts_again_goes_on_behind_the_last_finished_record(
     run(main)
 
 
+def test_a_user_who_is_back_soon_was_not_away(run: Run) -> None:
+    async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
+        gateway.login("ada", conn=(conn := gateway.new_conn()))
+        await gateway.flush()
+        gateway.logout("ada", conn=conn)
+        await gateway.flush()
+        await report(gateway, "ada", "bob")
+        # An offline that was there at the start may have come before: see `core.damping`.
+        async with read_by(script, after=0, settle_s=5) as watch:
+            assert [(await anext(watch))["seq"] for _ in "abc"] == [1, 3, 4]
+            assert watch.damping.left_out == 1
+
+    run(main)
+
+
 def test_a_wait_that_is_cancelled_loses_no_record(run: Run) -> None:
     async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
         async with read_by(script, name="mailer") as watch:
@@ -768,6 +783,9 @@ def test_a_program_of_threads_reads_asks_and_goes_on_where_it_was(
         assert watch.name == "mailer"
         batch = next(watch.batches())
         assert [record["uid"] for record in batch] == ["eve"]
+    with liveness.watch_sync(script.path, after=0, settle_s=5) as watch:
+        assert [record["seq"] for record in next(watch.batches())] == [1, 2, 3]
+        assert (watch.position, watch.damping.left_out) == (3, 0)
     with pytest.raises(anyio.ClosedResourceError):
         watch.where("ada")
     assert [*watch] == []

@@ -51,12 +51,20 @@ PLAIN: Final = HttpSettings()
 USUAL: Final = TimerSettings()
 UIDS: Final = PresenceSettings()
 ALONE: Final = ClusterSettings()
+WALL_MS: Final = 1_795_168_800_000
 # Virtual seconds: far beyond any delay of the product's.
 LONG_S: Final = 600.0
 # An idle sidecar may look up ten times a second, and at its ticks, and no more.
 IDLE_PER_S: Final = 14.0
 # Where somebody is due and waits it looks every 50 ms, beside its ticks.
 WAITING_PER_S: Final = 40.0
+
+
+class VirtualWallClock(Clock):
+    """A wall clock that runs with the loop's virtual time."""
+
+    def wall_ms(self) -> int:
+        return WALL_MS + round(trio.current_time() * 1000)
 
 
 class Caller(peer.Caller):
@@ -195,6 +203,7 @@ async def running(
     cluster: ClusterSettings = ALONE,
     webhooks: Mapping[str, WebhookSettings] = MappingProxyType({}),
     listen: Callable[[Path], AbstractContextManager[socket.socket]] = listening,
+    clock: type[Clock] = Clock,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """Run a service with this silence timeout, this guard and these limits."""
@@ -220,7 +229,7 @@ async def running(
         listen(config.socket.path) as listener,
     ):
         sidecar = load(
-            config, store, table, Clock(), access_to(config.access, group=os.getegid())
+            config, store, table, clock(), access_to(config.access, group=os.getegid())
         )
         async with trio.open_nursery() as nursery:
             rig = Rig(sidecar, store, config.socket.path, nursery)

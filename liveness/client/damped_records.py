@@ -1,0 +1,142 @@
+"""What a watch with `settle_s` does with its records (`core.damping` says what for).
+
+A sidecar does not say that it has sent all it has. So once nothing has arrived for a moment,
+all records that were decided before that moment count as read.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Final
+
+from liveness.client.inbox import RecordMap
+from liveness.core.damping import (
+    MOST_SETTLE_S,
+    DampedRecord,
+    Damper,
+    DampingCounts,
+)
+from liveness.core.records import GAP, MOVED, SESSION_KINDS
+from liveness.errors import ReportError
+
+# The moment; longer than a sidecar takes from a decision to its delivery.
+QUIET_S: Final = 0.25
+# Offlines that wait at a time. Each takes about 1 KB.
+MAX_SETTLING: Final = 100_000
+
+
+class DampedRecords:
+    """The records that wait, of one watch.
+
+    Args:
+        settle_s: How long a user must be away.
+        kinds: The kinds that the program reads; none: all.
+        users: Whether it reads of users, not of devices.
+        wall_s: Reads the wall clock, in Unix seconds.
+    """
+
+    def __init__(
+        self,
+        settle_s: float,
+        kinds: Sequence[str],
+        *,
+        users: bool,
+        wall_s: Callable[[], float],
+    ) -> None:
+        self.counts = DampingCounts()
+        self._settle_s = settle_s
+        self._kinds = frozenset(kinds)
+        self._users = users
+        self._wall_s = wall_s
+        self._quiet_s = 0.0
+        self.begin(0)
+        self.has_begun = False
+
+    def begin(self, newest: int) -> None:
+        """Begin with a log; its records up to *newest* may have come to the loop before."""
+        self._damper = Damper[RecordMap](
+            round(self._settle_s * 1000),
+            most=MAX_SETTLING,
+            move=None if self._users else _moved,
+            doubtful_until=newest,
+            counts=self.counts,
+        )
+        self.has_begun = True
+
+    @property
+    def oldest_seq(self) -> int | None:
+        """The seq of the oldest offline that waits; None if none does."""
+        return self._damper.oldest_seq
+
+    def add(self, record: RecordMap) -> Iterator[RecordMap]:
+        """Take a record that has arrived; yield what the loop gets now.
+
+        Raises:
+            KeyError, TypeError: It has not the form of a record.
+        """
+        self._quiet_s = 0.0
+        kind = record["kind"]
+        if kind in SESSION_KINDS:
+            user = record["uid"]
+            if self._users:
+                user = record.get("user", user)
+            damped = DampedRecord(
+                record["seq"], kind, user, record["gateway"], record["at"]
+            )
+            yield from self._wanted(self._damper.add(record, damped))
+            return
+        if kind == GAP:
+            yield from self.flush()
+        yield from (record,)
+
+    def flush(self) -> Iterator[RecordMap]:
+        """Yield what waits: records are missing, by which users may have come back."""
+        yield from self._wanted(self._damper.flush())
+
+    def settle(self) -> Iterator[RecordMap]:
+        """Yield what the loop gets as nothing has arrived for `next_in_s`."""
+        until = round((self._wall_s() - QUIET_S) * 1000)
+        yield from self._wanted(self._damper.read_until(until))
+
+    @property
+    def next_in_s(self) -> float:
+        """Seconds without a record after which to call `settle`; infinity: never."""
+        next_at = self._damper.next_at
+        if next_at is None:
+            return inf
+        away_s = (
+            self._settle_s + QUIET_S
+        )  # at most, also if the wall clock was set back
+        settled_s = min(next_at / 1000 + QUIET_S - self._wall_s(), away_s)
+        # At least so long that what has arrived can be read.
+        return max(settled_s, QUIET_S - self._quiet_s, 0.01)
+
+    def waited(self, seconds: float) -> None:
+        """Note that nothing has arrived for so long, though the wait was cut off."""
+        self._quiet_s += seconds
+
+    def _wanted(self, records: Iterator[RecordMap]) -> Iterator[RecordMap]:
+        for record in records:
+            if not self._kinds or record["kind"] in self._kinds:
+                yield record
+
+
+def settle_s_in(settle_s: object) -> float:
+    """Check a `settle_s`.
+
+    Raises:
+        ReportError: It is not one.
+    """
+    if type(settle_s) in (int, float) and 0 <= settle_s <= MOST_SETTLE_S:  # type: ignore[operator]  # a number
+        return float(settle_s)  # type: ignore[arg-type]
+    raise ReportError(
+        f"settle_s is {settle_s!r:.80}; it must be 0 to {MOST_SETTLE_S:g} seconds"
+    )
+
+
+def _moved(offline: RecordMap, online: RecordMap) -> RecordMap:
+    """As `core.damping.moved`."""
+    record = {**online, "kind": MOVED, "from": offline["gateway"]}
+    record["from_session"] = offline["session"]
+    if "conn" in offline:
+        record["from_conn"] = offline["conn"]
+    return record

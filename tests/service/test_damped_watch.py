@@ -1,0 +1,382 @@
+"""`liveness.watch(settle_s=…)` on a running service, in virtual time."""
+
+import random
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from anyio.abc import SocketAttribute
+from trio.testing import MockClock
+
+import liveness
+from liveness.client import damped_records
+from liveness.client.inbox import RecordMap
+from liveness.client.watcher import Watch
+from liveness.core import frames
+from liveness.core.records import MOVED, OFFLINE, ONLINE
+from tests.service.rig import Caller, Rig, VirtualWallClock, running
+
+SETTLE_S = 5.0
+NAME = "friends"
+virtual = pytest.mark.rig(clock=VirtualWallClock)
+
+
+def watch_of(path: Path, **options: Any) -> Watch:
+    """A watch by virtual time that connects again at once."""
+    return Watch(
+        str(path),
+        settle_s=SETTLE_S,
+        pause_between=lambda *_: 0,
+        wall_s=lambda: VirtualWallClock().wall_ms() / 1000,
+        **options,
+    )
+
+
+@asynccontextmanager
+async def reading(rig: Rig, **options: Any) -> AsyncIterator[Watch]:
+    async with watch_of(rig._path, **options) as watch:
+        await watch.connected()
+        yield watch
+
+
+async def next_of(watch: Watch, count: int) -> list[tuple[str, str]]:
+    """The next so many records: kind and user."""
+    with trio.fail_after(60):
+        found = [await anext(watch) for _ in range(count)]
+    return [(record["kind"], record["uid"]) for record in found]
+
+
+async def nothing_of(watch: Watch, seconds: float) -> None:
+    with trio.move_on_after(seconds) as waiting:
+        raise AssertionError(await anext(watch))
+    assert waiting.cancelled_caught
+
+
+async def does(gateway: Caller, name: str, *uids: str) -> None:
+    await gateway.send([name, [*uids]])
+    await gateway.sync()
+
+
+def cursor(rig: Rig) -> int:
+    """The stored position of the watch."""
+    rig.engine.server.note_cursors(rig.engine.instant())
+    return rig.log_writer.cursors["watcher", NAME].seq
+
+
+# --- what comes, and when -------------------------------------------------------------
+
+
+@virtual
+async def test_an_offline_comes_when_its_user_was_away_for_long_enough(
+    rig: Rig,
+) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    async with reading(rig) as watch:
+        began = trio.current_time()
+        await does(gateway, "logout", "ada", "bob")
+        await trio.sleep(SETTLE_S - 1)
+        await does(gateway, "login", "ada")
+        assert await next_of(watch, 1) == [(OFFLINE, "bob")]
+        took = trio.current_time() - began
+        assert SETTLE_S <= took < SETTLE_S + 2 * damped_records.QUIET_S
+        await nothing_of(watch, 20)
+        assert (watch.damping.left_out, watch.damping.hurried) == (2, 0)
+
+
+@virtual
+async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) -> None:
+    gateway = await rig.gateway("g", kinds=[])
+    await gateway.send(["login", "ada", {"conn": 7}])
+    await gateway.sync()
+    other = await rig.gateway("h", kinds=[])
+    async with reading(rig, kinds=["moved"]) as watch:
+        await does(gateway, "logout", "ada")
+        await does(other, "login", "ada")
+        with trio.fail_after(60):
+            record = await anext(watch)
+        log = rig.log()
+        assert record == {
+            **log[2].as_map(),
+            "kind": MOVED,
+            "from": "g",
+            "from_session": 1,
+            "from_conn": 7,
+        }
+
+
+@virtual
+async def test_waits_that_are_cut_off_let_offlines_settle_too(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    async with reading(rig) as watch:
+        await does(gateway, "logout", "ada")
+        found: list[RecordMap] = []
+        with trio.fail_after(SETTLE_S * 2):
+            while not found:
+                with trio.move_on_after(0.1):
+                    found.append(await anext(watch))
+        assert found[0]["kind"] == OFFLINE
+
+
+@virtual
+async def test_batches_and_kinds_have_what_the_program_asked_for(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    async with reading(rig, kinds=["offline"]) as watch:
+        batches = watch.batches()
+        await does(gateway, "logout", "ada", "bob")
+        await does(gateway, "login", "eve")
+        with trio.fail_after(60):
+            batch = await anext(batches)
+        assert [record["uid"] for record in batch] == ["ada", "bob"]
+
+
+@pytest.mark.parametrize("settle_s", [-1, 600.5, "5", True, float("nan"), None])
+def test_a_settle_s_that_is_none_is_refused(settle_s: Any) -> None:
+    with pytest.raises(liveness.ReportError, match=r"settle_s is .* 0 to 600 seconds"):
+        liveness.watch("/nowhere", settle_s=settle_s)
+
+
+def test_hosts_are_not_damped() -> None:
+    with pytest.raises(liveness.ReportError, match="settle_s is of one sidecar"):
+        liveness.watch(cluster="redis://127.0.0.1", settle_s=5)  # type: ignore[call-overload]
+
+
+# --- positions ------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_crash_loses_no_offline_that_waited(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    async with reading(rig, name=NAME) as watch:
+        await does(gateway, "logout", "ada")
+        await does(gateway, "login", "eve", "dan")
+        assert await next_of(watch, 2) == [(ONLINE, "eve"), (ONLINE, "dan")]
+        await nothing_of(watch, 1)
+        assert cursor(rig) == 2  # before ada's offline
+        assert watch.position == 2
+        (link,) = [
+            it for it in rig.engine.server.registry.named.values() if it.gateway is None
+        ]
+        assert link.outbox.unacked == 0  # so the window does not fill
+        await watch._drop_link()
+        await watch.connected()
+        await trio.sleep(1)
+        assert cursor(rig) == 2
+        await nothing_of(watch, 1)  # a new link repeats nothing, and loses nothing
+        assert cursor(rig) == 2
+    async with reading(rig, name=NAME) as watch:
+        assert await next_of(watch, 3) == [
+            (ONLINE, "eve"),
+            (ONLINE, "dan"),
+            (OFFLINE, "ada"),
+        ]
+        await nothing_of(watch, 1)
+        assert cursor(rig) == watch.position == 5
+
+
+@virtual
+async def test_a_record_that_is_not_finished_comes_again(rig: Rig) -> None:
+    gateway = await rig.gateway(kinds=[], name="g")
+    for found in (1, 2):
+        async with reading(rig, name=NAME) as watch:
+            await does(gateway, "login", *["ada", "bob"][:found])
+            assert await next_of(watch, found) == [(ONLINE, "ada"), (ONLINE, "bob")][:found]  # fmt: skip
+            assert watch.position == found  # if the program has done its work on it
+
+
+@pytest.mark.rig(clock=VirtualWallClock, window=3)
+async def test_a_small_window_does_not_fill_while_offlines_wait(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    async with reading(rig, name=NAME) as watch:
+        await does(gateway, "logout", "ada")
+        for uid in "abcdefgh":
+            await does(gateway, "login", uid)
+        assert await next_of(watch, 8) == [(ONLINE, uid) for uid in "abcdefgh"]
+        await watch._drop_link()
+        # Eight records come again on the new link, three at a time.
+        await does(gateway, "login", "last")
+        assert await next_of(watch, 2) == [(ONLINE, "last"), (OFFLINE, "ada")]
+
+
+@virtual
+async def test_an_older_sidecar_gets_an_ack_of_what_is_safe(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = tuple(name for name in frames.FEATURES if name != "cursor")
+    monkeypatch.setattr("liveness.core.handshake.FEATURES", features)
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    lines: list[str] = []
+    async with reading(rig, name=NAME, report_line=lines.append) as watch:
+        assert "stores no position" in lines[0]
+        await does(gateway, "login", "bob")
+        await does(gateway, "logout", "ada")
+        await does(gateway, "login", "eve")
+        assert await next_of(watch, 2) == [(ONLINE, "bob"), (ONLINE, "eve")]
+        await nothing_of(watch, 1)
+        assert cursor(rig) == 2
+        assert await next_of(watch, 1) == [(OFFLINE, "ada")]
+        await nothing_of(watch, 1)
+        assert cursor(rig) == 4
+
+
+@virtual
+async def test_a_program_goes_on_from_the_position_that_it_stored(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    async with reading(rig) as watch:
+        await does(gateway, "logout", "ada")
+        await does(gateway, "login", "bob")
+        assert await next_of(watch, 1) == [(ONLINE, "bob")]
+        position, log = watch.position, watch.log
+        assert position == 1
+    await does(gateway, "login", "ada")
+    async with reading(rig, after=position, log=log) as watch:
+        # Whether the offline had come before is not known: an online is right either way.
+        assert await next_of(watch, 2) == [(ONLINE, "bob"), (ONLINE, "ada")]
+        assert watch.position == 4
+
+
+@virtual
+async def test_the_oldest_goes_early_if_too_many_wait(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damped_records, "MAX_SETTLING", 2)
+    gateway = await rig.gateway_of(["ada", "bob", "eve"], kinds=[])
+    lines: list[str] = []
+    async with reading(rig, report_line=lines.append) as watch:
+        began = trio.current_time()
+        await does(gateway, "logout", "ada", "bob", "eve")
+        assert await next_of(watch, 1) == [(OFFLINE, "ada")]
+        assert trio.current_time() - began < SETTLE_S
+        assert watch.damping.hurried == 1
+        assert "passed on early" in lines[-1]
+
+
+@virtual
+async def test_with_a_new_log_everything_that_waits_comes_first(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    place = tmp_path / "g.sock"
+
+    @contextmanager
+    def linked_to(folder: Path) -> Iterator[None]:
+        place.unlink(missing_ok=True)
+        place.symlink_to(folder / "g.sock")
+        yield
+
+    for folder in (first, second):
+        folder.mkdir()
+    async with watch_of(place, name=NAME) as watch:
+        async with running(first, clock=VirtualWallClock) as rig:
+            with linked_to(first):
+                gateway = await rig.gateway_of(["ada"], kinds=[])
+                await watch.connected()
+                await does(gateway, "logout", "ada")
+                await nothing_of(watch, 1)
+        async with running(second, clock=VirtualWallClock) as rig:
+            with linked_to(second):
+                await rig.gateway_of(["ada"], kinds=[])
+                with trio.fail_after(60):
+                    found = [await anext(watch) for _ in range(3)]
+                assert [record["kind"] for record in found] == [OFFLINE, "log", ONLINE]
+
+
+# --- many sessions, and restarts of everything that reads -----------------------------
+
+
+class Friends:
+    """A receiver: who is online, as far as it was told; it outlives its reader."""
+
+    def __init__(self) -> None:
+        self.online: set[str] = set()
+        self.offlines: list[int] = []
+
+    def take(self, record: RecordMap) -> None:
+        if record["kind"] == OFFLINE:
+            self.online.discard(record["uid"])
+            self.offlines.append(record["seq"])
+        else:
+            self.online.add(record["uid"])
+
+
+@pytest.mark.rig(clock=VirtualWallClock, timeout_s=3_600)
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_restarts_friends_end_right_and_see_no_flicker(
+    rig: Rig, seed: int
+) -> None:
+    chance = random.Random(seed)
+    users = [f"user-{n}" for n in range(6)]
+    gateways = [await rig.gateway(name, kinds=[]) for name in "gh"]
+    friends = Friends()
+    with trio.fail_after(3_600):
+        async with trio.open_nursery() as nursery:
+            reader = _Reader(rig, friends, chance)
+            nursery.start_soon(reader.run)
+            await reader.is_reading()
+            for _ in range(80):
+                gateway, uid = chance.choice(gateways), chance.choice(users)
+                await does(gateway, chance.choice(["login", "logout", "logout"]), uid)
+                match chance.randrange(12):
+                    case 0:
+                        await reader.crash()
+                        nursery.start_soon(reader.run)
+                        await reader.is_reading()
+                    case 1:
+                        reader.lose_link()
+                    case _:
+                        pass
+                await trio.sleep(chance.choice([0, 0.1, 1, 2, 4, 8]))
+            await trio.sleep(2 * SETTLE_S)
+            nursery.cancel_scope.cancel()
+    log = rig.log()
+    online: set[str] = set()
+    for record in log:
+        assert isinstance(record.uid, str)
+        (online.discard if record.kind == OFFLINE else online.add)(record.uid)
+    assert friends.online == online
+    for seq in friends.offlines:
+        gone = log[seq - 1]
+        later = (it for it in log[seq:] if it.uid == gone.uid)
+        back = next(later, None)
+        if back is not None and back.at < gone.at + SETTLE_S * 1000:
+            raise AssertionError((gone, back))
+
+
+class _Reader:
+    """The program that reads: it may crash at any moment, and lose its link."""
+
+    def __init__(self, rig: Rig, friends: Friends, chance: random.Random) -> None:
+        self._rig, self._friends, self._chance = rig, friends, chance
+        self._scope = trio.CancelScope()
+        self._has_ended = trio.Event()
+        self._watch = watch_of(rig._path, name=NAME)
+
+    async def run(self) -> None:
+        self._watch = watch_of(self._rig._path, name=NAME)
+        try:
+            with trio.CancelScope() as self._scope:
+                async for record in self._watch:
+                    await trio.sleep(self._chance.choice([0, 0, 0.01]))
+                    self._friends.take(record)
+        finally:  # nothing that is finished is acknowledged
+            with trio.CancelScope(shield=True):
+                await self._watch._drop_link()
+            self._has_ended.set()
+
+    async def is_reading(self) -> None:
+        await self._rig.until(lambda: self._watch._link is not None)
+
+    async def crash(self) -> None:
+        """End as if it were killed."""
+        self._scope.cancel()
+        await self._has_ended.wait()
+        self._has_ended = trio.Event()
+
+    def lose_link(self) -> None:
+        link = self._watch._link
+        if link is not None:
+            sock = link._stream.extra(SocketAttribute.raw_socket)
+            sock.shutdown(socket.SHUT_RDWR)
