@@ -51,6 +51,7 @@ from liveness.service.http.middleware import (
 )
 from liveness.service.http.routes import build_pages
 from liveness.service.http.sign_in import SIGN_IN, SIGN_OUT, SignIn, Token
+from liveness.service.http.stream_readers import StreamReaders
 from liveness.service.http.summary import Summaries
 from liveness.service.http.timers_api import TimersApi
 from liveness.service.http.users_api import (
@@ -208,11 +209,22 @@ class SidecarService:
     def _make_apis(self) -> tuple[Api, ...]:
         engine, log_writer = self.engine, self.log_writer
         readers = (log_writer, self.feed, self.streams)
+        stream_readers = StreamReaders(
+            log_writer,
+            self.feed,
+            clock=self._clock,
+            counts=self.counts,
+            max_settling=self.config.limits.max_settling,
+        )
+        mono = self._clock.mono
         return (
-            LiveApi(self._summaries, *readers, self._turnstile, mono=self._clock.mono),
+            LiveApi(
+                self._summaries, *readers, stream_readers, self._turnstile, mono=mono
+            ),
             FeedApi(
                 *readers,
-                clock=self._clock,
+                stream_readers,
+                mono=mono,
                 counts=self.counts,
                 max_backlog=self.config.http.max_backlog,
             ),

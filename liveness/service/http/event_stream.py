@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
+from math import inf
 from typing import Final
 
 import trio
@@ -111,23 +112,25 @@ class StreamWriter:
             {"type": "http.response.body", "body": data, "more_body": not is_last}
         )
 
-    async def wait(self) -> None:
-        """Wait until there may be new data.
+    async def wait(self, within_s: float = inf) -> bool:
+        """Wait until there may be new data, but only *within_s*; return whether there may.
 
         Raises:
             StreamEnded: The sidecar stops and everything was sent, or as for `send`.
         """
         if self.is_stopping() and not self.wake.is_notified:
             raise StreamEnded(STOPPING)
+        until = trio.current_time() + within_s
         while True:
-            with trio.move_on_after(QUIET_S) as waiting:
+            with trio.move_on_at(min(trio.current_time() + QUIET_S, until)) as waiting:
                 await self.wake.wait()
-            if not waiting.cancelled_caught:
+            if not waiting.cancelled_caught or trio.current_time() >= until:
                 break
             await self.send(b": quiet\n\n")
         self._check()
         # One reader at a time: a commit, or a new summary, wakes all of them.
         await self._turnstile.wait()
+        return not waiting.cancelled_caught
 
     def _check(self) -> None:
         if not self.is_allowed():
@@ -135,7 +138,7 @@ class StreamWriter:
 
 
 # Sends the data of a stream until it ends.
-Produce = Callable[[StreamWriter], Awaitable[None]]
+Produce = Callable[[StreamWriter], Awaitable[object]]
 
 
 class Streams:

@@ -1,8 +1,8 @@
 """The log as server-sent events: one for each record, as it is written.
 
-    GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME&users=true
+    GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME&users=true&settle_s=N
 
-The id of an event is `LOG:SEQ`. A browser that reconnects sends its last id, and continues
+The id of an event is `LOG:SEQ`; with `settle_s`, a position behind which nothing is lost. A browser that reconnects sends its last id, and continues
 behind it. If that id is of another log, the stream begins at the oldest record kept, or, if
 this log is a copy of that one, where the two part. The first event of each stream, `log`,
 says which log this is and where the stream begins.
@@ -13,6 +13,7 @@ falls too far behind gets an event that says so, and its stream ends.
 
 import re
 import sqlite3
+from collections.abc import Callable
 from math import inf
 from typing import Final
 
@@ -22,11 +23,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from liveness.core.cursors import ReadPosition
-from liveness.core.records import Subscription
 from liveness.core.uids import MAX_INTEGER
 from liveness.metrics import Counts
-from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.http.api import (
     SUBSCRIPTION,
@@ -43,7 +41,9 @@ from liveness.service.http.event_stream import (
     StreamWriter,
     event,
 )
-from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
+from liveness.service.http.stream_readers import SETTLE, StreamReaders, settle_s_in
+from liveness.service.storage.damped_reader import DampedReader
+from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line
 
@@ -67,31 +67,39 @@ class FeedApi:
         log_writer: LogWriter,
         feed: LogTail,
         streams: Streams,
+        readers: StreamReaders,
         *,
-        clock: Clock,
+        mono: Callable[[], float],
         counts: Counts,
         max_backlog: int,
     ) -> None:
         self._log_writer = log_writer
         self._feed = feed
         self._streams = streams
-        self._clock = clock
+        self._readers = readers
         self._counts = counts
         self._max_backlog = max_backlog
-        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=mono)
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The same route for every listener."""
         return [Route("/v1/feed", answering(self._answer))]
 
     async def _answer(self, request: Request) -> Response:
-        query = query_of(request, "after", *SUBSCRIPTION)
+        query = query_of(request, "after", SETTLE, *SUBSCRIPTION)
         after = _number(query.pop("after", None))
-        subscription = subscription_in(query)
-        position, is_new = self._start(after, request.headers.get("last-event-id"))
+        settle_s, subscription = settle_s_in(query), subscription_in(query)
+        last_id = request.headers.get("last-event-id")
+        position, is_new = self._start(after, last_id)
 
         async def produce(writer: StreamWriter) -> None:
-            await self._send_records(writer, subscription, position, is_new=is_new)
+            reader = self._readers.open(
+                subscription,
+                position,
+                settle_s,
+                is_resumed=after is not None or last_id is not None,
+            )
+            await self._send_records(writer, reader, is_new=is_new)
 
         return self._streams.events(StreamKind.FEED, produce)
 
@@ -118,30 +126,21 @@ class FeedApi:
         return oldest if parted is None else min(seq, parted), True
 
     async def _send_records(
-        self,
-        writer: StreamWriter,
-        subscription: Subscription,
-        position: int,
-        *,
-        is_new: bool,
+        self, writer: StreamWriter, reader: DampedReader, *, is_new: bool
     ) -> None:
         log_writer, log = self._log_writer, self._log_writer.store.log
-        reader = TailReader(
-            log_writer,
-            self._feed,
-            ReadPosition(subscription, position),
-            is_guest=True,
-        )
-        first = json_line({"log": log, "seq": position, "new": is_new})
-        await writer.send(event("log", first, id=f"{log}:{position}"))
+        first = json_line({"log": log, "seq": reader.position, "new": is_new})
+        await writer.send(event("log", first, id=f"{log}:{reader.position}"))
         id_ = f"id: {log}".encode()  # in front of each event
         self._feed.follow(reader, writer.wake.notify)
         try:
             least = inf  # the fewest records that it has been behind
+            has_settled = False
             while True:
-                while reader.is_behind:
+                while reader.is_behind or has_settled:
+                    has_settled = False
                     is_last = writer.is_stopping()
-                    behind = log_writer.durable_seq - reader.position
+                    behind = log_writer.durable_seq - reader.reached
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
@@ -153,16 +152,23 @@ class FeedApi:
                         raise StreamEnded(STOPPING)
                 least = 0
                 await trio.sleep(GATHER_S)
-                await writer.wait()
+                has_settled = not await writer.wait(self._readers.settles_in_s(reader))
         finally:
             self._feed.unfollow(reader)
 
-    async def _read(self, reader: TailReader) -> list[TailEntry]:
+    async def _read(self, reader: DampedReader) -> list[tuple[int, TailEntry]]:
+        """Read the next entries, each with the seq of its id."""
+        before = reader.position
         try:
-            wall_ms = self._clock.wall_ms()
-            return await reader.take(
-                EVENTS_AT_ONCE, wall_ms=wall_ms, most_bytes=EVENTS_BYTES
+            entries = await self._readers.take(
+                reader, EVENTS_AT_ONCE, most_bytes=EVENTS_BYTES
             )
+            if not reader.is_damped:
+                return [(entry.record.seq, entry) for entry in entries]
+            # Behind the position lies what waits, and what this has taken: up to the last
+            # one, some of that is not sent.
+            seqs = [before] * (len(entries) - 1) + [reader.position]
+            return [*zip(seqs, entries, strict=False)]
         except (sqlite3.Error, OSError) as error:
             message = "the log cannot be read for a stream, which ends"
             self._log_throttled(_log.warning, message, key=message, error=str(error))
@@ -180,13 +186,13 @@ class FeedApi:
         )
 
 
-def _take_events(entries: list[TailEntry], id_: bytes) -> bytes:
+def _take_events(entries: list[tuple[int, TailEntry]], id_: bytes) -> bytes:
     """Take the events for one write from the end of *entries*, which frees their memory."""
     events, size = list[bytes](), 0
     while entries and size < EVENTS_BYTES:
-        event = entries.pop().event
-        events += id_, event
-        size += len(event)
+        seq, entry = entries.pop()
+        events += b"%b:%d\n" % (id_, seq), entry.event
+        size += len(entry.event)
     return b"".join(events)
 
 

@@ -1,7 +1,7 @@
 """The state of the sidecar as a summary, once or every second.
 
     GET /v1/wheel   one summary
-    GET /v1/live    ?kind=offline,moved&uid=UID&gateway=NAME&users=true
+    GET /v1/live    ?kind=offline,moved&uid=UID&gateway=NAME&users=true&settle_s=N
                     the last minutes and the newest records, then every second a summary
                     with the newest records since the one before
 
@@ -39,6 +39,13 @@ from liveness.service.http.event_stream import (
     event,
 )
 from liveness.service.http.pacing import SharedPages
+from liveness.service.http.stream_readers import (
+    SEARCH_STEP,
+    SETTLE,
+    SettledRecords,
+    StreamReaders,
+    settle_s_in,
+)
 from liveness.service.http.summary import Summaries
 from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
@@ -50,8 +57,6 @@ MAX_RECORDS: Final = 50
 # has at the promised load. Older ones count as left out, matching or not. A stream begins
 # with what matches among as many of the newest records.
 MAX_SEARCHED: Final = 20_000
-# Records that one read from disk searches, back from the end of the log.
-SEARCH_STEP: Final = 1_000
 
 _log = structlog.get_logger("http")
 
@@ -78,15 +83,18 @@ class LiveApi:
         log_writer: LogWriter,
         feed: LogTail,
         streams: Streams,
+        readers: StreamReaders,
         turnstile: Turnstile,
         *,
         mono: Callable[[], float],
     ) -> None:
+        self._mono, self._turnstile = mono, turnstile
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=mono)
         self._summaries = summaries
         self._log_writer = log_writer
         self._feed = feed
         self._streams = streams
+        self._readers = readers
         self._shared = SharedPages[None](
             lambda _: json_line(summaries.summary()).encode(), turnstile
         )
@@ -105,31 +113,48 @@ class LiveApi:
         return json_text(await self._shared.page(None))
 
     async def _live(self, request: Request) -> Response:
-        query = query_of(request, *SUBSCRIPTION)
-        subscription = subscription_in(query)
+        query = query_of(request, SETTLE, *SUBSCRIPTION)
+        settle_s, subscription = settle_s_in(query), subscription_in(query)
 
         async def produce(writer: StreamWriter) -> None:
-            await self._send_summaries(writer, subscription)
+            await self._send_summaries(writer, subscription, settle_s)
 
         return self._streams.events(StreamKind.LIVE, produce)
 
     async def _send_summaries(
-        self, writer: StreamWriter, subscription: Subscription
+        self, writer: StreamWriter, subscription: Subscription, settle_s: float
     ) -> None:
         log_writer, summaries = self._log_writer, self._summaries
+        settled: SettledRecords | None = None
+        if settle_s:
+            settled = SettledRecords(
+                self._readers,
+                log_writer,
+                subscription,
+                settle_s,
+                max_searched=MAX_SEARCHED,
+                turnstile=self._turnstile,
+                mono=self._mono,
+            )
         notify = writer.wake.notify
         summaries.follow(notify)
         try:
             position = log_writer.durable_seq
             log = log_writer.store.log
-            recent = await self._recent(position, subscription)
+            if settled is None:
+                recent = await self._recent(position, subscription)
+            else:
+                recent = await _recent_settled(settled)
             history = f"{summaries.history_text[:-1]},{recent.text}}}"
             await writer.send(event("history", history, id=f"{log}:{position}"))
             while True:
                 await writer.wait()
                 newest = log_writer.durable_seq
-                skipped = max(0, newest - MAX_SEARCHED - position)
-                records = self._records(position + skipped, skipped, subscription)
+                if settled is None:
+                    skipped = max(0, newest - MAX_SEARCHED - position)
+                    records = self._records(position + skipped, skipped, subscription)
+                else:
+                    records = _members(*await settled.take(MAX_RECORDS))
                 position = newest
                 text = f"{summaries.text[:-1]},{records}}}"
                 await writer.send(event("summary", text, id=f"{log}:{position}"))
@@ -191,3 +216,16 @@ class LiveApi:
             found += rows.records
             after = max(rows.reached, after + 1)
         return found
+
+
+async def _recent_settled(settled: SettledRecords) -> RecentRecords:
+    entries, left_out = await settled.take(MAX_RECORDS)
+    if not left_out:
+        return RecentRecords(entries, settled.start)
+    return RecentRecords(entries, min(entry.record.seq for entry in entries) - 1)
+
+
+def _members(entries: list[TailEntry], left_out: int) -> str:
+    """The records of a summary as members of a JSON object."""
+    records = ",".join(entry.json for entry in entries)
+    return f'"records":[{records}],"left_out":{left_out}'

@@ -61,7 +61,7 @@ class DampedReader:
                 counts=counts,
             )
         self._wanted = wanted
-        self._log_writer = log_writer
+        self._settle_s = settle_s
         self._reader = TailReader(
             log_writer, feed, ReadPosition(read, position), is_guest=True
         )
@@ -81,6 +81,11 @@ class DampedReader:
         return self._reader.position
 
     @property
+    def is_damped(self) -> bool:
+        """Whether entries may leave it in another order than that of their seqs."""
+        return self._damper is not None
+
+    @property
     def waiting(self) -> int:
         """How many offlines wait."""
         return 0 if self._damper is None else len(self._damper)
@@ -93,7 +98,10 @@ class DampedReader:
     def next_in_s(self, wall_ms: int) -> float:
         """Seconds until an offline may be passed on; infinity if none waits."""
         next_at = None if self._damper is None else self._damper.next_at
-        return inf if next_at is None else max(0.0, (next_at - wall_ms) / 1000)
+        if next_at is None:
+            return inf
+        # No longer, also if the wall clock was set back: `take` heeds that.
+        return min(max(0.0, (next_at - wall_ms) / 1000), self._settle_s)
 
     def passes(self, commit: TailCommit) -> bool:
         """As `TailReader.passes`."""

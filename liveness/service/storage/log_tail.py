@@ -59,11 +59,9 @@ class TailEntry:
 
     @property
     def event(self) -> bytes:
-        """The record as a server-sent event, without `id: ` and the log's id in front."""
+        """The record as a server-sent event, without its id in front."""
         if self._event is None:
-            record = self.record
-            head = f":{record.seq}\nevent: {record.kind}\n"
-            self._event = f"{head}data: {self.json}\n\n".encode()
+            self._event = f"event: {self.record.kind}\ndata: {self.json}\n\n".encode()
         return self._event
 
 

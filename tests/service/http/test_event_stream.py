@@ -204,6 +204,10 @@ async def test_a_reader_that_falls_back_too_far_is_let_go(rig: Rig) -> None:
         ("/v1/feed?gateway=", "", "gateway is ''"),
         ("/v1/feed?users=1", "", "users is '1' in the query; it must be one of true"),
         ("/v1/feed?since=1", "", "'since'"),
+        ("/v1/feed?settle_s=-1", "", "settle_s is '-1'"),
+        ("/v1/feed?settle_s=600.5", "", "seconds, 0 to 600"),
+        ("/v1/feed?settle_s=nan", "", "settle_s is 'nan'"),
+        ("/v1/live?settle_s=", "", "settle_s is ''"),
         ("/v1/feed", "7", "Last-Event-ID is '7'"),
         ("/v1/feed", "x:y", "Last-Event-ID is 'x:y'"),
         ("/v1/live?after=1", "", "'after'"),
@@ -526,8 +530,10 @@ def test_what_is_sent_at_once_is_bounded_in_bytes() -> None:
     ]
     most = EVENTS_BYTES + 2 * len(entries[0].event)
     told = list[bytes]()
-    left = entries[::-1]
+    left = [(entry.record.seq, entry) for entry in entries[::-1]]
     while left:
         told.append(_take_events(left, b"id: log"))
     assert max(map(len, told)) <= most
-    assert b"".join(told) == b"".join(b"id: log" + entry.event for entry in entries)
+    assert b"".join(told) == b"".join(
+        b"id: log:%d\n%b" % (entry.record.seq, entry.event) for entry in entries
+    )

@@ -1,0 +1,182 @@
+"""How streams read the log: each with a reader of its own, damped if it asks for that."""
+
+import re
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Final, NamedTuple
+
+import structlog
+
+from liveness.core.damping import MOST_SETTLE_S, DampingCounts
+from liveness.core.records import Subscription
+from liveness.metrics import Counts
+from liveness.service.common.clock import Clock
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.http.api import ApiError
+from liveness.service.storage.damped_reader import DampedReader
+from liveness.service.storage.log_tail import LogTail, TailEntry
+from liveness.service.storage.log_writer import LogWriter
+
+SETTLE: Final = "settle_s"  # in a query
+# Records that are read at a time of those that a summary searches.
+SEARCH_STEP: Final = 1_000
+
+_log = structlog.get_logger("http")
+
+
+def settle_s_in(query: dict[str, str]) -> float:
+    """Take `settle_s` out of the query.
+
+    Raises:
+        ApiError: It is not a number of seconds that is allowed.
+    """
+    text = query.pop(SETTLE, "0")
+    if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,9})?", text):
+        seconds = float(text)
+        if seconds <= MOST_SETTLE_S:
+            return seconds
+    raise ApiError(
+        400,
+        f"{SETTLE} is {text!r:.80} in the query; it must be a number of seconds, 0 to "
+        f"{MOST_SETTLE_S:g}",
+    )
+
+
+class StreamReaders:
+    """Opens the readers of streams, and counts what they meet.
+
+    Args:
+        log_writer: The log.
+        feed: Its tail.
+        clock: For what settles.
+        counts: Counts offlines that were passed on early.
+        max_settling: Offlines of one reader that may wait.
+    """
+
+    def __init__(
+        self,
+        log_writer: LogWriter,
+        feed: LogTail,
+        *,
+        clock: Clock,
+        counts: Counts,
+        max_settling: int,
+    ) -> None:
+        self._log_writer = log_writer
+        self._feed = feed
+        self._clock = clock
+        self._counts = counts
+        self._max_settling = max_settling
+        self._damping = DampingCounts()
+
+    def open(
+        self, wanted: Subscription, position: int, settle_s: float, *, is_resumed: bool
+    ) -> DampedReader:
+        """A reader of what is behind *position*; see `DampedReader`."""
+        return DampedReader(
+            self._log_writer,
+            self._feed,
+            wanted,
+            position,
+            settle_s=settle_s,
+            most_waiting=self._max_settling,
+            is_resumed=is_resumed,
+            counts=self._damping,
+        )
+
+    async def take(
+        self, reader: DampedReader, limit: int, *, most_bytes: float = inf
+    ) -> list[TailEntry]:
+        """Take the next entries; see `DampedReader.take`.
+
+        Raises:
+            OSError, sqlite3.Error: The log cannot be read now.
+        """
+        wall_ms = self._clock.wall_ms()
+        entries = await reader.take(limit, wall_ms=wall_ms, most_bytes=most_bytes)
+        if hurried := self._damping.hurried:
+            self._counts.limits_met["limits.max_settling"] += hurried
+            self._damping.hurried = 0
+        return entries
+
+    def settles_in_s(self, reader: DampedReader) -> float:
+        """Seconds until `take` may have something though nothing is written."""
+        return reader.next_in_s(self._clock.wall_ms())
+
+
+class NewestSettled(NamedTuple):
+    """The newest entries that a damped stream shows, and how many it leaves out."""
+
+    entries: list[TailEntry]
+    left_out: int
+
+
+class SettledRecords:
+    """What one damped stream of summaries shows: offlines wait in a reader of its own.
+
+    Args:
+        readers: Opens it.
+        log_writer: The log.
+        wanted: Which records concern the stream.
+        settle_s: How long a user must be away.
+        max_searched: The newest records since the last summary that are searched.
+        turnstile: Passed before each part of the search.
+        mono: Monotonic seconds, for the log.
+    """
+
+    def __init__(
+        self,
+        readers: StreamReaders,
+        log_writer: LogWriter,
+        wanted: Subscription,
+        settle_s: float,
+        *,
+        max_searched: int,
+        turnstile: Turnstile,
+        mono: Callable[[], float],
+    ) -> None:
+        self._readers = readers
+        self._log_writer = log_writer
+        self._wanted = wanted
+        self._settle_s = settle_s
+        self._max_searched = max_searched
+        self._turnstile = turnstile
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=mono)
+        oldest = log_writer.first - 1
+        self.start = max(log_writer.durable_seq - max_searched, oldest)
+        self._reader = self._from(self.start)
+
+    async def take(self, limit: int) -> NewestSettled:
+        """Take what there is by now; the newest *limit* are shown."""
+        count = 0
+        behind = self._log_writer.durable_seq - self._reader.reached
+        if behind > self._max_searched:  # what waits is left out too
+            count = behind - self._max_searched + self._reader.waiting
+            self._reader = self._from(
+                self._reader.reached + behind - self._max_searched
+            )
+        newest = deque[TailEntry](maxlen=limit)
+        while True:
+            await self._turnstile.wait()
+            try:
+                entries = await self._readers.take(self._reader, SEARCH_STEP)
+            except (sqlite3.Error, OSError) as error:
+                message = "the log cannot be read: a stream leaves records out"
+                self._log_throttled(
+                    _log.warning, message, key=message, error=str(error)
+                )
+                self._reader = self._from(self._log_writer.durable_seq)
+                break
+            newest += entries
+            count += len(entries)
+            if not self._reader.is_behind:
+                break
+        return NewestSettled([*newest], count - len(newest))
+
+    def _from(self, position: int) -> DampedReader:
+        return self._readers.open(
+            self._wanted, position, self._settle_s, is_resumed=False
+        )

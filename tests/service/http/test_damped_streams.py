@@ -1,0 +1,168 @@
+"""Streams with `settle_s`: the feed and summaries, in virtual time."""
+
+from typing import Any
+
+import pytest
+import trio
+
+from liveness.config.settings import HttpSettings
+from liveness.service.http import live_api
+from tests.service.http.reading import Event, Reader, reading
+from tests.service.rig import Caller, Rig, VirtualWallClock
+
+SETTLE_S = 5
+virtual = pytest.mark.rig(clock=VirtualWallClock)
+
+
+def feed(rig: Rig, query: str = "", last: str | None = None) -> Any:
+    headers = {} if last is None else {"last-event-id": last}
+    target = f"/v1/feed?settle_s={SETTLE_S}{query}"
+    return reading(rig.door(), target, headers=headers)
+
+
+async def does(gateway: Caller, name: str, *uids: str) -> None:
+    await gateway.send([name, [*uids]])
+    await gateway.sync()
+
+
+def seqs_of(events: list[Event]) -> list[int]:
+    return [event.data["seq"] for event in events]
+
+
+def position_of(event: Event) -> int:
+    assert event.id is not None
+    return int(event.id.partition(":")[2])
+
+
+@virtual
+async def test_an_offline_settles_though_the_log_is_still(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    async with feed(rig) as reader:
+        await reader.event()
+        began = trio.current_time()
+        await does(gateway, "logout", "ada", "bob")
+        await does(gateway, "login", "bob")
+        assert seqs_of(await reader.events(1)) == [3]
+        assert SETTLE_S <= trio.current_time() - began < SETTLE_S + 0.2
+        await does(gateway, "logout", "bob")
+        await trio.sleep(1)
+        await rig.stop()
+        end = await reader.event()
+        assert end is not None
+        assert end.name == "end"
+
+
+@virtual
+async def test_a_reader_that_reconnects_by_the_last_id_loses_nothing(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    async with feed(rig) as reader:
+        await reader.event()
+        await does(gateway, "logout", "ada")
+        await does(gateway, "login", "bob", "eve")
+        events = await reader.events(2)
+        assert seqs_of(events) == [3, 4]
+        assert [*map(position_of, events)] == [1, 1]
+    async with feed(rig, last=events[-1].id) as reader:
+        _, *events = await reader.events(4)
+        assert seqs_of(events) == [3, 4, 2]
+        assert [*map(position_of, events)] == [1, 1, 4]
+    async with feed(rig, last=events[-1].id) as reader:
+        await reader.event()
+        await does(gateway, "login", "dan")
+        (event,) = await reader.events(1)
+        assert (event.data["seq"], position_of(event)) == (5, 5)
+
+
+@virtual
+async def test_an_offline_that_may_have_been_passed_on_is_followed_by_an_online(
+    rig: Rig,
+) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    await does(gateway, "logout", "ada")
+    await does(gateway, "login", "ada")
+    async with feed(rig, "&after=1") as reader:
+        _, online = await reader.events(2)
+        assert (online.name, online.data["seq"]) == ("online", 3)
+
+
+@virtual
+async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    other = await rig.gateway("h", kinds=[])
+    async with feed(rig, "&gateway=h&kind=moved") as reader:
+        await reader.event()
+        await does(gateway, "logout", "ada")
+        await does(other, "login", "ada")
+        (moved,) = await reader.events(1)
+        assert (moved.name, moved.data["seq"]) == ("moved", 3)
+        assert (moved.data["from"], moved.data["gateway"]) == ("g", "h")
+
+
+@pytest.mark.rig(clock=VirtualWallClock, max_settling=100)
+async def test_an_offline_that_goes_early_is_counted(rig: Rig) -> None:
+    users = [f"user-{n}" for n in range(103)]
+    gateway = await rig.gateway_of(users, kinds=[])
+    async with feed(rig) as reader:
+        await reader.event()
+        began = trio.current_time()
+        await does(gateway, "logout", *users)
+        assert seqs_of(await reader.events(3)) == [104, 105, 106]
+        assert trio.current_time() - began < SETTLE_S
+        assert rig.counts.limits_met["limits.max_settling"] == 3
+
+
+@pytest.mark.rig(clock=VirtualWallClock, http=HttpSettings(max_backlog=100))
+async def test_offlines_that_wait_are_no_backlog(rig: Rig) -> None:
+    users = [f"user-{n}" for n in range(300)]
+    gateway = await rig.gateway_of(users, kinds=[])
+    async with feed(rig, "&kind=offline") as reader:
+        await reader.event()
+        for n in range(0, 300, 90):
+            await does(gateway, "logout", *users[n : n + 90])
+            await trio.sleep(0.1)
+        assert seqs_of(await reader.events(300)) == [*range(301, 601)]
+
+
+# --- summaries --------------------------------------------------------------------------
+
+
+async def shown(reader: Reader, summaries: int) -> list[int]:
+    """The seqs of the records of the next so many summaries."""
+    events = await reader.events(summaries)
+    assert {event.name for event in events} == {"summary"}
+    return [it["seq"] for event in events for it in event.data["records"]]
+
+
+@virtual
+async def test_summaries_leave_out_who_is_soon_back(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    await does(gateway, "logout", "ada")
+    await does(gateway, "login", "ada")
+    async with reading(rig.door(), f"/v1/live?settle_s={SETTLE_S}") as reader:
+        (history,) = await reader.events(1)
+        assert [it["seq"] for it in history.data["records"]] == [1, 2]
+        assert history.data["records_after"] == 0
+        await does(gateway, "logout", "ada", "bob")
+        assert await shown(reader, 3) == []
+        await does(gateway, "login", "ada")
+        assert await shown(reader, SETTLE_S) == [6]
+
+
+@virtual
+async def test_a_search_for_what_settles_is_bounded(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_api, "MAX_SEARCHED", 10)
+    monkeypatch.setattr(live_api, "MAX_RECORDS", 4)
+    gateway = await rig.gateway_of([f"early-{n}" for n in range(20)], kinds=[])
+    async with reading(rig.door(), f"/v1/live?settle_s={SETTLE_S}") as reader:
+        (history,) = await reader.events(1)
+        assert [it["seq"] for it in history.data["records"]] == [17, 18, 19, 20]
+        assert history.data["records_after"] == 16
+        await does(gateway, "logout", "early-0")
+        assert await shown(reader, 2) == []
+        await does(gateway, "login", *[f"late-{n}" for n in range(30)])
+        (summary,) = await reader.events(1)
+        records = [it["seq"] for it in summary.data["records"]]
+        # Twenty were not searched, six did not fit, and the offline waited.
+        assert (records, summary.data["left_out"]) == ([48, 49, 50, 51], 27)
