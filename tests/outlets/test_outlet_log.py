@@ -1,5 +1,6 @@
 """An outlet's place in the log: where it begins, what it takes, and when it moves."""
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,8 +52,8 @@ async def test_a_new_outlets_place_outlives_a_restart_before_its_first_record(
     rig: OutletRig,
 ) -> None:
     rig.publish(on(1))
-    async with rig.outlet_log() as log:
-        await log.store_cursor()
+    async with rig.outlet_log():
+        pass
     rig.publish(on(2))
     async with rig.outlet_log() as log:
         assert seqs((await log.take(10)).entries) == [2]
@@ -183,18 +184,26 @@ def test_a_cursor_continues_in_the_log_there_is(
     assert at == start
 
 
-async def test_cursors_that_nobody_used_for_long_are_forgotten(rig: OutletRig) -> None:
-    async with rig.outlet_log():
+async def test_an_outlet_that_was_not_there_for_long_is_forgotten(
+    rig: OutletRig,
+) -> None:
+    dead = "insert into dead values (null, ?, 'l', 1, '{}', 'm', 1, 0, null, '')"
+    begun = "insert into batches values (?, 0, 'l', 1, 'm', '[]', 1, 0, 1, 0, 0)"
+
+    def fill(db: sqlite3.Connection) -> None:
         for name, used_ms in (("old", 0), ("new", 9_000), (NAME, 0)):
-            at = StoredCursor(LOG, 5)
-            await rig.store.run(
-                lambda db, name=name, at=at, ms=used_ms: put_cursor(db, name, at, ms)  # type: ignore[misc]  # bound early
-            )
+            put_cursor(db, name, StoredCursor(LOG, 5), used_ms)
+            db.execute(dead, [name])
+            db.execute(begun, [name])
+
+    async with rig.outlet_log():
+        await rig.store.run(fill)
     await trio.sleep(10)
     await rig.store.open(keep=[NAME], unused_s=5)
     rig.store.close()
-    names = disk.rows(rig.store.path, "select outlet from cursors order by outlet")
-    assert names == [("new",), (NAME,)]
+    for table in ("cursors", "dead", "batches"):
+        names = disk.rows(rig.store.path, f"select outlet from {table} order by outlet")
+        assert names == [("new",), (NAME,)]
 
 
 async def test_a_cursor_that_finds_no_room_is_stored_later(rig: OutletRig) -> None:
@@ -203,7 +212,7 @@ async def test_a_cursor_that_finds_no_room_is_stored_later(rig: OutletRig) -> No
         log.delivered(await log.take(1))
         with disk.locked(rig.store.path):
             await log.store_cursor()
-        assert await rig.store.cursor(NAME) is None
+        assert await rig.store.cursor(NAME) == StoredCursor(log.log, 0)
         await log.store_cursor()
         assert await rig.store.cursor(NAME) == StoredCursor(log.log, 1)
 

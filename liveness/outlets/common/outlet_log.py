@@ -146,7 +146,8 @@ class OutletLog:
         else:
             start = newest if self._settings.begin == "newest" else oldest
         self.restart_at(start, is_resumed=found is not None)
-        self._stored = -1  # a new outlet's place is stored too
+        self._stored = -1
+        await self.store_cursor()  # a new outlet's place is stored too
 
     def restart_at(self, position: int, *, is_resumed: bool) -> None:
         """Go on after another seq: what is below it is delivered, or is sent apart.

@@ -54,7 +54,7 @@ class OutletStore:
 
         Args:
             keep: The outlets that there are.
-            unused_s: The cursor of any other is forgotten if it was not used for so long.
+            unused_s: Any other is forgotten if its cursor was not used for so long.
         Raises:
             StateError: It is damaged, or of a newer version.
             StartError: It cannot be used now.
@@ -112,14 +112,28 @@ class OutletStore:
                         db, self.path, stored, SCHEMA, migrations.OUTLETS
                     )
                 with transaction(db):
-                    query = "select outlet from cursors where used_ms < ?"
-                    unused = {name for (name,) in db.execute(query, [since_ms])}
-                    gone = [(name,) for name in unused.difference(keep)]
-                    db.executemany("delete from cursors where outlet = ?", gone)
+                    _forget_unused(db, keep, since_ms)
             except BaseException:
                 db.close()
                 raise
             return db
+
+
+def _forget_unused(
+    db: sqlite3.Connection, keep: Collection[str], since_ms: int
+) -> None:
+    """Forget outlets that there are no more, but not before a cursor has become old."""
+    has_cursor = "outlet in (select outlet from cursors)"
+    for table, is_gone in (
+        ("cursors", f"used_ms < {since_ms}"),
+        ("batches", f"not {has_cursor}"),
+        ("dead", f"not {has_cursor}"),
+    ):
+        found = db.execute(f"select distinct outlet from {table} where {is_gone}")
+        gone = {name for (name,) in found}.difference(keep)
+        db.executemany(
+            f"delete from {table} where outlet = ?", [(name,) for name in gone]
+        )
 
 
 def put_cursor(db: sqlite3.Connection, outlet: str, at: StoredCursor, ms: int) -> None:
