@@ -31,8 +31,8 @@ from tests.outlets.webhooks.receiver import (
 from tests.service.rig import running
 
 BUSY: Final = answering(503, b"later")
-# Virtual seconds, longer than anything here takes.
-LONG_S: Final = 200_000.0
+# Virtual seconds, longer than anything here takes, but for the whole ladder.
+LONG_S: Final = 1_000.0
 
 
 @pytest.fixture
@@ -60,10 +60,11 @@ async def outlet_to(
         nursery.cancel_scope.cancel()
 
 
-async def until(is_so: Callable[[], object], *, look_s: float = 0.5) -> None:
-    with trio.fail_after(LONG_S):
+async def until(is_so: Callable[[], object], *, times: float = 1) -> None:
+    """Wait until it is so, that many times as long as usual."""
+    with trio.fail_after(times * LONG_S):
         while not is_so():  # noqa: ASYNC110 - virtual: this is how time passes
-            await trio.sleep(look_s)
+            await trio.sleep(times * 0.5)
 
 
 # --- what is sent ---------------------------------------------------------------------
@@ -128,7 +129,7 @@ async def test_a_request_is_tried_to_the_end_of_the_ladder(
         assert outlet.now().state == "retrying"
         assert outlet.now().detail.startswith("attempt 3: it answered 503; the next is")
         rig.publish(on(3))
-        await until(lambda: outlet.now().sent, look_s=60)
+        await until(lambda: outlet.now().sent, times=120)
         now, found = outlet.now(), await outlet.dead_letters(None, 10)
     *tried, last = receiver.received
     assert {(request.id, request.body) for request in tried} == {
