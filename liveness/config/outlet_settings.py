@@ -201,7 +201,7 @@ class WebhookSettings(OutletSettings):
 
     url: str = field(
         metadata=about(
-            "where records are posted", unit=_URL, check=_check_url, hidden="@"
+            "where records are posted", unit=_URL, check=_check_url, hidden="[@?]"
         )
     )
     secret_file: Path | None = field(

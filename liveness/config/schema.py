@@ -1,5 +1,6 @@
 """How a field declares a setting, and how its values are parsed."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -25,8 +26,8 @@ def about(
         unit: The unit of a number; for other values, what they must be.
         flag: The flag of `liveness serve`, if there is one.
         check: Raises a ValueError that says what the value must be.
-        hidden: A value with this text is never shown: it may hold a password. Empty: no
-            value is shown.
+        hidden: A value in which this pattern is found is never shown: it may hold a
+            password. Empty: no value is shown.
     """
     return {
         "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check,
@@ -113,7 +114,8 @@ class Setting:
 
     def hides(self, given: object) -> bool:
         """Whether a value may hold a password."""
-        return self.hidden is not None and bool(given) and self.hidden in str(given)
+        is_checked = self.hidden is not None and bool(given)
+        return is_checked and bool(re.search(self.hidden or "", str(given)))
 
     def fault(self, given: object, why: object, source: str = "") -> str:
         """What is wrong with a value, for a person."""

@@ -415,6 +415,12 @@ def test_check_config_does_not_show_a_secret(tmp_path: Path) -> None:
     assert 'secret = ""  # default' in effective(loaded(SIGNED, tmp_path))
 
 
+def test_the_query_of_a_url_is_not_shown(tmp_path: Path) -> None:
+    toml = SIGNED.replace("/x'", f"/x?key={HUNTER}'")
+    assert HUNTER not in effective(loaded(toml, tmp_path))
+    assert HUNTER not in refused(toml.replace("https:", "http:"), tmp_path)
+
+
 def sections() -> dict[str, str]:
     return {re.findall(r"\w+", text)[0]: text for text in SECTIONS}
 
