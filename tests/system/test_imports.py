@@ -7,6 +7,7 @@ from typing import Final
 
 from tests.system.sidecar import Sidecar, eventually
 from tests.system.test_rereading import READ
+from tests.system.test_webhooks import SECRET, Hook, hook  # noqa: F401  # a fixture
 
 # Python runs it before the program; each module that is looked for is a line.
 HOOK: Final = """
@@ -68,5 +69,33 @@ def test_nothing_is_imported_once_it_serves(tmp_path: Path) -> None:
         sidecar.signal(signal.SIGHUP)
         sidecar.line(READ)
         eventually(lambda: sidecar.metric("liveness_users_online") == 0)
+        assert sidecar.stop() == 0
+        assert sidecar.imports() == before
+
+
+def test_outlets_have_loaded_what_they_need_before_it_serves(
+    tmp_path: Path,
+    hook: Hook,  # noqa: F811  # as above
+) -> None:
+    path, hook.accepts = tmp_path / "settings.toml", 100
+    address = f"127.0.0.1:{hook.server_port}/"
+    path.write_text(
+        "".join(
+            f'[webhooks.{name}]\nurl = "{url}"\nsecret = "{SECRET}"\n'
+            for name, url in (
+                ("well", f"http://{address}"),
+                ("tls", f"https://{address}"),
+            )
+        )
+        + '[kafka.bus]\nbrokers = "localhost:1"\ntopic = "t"\n'
+    )
+    with Watched(tmp_path, config=path, timeout_s=1, flush_s=0.1) as sidecar:
+        sidecar.start()
+        sidecar.line("ready")
+        before = sidecar.imports()
+        assert {"httpx2", "confluent_kafka"} <= {*before}
+        sidecar.gateway("gw-1").send("login", "ada")
+        eventually(lambda: any(b"liveness.offline" in it.body for it in hook.requests))
+        eventually(lambda: sidecar.get("/v1/wheel")[1].count('"retrying"') == 2)
         assert sidecar.stop() == 0
         assert sidecar.imports() == before
