@@ -16,6 +16,7 @@ from typing import Final
 from liveness.bench import BenchOptions
 from liveness.bench.figures import Figure
 from liveness.bench.floors import DECIDED_MS
+from liveness.bench.kafka_cost import kafka
 from liveness.bench.load import LoadError, LoadGateway, LoadUsers
 from liveness.bench.program import Window, temporary_folder
 from liveness.bench.sidecar_process import SidecarProcess, linked_sidecar
@@ -51,7 +52,11 @@ def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
     with temporary_folder(options.folder) as folder:
         stage("a log is written", None)
         records = _write_log(folder, options.users)
-        figures = [*_webhook(options, folder, records, stage)]
+        per_s = KAFKA_PER_S if _is_promised(options) else None
+        figures = [
+            *_webhook(options, folder, records, stage),
+            *kafka(options, folder, records, stage, least_per_s=per_s),
+        ]
     return [*figures, *_dead(options, stage)]
 
 
@@ -60,17 +65,17 @@ def _is_promised(options: BenchOptions) -> bool:
 
 
 def _write_log(folder: Path, count: int) -> int:
-    """Log users in and out; return how many records that made."""
+    """Log users in and out, twice; return how many records that made."""
     users = LoadUsers(count)
+    logins, logouts = users.logins(range(count)), users.logouts(range(count))
     with SidecarProcess(folder, timeout_s=LONG_S) as sidecar:
         sidecar.start()
         with LoadGateway(sidecar.socket) as gateway:
-            gateway.send(users.logins(range(count)))
-            gateway.ping()
-            gateway.send(users.logouts(range(count)))
-            gateway.ping()
+            for frames in (logins, logouts) * 2:
+                gateway.send(frames)
+                gateway.ping()
         sidecar.stop()
-    return 2 * count
+    return 4 * count
 
 
 # --- how fast -------------------------------------------------------------------------
@@ -89,25 +94,14 @@ def _webhook(
             sidecar.start()
             with Window(sidecar) as window:
                 receiver.may_answer.set()
-                wait_for(records, lambda: receiver.events, sidecar)
-    most = WEBHOOK_PER_S if _is_promised(options) else None
-    yield from rates("webhook", records, window, least_per_s=most)
+                _wait_for(records, lambda: receiver.events, sidecar)
+    per_s, cost_ns = records / window.took_s, window.server_ns(records)
+    least = WEBHOOK_PER_S if _is_promised(options) else None
+    yield Figure("outlets", "webhook: records a second", per_s, "", least=least)
+    yield Figure("outlets", "webhook: server CPU a record", cost_ns, "ns")
 
 
-def rates(
-    name: str, records: int, window: Window, *, least_per_s: float | None
-) -> Iterator[Figure]:
-    """How fast records were sent, and their CPU in the sidecar."""
-    took_ns = window.took_s / records * 1e9
-    most_ns = None if least_per_s is None else 1e9 / least_per_s
-    yield Figure("outlets", f"{name}: records a second", records / window.took_s, "")
-    yield Figure("outlets", f"{name}: time a record", took_ns, "ns", most_ns)
-    yield Figure(
-        "outlets", f"{name}: server CPU a record", window.server_ns(records), "ns"
-    )
-
-
-def wait_for(records: int, count: Callable[[], int], sidecar: SidecarProcess) -> None:
+def _wait_for(records: int, count: Callable[[], int], sidecar: SidecarProcess) -> None:
     """Wait until so many records have arrived.
 
     Raises:
