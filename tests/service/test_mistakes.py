@@ -665,6 +665,7 @@ EXCUSED: Final = {
     "service/storage/read_only_access.py:read_unchanged": "takes starts amid reads: tests/service/storage/test_log_reader.py",
     "cluster/nodes.py:check_start": "takes a missing package: tests/cluster/test_connection.py",
     "config/secret_file.py:refused": "the rows of token files: its text is the file's",
+    "outlets/kafka/kafka_client.py:_refused": "what librdkafka says: tests/outlets/test_kafka_client.py",
     "cluster/nodes.py:tls_context": "of [cluster]: tests/cluster/test_connection.py",
     "console/cluster_lines.py:cluster_errors": "what Redis said: tests/cli/test_cluster_command.py",
     "cluster/terms.py:read_terms": "of another version: tests/cluster/test_watch.py",

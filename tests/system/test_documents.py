@@ -152,7 +152,7 @@ def command(begin: str) -> str:
 
 
 def test_every_python_example_is_run() -> None:
-    """Below, or, of proxies.md, in tests/integrations/test_proxies.py."""
+    """Below, or in tests/integrations/test_proxies.py and tests/system/test_kafka_outlet.py."""
     has = {page: len(blocks(page, "python")) for page in MANUAL}
     assert {page: count for page, count in has.items() if count} == {
         "README.md": 1,
@@ -160,6 +160,7 @@ def test_every_python_example_is_run() -> None:
         "docs/cluster.md": 2,
         "docs/gateway.md": 5,
         "docs/getting-started.md": 1,
+        "docs/kafka.md": 1,
         "docs/proxies.md": 1,
         "docs/shadow-mode.md": 1,
         "docs/testing.md": len(TESTS),

@@ -1,5 +1,7 @@
 """A sidecar that sends its records to Kafka, is killed, and goes on."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +9,10 @@ from typing import Final
 
 import pytest
 
+from liveness.core.records import OFFLINE, ONLINE
 from tests.helpers import disk
 from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
+from tests.helpers.pages import example
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 
@@ -123,6 +127,36 @@ def test_a_setting_that_librdkafka_refuses_ends_the_start(
         "kafka.events.client.linger.mss: librdkafka has no such setting; correct its "
         "name, or remove it"
     )
+
+
+def test_the_consumer_of_the_manual_takes_each_record_once(
+    sidecar: Sidecar, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    sidecar.start()
+    come_and_go(sidecar, 500)
+    check(sidecar, reader)
+    sidecar.kill()
+    for database in sidecar.state.glob("outlets.db*"):
+        database.unlink()  # all is sent again
+    sidecar.start()
+    reader.until(lambda: len(reader.messages) == 2_000)
+    program = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        example("docs/kafka.md", "Consumer"),
+    ]
+    with subprocess.Popen(
+        [*program, cluster.brokers], stdout=subprocess.PIPE, text=True
+    ) as consumer:
+        assert consumer.stdout is not None
+        lines = [consumer.stdout.readline() for _ in range(1_000)]
+        consumer.kill()
+    users = [f"user-{number}" for number in range(500)]
+    expected = {f"{kind} {user}\n" for kind in (ONLINE, OFFLINE) for user in users}
+    assert set(lines) == expected
+    assert len(lines) == len(expected)
 
 
 def test_the_cursor_of_a_stop_is_the_newest(
