@@ -18,13 +18,19 @@ from liveness.config.outlet_settings import KafkaSettings
 from liveness.config.settings import Config, SocketSettings, StateSettings
 from liveness.core.records import OFFLINE, ONLINE, TIMER, Record, TimerRecord
 from liveness.metrics import OutletNow
+from liveness.outlets.common.outlet_log import LogBatch
 from liveness.outlets.kafka import kafka_outlet, kafka_producer
+from liveness.outlets.kafka.kafka_client import KafkaClients
 from liveness.outlets.kafka.kafka_outlet import KafkaOutlet
+from liveness.outlets.kafka.kafka_producer import KafkaProducer
 from liveness.service.app import load
 from liveness.service.common.clock import Clock
+from liveness.service.common.logs import LogThrottle
+from liveness.service.common.turnstile import Turnstile
 from liveness.service.components import SidecarService
 from liveness.service.links.credentials import access_to
 from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_tail import TailEntry
 from liveness.service.storage.timer_store import TimerStore
 from tests.helpers import kafka_cluster
 from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
@@ -321,6 +327,42 @@ async def test_what_is_in_flight_is_bounded(
         cluster.come_back()
         await service.until_delivered()
     check(reader, 10_000)
+
+
+async def test_a_pass_of_the_event_loop_takes_few_acknowledgements(
+    cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    clients = KafkaClients(
+        "out",
+        KafkaSettings(brokers=cluster.brokers, topic=TOPIC),
+        LogThrottle(60, clock=trio.current_time),
+    )
+    delivered = list[LogBatch]()
+    producer = KafkaProducer(
+        clients.make,
+        TOPIC,
+        log="log",
+        users=False,
+        turnstile=Turnstile(),
+        delivered=delivered.append,
+    )
+    parts = [range(1, 2_001), range(2_001, 2_101)]
+    batches = [
+        LogBatch([TailEntry(record(n)) for n in part], part[-1]) for part in parts
+    ]
+    for batch in batches:
+        await producer.send(batch)
+    await trio.to_thread.run_sync(reader.until_seqs, {*range(1, 2_101)})
+    passes = list[int]()
+    with trio.fail_after(kafka_cluster.SOON_S):
+        while producer.in_flight:
+            before = producer.served
+            producer.serve()
+            passes.append(producer.served - before)
+            await trio.lowlevel.checkpoint()
+    assert max(passes) == kafka_producer.PIECE
+    assert delivered == batches
+    await producer.close(kafka_cluster.SOON_S)
 
 
 async def test_a_file_that_can_no_longer_be_read_is_shown(
