@@ -21,9 +21,9 @@ SSL = {"security.protocol": "ssl"}
 SASL = {"security.protocol": "sasl_plaintext"}
 
 
-def clients(client: dict[str, Any]) -> KafkaClients:
+def clients(client: dict[str, Any], log_every_s: float = 60.0) -> KafkaClients:
     settings = KafkaSettings(brokers="127.0.0.1:1", topic="t", client=client)
-    return KafkaClients("out", settings, LogThrottle(60, clock=lambda: 0.0))
+    return KafkaClients("out", settings, LogThrottle(log_every_s, clock=lambda: 0.0))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,23 @@ def test_a_setting_that_librdkafka_refuses_is_named(
     assert why in text
     assert text.endswith(("correct it", "remove it"))
     assert VALUE not in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("message.timeout.ms", 5, "cannot keep its promises"),
+        ("partitioner", "random", "in order"),
+        ("sasl.oauthbearer.assertion.private.key.passphrase", "x", "passphrase_file"),
+    ],
+)
+def test_a_setting_that_breaks_a_promise_is_refused(
+    key: str, value: object, why: str
+) -> None:
+    settings = KafkaSettings(brokers="h:1", topic="t", client={key: value})  # type: ignore[dict-item]
+    ((place, text),) = settings.faults(0.0)
+    assert place == f"client.{key}"
+    assert why in text
 
 
 def secret(folder: Path, content: bytes, mode: int = 0o600) -> Path:
@@ -83,10 +100,29 @@ def test_a_secret_from_a_file_is_used_and_is_not_in_an_error(tmp_path: Path) -> 
 
 
 def test_settings_of_the_section_win_by_either_of_their_names() -> None:
-    # librdkafka compares these two when it begins.
-    with pytest.raises(StartError, match=r"max\.in\.flight"):
-        clients({"max.in.flight.requests.per.connection": 6})
-    clients({"queue.buffering.max.ms": 1, "socket.keepalive.enable": True})
+    with capture_logs() as lines:
+        made = clients(
+            {
+                "debug": "conf",
+                "queue.buffering.max.ms": 7,  # linger.ms
+                "compression.type": "zstd",
+                "socket.nagle.disable": False,
+            },
+            log_every_s=0.0,
+        )
+        made.make(lambda _: None).poll(0.1)
+    shown = {line["text"] for line in lines}
+    assert shown >= {
+        f"[thrd:app]:   {setting}"
+        for setting in (
+            "queue.buffering.max.ms = 7",
+            "compression.codec = zstd",
+            "socket.nagle.disable = false",
+            "enable.idempotence = true",
+            "queue.buffering.max.messages = 20000",
+            "message.timeout.ms = 0",
+        )
+    }, shown
 
 
 def test_log_lines_of_librdkafka_are_logged_and_ours_to_expect_are_not() -> None:
