@@ -93,7 +93,7 @@ class Outlets:
     ) -> None:
         self.cluster = cluster
         self.webhooks = webhooks
-        self._outlets = outlets
+        self.with_cursors = outlets
         self._store = store
         self._retention_s = retention_s
 
@@ -103,7 +103,7 @@ class Outlets:
             async with trio.open_nursery() as nursery:
                 if self.cluster is not None:
                     nursery.start_soon(self._run_alone, self.cluster)
-                for outlet in self._outlets:
+                for outlet in self.with_cursors:
                     nursery.start_soon(self._run_alone, outlet)
         finally:
             self._store.close()
@@ -113,7 +113,7 @@ class Outlets:
         while True:
             try:
                 if outlet is not self.cluster:
-                    names = {other.name for other in self._outlets}
+                    names = {other.name for other in self.with_cursors}
                     await self._store.open(keep=names, unused_s=self._retention_s)
                 await outlet.run()
             except LivenessError as error:
@@ -126,4 +126,4 @@ class Outlets:
 
     def now(self) -> list[OutletNow]:
         """A row of each, but for the cluster, which has metrics of its own."""
-        return [outlet.now() for outlet in self._outlets]
+        return [outlet.now() for outlet in self.with_cursors]

@@ -236,6 +236,33 @@ async def test_brokers_that_go_away_and_come_back_lose_nothing(
     check(reader, 3_200)
 
 
+async def test_brokers_that_refuse_the_password_are_named_and_it_is_not_shown(
+    running: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(kafka_outlet, "LATE_S", 0.1)
+    secret = tmp_path / "secret"
+    secret.write_text("sesame")
+    secret.chmod(0o600)
+    client = {  # the mock cluster knows no SASL
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "ada",
+        "sasl.password_file": str(secret),
+        "debug": "all",
+    }
+    async with running(client=client) as service:
+        service.log(10)
+        await service.until(lambda: service.now.state == "stopped")
+        assert "refuse user or password" in service.now.detail
+        assert "sesame" not in service.now.detail
+    logged = capsys.readouterr().out
+    assert "librdkafka" in logged
+    assert "sesame" not in logged
+
+
 async def test_one_broker_less_is_a_matter_of_its_cluster(
     running: Running, cluster: KafkaCluster, reader: TopicReader
 ) -> None:

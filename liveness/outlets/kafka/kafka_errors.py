@@ -53,6 +53,7 @@ class Advice(NamedTuple):
 
     state: OutletState
     text: str
+    cause: str = ""  # in librdkafka's words
 
 
 def advice_about(error: KafkaError, topic: str) -> Advice:

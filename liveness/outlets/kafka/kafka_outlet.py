@@ -21,7 +21,7 @@ from liveness.outlets.common.outlet_log import (
     LogBatch,
     OutletLog,
 )
-from liveness.outlets.kafka.kafka_client import KafkaClients
+from liveness.outlets.kafka.kafka_client import KafkaClients, KafkaError
 from liveness.outlets.kafka.kafka_errors import Advice, advice_about
 from liveness.outlets.kafka.kafka_producer import (
     IDLE_POLL_S,
@@ -38,10 +38,14 @@ RETRY_S: Final = 1.0
 MOST_RETRY_S: Final = 60.0
 # Without an acknowledgement for this long, the brokers count as away.
 LATE_S: Final = 5.0
-# A stop of the sidecar waits for acknowledgements for at most this long.
+# A stop of the sidecar waits for acknowledgements for at most this long, and then for what
+# is not acknowledged to be given back; without a stop, that takes a second for a million.
 FLUSH_S: Final = 0.2
-_NO_ANSWER: Final = (
-    "the brokers do not acknowledge; look at their logs, and at min.insync.replicas"
+STOP_S: Final = 0.1
+PURGE_S: Final = 10.0
+_NO_ANSWER: Final = Advice(
+    OutletState.RETRYING,
+    "the brokers do not acknowledge; look at their logs, and at min.insync.replicas",
 )
 
 _log = structlog.get_logger("kafka")
@@ -103,10 +107,9 @@ class KafkaOutlet:
         pause_s = RETRY_S
         while True:
             began = self._log.cursor
-            advice = await self._deliver_by_one()
+            self._show(await self._deliver_by_one())
             if self._log.cursor != began:
                 pause_s = RETRY_S
-            self._show(advice)
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_RETRY_S)
             self._status.retries += 1
@@ -130,11 +133,11 @@ class KafkaOutlet:
                 if is_cancelled:
                     with trio.move_on_after(FLUSH_S):
                         await producer.flush()
-                await producer.close()
+                await producer.close(STOP_S if is_cancelled else PURGE_S)
                 if is_cancelled:
                     await self._log.store_cursor()
         assert producer.failure is not None
-        return advice_about(producer.failure, self._settings.topic)
+        return self._advice_about(producer.failure)
 
     def _make_producer(self) -> KafkaProducer:
         settings = self._settings
@@ -170,11 +173,7 @@ class KafkaOutlet:
                 served, since = producer.served, now
             if now - since > LATE_S:
                 error = producer.newest_error
-                self._show(
-                    Advice(OutletState.RETRYING, _NO_ANSWER)
-                    if error is None
-                    else advice_about(error, self._settings.topic)
-                )
+                self._show(_NO_ANSWER if error is None else self._advice_about(error))
             if producer.in_flight:
                 await trio.sleep(POLL_S if now - since < SLOW_AFTER_S else SLOW_POLL_S)
             else:
@@ -188,10 +187,15 @@ class KafkaOutlet:
             self._status.now_is(OutletState.FOLLOWING)
             _log.info("records are delivered again", outlet=self.name)
 
+    def _advice_about(self, error: KafkaError) -> Advice:
+        advice = advice_about(error, self._settings.topic)
+        return advice._replace(cause=self._clients.without_secrets(error.str()))
+
     def _show(self, advice: Advice) -> None:
         """Show why nothing is delivered, and log it."""
-        self._status.now_is(advice.state, advice.text)
+        text, cause = advice.text, advice.cause
+        self._status.now_is(advice.state, f"{text} ({cause})" if cause else text)
         self._log_throttled(
             _log.warning, "records are not delivered; they wait in the log",
-            key=advice.text, outlet=self.name, why=advice.text,
+            key=text, outlet=self.name, why=text, cause=cause,
         )  # fmt: skip

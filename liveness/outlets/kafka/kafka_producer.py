@@ -29,9 +29,8 @@ POLL_S: Final = 0.01
 SLOW_POLL_S: Final = 0.1
 SLOW_AFTER_S: Final = 1.0
 IDLE_POLL_S: Final = 1.0
-# librdkafka gives back what it has not sent within milliseconds, and ends its threads. It
-# may wait for the resolver of the system; then it is left to do so.
-PURGE_S: Final = 1.0
+# librdkafka ends its threads within milliseconds. One may wait for the resolver of the
+# system; then they are left to end by themselves.
 DESTROY_S: Final = 0.5
 
 _Header: TypeAlias = tuple[str, str | bytes | None]
@@ -131,12 +130,16 @@ class KafkaProducer:
                 await trio.lowlevel.checkpoint()
             await trio.sleep(POLL_S)
 
-    async def close(self) -> None:
-        """Take back what is not acknowledged, and end librdkafka's threads."""
+    async def close(self, within_s: float) -> None:
+        """Take back what is not acknowledged, and end librdkafka's threads.
+
+        Args:
+            within_s: The time for the first. What does not come back by then stays in
+                memory, with its batch.
+        """
         assert self._producer is not None
         self._producer.purge(blocking=False)
-        # Each record has to come back: librdkafka holds its batch until then.
-        with trio.move_on_after(PURGE_S):
+        with trio.move_on_after(within_s):
             while len(self._producer):
                 while self.serve():
                     await trio.lowlevel.checkpoint()
@@ -153,7 +156,9 @@ class KafkaProducer:
         self._producer = None
 
     def _note_error(self, error: KafkaError) -> None:
-        self.newest_error = error
+        # It follows the error of each broker, which says why.
+        if self.newest_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.newest_error = error
 
     def fail(self, error: KafkaError) -> None:
         """Note that a record was not taken, or the client has failed for good."""
