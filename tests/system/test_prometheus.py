@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 from time import time_ns
@@ -42,6 +43,7 @@ from tests.system.test_disk import crowd, disk_full
 from tests.system.test_http_token import BEARER, token_file
 from tests.system.test_newer import clocks, monotonic
 from tests.system.test_streams import streaming
+from tests.system.test_webhooks import SECRET
 
 SCRAPE_S: Final = 0.5
 # What Grafana takes where a pixel of the panel is less than a scrape apart.
@@ -53,6 +55,8 @@ MANY: Final = 20_000
 SELDOM_S: Final = 1.1  # more than half of their timeout
 UNATTENDED: Final = "liveness_unattended_seconds_total"
 LEASE_S: Final = 3  # the shortest
+SETTLE_S: Final = 3
+TAIL: Final = 1_000  # the shortest
 ABSENCE_S: Final = 4.0  # more than the 1 % of five minutes that is alarmed
 
 
@@ -235,6 +239,50 @@ def _escaped(value: str) -> str:
     return re.sub(r"[$^*{}\[\]+?.()|]", lambda sign: rf"\\{sign[0]}", doubled)
 
 
+class Receiver(ThreadingHTTPServer):
+    """Answers each request by this status."""
+
+    daemon_threads = True
+    status = 204
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def settings(self, folder: Path) -> Path:
+        """A file with a webhook to it."""
+        path = folder / "outlets.toml"
+        path.write_text(
+            f'[webhooks.mail]\nurl = "http://127.0.0.1:{self.server_port}/"\n'
+            f'secret = "{SECRET}"\nretry = "{",".join(["0.5"] * 100)}"\n'
+            f"settle_s = {SETTLE_S}\n"
+        )
+        return path
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Receiver
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(self.server.status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        serving = threading.Thread(target=receiver.serve_forever)
+        serving.start()
+        yield receiver
+        receiver.shutdown()
+        serving.join()
+
+
 @dataclass
 class Scene:
     """Two sidecars, those who speak to them, and the Prometheus that watches."""
@@ -246,6 +294,7 @@ class Scene:
     redis: RedisServer
     folder: Path  # of a third sidecar
     cluster: dict[str, Any]  # its settings
+    receiver: "Receiver"  # of the first sidecar's webhook
     calm: tuple[float, float] = (0.0, 0.0)
     ended: float = 0.0
     times: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -532,6 +581,49 @@ def somebody_asks_about_all_hosts(scene: Scene) -> None:
     scene.until('liveness_cluster_questions_total{answer="answered"} > 0')
 
 
+def users_are_soon_back(scene: Scene) -> None:
+    users = [f"tunnel-{number}" for number in range(STORM)]
+    gateway = scene.sidecar.gateway("tunnel")
+    gateway.send("login", users, {"conn": [*range(1, STORM + 1)]})
+    gateway.send("logout", users)
+    gateway.sync()
+    scene.until("liveness_outlet_settling > 50")
+    gateway.send("login", users, {"conn": [*range(STORM + 1, 2 * STORM + 1)]})
+    scene.until("liveness_outlet_records_damped_total > 0")
+    scene.until("liveness_outlet_settling_overflows_total > 0")
+
+
+def a_receiver_refuses_records(scene: Scene) -> None:
+    scene.receiver.status = 422
+    scene.sidecar.gateway("unwanted").send("login", ["x1", "x2"])
+    scene.until("liveness_outlet_dead_letters >= 2")
+    scene.receiver.status = 204
+
+
+def a_receiver_is_away(scene: Scene) -> None:
+    """For so long that records are read from the disk, where some are damaged."""
+    scene.until("liveness_outlet_lag_records == 0")
+    scene.receiver.status = 503
+    (newest,) = scene.prometheus.now("max(liveness_log_seq)")
+    gateway = scene.sidecar.gateway("undelivered")
+    for begin in range(0, 4 * TAIL, STORM):
+        gateway.send("login", [f"away-{begin + number}" for number in range(STORM)])
+    gateway.sync()
+    scene.until(f"liveness_outlet_lag_records >= {4 * TAIL}")
+    scene.until('liveness_outlet_state{state="retrying"} == 1')
+    scene.until("liveness_outlet_retries_total > 0 and liveness_outlet_lag_seconds > 1")
+    scene.until("max(liveness_cluster_lag_records) == 0")
+    with closing(sqlite3.connect(scene.sidecar.database)) as db, db:
+        db.execute(
+            "update log set crc = crc + 1 where last = "
+            "(select min(last) from log where last > ?)",
+            [newest.value + 2 * TAIL],
+        )
+    scene.receiver.status = 204
+    scene.until("liveness_outlet_records_missed_total > 0")
+    scene.until("liveness_outlet_lag_records == 0")
+
+
 Cause = Callable[[Scene], None]
 
 # Every panel, under what it is to show.
@@ -571,6 +663,12 @@ CAUSES: Final[dict[Cause, list[str]]] = {
     ],
     a_host_is_lost: ["Hosts lost"],
     a_name_is_taken: ["Partitions"],
+    users_are_soon_back: ["Damped"],
+    a_receiver_refuses_records: ["Dead letters"],
+    a_receiver_is_away: [
+        *("Outlets by state", "Outlets behind by", "Records not delivered"),
+        *("Delivered by outlets", "Delivered within", "Retries of outlets"),
+    ],
     a_sidecar_is_stopped: ["Unattended", "Time unattended", "Hand lag"],
     the_disk_is_full: ["Ready", "Records waiting", "Failed writes"],
     no_file_can_be_opened: ["Accepts put off"],
@@ -599,6 +697,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with ExitStack() as stack:
         folders = [tmp_path_factory.mktemp("s") for _ in range(4)]
         redis = stack.enter_context(redis_server())
+        receiver = stack.enter_context(receiving())
         cluster: dict[str, Any] = {
             "cluster_url": redis.url,
             "cluster_lease_s": LEASE_S,
@@ -620,13 +719,18 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             guard_hold_s=1,
             limits_max_batch=STORM,
             limits_gateway_hold_s=2,
+            limits_max_settling=100,
+            limits_tail=TAIL,
+            config=receiver.settings(folders[2]),
         )
         sidecar.line("ready")
         hasty.line("ready")
         prometheus = stack.enter_context(
             Prometheus(folders[2], [sidecar, hasty], token)
         )
-        scene = Scene(sidecar, hasty, prometheus, stack, redis, folders[3], cluster)
+        scene = Scene(
+            sidecar, hasty, prometheus, stack, redis, folders[3], cluster, receiver
+        )
         prometheus.until("count(up == 1) == 2")
         prometheus.until("sum(liveness_cluster_partitions{mode='following'}) > 7")
         # So that a rate is one over calm scrapes only.
@@ -689,6 +793,8 @@ TAKES_LONGER: Final = {
     "LivenessUnacknowledged",
     "LivenessPingsLate",
     "LivenessClusterLag",
+    "LivenessOutletStopped",
+    "LivenessOutletLag",
 }
 # The one rule that is about what is not there.
 MISSING: Final = "LivenessMissing"
