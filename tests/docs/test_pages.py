@@ -238,11 +238,19 @@ def test_the_limits_are_those_in_force() -> None:
     limits = " ".join(MANUAL["docs/limits.md"].split())
     by_name = {setting.name: setting.default for setting in SETTINGS}
     by_name |= {name: limit.value for name, limit in FIXED_LIMITS.items()}
+    by_name |= {
+        it.name: it.default for name in OUTLETS for it in outlet_settings(name, "NAME")
+    }
     for name, shown in {
         "limits.max_frame_bytes": f"{by_name['limits.max_frame_bytes'] >> 20} MiB",
         "limits.max_batch": "{:,} uids",
         "limits.hello_s": "{:.0f} s for its hello",
         "limits.window": "{:,} records in flight",
+        "limits.max_settling": "{:,} offlines wait for `settle_s`",
+        "webhooks.NAME.batch": "{:,} records in a request",
+        "webhooks.NAME.timeout_s": "{:.0f} s for an attempt",
+        "webhooks.NAME.max_dead": "{:,} dead letters",
+        "kafka.NAME.max_in_flight": "{:,} records that the brokers have not",
         "limits.max_replies": "{:,} replies",
         "limits.max_refused": "{:,} refused frames",
         "limits.max_links": "{:,} links",
