@@ -5,8 +5,6 @@ default. All errors are reported together, in one line each that names the sourc
 """
 
 import os
-import stat
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,19 +26,15 @@ from liveness.config.settings import (
     HttpSettings,
     outlet_settings,
 )
+from liveness.config.settings_file import FILE_VARIABLE, read_tables
 from liveness.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
-FILE_VARIABLE: Final = "LIVENESS_CONFIG"
 # Variables beginning with LIVENESS_ that are no settings; all others are refused.
 RESERVED: Final = frozenset({FILE_VARIABLE, "LIVENESS_PURE_WHEEL"})
-# All settings with comments take a few KiB. A wrong file, such as a log, may be large.
-MAX_FILE_BYTES: Final = 1_048_576
 # Faults that are described; the others are counted. Nobody corrects more at a time, and a
 # wrong file may have a hundred thousand.
 MAX_FAULTS: Final = 20
-# Tables within tables; client settings of an outlet have the most.
-MOST_NESTED: Final = 20
 
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_PLACE: Final = {(setting.section, setting.key): setting for setting in SETTINGS}
@@ -301,8 +295,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Found]:
 
 def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Found]:
     try:
-        data = _bytes(path, must_exist=must_exist, is_reload=is_reload)
-        tables = _tables(path, data)
+        tables = read_tables(path, must_exist=must_exist, is_reload=is_reload)
     except ConfigError as error:
         yield error
         return
@@ -368,58 +361,6 @@ def _value_of(path: Path, section: str, key: str, value: object) -> _Found:
     if (section, key) not in _BY_PLACE:
         return _Unknown(name, str(path), (*_BY_NAME, *_SECTIONS, *OUTLETS))
     return _Value(_BY_PLACE[section, key], value, str(path), is_text=False)
-
-
-def _bytes(path: Path, *, must_exist: bool, is_reload: bool) -> bytes:
-    try:
-        if is_reload and not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(
-                f"{path}: it is no regular file, which can be read once only; restart the "
-                "sidecar, with a file for --config"
-            )
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and not must_exist:
-            return b""
-        message = f"{path}: the settings cannot be read ({error.strerror})"
-        raise ConfigError(f"{message}; correct --config or {FILE_VARIABLE}") from None
-    if is_reload and not data.strip():
-        raise ConfigError(
-            f"{path}: it is empty, perhaps about to be written; put a comment into it if "
-            "the defaults are wanted"
-        )
-    return data
-
-
-def _tables(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        if len(data) > MAX_FILE_BYTES:
-            raise ValueError(f"over {MAX_FILE_BYTES} bytes")
-        tables = tomllib.loads(data.decode())
-        if not _is_deep(tables):
-            return tables
-        wrong = "not settings: nested too deeply"
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        wrong = f"not UTF-8 (at line {line})"
-    except ValueError as error:  # tomllib names the line and column
-        wrong = f"not TOML: {error}"
-    except RecursionError:
-        wrong = "not settings: nested too deeply"
-    raise ConfigError(f"{path}: {wrong}; correct it there")
-
-
-def _is_deep(tables: dict[str, Any]) -> bool:
-    level: list[Any] = [tables]
-    for _ in range(MOST_NESTED):
-        level = [
-            inner
-            for it in level
-            if isinstance(it, dict | list)
-            for inner in (it.values() if isinstance(it, dict) else it)
-        ]
-    return bool(level)
 
 
 def _default(setting: Setting, environ: Mapping[str, str], unix_user: int) -> object:

@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 import trio
@@ -19,7 +19,6 @@ from liveness.core.access import Access
 from liveness.core.changes import Decisions
 from liveness.core.conversation import Conversation
 from liveness.core.cursors import Cursors
-from liveness.core.records import Record
 from liveness.core.timer_states import TimerCommand, TimerTransaction
 from liveness.errors import StateError
 from liveness.metrics import Collector, Counts, HttpRefusal, Now
@@ -66,6 +65,7 @@ from liveness.service.links.credentials import peer_of
 from liveness.service.links.link_writer import Delivery
 from liveness.service.links.sockets import UnixListener
 from liveness.service.links.spools import Spools
+from liveness.service.outlet_wiring import outlets_of
 from liveness.service.readings import readings
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import Batch, LogStore
@@ -74,9 +74,6 @@ from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.skipped_attempts import SkippedAttempts
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
-
-if TYPE_CHECKING:
-    from liveness.outlets.supervisor import Outlets
 
 # Time limits of a stop: to read what links have sent, to write it to the disk (and then
 # the clocks file), to close links, and to end HTTP requests.
@@ -160,7 +157,15 @@ class SidecarService:
             spools=self._spools,
         )
         self._turnstile = Turnstile()
-        self.outlets = self._make_outlets()
+        self.outlets = outlets_of(
+            config,
+            self.presence,
+            log_writer,
+            self.feed,
+            spools=self._spools,
+            clock=clock,
+            turnstile=self._turnstile,
+        )
         self._timer_loop = TimerLoop(self.engine, table, counts)
         self._file_watch = FileWatch(store.files | table.files, counts=counts)
         self.streams = Streams(
@@ -174,37 +179,6 @@ class SidecarService:
             why_not_ready=self.why_not_ready,
         )
         self._apis = self._make_apis()
-
-    def _make_outlets(self) -> "Outlets | None":
-        config = self.config
-        if not (config.cluster.is_on or config.webhooks or config.kafka):
-            return None
-        # Imported when one is configured: without it, the sidecar starts sooner.
-        from liveness.outlets.common.outlet_log import LogAccess
-        from liveness.outlets.common.outlet_store import OutletStore
-        from liveness.outlets.supervisor import make_outlets
-
-        access = LogAccess(
-            self.log_writer,
-            self.feed,
-            OutletStore(self._store.folder, self._clock),
-            self._clock,
-            self._turnstile,
-            config.limits.max_settling,
-            self._is_back,
-        )
-        return make_outlets(config, access, self._spools)
-
-    def _is_back(self, offline: Record, of_any_device: bool) -> bool:
-        """Whether the log has a session of this user that began after an offline."""
-        wheel = self.presence.wheel
-        uids = [offline.uid]
-        if of_any_device and offline.devices is not None:
-            uids = wheel.devices_of(offline.user, 1)
-        sessions = [entry.session for uid in uids if (entry := wheel.find(uid))]
-        # One that is not on disk yet is shown nowhere.
-        newest = self.log_writer.durable_seq
-        return any(offline.seq < session <= newest for session in sessions)
 
     def _make_apis(self) -> tuple[Api, ...]:
         engine, log_writer = self.engine, self.log_writer

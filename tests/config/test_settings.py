@@ -23,9 +23,9 @@ from liveness.config.settings import (
     SocketSettings,
     StateSettings,
 )
+from liveness.config.settings_file import MAX_FILE_BYTES
 from liveness.config.sources import (
     MAX_FAULTS,
-    MAX_FILE_BYTES,
     Loaded,
     gather,
     load,

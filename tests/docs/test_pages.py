@@ -28,7 +28,8 @@ from liveness.compiled import PURE_WHEEL
 from liveness.config.outlet_settings import OUTLETS
 from liveness.config.schema import Setting
 from liveness.config.settings import FIXED_LIMITS, SETTINGS, outlet_settings
-from liveness.config.sources import FILE_VARIABLE, load
+from liveness.config.settings_file import FILE_VARIABLE
+from liveness.config.sources import load
 from liveness.errors import LivenessError
 from liveness.metrics import OUTLET_STATES, Collector, HttpRefusal
 from liveness.outlets.webhooks import cloud_events

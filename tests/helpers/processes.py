@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from liveness import compiled
-from liveness.config.sources import FILE_VARIABLE
+from liveness.config.settings_file import FILE_VARIABLE
 from tests.helpers.needs import require
 
 Done = subprocess.CompletedProcess[str]
