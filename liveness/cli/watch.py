@@ -28,6 +28,7 @@ from liveness.console.record_lines import (
 )
 from liveness.console.terminal import AUTO, COLORS, report_line, wants_colours
 from liveness.console.watching import command_errors
+from liveness.core.damping import MOST_SETTLE_S
 from liveness.core.records import TIMER
 
 
@@ -41,6 +42,7 @@ async def watch(
     count: int | None,
     out: TextIO,
     report_line: Callable[[str], None],
+    settle_s: float = 0.0,
     color: str = AUTO,
 ) -> None:
     """Writes each record as one line to *out*, until *count* are written.
@@ -54,6 +56,7 @@ async def watch(
         count: None: without end.
         out: Flushed after each frame's records.
         report_line: Called with one line for a person about each change of the connection.
+        settle_s: How long a user must be away before its offline is shown.
         color: When text is coloured: one of `COLORS`.
     Raises:
         CommandError: There is no sidecar, or it refuses this watcher.
@@ -63,6 +66,7 @@ async def watch(
     left = count
 
     options: dict[str, Any] = {"after": after, "kinds": kinds, "users": users}
+    options["settle_s"] = settle_s
     records = watch_sidecar(path, strict=True, report_line=report_line, **options)
     with command_errors(path):
         async with records:
@@ -167,6 +171,17 @@ def watch_records(
             "needs presence.device_separator"
         ),
     ] = False,
+    settle: Annotated[
+        float | None,
+        number(
+            float,
+            "SECONDS",
+            "show an offline when its user was away for so long, and nothing of one who was "
+            "back before (default: 0)",
+            0,
+            MOST_SETTLE_S,
+        ),
+    ] = None,
     json: Json = False,
     count: Annotated[
         int | None, number(int, "N", "end after N records", 1, 2**63 - 1)
@@ -182,7 +197,8 @@ def watch_records(
     ] = AUTO,
 ) -> None:
     """Show each record as it is written, across restarts of the sidecar, without a gap."""
-    of_sidecars = {"--socket": socket, "--after": after, "--users": users or None}
+    of_sidecars: dict[str, object] = {"--socket": socket, "--after": after}
+    of_sidecars |= {"--users": users or None, "--settle": settle}
     given = [flag for flag, value in of_sidecars.items() if value is not None]
     given += ["--kind timer"] * (TIMER in (kind or ()))
     if cluster and given:
@@ -192,7 +208,9 @@ def watch_records(
     show = (
         partial(watch_cluster, configured_cluster(), position=from_)
         if cluster
-        else partial(watch, socket_path(socket), after=after, users=users)
+        else partial(
+            watch, socket_path(socket), after=after, users=users, settle_s=settle or 0.0
+        )
     )
     trio.run(
         partial(

@@ -20,7 +20,7 @@ from liveness.errors import ReportError
 
 # The moment; longer than a sidecar takes from a decision to its delivery.
 QUIET_S: Final = 0.25
-# Offlines that wait at a time. Each takes about 1 KB.
+# Offlines that wait at a time. Each takes about 1.2 KB.
 MAX_SETTLING: Final = 100_000
 
 

@@ -37,6 +37,8 @@ Some situations have no function of their own:
   pass and cancel it.
 - A pong that never comes: within `script.disk_full()`, report something; then `drop` or
   `crash`.
+- A watch with `settle_s`: it counts on the wall clock of the host, by which scripted records
+  are long past. An offline comes after 0.25 s in which nothing arrived.
 - A record that comes twice: `drop` before it is acknowledged. A gap: `trim` as well.
 """
 

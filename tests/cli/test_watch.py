@@ -66,6 +66,14 @@ async def test_only_the_kinds_asked_for_are_shown_and_every_gap(
     assert sidecar.hellos[-1]["kinds"] == ["offline"]
 
 
+async def test_a_user_who_was_back_soon_is_not_shown_away(sidecar: LogPeer) -> None:
+    for kind in ("online", "offline", "online"):
+        await sidecar.append(kind, uid="ada")
+    # The first offline was there before: it may have been shown by an earlier command.
+    shown = await lines(sidecar, 2, settle_s=5, as_json=True)
+    assert [json.loads(line)["seq"] for line in shown] == [1, 3]
+
+
 async def test_count_ends_it_in_the_middle_of_a_frame(sidecar: LogPeer) -> None:
     await sidecar.append("online", "online", "online")
     assert len(await lines(sidecar, 2)) == 2

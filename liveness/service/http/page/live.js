@@ -851,7 +851,7 @@ function showHead(summary) {
 
 const FEED_KINDS = ["online", "offline", "moved"];
 const feed = {
-  filter: { kinds: FEED_KINDS, uid: "", gateway: "", users: false },
+  filter: { kinds: FEED_KINDS, uid: "", gateway: "", users: false, settle: "" },
   rows: [], // as shown, the newest first
   waiting: [], // the same, while the list is paused
   isPaused: false,
@@ -882,7 +882,8 @@ function why(record) {
       return `by login, ${how} ${visible(record.from)}`;
     }
     default:
-      return `by ${record.reason}`;
+      // With `settle_s` a user moves by whatever was heard first at the other gateway.
+      return `by ${record.reason}${record.kind === "moved" ? `, from ${visible(record.from)}` : ""}`;
   }
 }
 
@@ -953,9 +954,9 @@ function showRows(fresh) {
 }
 
 function showFeedNote() {
-  const { kinds, uid, gateway, users } = feed.filter;
+  const { kinds, uid, gateway, users, settle } = feed.filter;
   const areAll = kinds.length === FEED_KINDS.length;
-  const conditions = [!areAll && kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`, users && "of users only"].filter(Boolean);
+  const conditions = [!areAll && kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`, users && "of users only", settle && `of users away for ${settle} s`].filter(Boolean);
   const place = feed.searched ? `None among the newest ${plural(feed.searched, "record")}` : "Nothing yet";
   const none = conditions.length ? `${place}: ${conditions.join(" ")}.` : "Nothing yet. Users who come online, go offline or move are listed here.";
   setText(byId("feed-note"), feed.refused || (feed.rows.some(({ record }) => record) ? "" : none));
@@ -978,6 +979,7 @@ function watchFeed() {
       uid: data.get("uid").trim(),
       gateway: data.get("gateway").trim(),
       users: data.has("users"),
+      settle: Number(data.get("settle")) ? data.get("settle") : "",
     };
     feed.refused = "";
     // What is here and matches, until the new stream begins with the newest that match.
@@ -1122,11 +1124,12 @@ function connect() {
   clearTimeout(link.retry);
   link.retry = 0;
   link.stream?.close();
-  const { kinds, uid, gateway, users } = feed.filter;
+  const { kinds, uid, gateway, users, settle } = feed.filter;
   const query = new URLSearchParams({ kind: kinds });
   if (uid) query.set("uid", uid);
   if (gateway) query.set("gateway", gateway);
   if (users) query.set("users", "true");
+  if (settle) query.set("settle_s", settle);
   const stream = new EventSource(`/v1/live?${query}`);
   link.stream = stream;
   link.opened = performance.now();
@@ -1241,7 +1244,8 @@ function gapBetween(before, summary, missed) {
 
 /** A summary with the records from before its stream was opened, and after the one before. */
 function withMissed(before, summary, { log, records }) {
-  const isNew = ({ seq }) => before?.log !== log || seq > before.seq;
+  // An offline that settles comes behind newer records; `showFeed` leaves out repeats.
+  const isNew = ({ seq }) => before?.log !== log || seq > before.seq || feed.filter.settle;
   return { ...summary, records: [...records.filter(isNew), ...summary.records] };
 }
 
