@@ -737,10 +737,15 @@ def outlets() -> list[Panel]:
         seldom(
             curves(
                 "Dead letters",
-                "Records that a receiver refused for good, and how many of them are kept. "
-                "Delivery goes on without them. See LivenessOutletDead.",
+                "Records that a receiver refused for good, how many of them are kept, and "
+                "how many were deleted, as there were more than max_dead. Delivery goes on "
+                "without them. See LivenessOutletDead.",
                 query(increase(own, "liveness_outlet_records_dead_total"), named),
                 query(by(own, "liveness_outlet_dead_letters"), f"{named} kept"),
+                query(
+                    increase(own, "liveness_outlet_dead_letters_deleted_total"),
+                    f"{named} deleted",
+                ),
                 width=6,
             )
         ),

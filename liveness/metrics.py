@@ -468,6 +468,14 @@ class OutletNow(NamedTuple):
         int,
         _gauge("liveness_outlet_dead_letters", "Dead letters that are kept.", OUTLET),
     ]
+    dead_deleted: Annotated[
+        int,
+        _counter(
+            "liveness_outlet_dead_letters_deleted",
+            "Dead letters that were deleted, as there were too many.",
+            OUTLET,
+        ),
+    ]
     missed: Annotated[
         int,
         _counter(

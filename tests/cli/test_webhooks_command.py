@@ -16,7 +16,8 @@ WEBHOOK = {
     "gateways": [], "users_only": False, "settle_s": 0.0, "batch": 500,
     "outlet": "webhooks.mail", "state": "retrying", "since": 1_795_647_412_254,
     "detail": "status 500: \x1b", "lag_records": 1_203, "lag_s": 30.25, "sent": 81_204,
-    "retries": 3, "dead": 2, "dead_kept": 1, "damped": 0, "hurried": 0, "settling": 0,
+    "retries": 3, "dead": 2, "dead_kept": 1, "dead_deleted": 0, "damped": 0,
+    "settling_overflows": 0, "settling": 0,
 }  # fmt: skip
 RECORD = {
     "seq": 81, "kind": "offline", "uid": "int:9007199254740993", "gateway": "gw-1",

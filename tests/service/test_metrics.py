@@ -65,6 +65,7 @@ OUTLET = OutletNow(
     retries=13,
     dead=14,
     dead_kept=15,
+    dead_deleted=16,
     missed=16,
     damped=17,
     settling_overflows=18,

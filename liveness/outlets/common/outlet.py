@@ -67,6 +67,7 @@ class OutletStatus:
     retries: int = 0  # tries after the first one
     dead: int = 0  # records that became dead letters
     dead_kept: int = 0
+    dead_deleted: int = 0  # above the bound
     latency: Histogram = field(default_factory=lambda: Histogram(DELIVERY_S))
 
     def now_is(self, state: OutletState, detail: str = "") -> None:
@@ -93,6 +94,7 @@ class OutletStatus:
             retries=self.retries,
             dead=self.dead,
             dead_kept=self.dead_kept,
+            dead_deleted=self.dead_deleted,
             missed=log.missed,
             damped=log.damping.left_out,
             settling_overflows=log.damping.hurried,

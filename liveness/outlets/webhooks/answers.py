@@ -29,12 +29,15 @@ class PostAnswer(NamedTuple):
     def outcome(self) -> PostOutcome:
         """What follows.
 
-        Redirects are refusals: whoever may answer could send the records anywhere.
+        A redirect is not followed: whoever may answer could send the records anywhere. It
+        says nothing of the records, as it would come for any.
         """
         status = self.status
-        if status is None or status in AGAIN or status >= 500 or status < 200:
+        if status is not None and 200 <= status < 300:
+            return PostOutcome.ACCEPTED
+        if status is None or status in AGAIN or not 400 <= status < 500:
             return PostOutcome.FAILED
-        return PostOutcome.ACCEPTED if status < 300 else PostOutcome.REFUSED
+        return PostOutcome.REFUSED
 
     @property
     def result(self) -> SendResult:

@@ -335,6 +335,7 @@ class WebhookOutlet:
         status = self._status
         status.dead += batch.records
         status.dead_kept += batch.records - deleted
+        status.dead_deleted += deleted
         status.now_is(
             OutletState.FOLLOWING,
             f"records became dead letters ({answer.short}); see `liveness webhooks dead`",

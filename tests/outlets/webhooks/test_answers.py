@@ -5,8 +5,8 @@ import pytest
 from liveness.outlets.webhooks.answers import PostAnswer, PostOutcome
 
 ACCEPTED = (200, 201, 202, 204, 299)
-FAILED = (None, 101, 408, 425, 429, 500, 503, 599, 600)
-REFUSED = (300, 301, 304, 307, 400, 401, 404, 410, 413, 422, 499)
+FAILED = (None, 101, 300, 301, 304, 307, 408, 425, 429, 500, 503, 599, 600)
+REFUSED = (400, 401, 404, 410, 413, 422, 499)
 
 
 @pytest.mark.parametrize(
