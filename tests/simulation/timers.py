@@ -27,6 +27,7 @@ class _Order(NamedTuple):
     at: float
     covered_at: float
     frame: list[Any]
+    read_by: float  # the sidecar reads it by then, or never
 
 
 class _Timer(NamedTuple):
@@ -56,7 +57,9 @@ def broken_timers(
             if key == NOBODYS_KEY:
                 continue
             of = timers[link.name, key]
-            order = _Order(sent.at, _covered_at(link, sent), sent.frame)
+            covered_at = _covered_at(link, sent)
+            read_by = min(covered_at, link.ended_at + AWAY_S)
+            order = _Order(sent.at, covered_at, sent.frame, read_by)
             if kind == "after":
                 of.asked.append(order)
             elif kind == "cancel":
@@ -121,7 +124,8 @@ def _broken_runs(
         since = order.at
         if order.frame[0] == "done":
             since = at.get(order.frame[3]["seq"], since)
-        is_anew = any(it.at > since for it in asked)
+        # Asked again after that: read after it, though perhaps sent just before.
+        is_anew = any(it.read_by > since for it in asked)
         for record in timer.runs:
             now = at[record["seq"]]
             if order.covered_at < now - STAMP_S and not is_anew:
