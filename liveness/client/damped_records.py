@@ -133,10 +133,10 @@ def settle_s_in(settle_s: object) -> float:
     )
 
 
-def _moved(offline: RecordMap, online: RecordMap) -> RecordMap:
+def _moved(offline: RecordMap, online: RecordMap) -> tuple[RecordMap]:
     """As `core.damping.moved`."""
     record = {**online, "kind": MOVED, "from": offline["gateway"]}
     record["from_session"] = offline["session"]
     if "conn" in offline:
         record["from_conn"] = offline["conn"]
-    return record
+    return (record,)

@@ -20,7 +20,7 @@ alone, which is right either way.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -61,8 +61,8 @@ class Damper(Generic[T]):
     Args:
         settle_ms: How long a user must be away.
         most: Offlines that may wait; above it, the oldest is passed on early.
-        move: Makes the item of a move from those of an offline and an online; None: a
-            user who is back through another gateway counts as back.
+        move: Makes what is passed on of a user who is back through another gateway, from
+            the items of the offline and the online: a move. None: nothing is.
         doubtful_until: Records up to this seq may have been passed on before.
         counts: What is counted.
 
@@ -74,7 +74,7 @@ class Damper(Generic[T]):
         settle_ms: int,
         *,
         most: int,
-        move: Callable[[T, T], T] | None,
+        move: Callable[[T, T], Iterable[T]] | None,
         doubtful_until: int = 0,
         counts: DampingCounts | None = None,
     ) -> None:
@@ -146,7 +146,7 @@ class Damper(Generic[T]):
             return
         self.counts.left_out += 2
         if self._move is not None and record.gateway != before.record.gateway:
-            yield self._move(before.item, item)
+            yield from self._move(before.item, item)
 
     def _settled(self, now_ms: int) -> Iterator[T]:
         while self._waiting and next(iter(self._waiting.values())).until <= now_ms:

@@ -31,8 +31,8 @@ class Item(NamedTuple):
     at: int
 
 
-def move(offline: Item, online: Item) -> Item:
-    return online._replace(kind=MOVED)
+def move(offline: Item, online: Item) -> list[Item]:
+    return [online._replace(kind=MOVED)]
 
 
 @st.composite

@@ -164,6 +164,21 @@ async def test_lag_counts_what_is_unread_and_what_is_on_its_way(rig: OutletRig) 
         assert (log.lag_records, log.lag_s) == (0, 0)
 
 
+async def test_lag_of_a_stopped_outlet_is_what_waits_in_the_log(rig: OutletRig) -> None:
+    rig.publish(on(1), on(2))
+    async with rig.outlet_log(OLDEST) as log:
+        log.close()
+        assert log.lag_records == 2
+
+
+async def test_lag_counts_from_the_oldest_record_over_a_restart(rig: OutletRig) -> None:
+    rig.publish(on(1))
+    await trio.sleep(60)
+    async with rig.outlet_log(OLDEST) as log:
+        await log.take(1)
+        assert log.lag_s == 60
+
+
 LOG, OTHER = "a" * 16, "b" * 16
 
 

@@ -82,7 +82,6 @@ class OutletLog:
         self.damping = DampingCounts()
         self.missed = 0  # records that were deleted before they were read
         self._settings = settings
-        self._gateways = settings.gateway_set
         # Only with payloads there is anything to bound: to measure costs an encoding.
         self._most_bytes = READ_BYTES if TIMER in settings.kind_set else inf
         self._access = access
@@ -90,7 +89,7 @@ class OutletLog:
         self._wake = Notifier()
         self._taken = deque[LogBatch]()
         self._collected: list[TailEntry] = []  # by a `take` that has not returned yet
-        self._cursor = 0
+        self._cursor = access.log_writer.durable_seq  # until `open` has found it
         self._stored = 0
         self._caught_up_at = access.clock.wall_ms()
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
@@ -113,8 +112,8 @@ class OutletLog:
     @property
     def lag_records(self) -> int:
         """Records that are not read, or not delivered; those that settle do not count."""
-        if self._reader is None:
-            return 0
+        if self._reader is None:  # it is stopped, or has not begun yet
+            return max(0, self._access.log_writer.durable_seq - self._cursor)
         unread = self._access.log_writer.durable_seq - self._reader.reached
         collected = len(self._collected)
         return unread + collected + sum(len(batch.entries) for batch in self._taken)
@@ -165,6 +164,7 @@ class OutletLog:
             position,
             settle_s=settings.settle_s,
             most_waiting=access.most_settling,
+            gateways=settings.gateway_set,
             is_resumed=is_resumed,
             counts=self.damping,
         )
@@ -192,6 +192,9 @@ class OutletLog:
                 size += sum(len(entry.encoded) for entry in more)
             if more and not entries:
                 until = trio.current_time() + linger_s
+                if not self._taken:
+                    oldest_at = more[0].record.at
+                    self._caught_up_at = min(self._caught_up_at, oldest_at)
             entries += more
             if more:
                 continue
@@ -270,13 +273,7 @@ class OutletLog:
             return []
         gaps = [it.record for it in entries if isinstance(it.record, Gap)]
         self.missed += sum(gap.until - gap.first for gap in gaps)
-        return [entry for entry in entries if self._is_of_gateways(entry)]
-
-    def _is_of_gateways(self, entry: TailEntry) -> bool:
-        record = entry.record
-        if not self._gateways or isinstance(record, Gap):
-            return True
-        return not self._gateways.isdisjoint((record.gateway, record.from_gateway))
+        return entries
 
     def _log_disk(self, message: str, error: Exception) -> None:
         self._log_throttled(

@@ -10,7 +10,14 @@ from math import inf
 
 from liveness.core.cursors import ReadPosition
 from liveness.core.damping import Damper, DampingCounts, damped_record, moved
-from liveness.core.records import SESSION_KINDS, Gap, Record, Subscription
+from liveness.core.records import (
+    MOVED,
+    SESSION_KINDS,
+    Gap,
+    Logged,
+    Record,
+    Subscription,
+)
 from liveness.service.storage.log_tail import (
     LogTail,
     TailCommit,
@@ -30,6 +37,7 @@ class DampedReader:
         position: The seq to begin after.
         settle_s: How long a user must be away; 0: no offline waits.
         most_waiting: Offlines that may wait.
+        gateways: Only records of these gateways concern the reader; none: of all.
         is_resumed: Records behind the position may have been passed on before.
         counts: What is counted.
     """
@@ -43,6 +51,7 @@ class DampedReader:
         *,
         settle_s: float = 0.0,
         most_waiting: int,
+        gateways: frozenset[str] = frozenset(),
         is_resumed: bool = False,
         counts: DampingCounts | None = None,
     ) -> None:
@@ -56,11 +65,12 @@ class DampedReader:
             self._damper = Damper(
                 round(settle_s * 1000),
                 most=most_waiting,
-                move=None if wanted.users else _moved,
+                move=None if wanted.users else self._moved,
                 doubtful_until=log_writer.durable_seq if is_resumed else 0,
                 counts=counts,
             )
         self._wanted = wanted
+        self._gateways = gateways
         self._settle_s = settle_s
         self._reader = TailReader(
             log_writer, feed, ReadPosition(read, position), is_guest=True
@@ -116,9 +126,12 @@ class DampedReader:
             OSError, sqlite3.Error: The log cannot be read now.
         """
         if self._damper is None:
-            return await self._reader.take(
+            entries = await self._reader.take(
                 limit, wall_ms=wall_ms, most_bytes=most_bytes
             )
+            if not self._gateways:
+                return entries
+            return [entry for entry in entries if self._is_of_gateways(entry.record)]
         if not self._ready:
             if self._reader.is_behind:
                 for entry in await self._reader.take(
@@ -146,11 +159,24 @@ class DampedReader:
         for entry in entries:
             record = entry.record
             assert not isinstance(record, Gap)
-            if self._wanted.wants(record):
+            if self._wanted.wants(record) and self._is_of_gateways(record):
                 yield entry
 
+    def _is_of_gateways(self, record: Logged | Gap) -> bool:
+        if not self._gateways or isinstance(record, Gap):
+            return True
+        return not self._gateways.isdisjoint((record.gateway, record.from_gateway))
 
-def _moved(offline: TailEntry, online: TailEntry) -> TailEntry:
-    assert isinstance(offline.record, Record)
-    assert isinstance(online.record, Record)
-    return TailEntry(moved(offline.record, online.record))
+    def _moved(self, offline: TailEntry, online: TailEntry) -> tuple[TailEntry, ...]:
+        """What is passed on of a user who is back through another gateway: a move.
+
+        A reader of some gateways that wants no moves would never read that the user has
+        left them, or come to them: it gets the offline and the online, as far as they are
+        of its gateways.
+        """
+        has_gateways = bool(self._gateways or self._wanted.gateway)
+        if has_gateways and MOVED not in self._wanted.kinds:
+            return offline, online
+        assert isinstance(offline.record, Record)
+        assert isinstance(online.record, Record)
+        return (TailEntry(moved(offline.record, online.record)),)

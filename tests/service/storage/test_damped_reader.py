@@ -86,9 +86,25 @@ async def test_a_user_who_is_back_elsewhere_has_moved_for_readers_of_both_gatewa
 ) -> None:
     wanted = [ALL._replace(gateway=name) for name in ("g", "h", "other")]
     readers = [reader(log, subscription) for subscription in wanted]
+    readers.append(reader(log, gateways=frozenset("h")))
     publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
     taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
-    assert taken == [["moved"], ["moved"], []]
+    assert taken == [["moved"], ["moved"], [], ["moved"]]
+
+
+async def test_a_reader_of_some_gateways_without_moves_is_not_left_with_the_past(
+    log: Log,
+) -> None:
+    kinds = frozenset({"online", "offline"})
+    readers = [
+        reader(log, Subscription("g", kinds)),
+        reader(log, Subscription("h", kinds)),
+        reader(log, Subscription(None, kinds), gateways=frozenset("gh")),
+        reader(log, Subscription(None, kinds)),
+    ]
+    publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
+    taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
+    assert taken == [["offline"], ["online"], ["offline", "online"], []]
 
 
 async def test_kinds_that_are_not_wanted_decide_and_are_not_returned(log: Log) -> None:
