@@ -14,6 +14,8 @@ from liveness.core.damping import (
     DampedRecord,
     Damper,
     DampingCounts,
+    Passed,
+    SettlingRoom,
 )
 from liveness.core.records import GAP, MOVED, SESSION_KINDS
 from liveness.errors import ReportError
@@ -22,6 +24,8 @@ from liveness.errors import ReportError
 QUIET_S: Final = 0.25
 # Offlines that wait at a time. Each takes about 1.2 KB.
 MAX_SETTLING: Final = 100_000
+# At most so many settle at a time: they are then in memory twice.
+SETTLED_AT_ONCE: Final = 1_000
 
 
 class DampedRecords:
@@ -48,6 +52,7 @@ class DampedRecords:
         self._users = users
         self._wall_s = wall_s
         self._quiet_s = 0.0
+        self.has_settled = False
         self.begin(0)
         self.has_begun = False
 
@@ -55,8 +60,9 @@ class DampedRecords:
         """Begin with a log; its records up to *newest* may have come to the loop before."""
         self._damper = Damper[RecordMap](
             round(self._settle_s * 1000),
-            most=MAX_SETTLING,
-            move=None if self._users else _moved,
+            room=SettlingRoom(MAX_SETTLING),
+            move=_moved,
+            wants_moves=not self._users and (not self._kinds or MOVED in self._kinds),
             doubtful_until=newest,
             counts=self.counts,
         )
@@ -67,7 +73,7 @@ class DampedRecords:
         """The seq of the oldest offline that waits; None if none does."""
         return self._damper.oldest_seq
 
-    def add(self, record: RecordMap) -> Iterator[RecordMap]:
+    def add(self, record: RecordMap) -> Iterator[Passed[RecordMap]]:
         """Take a record that has arrived; yield what the loop gets now.
 
         Raises:
@@ -82,20 +88,32 @@ class DampedRecords:
             damped = DampedRecord(
                 record["seq"], kind, user, record["gateway"], record["at"]
             )
-            yield from self._wanted(self._damper.add(record, damped))
+            while settled := self._damper.pop_settled(damped.at):
+                yield from self._wanted(settled)
+            for passed in self._damper.add(record, damped):
+                yield from self._wanted(passed)
             return
         if kind == GAP:
             yield from self.flush()
-        yield from (record,)
+        yield Passed(record, record["seq"])
 
-    def flush(self) -> Iterator[RecordMap]:
+    def flush(self) -> Iterator[Passed[RecordMap]]:
         """Yield what waits: records are missing, by which users may have come back."""
-        yield from self._wanted(self._damper.flush())
+        while oldest := self._damper.pop_oldest():
+            yield from self._wanted(oldest)
 
-    def settle(self) -> Iterator[RecordMap]:
-        """Yield what the loop gets as nothing has arrived for `next_in_s`."""
+    def settle(self) -> Iterator[Passed[RecordMap]]:
+        """Yield what the loop gets as nothing has arrived for `next_in_s`.
+
+        If that is much, some of it: `has_settled` then says that there may be more.
+        """
         until = round((self._wall_s() - QUIET_S) * 1000)
-        yield from self._wanted(self._damper.read_until(until))
+        self.has_settled = False
+        for _ in range(SETTLED_AT_ONCE):
+            if (settled := self._damper.pop_settled(until)) is None:
+                return
+            yield from self._wanted(settled)
+        self.has_settled = True
 
     @property
     def next_in_s(self) -> float:
@@ -114,10 +132,9 @@ class DampedRecords:
         """Note that nothing has arrived for so long, though the wait was cut off."""
         self._quiet_s += seconds
 
-    def _wanted(self, records: Iterator[RecordMap]) -> Iterator[RecordMap]:
-        for record in records:
-            if not self._kinds or record["kind"] in self._kinds:
-                yield record
+    def _wanted(self, passed: Passed[RecordMap]) -> Iterator[Passed[RecordMap]]:
+        if not self._kinds or passed.item["kind"] in self._kinds:
+            yield passed
 
 
 def settle_s_in(settle_s: object) -> float:
@@ -133,10 +150,10 @@ def settle_s_in(settle_s: object) -> float:
     )
 
 
-def _moved(offline: RecordMap, online: RecordMap) -> tuple[RecordMap]:
+def _moved(offline: RecordMap, online: RecordMap) -> RecordMap:
     """As `core.damping.moved`."""
     record = {**online, "kind": MOVED, "from": offline["gateway"]}
     record["from_session"] = offline["session"]
     if "conn" in offline:
         record["from_conn"] = offline["conn"]
-    return (record,)
+    return record

@@ -18,7 +18,6 @@ comes again.
 
 import os
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from logging import INFO
 from math import inf
@@ -27,6 +26,7 @@ from typing import Any, Final, Self, TypeAlias
 import anyio
 from anyio.lowlevel import checkpoint
 
+from liveness.client.arrived_records import ArrivedRecords
 from liveness.client.damped_records import MAX_SETTLING, DampedRecords, settle_s_in
 from liveness.client.forks import WATCH, refuse_after_fork
 from liveness.client.inbox import RecordMap
@@ -50,7 +50,7 @@ from liveness.client.watcher_link import (
     watcher_hello,
     wrong_form,
 )
-from liveness.core.damping import DampingCounts
+from liveness.core.damping import DampingCounts, Passed
 from liveness.core.frames import BadFrame, parse_hello
 from liveness.core.framing import Frame
 from liveness.core.records import SESSION_KINDS, Uid
@@ -62,6 +62,7 @@ __all__ = ["Batches", "HostSession", "Listing", "Watch", "Whereabouts", "watch"]
 
 # The kind of the mapping that says that the log is another one. It is not on the wire.
 LOG: Final = "log"
+LOG_SEQ: Final = 0  # its seq: below that of any record
 CURSOR: Final = "cursor"  # in `welcome.features`
 # While more records are at hand, an ack is written at most this often. Before a wait for
 # the next one everything finished is acknowledged.
@@ -192,13 +193,14 @@ class Watch(AsyncIterator[RecordMap]):
         self._end: LivenessError | None = None  # of the last link, not reported yet
         self._replaced: Replaced | None = None
         self._position = ReaderPosition(after, log, has_cursor=self._has_cursor)
-        # Arrived, and not given to the loop yet; each with the number of its log.
-        self._waiting = deque[tuple[int, RecordMap]]()
-        # To the loop: a log's number, the seq below which nothing was given, the last seq.
+        self._waiting = ArrivedRecords()  # and not given to the loop yet
+        # To the loop: a log's number, the seq up to which all is finished but for what was
+        # given, and the last seq of that.
         self._given: tuple[int, int, int] | None = None
         self._finished: tuple[int, int] = (0, 0)
         self._acked: tuple[int, ...] = (0,)  # on this link
         self._acked_at = -inf
+        self._goes_back = False  # the hello has a position before what has arrived
         refuse_after_fork(self, WATCH)
 
     # --- records --------------------------------------------------------------------
@@ -223,19 +225,19 @@ class Watch(AsyncIterator[RecordMap]):
 
     async def _next_batch(self) -> Batch:
         await self._ready()
-        batch = [record for _, record in self._waiting]
-        least = batch[0] if self._damped is None else min(batch, key=_seq_of)
-        self._given = self._waiting[-1][0], least["seq"] - 1, batch[-1]["seq"]
-        self._waiting.clear()
-        return batch
+        floor = self._waiting.least_floor
+        assert floor is not None
+        arrived = self._waiting.pop_all()
+        self._given = arrived[-1].log, floor - 1, arrived[-1].record["seq"]
+        return [record for _, record, _ in arrived]
 
     def take(self) -> RecordMap | None:
         """Return the next record if it has arrived; finish the last one. Do not wait."""
         self._finish()
         if not self._waiting or self._is_closed:
             return None
-        number, record = self._waiting.popleft()
-        self._given = number, record["seq"] - 1, record["seq"]
+        log, record, floor = self._waiting.pop()
+        self._given = log, floor - 1, record["seq"]
         return record
 
     def _finish(self) -> None:
@@ -274,6 +276,9 @@ class Watch(AsyncIterator[RecordMap]):
     async def _read_from(self, link: WatcherLink) -> None:
         """Read what has arrived; if nothing has, wait for it, or until something settles."""
         damped = self._damped
+        if damped is not None and damped.has_settled:
+            self._add(damped.settle())
+            return
         began = anyio.current_time()
         try:
             with anyio.move_on_after(
@@ -297,7 +302,8 @@ class Watch(AsyncIterator[RecordMap]):
                         if not self._position.arrived(record["seq"]):
                             self._acked = (0,)  # what was acknowledged before it came
                         elif self._damped is None:
-                            self._waiting.append((self._position.logs, record))
+                            seq = record["seq"]
+                            self._waiting.add(self._position.logs, record, seq)
                         else:
                             self._add(self._damped.add(record))
                     except (TypeError, KeyError):
@@ -336,12 +342,13 @@ class Watch(AsyncIterator[RecordMap]):
             return (cursor,)
         return self._position.floor, cursor
 
-    def _add(self, records: Iterable[RecordMap]) -> None:
+    def _add(self, passed: Iterable[Passed[RecordMap]]) -> None:
         """Have the loop get what a damper passes on."""
         assert self._damped is not None
         counts = self._damped.counts
         before = counts.hurried
-        self._waiting.extend((self._position.logs, record) for record in records)
+        for record, floor in passed:
+            self._waiting.add(self._position.logs, record, floor)
         if counts.hurried > before:
             self._redial.say(
                 f"more than {MAX_SETTLING} offlines wait for settle_s: the oldest are passed "
@@ -351,10 +358,11 @@ class Watch(AsyncIterator[RecordMap]):
     @property
     def _all_given(self) -> int:
         """The seq up to which everything that has arrived was given to the loop."""
-        seqs = [_seq_of(record) - 1 for _, record in self._waiting]
-        if self._damped is not None and self._damped.oldest_seq is not None:
-            seqs.append(self._damped.oldest_seq - 1)
-        return min([self._position.floor, *seqs])
+        oldest = None if self._damped is None else self._damped.oldest_seq
+        seqs = (self._waiting.least_floor, oldest)
+        return min(
+            [self._position.floor, *(seq - 1 for seq in seqs if seq is not None)]
+        )
 
     # --- the link -------------------------------------------------------------------
 
@@ -374,9 +382,7 @@ class Watch(AsyncIterator[RecordMap]):
         records come again. It is None if there is nothing to store: before the first
         link, and while what follows begins with another log.
         """
-        if self._position.in_log is None or any(
-            record["kind"] == LOG for _, record in self._waiting
-        ):
+        if self._position.in_log is None or self._waiting.least_floor == LOG_SEQ:
             return None
         return self._all_given
 
@@ -442,10 +448,12 @@ class Watch(AsyncIterator[RecordMap]):
     def _hello(self) -> dict[str, object]:
         hello = self._options | self._position.options()
         damped = self._damped
+        self._goes_back = False
         if self._has_cursor and damped is not None and damped.oldest_seq is not None:
             # The stored cursor follows what a link delivers. So have it deliver again what
             # is behind an offline that waits: a crash must not lose that.
             hello["after"] = damped.oldest_seq - 1
+            self._goes_back = True
         return hello
 
     def _begin(self, welcome: Welcome) -> bool:
@@ -459,7 +467,7 @@ class Watch(AsyncIterator[RecordMap]):
             self._add(damped.flush())  # of the log before
             damped.begin(welcome.next - 1)
         if new is not None:
-            self._waiting.append((position.logs, new))
+            self._waiting.add(position.logs, new, LOG_SEQ)
             self._redial.say("the log is a new one: all its records follow")
         if "users" in self._options and "users" not in welcome.features:
             self._redial.say(
@@ -472,6 +480,8 @@ class Watch(AsyncIterator[RecordMap]):
                 "if more than its limits.window of records come within settle_s, offlines "
                 "may come early; update it"
             )
+        if new is not None and self._goes_back:
+            return False  # by that position, it would not begin where a new log begins
         return not position.was_forgotten(welcome)
 
     def _report(self, *, was_linked: bool) -> None:
@@ -598,10 +608,6 @@ class Batches(AsyncIterator[Batch]):
 
     async def __anext__(self) -> Batch:
         return await self._watch._next_batch()
-
-
-def _seq_of(record: RecordMap) -> int:
-    return int(record["seq"])
 
 
 def _check(options: dict[str, Any], after: int | None, log: str | None) -> None:

@@ -324,8 +324,8 @@ class LimitSettings:
     )
     max_settling: int = setting(
         100_000,
-        "offlines that wait for settle_s, of one reader; above it, the oldest is passed "
-        "on early",
+        "offlines that wait for settle_s, of one outlet, and of all HTTP streams together; "
+        "above it, the oldest is passed on early",
         (100, 10_000_000),
         "records",
     )

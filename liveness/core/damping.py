@@ -12,15 +12,15 @@ Only offlines wait. So records of different users may record places; those of on
 never do. An offline waits until the log was read up to a moment `settle_ms` after it: a
 reader that is far behind leaves out the same records as one that follows.
 
-A reader must not store a position behind an offline that waits (`oldest_seq`): after a
-restart the offline would be lost. So a restarted reader reads again what it may have passed
-on before. Of an offline that was in the log when it began (`doubtful_until`), it does not
-know whether that was passed on before. If its user comes back, the online is passed on
-alone, which is right either way.
+A reader must not store a position behind an offline that waits (`oldest_seq`), or behind
+the offline of a move that is not delivered (`Passed.floor`): a restart would lose it. So a
+restarted reader reads again what it may have passed on before. Of an offline that was in
+the log when it began (`doubtful_until`), it does not know whether that was passed on before.
+If its user comes back, the online is passed on alone, which is right either way.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -41,12 +41,27 @@ class DampedRecord(NamedTuple):
     at: int  # Unix milliseconds
 
 
+class Passed(NamedTuple, Generic[T]):
+    """What is passed on. Until it is delivered, the position stays below *floor*."""
+
+    item: T
+    floor: int
+
+
 @dataclass(slots=True)
 class DampingCounts:
     """What the dampers of one reader, or of several, did."""
 
     left_out: int = 0  # records, offlines and onlines
     hurried: int = 0  # offlines that were passed on early, as too many waited
+
+
+@dataclass(slots=True)
+class SettlingRoom:
+    """How many offlines may wait in one damper, or in several together."""
+
+    most: int
+    used: int = 0
 
 
 class _Waiting(NamedTuple, Generic[T]):
@@ -60,9 +75,12 @@ class Damper(Generic[T]):
 
     Args:
         settle_ms: How long a user must be away.
-        most: Offlines that may wait; above it, the oldest is passed on early.
-        move: Makes what is passed on of a user who is back through another gateway, from
-            the items of the offline and the online: a move. None: nothing is.
+        room: How many offlines may wait; above it, the oldest is passed on early.
+        move: Makes the item of a move from those of an offline and an online.
+        wants_moves: Whether the reader wants moves.
+        has_gateways: Whether it wants the records of some gateways only. Then, without
+            moves, it would never read that a user has left them or come to them: it gets
+            the offline and the online.
         doubtful_until: Records up to this seq may have been passed on before.
         counts: What is counted.
 
@@ -73,15 +91,19 @@ class Damper(Generic[T]):
         self,
         settle_ms: int,
         *,
-        most: int,
-        move: Callable[[T, T], Iterable[T]] | None,
+        room: SettlingRoom,
+        move: Callable[[T, T], T],
+        wants_moves: bool = True,
+        has_gateways: bool = False,
         doubtful_until: int = 0,
         counts: DampingCounts | None = None,
     ) -> None:
         self.counts = DampingCounts() if counts is None else counts
         self._settle_ms = settle_ms
-        self._most = most
+        self._room = room
         self._move = move
+        self._wants_moves = wants_moves
+        self._has_gateways = has_gateways
         self._doubtful_until = doubtful_until
         self._waiting = OrderedDict[Hashable, _Waiting[T]]()
 
@@ -96,64 +118,77 @@ class Damper(Generic[T]):
 
     @property
     def next_at(self) -> int | None:
-        """When to call `read_until` again, in Unix milliseconds; None if none waits."""
+        """When the oldest settles, in Unix milliseconds; None if none waits."""
         return next((found.until for found in self._waiting.values()), None)
 
-    def add(self, item: T, record: DampedRecord) -> Iterator[T]:
-        """Take the next record of the log; yield what is passed on now, in order.
-
-        The iterator must be used up before the next call.
-        """
-        yield from self._settled(record.at)
-        before = self._waiting.pop(record.user, None)
-        if before is not None and record.kind == ONLINE:
-            yield from self._back(before, item, record)
-            return
-        if before is not None:  # the records between are lost
-            yield before.item
-        if record.kind != OFFLINE:
-            yield item
-            return
-        until = record.at + self._settle_ms
-        self._waiting[record.user] = _Waiting(item, record, until)
-        if len(self._waiting) > self._most:
-            self.counts.hurried += 1
-            yield self._pop_oldest()
-
-    def read_until(self, wall_ms: int) -> Iterator[T]:
-        """Note that the log has no more records now; yield what is passed on, in order.
+    def pop_settled(self, now_ms: int) -> Passed[T] | None:
+        """The next offline that has settled by now; None if none has.
 
         Args:
-            wall_ms: Now, in Unix milliseconds.
+            now_ms: The time of the next record in the log; if it has no more now, the
+                wall clock.
         """
-        most = wall_ms + self._settle_ms
-        if (self.next_at or 0) > most:
-            # The wall clock was set back: nobody waits for longer than `settle_ms`.
+        if self.next_at is None:
+            return None
+        most = now_ms + self._settle_ms
+        if self.next_at > most:
+            # The wall clock was set back: no offline waits for longer than `settle_ms`.
             for user, found in self._waiting.items():
                 self._waiting[user] = found._replace(until=min(found.until, most))
-        yield from self._settled(wall_ms)
+        return self.pop_oldest() if self.next_at <= now_ms else None
 
-    def flush(self) -> Iterator[T]:
-        """Yield all that waits, in order: for a gap, in which users may have come back."""
-        while self._waiting:
-            yield self._pop_oldest()
+    def pop_oldest(self) -> Passed[T] | None:
+        """The oldest that waits; None if none does. For a gap, in which users may return."""
+        if not self._waiting:
+            return None
+        self._room.used -= 1
+        found = self._waiting.popitem(last=False)[1]
+        return Passed(found.item, found.record.seq)
 
-    def _back(self, before: _Waiting[T], item: T, record: DampedRecord) -> Iterator[T]:
+    def add(self, item: T, record: DampedRecord) -> list[Passed[T]]:
+        """Take the next record of the log; return what is passed on now, in order.
+
+        To be called when `pop_settled` has no more for the time of this record.
+        """
+        before = self._waiting.pop(record.user, None)
+        if before is not None:
+            self._room.used -= 1
+            if record.kind == ONLINE:
+                return self._back(before, item, record)
+        passed = []
+        if before is not None:  # the records between are lost
+            passed.append(Passed(before.item, before.record.seq))
+        if record.kind != OFFLINE:
+            return [*passed, Passed(item, record.seq)]
+        until = record.at + self._settle_ms
+        self._waiting[record.user] = _Waiting(item, record, until)
+        self._room.used += 1
+        if self._room.used > self._room.most and (oldest := self.pop_oldest()):
+            self.counts.hurried += 1
+            passed.append(oldest)
+        return passed
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._room.used -= len(self._waiting)
+        self._waiting.clear()
+
+    def _back(
+        self, before: _Waiting[T], item: T, record: DampedRecord
+    ) -> list[Passed[T]]:
         """A user is back whose offline waits."""
-        if before.record.seq <= self._doubtful_until:
+        offline, online = before.record, Passed(item, record.seq)
+        is_elsewhere = record.gateway != offline.gateway
+        if is_elsewhere and self._wants_moves:
+            self.counts.left_out += 2
+            return [Passed(self._move(before.item, item), offline.seq)]
+        if is_elsewhere and self._has_gateways:
+            return [Passed(before.item, offline.seq), online]
+        if offline.seq <= self._doubtful_until:
             self.counts.left_out += 1
-            yield item
-            return
+            return [online]
         self.counts.left_out += 2
-        if self._move is not None and record.gateway != before.record.gateway:
-            yield from self._move(before.item, item)
-
-    def _settled(self, now_ms: int) -> Iterator[T]:
-        while self._waiting and next(iter(self._waiting.values())).until <= now_ms:
-            yield self._pop_oldest()
-
-    def _pop_oldest(self) -> T:
-        return self._waiting.popitem(last=False)[1].item
+        return []
 
 
 def damped_record(record: Record, *, users: bool) -> DampedRecord:

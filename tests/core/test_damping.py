@@ -12,6 +12,7 @@ from liveness.core.damping import (
     DampedRecord,
     Damper,
     DampingCounts,
+    SettlingRoom,
     damped_record,
     moved,
 )
@@ -31,8 +32,8 @@ class Item(NamedTuple):
     at: int
 
 
-def move(offline: Item, online: Item) -> list[Item]:
-    return [online._replace(kind=MOVED)]
+def move(offline: Item, online: Item) -> Item:
+    return online._replace(kind=MOVED)
 
 
 @st.composite
@@ -62,12 +63,22 @@ def damper(
     *, most: int = 1_000, doubtful_until: int = 0, counts: DampingCounts | None = None
 ) -> Damper[Item]:
     return Damper(
-        SETTLE_MS, most=most, move=move, doubtful_until=doubtful_until, counts=counts
+        SETTLE_MS,
+        room=SettlingRoom(most),
+        move=move,
+        doubtful_until=doubtful_until,
+        counts=counts,
     )
 
 
+def settled(damping: Damper[Item], now_ms: int) -> list[Item]:
+    """Pop all that has settled by then."""
+    return [it.item for it in iter(lambda: damping.pop_settled(now_ms), None)]
+
+
 def add(damping: Damper[Item], item: Item) -> list[Item]:
-    return [*damping.add(item, DampedRecord(*item))]
+    passed = settled(damping, item.at)
+    return passed + [it.item for it in damping.add(item, DampedRecord(*item))]
 
 
 def expected(log: Sequence[Item]) -> dict[str, list[Item]]:
@@ -112,8 +123,8 @@ def test_users_who_are_back_soon_are_left_out_at_any_pace(
         passed += add(damping, item)
         if looks:
             # Its record would be there if the user had come back before that moment.
-            passed += damping.read_until(min(item.at + looks.pop(), after.at))
-    passed += damping.read_until(FOR_EVER)
+            passed += settled(damping, min(item.at + looks.pop(), after.at))
+    passed += settled(damping, FOR_EVER)
     assert not len(damping)
     assert by_user(passed) == {
         user: items for user, items in expected(log).items() if items
@@ -125,10 +136,10 @@ def test_all_records_are_passed_on_or_counted(log: list[Item]) -> None:
     counts = DampingCounts()
     damping = damper(counts=counts)
     passed = [item for record in log for item in add(damping, record)]
-    passed += damping.flush()
+    passed += settled(damping, FOR_EVER)
     moves = len([it for it in passed if it.kind == MOVED and it not in log])
     assert len(log) == len(passed) - moves + counts.left_out
-    assert len([*damping.flush()]) == len(damping) == 0
+    assert (len(damping), damping.pop_oldest()) == (0, None)
 
 
 def fold(items: Iterator[Item] | Sequence[Item]) -> dict[str, str]:
@@ -165,7 +176,7 @@ def test_a_receiver_knows_who_is_online_after_restarts_and_overflows(
         reached = max(reached, read)
     for item in log[position:]:
         received += add(damping, item)
-    received += damping.read_until(FOR_EVER)
+    received += settled(damping, FOR_EVER)
     assert fold(received) == fold(log)
 
 
@@ -174,8 +185,8 @@ def test_an_offline_waits_until_the_log_was_read_up_to_its_time() -> None:
     off = Item(1, OFFLINE, "ada", "g1", 1_000)
     assert add(damping, off) == []
     assert (damping.next_at, damping.oldest_seq) == (1_100, 1)
-    assert [*damping.read_until(1_099)] == []
-    assert [*damping.read_until(1_100)] == [off]
+    assert settled(damping, 1_099) == []
+    assert settled(damping, 1_100) == [off]
     assert (damping.next_at, damping.oldest_seq) == (None, None)
 
 
@@ -198,15 +209,56 @@ def test_after_the_wall_clock_was_set_back_nobody_waits_for_longer() -> None:
     damping = damper()
     for seq, at in ((1, 10_000), (2, 10_050), (3, 0)):
         add(damping, Item(seq, OFFLINE, f"u{seq}", "g1", at))
-    assert [*damping.read_until(20)] == []
-    assert [item.seq for item in damping.read_until(120)] == [1, 2, 3]
+    assert settled(damping, 20) == []
+    assert [item.seq for item in settled(damping, 120)] == [1, 2, 3]
 
 
 def test_of_a_doubtful_offline_the_online_alone_is_passed_on() -> None:
     damping = damper(doubtful_until=1)
     assert add(damping, Item(1, OFFLINE, "ada", "g1", 0)) == []
-    back = Item(2, ONLINE, "ada", "g2", 50)
+    back = Item(2, ONLINE, "ada", "g1", 50)
     assert add(damping, back) == [back]
+
+
+def test_until_a_move_is_delivered_its_offline_must_be_read_again() -> None:
+    damping = damper()
+    add(damping, Item(1, OFFLINE, "ada", "g1", 0))
+    back = Item(9, ONLINE, "ada", "g2", 50)
+    assert damping.add(back, DampedRecord(*back)) == [(back._replace(kind=MOVED), 1)]
+
+
+def test_a_reader_of_some_gateways_without_moves_gets_both_records() -> None:
+    damping = Damper(
+        SETTLE_MS,
+        room=SettlingRoom(9),
+        move=move,
+        wants_moves=False,
+        has_gateways=True,
+    )
+    off, back = (
+        Item(n, k, "ada", g, 0) for n, k, g in ((1, OFFLINE, "g1"), (2, ONLINE, "g2"))
+    )
+    assert add(damping, off) == []
+    assert add(damping, back) == [off, back]
+
+
+def test_a_clock_that_was_set_back_is_noticed_by_the_records_too() -> None:
+    damping = damper()
+    add(damping, Item(1, OFFLINE, "ada", "g1", 10_000))
+    others = [Item(n, ONLINE, f"u{n}", "g1", 30 * n) for n in range(2, 6)]
+    assert [it.seq for other in others for it in add(damping, other)] == [2, 3, 4, 5]
+    assert [it.seq for it in add(damping, Item(6, ONLINE, "u6", "g1", 160))] == [1, 6]
+
+
+def test_dampers_may_share_their_room_and_give_it_back() -> None:
+    room = SettlingRoom(2)
+    first, second = (Damper[Item](SETTLE_MS, room=room, move=move) for _ in range(2))
+    for damping, seq in ((first, 1), (second, 2)):
+        assert add(damping, Item(seq, OFFLINE, f"u{seq}", "g1", 0)) == []
+    third = Item(3, OFFLINE, "u3", "g1", 0)
+    assert [it.seq for it in add(second, third)] == [2]
+    first.close()
+    assert (room.used, len(first), len(second)) == (1, 0, 1)
 
 
 def test_records_that_were_lost_between_change_no_order() -> None:

@@ -1,6 +1,7 @@
 """`liveness.watch(settle_s=…)` on a running service, in virtual time."""
 
 import random
+import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -187,6 +188,50 @@ async def test_a_record_that_is_not_finished_comes_again(rig: Rig) -> None:
             assert watch.position == found  # if the program has done its work on it
 
 
+@virtual
+async def test_a_move_that_is_not_finished_comes_again(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    other = await rig.gateway("h", kinds=[])
+    for number in range(2):
+        async with reading(rig, name=NAME, kinds=["moved"]) as watch:
+            if not number:
+                await does(gateway, "logout", "ada")
+                await does(gateway, "logout", "bob")
+                await does(other, "login", "bob", "ada")
+            assert await next_of(watch, 2) == [(MOVED, "bob"), (MOVED, "ada")]
+            assert watch.position == 6  # if the program has done its work on ada's
+        # It has not. The offline that her move stands for came before bob's.
+        assert cursor(rig) == 2
+
+
+async def test_a_log_that_lost_its_end_is_read_from_its_beginning(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    folder, older = tmp_path / "state", tmp_path / "older"
+    folder.mkdir()
+    async with running(folder, clock=VirtualWallClock) as rig:
+        await rig.gateway_of(["ada", "bob"], kinds=[])
+    shutil.copytree(folder, older, ignore=shutil.ignore_patterns("*.sock"))
+    async with watch_of(folder / "g.sock", name=NAME) as watch:
+        async with running(folder, clock=VirtualWallClock) as rig:
+            await watch.connected()
+            gateway = await rig.gateway_of([], kinds=[])
+            await does(gateway, "logout", "bob")
+            await does(gateway, "login", "eve", "dan")
+            assert await next_of(watch, 2) == [(ONLINE, "eve"), (ONLINE, "dan")]
+        shutil.rmtree(folder / "state")
+        shutil.copytree(older / "state", folder / "state")
+        async with running(folder, clock=VirtualWallClock):
+            with trio.fail_after(60):
+                found = [await anext(watch) for _ in range(4)]
+    assert [(it["kind"], it["seq"]) for it in found] == [
+        (OFFLINE, 3),
+        ("log", 0),
+        (ONLINE, 1),
+        (ONLINE, 2),
+    ]
+
+
 @pytest.mark.rig(clock=VirtualWallClock, window=3)
 async def test_a_small_window_does_not_fill_while_offlines_wait(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada"], kinds=[])
@@ -252,6 +297,20 @@ async def test_the_oldest_goes_early_if_too_many_wait(
         assert trio.current_time() - began < SETTLE_S
         assert watch.damping.hurried == 1
         assert "passed on early" in lines[-1]
+
+
+@virtual
+async def test_what_settles_together_comes_in_several_batches(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damped_records, "SETTLED_AT_ONCE", 2)
+    gateway = await rig.gateway_of(["ada", "bob", "eve"], kinds=[])
+    async with reading(rig, kinds=["offline"]) as watch:
+        await does(gateway, "logout", "ada", "bob", "eve")
+        batches = watch.batches()
+        with trio.fail_after(60):
+            sizes = [len(await anext(batches)) for _ in range(2)]
+    assert sizes == [2, 1]
 
 
 @virtual

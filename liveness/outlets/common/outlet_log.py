@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from liveness.config.outlet_settings import OutletSettings
-from liveness.core.damping import DampingCounts
+from liveness.core.damping import DampingCounts, SettlingRoom
 from liveness.core.records import TIMER, Gap, Record, Subscription
 from liveness.outlets.common.outlet_store import (
     OutletStore,
@@ -163,7 +163,7 @@ class OutletLog:
             Subscription(None, settings.kind_set, users=settings.users_only),
             position,
             settle_s=settings.settle_s,
-            most_waiting=access.most_settling,
+            room=SettlingRoom(access.most_settling),
             gateways=settings.gateway_set,
             is_resumed=is_resumed,
             counts=self.damping,
@@ -175,6 +175,7 @@ class OutletLog:
         """Stop following the log."""
         if self._reader is not None:
             self._access.feed.unfollow(self._reader)
+            self._reader.close()
             self._reader = None
 
     async def take(self, limit: int, *, linger_s: float = 0.0) -> LogBatch:

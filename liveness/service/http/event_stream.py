@@ -132,6 +132,10 @@ class StreamWriter:
         await self._turnstile.wait()
         return not waiting.cancelled_caught
 
+    async def give_way(self) -> None:
+        """Let others run before the next piece of work."""
+        await self._turnstile.wait()
+
     def _check(self) -> None:
         if not self.is_allowed():
             raise StreamEnded(NOT_ALLOWED)

@@ -144,6 +144,8 @@ class FeedApi:
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
+                    if reader.is_damped:  # which may hold back all that it reads
+                        await writer.give_way()
                     entries = await self._read(reader)
                     entries.reverse()
                     while entries:
@@ -155,6 +157,7 @@ class FeedApi:
                 has_settled = not await writer.wait(self._readers.settles_in_s(reader))
         finally:
             self._feed.unfollow(reader)
+            reader.close()
 
     async def _read(self, reader: DampedReader) -> list[tuple[int, TailEntry]]:
         """Read the next entries, each with the seq of its id."""

@@ -160,6 +160,8 @@ class LiveApi:
                 await writer.send(event("summary", text, id=f"{log}:{position}"))
         finally:
             summaries.unfollow(notify)
+            if settled is not None:
+                settled.close()
 
     def _records(self, after: int, skipped: int, subscription: Subscription) -> str:
         """The matching records above *after*, as JSON; equal subscriptions share it."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from liveness.core.damping import MOST_SETTLE_S, DampingCounts
+from liveness.core.damping import MOST_SETTLE_S, DampingCounts, SettlingRoom
 from liveness.core.records import Subscription
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
@@ -53,7 +53,7 @@ class StreamReaders:
         feed: Its tail.
         clock: For what settles.
         counts: Counts offlines that were passed on early.
-        max_settling: Offlines of one reader that may wait.
+        max_settling: Offlines that may wait, of all readers together.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class StreamReaders:
         self._feed = feed
         self._clock = clock
         self._counts = counts
-        self._max_settling = max_settling
+        # Of all streams together: each offline that waits takes memory.
+        self._room = SettlingRoom(max_settling)
         self._damping = DampingCounts()
 
     def open(
@@ -82,7 +83,7 @@ class StreamReaders:
             wanted,
             position,
             settle_s=settle_s,
-            most_waiting=self._max_settling,
+            room=self._room,
             is_resumed=is_resumed,
             counts=self._damping,
         )
@@ -155,9 +156,9 @@ class SettledRecords:
         behind = self._log_writer.durable_seq - self._reader.reached
         if behind > self._max_searched:  # what waits is left out too
             count = behind - self._max_searched + self._reader.waiting
-            self._reader = self._from(
-                self._reader.reached + behind - self._max_searched
-            )
+            start = self._reader.reached + behind - self._max_searched
+            self._reader.close()
+            self._reader = self._from(start)
         newest = deque[TailEntry](maxlen=limit)
         while True:
             await self._turnstile.wait()
@@ -168,6 +169,7 @@ class SettledRecords:
                 self._log_throttled(
                     _log.warning, message, key=message, error=str(error)
                 )
+                self._reader.close()
                 self._reader = self._from(self._log_writer.durable_seq)
                 break
             newest += entries
@@ -175,6 +177,10 @@ class SettledRecords:
             if not self._reader.is_behind:
                 break
         return NewestSettled([*newest], count - len(newest))
+
+    def close(self) -> None:
+        """Give back the room of what waits."""
+        self._reader.close()
 
     def _from(self, position: int) -> DampedReader:
         return self._readers.open(

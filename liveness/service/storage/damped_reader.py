@@ -5,11 +5,18 @@ Records may leave it in another order than that of their seqs, as offlines wait
 """
 
 from collections import deque
-from collections.abc import Iterator
 from math import inf
+from typing import Final
 
 from liveness.core.cursors import ReadPosition
-from liveness.core.damping import Damper, DampingCounts, damped_record, moved
+from liveness.core.damping import (
+    Damper,
+    DampingCounts,
+    Passed,
+    SettlingRoom,
+    damped_record,
+    moved,
+)
 from liveness.core.records import (
     MOVED,
     SESSION_KINDS,
@@ -26,6 +33,9 @@ from liveness.service.storage.log_tail import (
 )
 from liveness.service.storage.log_writer import LogWriter
 
+# For each entry that may be taken, this many are looked at: one call takes milliseconds.
+STEPS: Final = 4
+
 
 class DampedReader:
     """Reads the log for one HTTP reader or outlet.
@@ -36,7 +46,7 @@ class DampedReader:
         wanted: Which records concern the reader.
         position: The seq to begin after.
         settle_s: How long a user must be away; 0: no offline waits.
-        most_waiting: Offlines that may wait.
+        room: How many offlines may wait.
         gateways: Only records of these gateways concern the reader; none: of all.
         is_resumed: Records behind the position may have been passed on before.
         counts: What is counted.
@@ -50,7 +60,7 @@ class DampedReader:
         position: int,
         *,
         settle_s: float = 0.0,
-        most_waiting: int,
+        room: SettlingRoom,
         gateways: frozenset[str] = frozenset(),
         is_resumed: bool = False,
         counts: DampingCounts | None = None,
@@ -64,8 +74,10 @@ class DampedReader:
             read = wanted._replace(gateway=None, kinds=kinds)
             self._damper = Damper(
                 round(settle_s * 1000),
-                most=most_waiting,
-                move=None if wanted.users else self._moved,
+                room=room,
+                move=_moved,
+                wants_moves=MOVED in wanted.kinds and not wanted.users,
+                has_gateways=bool(gateways or wanted.gateway),
                 doubtful_until=log_writer.durable_seq if is_resumed else 0,
                 counts=counts,
             )
@@ -75,15 +87,19 @@ class DampedReader:
         self._reader = TailReader(
             log_writer, feed, ReadPosition(read, position), is_guest=True
         )
-        self._ready = deque[TailEntry]()
+        self._read = deque[TailEntry]()  # and not given to the damper yet
+        self._passed = deque[Passed[TailEntry]]()  # by the damper, and not taken yet
+        self._may_settle = False  # more may have settled than were taken
 
     @property
     def position(self) -> int:
         """Everything up to this seq was taken, or does not concern the reader."""
-        seqs = [entry.record.seq - 1 for entry in self._ready]
+        seqs = [self._reader.position, *(passed.floor - 1 for passed in self._passed)]
+        if self._read:
+            seqs.append(self._read[0].record.seq - 1)
         if self._damper is not None and self._damper.oldest_seq is not None:
             seqs.append(self._damper.oldest_seq - 1)
-        return min([self._reader.position, *seqs])
+        return min(seqs)
 
     @property
     def reached(self) -> int:
@@ -103,7 +119,8 @@ class DampedReader:
     @property
     def is_behind(self) -> bool:
         """Whether `take` has something to read or to return now."""
-        return bool(self._ready) or self._reader.is_behind
+        has_some = self._read or self._passed or self._may_settle
+        return bool(has_some) or self._reader.is_behind
 
     def next_in_s(self, wall_ms: int) -> float:
         """Seconds until an offline may be passed on; infinity if none waits."""
@@ -117,66 +134,89 @@ class DampedReader:
         """As `TailReader.passes`."""
         return self._reader.passes(commit)
 
+    def close(self) -> None:
+        """Give back the room of what waits."""
+        if self._damper is not None:
+            self._damper.close()
+
     async def take(
         self, limit: int, *, wall_ms: int, most_bytes: float = inf
     ) -> list[TailEntry]:
         """Take the next entries, as `TailReader.take` does.
 
+        The work of one call is bounded by *limit*. So it may return none though there are
+        more (`is_behind`).
+
         Raises:
             OSError, sqlite3.Error: The log cannot be read now.
         """
-        if self._damper is None:
+        entries: list[TailEntry] = []
+        if self._reader.is_behind and not (self._read or self._passed):
             entries = await self._reader.take(
                 limit, wall_ms=wall_ms, most_bytes=most_bytes
             )
+        if self._damper is None:
             if not self._gateways:
                 return entries
             return [entry for entry in entries if self._is_of_gateways(entry.record)]
-        if not self._ready:
-            if self._reader.is_behind:
-                for entry in await self._reader.take(
-                    limit, wall_ms=wall_ms, most_bytes=most_bytes
-                ):
-                    self._ready.extend(self._damped(self._damper, entry))
-            if not self._reader.is_behind:
-                self._ready.extend(self._concerning(self._damper.read_until(wall_ms)))
-        return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+        self._read.extend(entries)
+        return self._settled(self._damper, limit, wall_ms)
 
-    def _damped(
-        self, damper: Damper[TailEntry], entry: TailEntry
-    ) -> Iterator[TailEntry]:
+    def _settled(
+        self, damper: Damper[TailEntry], limit: int, wall_ms: int
+    ) -> list[TailEntry]:
+        """What of the entries that are read may be taken now."""
+        taken: list[TailEntry] = []
+        for _ in range(STEPS * limit):
+            if len(taken) == limit:
+                break
+            if self._passed:
+                entry = self._passed.popleft().item
+                if self._concerns(entry.record):
+                    taken.append(entry)
+            elif self._read:
+                self._give(damper)
+            elif self._reader.is_behind:
+                break
+            else:
+                settled = damper.pop_settled(wall_ms)
+                self._may_settle = settled is not None
+                if settled is None:
+                    break
+                self._passed.append(settled)
+        return taken
+
+    def _give(self, damper: Damper[TailEntry]) -> None:
+        """Give the damper the next entry; before that, let what has settled by then pass."""
+        entry = self._read[0]
         record = entry.record
+        waits: Passed[TailEntry] | None = None
+        if isinstance(record, Record):
+            waits = damper.pop_settled(record.at)
+        elif isinstance(record, Gap):
+            waits = damper.pop_oldest()
+        if waits is not None:
+            self._passed.append(waits)
+            return
+        self._read.popleft()
         if isinstance(record, Record):
             damped = damped_record(record, users=self._wanted.users)
-            yield from self._concerning(damper.add(entry, damped))
-            return
-        if isinstance(record, Gap):
-            yield from self._concerning(damper.flush())
-        yield entry
+            self._passed.extend(damper.add(entry, damped))
+        else:
+            self._passed.append(Passed(entry, record.seq))
 
-    def _concerning(self, entries: Iterator[TailEntry]) -> Iterator[TailEntry]:
-        """Those that the reader wants, of what its damper passes on."""
-        for entry in entries:
-            record = entry.record
-            assert not isinstance(record, Gap)
-            if self._wanted.wants(record) and self._is_of_gateways(record):
-                yield entry
+    def _concerns(self, record: Logged | Gap) -> bool:
+        if isinstance(record, Gap):
+            return True
+        return self._wanted.wants(record) and self._is_of_gateways(record)
 
     def _is_of_gateways(self, record: Logged | Gap) -> bool:
         if not self._gateways or isinstance(record, Gap):
             return True
         return not self._gateways.isdisjoint((record.gateway, record.from_gateway))
 
-    def _moved(self, offline: TailEntry, online: TailEntry) -> tuple[TailEntry, ...]:
-        """What is passed on of a user who is back through another gateway: a move.
 
-        A reader of some gateways that wants no moves would never read that the user has
-        left them, or come to them: it gets the offline and the online, as far as they are
-        of its gateways.
-        """
-        has_gateways = bool(self._gateways or self._wanted.gateway)
-        if has_gateways and MOVED not in self._wanted.kinds:
-            return offline, online
-        assert isinstance(offline.record, Record)
-        assert isinstance(online.record, Record)
-        return (TailEntry(moved(offline.record, online.record)),)
+def _moved(offline: TailEntry, online: TailEntry) -> TailEntry:
+    assert isinstance(offline.record, Record)
+    assert isinstance(online.record, Record)
+    return TailEntry(moved(offline.record, online.record))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from liveness.core.damping import DampingCounts
+from liveness.core.damping import DampingCounts, SettlingRoom
 from liveness.core.records import Gap, Logged, Record, Subscription
-from liveness.service.storage.damped_reader import DampedReader
+from liveness.service.storage.damped_reader import STEPS, DampedReader
 from tests.service.storage.journals import ALL, Log, log_of, publish
 
 SETTLE_S = 10.0
@@ -37,7 +37,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 def reader(log: Log, wanted: Subscription = ALL, **options: object) -> DampedReader:
-    defaults: dict[str, object] = {"settle_s": SETTLE_S, "most_waiting": 100}
+    defaults: dict[str, object] = {"settle_s": SETTLE_S, "room": SettlingRoom(100)}
     return DampedReader(
         log.log_writer, log.feed, wanted, 0, **(defaults | options)  # type: ignore[arg-type]  # a test's own words
     )  # fmt: skip
@@ -105,6 +105,46 @@ async def test_a_reader_of_some_gateways_without_moves_is_not_left_with_the_past
     publish(log, off(1, gateway="g"), on(2, gateway="h", at_s=1))
     taken = [[r.kind for r in await take(damped, 100)] for damped in readers]
     assert taken == [["offline"], ["online"], ["offline", "online"], []]
+
+
+async def test_the_position_stays_before_the_offline_of_a_move_that_was_not_taken(
+    log: Log,
+) -> None:
+    damped = reader(log)
+    publish(log, off(1), on(2, "bob"), on(3, gateway="h", at_s=1))
+    assert [r.seq for r in await take(damped, 1, limit=1)] == []
+    assert [r.seq for r in await take(damped, 1, limit=1)] == [2]
+    assert damped.position == 0
+    assert [r.seq for r in await take(damped, 1, limit=1)] == [3]
+    assert damped.position == 3
+
+
+async def test_one_call_takes_no_more_than_it_may_however_many_have_settled(
+    log: Log,
+) -> None:
+    damped = reader(log)
+    publish(log, *(off(seq, f"u{seq}") for seq in range(1, 10)))
+    assert await take(damped, 0, limit=9) == []
+    for first in (1, 4, 7):
+        taken = [r.seq for r in await take(damped, SETTLE_S, limit=3)]
+        assert taken == [first, first + 1, first + 2]
+        assert damped.position == first + 2
+        assert damped.is_behind
+    assert await take(damped, SETTLE_S, limit=3) == []
+    assert not damped.is_behind
+
+
+async def test_what_does_not_concern_the_reader_is_passed_in_bounded_steps(
+    log: Log,
+) -> None:
+    damped = reader(log, gateways=frozenset("other"))
+    publish(log, *(off(seq, f"u{seq}") for seq in range(1, 10)))
+    calls = 0
+    while damped.is_behind or damped.waiting:
+        assert await take(damped, SETTLE_S, limit=1) == []
+        calls += 1
+    assert calls > 9 / STEPS
+    assert damped.position == 9
 
 
 async def test_kinds_that_are_not_wanted_decide_and_are_not_returned(log: Log) -> None:
