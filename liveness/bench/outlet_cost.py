@@ -22,14 +22,15 @@ from liveness.bench.program import Window, temporary_folder
 from liveness.bench.sidecar_process import SidecarProcess, linked_sidecar
 from liveness.bench.systems import LONG_S
 from liveness.bench.transitions import TransitionCosts, TransitionLoad
-from liveness.bench.webhook_receiver import WebhookReceiver
+from liveness.bench.webhook_receiver import REFUSED, WebhookReceiver
 from liveness.console.progress import Stage
 
 # The floors, for this many users or more.
 PROMISED_USERS: Final = 100_000
 WEBHOOK_PER_S: Final = 20_000.0
 KAFKA_PER_S: Final = 100_000.0
-# What dead outlets may add to the CPU of a keepalive: about what two runs differ by.
+# What dead outlets may add to the CPU of a transition and of a keepalive: about what two
+# runs differ by.
 DEAD_RATIO: Final = 1.1
 
 LONGEST_S: Final = 10.0
@@ -117,50 +118,72 @@ def _wait_for(records: int, count: Callable[[], int], sidecar: SidecarProcess) -
 
 # --- dead outlets ---------------------------------------------------------------------
 
-KINDS: Final = ("no outlets", "dead outlets")
+NONE: Final = "none"
+DEAD: Final = "dead"  # refused, and without an answer
+REFUSING: Final = "refusing"  # its receiver refuses each record for good
+KINDS: Final = (NONE, DEAD, REFUSING)
 
 
 def _dead(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
-    """The runs alternate; the best of each kind counts."""
+    """The runs alternate; the best of each kind counts, and the median of the ratios."""
     load = TransitionLoad(min(options.seconds, LONGEST_S))
     runs: dict[str, list[TransitionCosts]] = {kind: [] for kind in KINDS}
     for number in range(1, options.rounds + 1):
         for kind in KINDS:
-            stage(f"{kind}, run {number}", None)
-            with _dead_outlets() as settings:
-                given = settings if kind == KINDS[1] else ""
-                with linked_sidecar(
-                    options.folder, timeout_s=LONG_S, settings=given
-                ) as (sidecar, gateway):
-                    load.begin(gateway)
-                    runs[kind].append(load.run(sidecar, gateway))
-    none, dead = (
-        TransitionCosts(*map(min, zip(*runs[it], strict=True))) for it in KINDS
-    )
-    pairs = zip(runs[KINDS[0]], runs[KINDS[1]], strict=True)
-    ratios = [ours.keepalive_ns / base.keepalive_ns for base, ours in pairs]
+            stage(f"outlets: {kind}, run {number}", None)
+            with (
+                _outlets_of(kind) as settings,
+                linked_sidecar(options.folder, timeout_s=LONG_S, settings=settings) as (
+                    sidecar,
+                    gateway,
+                ),
+            ):
+                load.begin(gateway)
+                runs[kind].append(load.run(sidecar, gateway))
     is_promised = _is_promised(options)
-    most_ratio, most_ms = (DEAD_RATIO, DECIDED_MS) if is_promised else (None, None)
-    rows: list[tuple[str, float, str, float | None]] = [
-        ("none: CPU a transition", none.transition_ns, "ns", None),
-        ("dead: CPU a transition", dead.transition_ns, "ns", None),
-        ("none: CPU a keepalive", none.keepalive_ns, "ns", None),
-        ("dead: CPU a keepalive", dead.keepalive_ns, "ns", None),
-        ("dead: CPU a keepalive, ratio", min(ratios), "x", most_ratio),
-        ("the same, median of the runs", median(ratios), "x", None),
-        ("none: decided p99", none.decided_ms, "ms", None),
-        ("none: delivered p99", none.delivered_ms, "ms", None),
-        ("dead: decided p99", dead.decided_ms, "ms", most_ms),
-        ("dead: delivered p99", dead.delivered_ms, "ms", None),
-    ]
-    yield from (Figure("outlets", *row) for row in rows)
+    for kind in KINDS:
+        best = TransitionCosts(*map(min, zip(*runs[kind], strict=True)))
+        most_ms = DECIDED_MS if is_promised and kind != NONE else None
+        rows: list[tuple[str, float, str, float | None]] = [
+            ("CPU a transition", best.transition_ns, "ns", None),
+            ("CPU a keepalive", best.keepalive_ns, "ns", None),
+            ("decided p99", best.decided_ms, "ms", most_ms),
+            ("delivered p99", best.delivered_ms, "ms", None),
+        ]
+        if kind == DEAD:
+            pairs = [*zip(runs[NONE], runs[kind], strict=True)]
+            most = DEAD_RATIO if is_promised else None
+            rows += [
+                (
+                    f"CPU a {what}, median of the ratios to none",
+                    median(
+                        getattr(it, name) / getattr(base, name) for base, it in pairs
+                    ),
+                    "x",
+                    most,
+                )
+                for what, name in (
+                    ("transition", "transition_ns"),
+                    ("keepalive", "keepalive_ns"),
+                )
+            ]
+        for name, value, unit, limit in rows:
+            yield Figure("outlets", f"{kind}: {name}", value, unit, limit)
 
 
 @contextmanager
-def _dead_outlets() -> Iterator[str]:
-    """Settings of outlets that nothing reaches: refused, and without an answer."""
+def _outlets_of(kind: str) -> Iterator[str]:
+    """The settings of outlets."""
+    if kind == NONE:
+        yield ""
+        return
     with ExitStack() as stack:
-        silent = stack.enter_context(WebhookReceiver(answers=False))
+        if kind == REFUSING:
+            refusing = stack.enter_context(WebhookReceiver(answer=REFUSED))
+            refusing.may_answer.set()
+            yield f'[webhooks.refusing]\nurl = "{refusing.url}"\nsecret = "{SECRET}"\n'
+            return
+        silent = stack.enter_context(WebhookReceiver(answer=b""))
         silent.may_answer.set()
         # Bound and not listening: connections are refused.
         closed = stack.enter_context(socket.socket())
@@ -168,7 +191,7 @@ def _dead_outlets() -> Iterator[str]:
         port = closed.getsockname()[1]
         yield (
             f'[webhooks.silent]\nurl = "{silent.url}"\nsecret = "{SECRET}"\n'
-            f'[webhooks.refused]\nurl = "http://127.0.0.1:{port}/"\n'
+            f'[webhooks.closed]\nurl = "http://127.0.0.1:{port}/"\n'
             f'secret = "{SECRET}"\n'
-            f'[kafka.refused]\nbrokers = "127.0.0.1:{port}"\ntopic = "users"\n'
+            f'[kafka.closed]\nbrokers = "127.0.0.1:{port}"\ntopic = "users"\n'
         )

@@ -6,6 +6,7 @@ from typing import Final, Self
 
 EVENT: Final = b'"specversion"'  # once in each event
 ACCEPTED: Final = b"HTTP/1.1 204 No Content\r\n\r\n"
+REFUSED: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"
 READ_BYTES: Final = 2**18
 _LENGTH: Final = b"content-length:"
 
@@ -14,13 +15,13 @@ class WebhookReceiver:
     """Listens on loopback, in threads.
 
     Args:
-        answers: Whether it answers; otherwise it reads, and leaves the sender waiting.
+        answer: Its answer to each request; none: it reads, and leaves the sender waiting.
     """
 
-    def __init__(self, *, answers: bool = True) -> None:
-        self.events = 0  # accepted
+    def __init__(self, *, answer: bytes = ACCEPTED) -> None:
+        self.events = 0  # answered
         self.may_answer = threading.Event()
-        self._answers = answers
+        self._answer = answer
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._connections: list[socket.socket] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -59,9 +60,9 @@ class WebhookReceiver:
                 while request := _request(data):
                     del data[: len(request)]
                     self.may_answer.wait()
-                    if self._answers:
+                    if self._answer:
                         self.events += request.count(EVENT)
-                        connection.sendall(ACCEPTED)
+                        connection.sendall(self._answer)
         except OSError:  # the other side, or `__exit__`, has closed it
             return
 
