@@ -13,6 +13,7 @@ from liveness.metrics import OTHER
 from liveness.text import duration, escaped
 
 FOLLOWING: Final = "following"  # the state in which nothing is to be done
+LEAST_NAME_WIDTH: Final = 13
 MOST_LISTED: Final = 8  # of at most 65 gateways; --json has them all
 # Timers that have not ended, and those that an operator has to look at.
 TIMERS_SHOWN: Final = (PENDING, FIRED, FAILED)
@@ -119,7 +120,9 @@ def _read(socket_path: Path, found: Mapping[str, Any]) -> Status:
 
 def as_text(found: Status) -> str:
     """One screen for a person."""
-    return "".join(f"{name:<13} {text}\n" for name, text in rows_of(found).items())
+    rows = rows_of(found)
+    width = max(LEAST_NAME_WIDTH, *map(len, rows))  # outlets have names of up to 41
+    return "".join(f"{name:<{width}} {text}\n" for name, text in rows.items())
 
 
 def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -154,7 +157,7 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
         "early": f"{found.early:,.0f} (must stay 0)",
         **({"timers": _listed(timers)} if any(timers.values()) else {}),
         **_cluster_rows(found.cluster),
-        **{outlet["outlet"]: _outlet_text(outlet) for outlet in found.outlets},
+        **_outlet_rows(found.outlets),
         "log": f"{log}, {found.log_bytes / 2**20:.1f} MiB",
         "unattended": f"{found.unattended_s:.1f} s",
     }
@@ -245,11 +248,20 @@ def _cluster_rows(cluster: Mapping[str, Any] | None) -> dict[str, str]:
     return rows
 
 
+def _outlet_rows(outlets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A row for each outlet, and how to see the dead letters that are kept."""
+    rows = {outlet["outlet"]: _outlet_text(outlet) for outlet in outlets}
+    if any(outlet["dead_kept"] for outlet in outlets):
+        rows["dead letters"] = "see them by `liveness webhooks dead`"
+    return rows
+
+
 def _outlet_text(outlet: Mapping[str, Any]) -> str:
     """How an outlet is, what it has done, and why it does not follow."""
+    kept = outlet["dead_kept"]
     counts = {
         "sent": outlet["sent"],
-        "dead": outlet["dead"],
+        "dead letter" if kept == 1 else "dead letters": kept,
         "missed": outlet["missed"],
         "left out": outlet["damped"],
         "settling": outlet["settling"],

@@ -34,7 +34,7 @@ _BAD: Final = "bold red"
 _WARNING: Final = "yellow"
 _WARNING_ROWS: Final = (
     *("storm", "to release", "cadence", "to mend"),
-    *("refused", "replaced", "what to do"),
+    *("refused", "replaced", "what to do", "dead letters"),
 )
 
 

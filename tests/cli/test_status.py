@@ -178,7 +178,7 @@ def outlet(**values: object) -> dict[str, Any]:
     usual: dict[str, Any] = {"outlet": "webhooks.mail", "state": "following"}
     usual |= {"since": SUMMARY["at"] - 10_000, "detail": "", "lag_s": 0.0}
     usual |= dict.fromkeys(
-        ("lag_records", "sent", "dead", "missed", "damped", "settling"), 0
+        ("lag_records", "sent", "dead_kept", "missed", "damped", "settling"), 0
     )
     return {**usual, **values}
 
@@ -231,12 +231,29 @@ ROWS: Final[dict[str, tuple[dict[str, Any], str]]] = {
                 outlet(
                     state="retrying", detail="no\nanswer", lag_records=3, lag_s=9.87
                 ),
-                outlet(outlet="kafka.a-b", dead=4, missed=5, damped=6, settling=7),
+                outlet(outlet="kafka.a-b", missed=5, damped=6, settling=7),
             ]
         },
         "\nwebhooks.mail retrying for 10 s, lag 3 records (9.9 s), 0 sent; no\\nanswer"
-        "\nkafka.a-b     following, lag 0 records (0.0 s), 0 sent, 4 dead, 5 missed, "
-        "6 left out, 7 settling\n",
+        "\nkafka.a-b     following, lag 0 records (0.0 s), 0 sent, 5 missed, "
+        "6 left out, 7 settling\nlog ",
+    ),
+    "how to see the dead letters that are kept": (
+        {
+            "outlets": [
+                outlet(dead=9, dead_kept=4),
+                outlet(outlet="kafka.c", dead=2),
+                outlet(outlet="webhooks.b", dead_kept=1),
+            ]
+        },
+        ", 0 sent, 4 dead letters\nkafka.c       following, lag 0 records (0.0 s), 0 sent"
+        "\nwebhooks.b    following, lag 0 records (0.0 s), "
+        "0 sent, 1 dead letter\ndead letters  see them by `liveness webhooks dead`\n",
+    ),
+    "long names of outlets in their column": (
+        {"outlets": [outlet(outlet="webhooks.chat-history")]},
+        "\nwebhooks.chat-history following, lag 0 records (0.0 s), 0 sent\n"
+        "log                   seq ",
     ),
 }
 

@@ -517,6 +517,7 @@ def test_outlets_are_shown_and_one_that_stopped_is_a_notice(
     states = {"webhooks.mail": "stopped", f"kafka.{'b' * 32}": "retrying"}
     outlets = [outlet | {"outlet": it, "state": state} for it, state in states.items()]
     well = {"outlet": "kafka.c", "state": "following", "detail": "", "sent": 1_200}
+    well |= {"dead": 9}  # all were sent again
     show(page, sidecar, outlets=[*outlets, outlet | well])
     rows = page.locator("#outlets .row")
     expect(rows).to_have_count(3)
@@ -526,6 +527,14 @@ def test_outlets_are_shown_and_one_that_stopped_is_a_notice(
         expect(rows.nth(n).locator(".reason")).to_contain_text(f": {HOSTILE}")
     expect(rows.nth(2)).to_contain_text("sent 1,200")
     expect(rows.nth(2).locator(".reason")).to_have_count(0)
+    expect(rows.nth(2).locator(".warn")).to_have_count(0)
+    hint = page.locator("#outlets-note")
+    expect(hint).to_be_hidden()
+    show(page, sidecar, outlets=[outlet | well | {"dead_kept": 4}])
+    expect(rows.locator(".warn")).to_have_text("dead letters 4")
+    expect(rows.locator(".warn")).to_have_attribute("title", re.compile("not accept"))
+    expect(hint).to_contain_text("liveness webhooks dead")
+    show(page, sidecar, outlets=[*outlets, outlet | well])
     notice = page.locator("#notices .notice", has_text="LivenessOutletStopped")
     expect(notice).to_have_count(1)
     expect(notice).to_contain_text("webhooks.mail is stopped")

@@ -765,14 +765,16 @@ function showOutlets({ outlets }) {
   const shown = byId("outlets");
   if (list.textContent !== shown.textContent) shown.replaceWith(list); // a selection stays
   byId("outlets-section").hidden = !outlets.length;
+  byId("outlets-note").hidden = !outlets.some((outlet) => outlet.dead_kept);
 }
 
-function outletRow({ outlet, state, since, detail, lag_records, lag_s, sent, dead, damped }) {
-  const cell = (label, value, is = "") => make("span", { role: "cell", class: is }, make("small", {}, `${label} `), value);
+function outletRow({ outlet, state, since, detail, lag_records, lag_s, sent, dead_kept, damped }) {
+  const titles = [...document.querySelectorAll("#outlets-section abbr")].map(({ title }) => title);
+  const cell = (label, value, is = "") => make("span", { role: "cell", class: is, title: titles.shift() }, make("small", {}, `${label} `), value);
   const isWell = state === "following";
   const tag = make("span", { class: state === "stopped" ? "tag alert" : "tag" }, isWell ? "" : state);
   const row = make("div", { role: "row", class: "row" }, make("span", { role: "cell", class: "name" }, named(outlet), tag));
-  row.append(cell("behind", whole(lag_records)), cell("for", seconds(lag_s)), cell("sent", whole(sent)), cell("dead", whole(dead), dead ? "warn" : ""), cell("left out", whole(damped)));
+  row.append(cell("behind", whole(lag_records)), cell("for", seconds(lag_s)), cell("sent", whole(sent)), cell("dead letters", whole(dead_kept), dead_kept ? "warn" : ""), cell("left out", whole(damped)));
   if (!isWell) row.append(make("span", { role: "cell", class: "reason" }, `Since ${clock(since)}: ${visible(detail)}`));
   return row;
 }
