@@ -8,12 +8,16 @@ from typing import Final
 
 import liveness.compiled  # noqa: F401  # refuses a wrong LIVENESS_PURE_WHEEL, as `serve` does
 from liveness.cli.options import ConfigFile, declared
+from liveness.config.schema import Setting
 from liveness.config.sources import Loaded, load
 from liveness.console.terminal import report_line
 
 
 def effective(loaded: Loaded) -> str:
-    """Every setting with its value and source: a valid settings file."""
+    """Every setting with its value and source: a valid settings file.
+
+    Comments stand for what is hidden: who uses it as a file has to complete these.
+    """
     return "".join(f"{line}\n" for line in _lines(loaded))
 
 
@@ -28,11 +32,18 @@ def _lines(loaded: Loaded) -> Iterator[str]:
                 loaded.sources[setting.name],
             )
             if setting.hides(given):
-                yield f"# {setting.key} is set, and not shown  # {source}"
+                yield f"# {_hidden(setting, given)}  # {source}"
             else:
                 yield f"{setting.key} = {_toml(given)}  # {source}"
             if setting.name == "flush_s":
                 yield f"# in effect: {loaded.config.flush:g} s"
+
+
+def _hidden(setting: Setting, given: object) -> str:
+    if part := setting.visible_part(given):
+        shown = _toml(f"{part}…")
+        return f"{setting.key} = {shown}  # complete it: the rest is not shown"
+    return f"{setting.key} is set, and not shown"
 
 
 def _toml(value: object) -> str:

@@ -33,7 +33,10 @@ RETRY_ROOM_S: Final = 3_600.0
 RETRY_JITTER: Final = 0.1
 SECRET: Final = "whsec_"
 SECRET_BYTES: Final = range(24, 65)
-SECRET_RULE: Final = f"{SECRET} and 24 to 64 bytes in base64"
+_SECRET_FORM: Final = f"{SECRET} and 24 to 64 bytes in base64"
+SECRET_RULE: Final = (
+    f'{_SECRET_FORM}; make one by `echo "{SECRET}$(openssl rand -base64 32)"`'
+)
 _KINDS: Final = f"some of {', '.join(KINDS)}, separated by commas"
 _BROKERS: Final = "HOST:PORT, separated by commas"
 _URL: Final = "https://HOST/PATH, or http:// to loopback"
@@ -57,6 +60,8 @@ OWN_CLIENT_KEYS: Final = frozenset(
         "logger",
     }
 )
+# They replace the brokers by ones that librdkafka makes up.
+_TESTS_OF_LIBRDKAFKA: Final = "test."
 # Its functions: such settings have no text.
 _CALLBACK: Final = "_cb"
 _CLIENT_KEY: Final = re.compile(r"[a-z][a-z0-9._]{0,99}", re.ASCII)
@@ -194,6 +199,23 @@ class OutletSettings:
         """`gateways`, as a set; empty: all."""
         return frozenset(as_list(self.gateways))
 
+    def users_only_faults(self, device_separator: str) -> Iterator[tuple[str, str]]:
+        """What does not go with `users_only`; as `faults` of each kind of outlet."""
+        if not self.users_only:
+            return
+        if not device_separator:
+            yield (
+                "users_only",
+                "it has no effect, as no user has devices; set "
+                "presence.device_separator, or remove it",
+            )
+        if self.gateways:
+            yield (
+                "users_only",
+                "it does not go with gateways: the devices of a user may be at several "
+                "gateways, and the last one's offline at another one; remove either",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings(OutletSettings):
@@ -201,7 +223,11 @@ class WebhookSettings(OutletSettings):
 
     url: str = field(
         metadata=about(
-            "where records are posted", unit=_URL, check=_check_url, hidden="[@?]"
+            "where records are posted",
+            unit=_URL,
+            check=_check_url,
+            hidden="[@?]",
+            visible=r"[^@?]*\?",
         )
     )
     secret_file: Path | None = field(
@@ -209,13 +235,13 @@ class WebhookSettings(OutletSettings):
         metadata=about(
             "file with the secret that signs requests, in each line one; all sign, so "
             "that a receiver may change from one to the next",
-            unit=f"a path; each line {SECRET_RULE}",
+            unit=f"a path; each line {_SECRET_FORM}",
         ),
     )
     secret: str = setting(
         "",
         "the secret itself, for tests: everyone who may read the settings sees it",
-        unit=f"{SECRET_RULE}; empty: that of secret_file",
+        unit=f"{_SECRET_FORM}; empty: that of secret_file",
         check=_check_secret,
         hidden="",
     )
@@ -278,19 +304,23 @@ class WebhookSettings(OutletSettings):
         """The waits before further attempts, without jitter."""
         return tuple(map(float, self.retry.split(","))) if self.retry else ()
 
-    def faults(self, retention_s: float) -> Iterator[tuple[str, str]]:
+    def faults(
+        self, retention_s: float, device_separator: str
+    ) -> Iterator[tuple[str, str]]:
         """The settings that do not go with others: the key of each, and why."""
+        yield from self.users_only_faults(device_separator)
         if self.parts.scheme == "http" and not (self.is_to_loopback or self.allow_http):
             yield (
                 "url",
                 "it is not encrypted; use https://, or set allow_http to true",
             )
         if bool(self.secret) == bool(self.secret_file):
-            which = "both are set" if self.secret else "neither is set"
+            which = "both are" if self.secret else "neither is"
+            how = "" if self.secret else f"; the file has {SECRET_RULE}"
             yield (
                 "secret_file",
-                f"requests are signed by secret_file or by secret, and {which}; set "
-                "secret_file alone",
+                f"requests are signed by secret_file or by secret, and {which} set; set "
+                f"secret_file alone{how}",
             )
         attempts = len(self.waits_s) + 1
         least = sum(self.waits_s) * (1 + RETRY_JITTER) + attempts * self.timeout_s
@@ -338,8 +368,11 @@ class KafkaSettings(OutletSettings):
         ),
     )
 
-    def faults(self, _retention_s: float) -> Iterator[tuple[str, str]]:
+    def faults(
+        self, _retention_s: float, device_separator: str
+    ) -> Iterator[tuple[str, str]]:
         """The settings that do not go with others: the key of each, and why."""
+        yield from self.users_only_faults(device_separator)
         for key, value in self.client.items():
             if why := _why_no_client_setting(key, value):
                 is_name = _CLIENT_KEY.fullmatch(key)
@@ -353,6 +386,11 @@ def _why_no_client_setting(key: str, value: object) -> str:
     if name in OWN_CLIENT_KEYS or name.endswith(_CALLBACK):
         return (
             "the outlet sets it itself, or cannot keep its promises with it; remove it"
+        )
+    if name.startswith(_TESTS_OF_LIBRDKAFKA):
+        return (
+            "it is for tests of librdkafka, and no record would reach your brokers; "
+            "remove it"
         )
     if name == key and _SECRET_KEY.search(key):
         return f"it is a secret; name a file with it by {key}{FILE_SUFFIX}"

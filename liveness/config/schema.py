@@ -17,6 +17,7 @@ def about(
     flag: str = "",
     check: Callable[[Any], None] | None = None,
     hidden: str | None = None,
+    visible: str = "",
 ) -> dict[str, Any]:
     """The metadata of a field that is a setting.
 
@@ -28,10 +29,11 @@ def about(
         check: Raises a ValueError that says what the value must be.
         hidden: A value in which this pattern is found is never shown: it may hold a
             password. Empty: no value is shown.
+        visible: What this pattern matches at the beginning of a hidden value may be shown.
     """
     return {
         "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check,
-        "hidden": hidden,
+        "hidden": hidden, "visible": visible,
     }  # fmt: skip
 
 
@@ -82,6 +84,7 @@ class Setting:
     flag: str
     check: Callable[[Any], None] | None
     hidden: str | None
+    visible: str
 
     @property
     def name(self) -> str:
@@ -116,6 +119,11 @@ class Setting:
         """Whether a value may hold a password."""
         is_checked = self.hidden is not None and bool(given)
         return is_checked and bool(re.search(self.hidden or "", str(given)))
+
+    def visible_part(self, given: object) -> str:
+        """The beginning of a hidden value that holds no password; empty: none."""
+        found = re.match(self.visible, str(given))
+        return found[0] if found else ""
 
     def fault(self, given: object, why: object, source: str = "") -> str:
         """What is wrong with a value, for a person."""

@@ -483,7 +483,9 @@ class Config:
                 f"{section}.{name}.{key}: {why}"
                 for section in OUTLETS
                 for name, outlet in getattr(self, section).items()
-                for key, why in outlet.faults(self.state.retention_s)
+                for key, why in outlet.faults(
+                    self.state.retention_s, self.presence.device_separator
+                )
             ]
         if faults:
             raise ConfigError(*faults)

@@ -46,6 +46,8 @@ _FIXED: Final = {
 }
 _SECTIONS: Final = frozenset(setting.section for setting in SETTINGS) - {""}
 _OUTLET_VARIABLES: Final = tuple(variable_of(f"{section}.") for section in OUTLETS)
+# The other settings that those of an outlet must go with: the arguments of `faults`.
+_OF_OUTLETS: Final = ("state.retention_s", "presence.device_separator")
 # Defaults that depend on the user and the environment.
 _DEFAULT_PATHS: Final = {"socket.path": default_socket, "state.dir": default_state}
 
@@ -388,7 +390,7 @@ def _between_settings(
             setting = _BY_NAME[f"cluster.{key}"]
             source = sources[setting.name]
             yield ConfigError(setting.fault(cluster[key], why, source))
-    if "state.retention_s" in values:
+    if {*_OF_OUTLETS} <= values.keys():
         yield from _between_outlets(values, sources)
 
 
@@ -400,7 +402,8 @@ def _between_outlets(
         if len(own) == len(outlet_settings(section, name)):  # all are valid
             place = f"{section}.{name}"
             settings = {it.key: it for it in outlet_settings(section, name)}
-            for key, why in OUTLETS[section](**own).faults(values["state.retention_s"]):
+            others = [values[other] for other in _OF_OUTLETS]
+            for key, why in OUTLETS[section](**own).faults(*others):
                 if key in settings:
                     source = sources[f"{place}.{key}"]
                     yield ConfigError(settings[key].fault(own[key], why, source))

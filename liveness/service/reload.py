@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 import trio
 
+from liveness.config.outlet_settings import OUTLETS
 from liveness.config.settings import SETTINGS, Config
 from liveness.core.access import Access
 from liveness.errors import LivenessError
@@ -119,13 +120,20 @@ class Reloader:
 
 
 def _different(config: Config, other: Config) -> Sequence[str]:
-    """The names of the settings whose values differ."""
+    """The names of the settings whose values differ; of outlets, of their sections."""
     settings = {setting.name: setting for setting in config.settings()}
     others = {setting.name: setting for setting in other.settings()}
-    return [
-        name
+    found = (
+        setting
         for name, setting in (settings | others).items()
         if name not in settings
         or name not in others
         or setting.value_in(config) != setting.value_in(other)
-    ]
+    )
+    names = (
+        setting.section
+        if setting.section.partition(".")[0] in OUTLETS
+        else setting.name
+        for setting in found
+    )
+    return [*dict.fromkeys(names)]

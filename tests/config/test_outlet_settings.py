@@ -251,19 +251,36 @@ def test_plain_http_beyond_this_host_has_to_be_allowed(
     assert webhook(f"{toml}allow_http = true\n", tmp_path).allow_http
 
 
+@every_section
+def test_users_only_has_to_have_an_effect(section: str, tmp_path: Path) -> None:
+    toml = {"webhooks": SIGNED, "kafka": KAFKA}[section] + "users_only = true\n"
+    devices = "presence.device_separator = '/'\n"
+    assert refused(toml, tmp_path).endswith(
+        f".users_only is True ({tmp_path / 'l.toml'}): it has no effect, as no user has "
+        "devices; set presence.device_separator, or remove it"
+    )
+    loaded(devices + toml, tmp_path)
+    assert ": it does not go with gateways: the devices of a user may be at" in refused(
+        f"{devices}{toml}gateways = 'gw-1'\n", tmp_path
+    )
+
+
 # --- secrets --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("toml", "which"),
-    [(WEBHOOK, "neither is set"), (f"{SIGNED}secret = '{KEY}'", "both are set")],
+    [
+        (WEBHOOK, "neither is set; set secret_file alone; the file has whsec_ and 24"),
+        (f"{SIGNED}secret = '{KEY}'", "both are set; set secret_file alone"),
+    ],
 )
 def test_requests_are_signed_by_one_of_two_settings(
     toml: str, which: str, tmp_path: Path
 ) -> None:
     told = refused(toml, tmp_path)
     assert told.startswith("webhooks.mail.secret_file is ")
-    assert f"signed by secret_file or by secret, and {which}; set secret_file" in told
+    assert f"signed by secret_file or by secret, and {which}" in told
     assert KEY not in told
 
 
@@ -274,9 +291,9 @@ def test_a_secret_is_24_to_64_bytes(length: int, tmp_path: Path) -> None:
     if 24 <= length <= 64:
         assert webhook(toml, tmp_path).secret == key
     else:
-        assert "it must be whsec_ and 24 to 64 bytes in base64" in refused(
-            toml, tmp_path
-        )
+        told = refused(toml, tmp_path)
+        assert "it must be whsec_ and 24 to 64 bytes in base64; make one by `" in told
+        assert "openssl rand -base64 32" in told
 
 
 INLINE: Final = {
@@ -417,7 +434,10 @@ def test_check_config_does_not_show_a_secret(tmp_path: Path) -> None:
 
 def test_the_query_of_a_url_is_not_shown(tmp_path: Path) -> None:
     toml = SIGNED.replace("/x'", f"/x?key={HUNTER}'")
-    assert HUNTER not in effective(loaded(toml, tmp_path))
+    shown = effective(loaded(toml, tmp_path))
+    assert HUNTER not in shown
+    assert '\n# url = "https://a.example/x?…"  # complete it: the ' in shown
+    assert "[webhooks.mail] has no url" in refused(shown, tmp_path)
     assert HUNTER not in refused(toml.replace("https:", "http:"), tmp_path)
 
 

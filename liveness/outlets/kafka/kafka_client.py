@@ -1,7 +1,6 @@
 """Makes the client of one outlet: librdkafka, as confluent-kafka offers it."""
 
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -41,7 +40,6 @@ DEFAULTS: Final[Values] = {
 # The beginning of an error of all settings together; other errors are of one of them.
 _TOGETHER: Final = "Failed to create producer: "
 _UNKNOWN: Final = "No such configuration property"
-_RANGE: Final = re.compile(r"allowed range (\S+)")
 # What confluent-kafka raises about a setting whose value is an object of Python.
 _NOT_TEXT: Final = (AttributeError, TypeError, ValueError)
 # librdkafka warns at each start that this setting of ours is experimental.
@@ -140,7 +138,11 @@ class KafkaClients:
             place = f"{self._place}.{found[0]}" if found else self._place
             return StartError(f"{place}: {self.without_secrets(why)}; correct it")
         for key, value in values.items():
-            if (refusal := _why_refused(key, value)) is not None:
+            if (
+                refusal := _why_refused(
+                    key, value, is_secret=key not in self._settings.client
+                )
+            ) is not None:
                 return StartError(f"{self._place}.{key}: {refusal}")
         return StartError(f"{self._place}: {self.without_secrets(text)}; correct it")
 
@@ -191,18 +193,21 @@ def _content(place: str, path: Path) -> str:
     return text
 
 
-def _why_refused(key: str, value: object) -> str | None:
-    """Why librdkafka refuses a setting by itself; None if it does not."""
+def _why_refused(key: str, value: object, *, is_secret: bool) -> str | None:
+    """Why librdkafka refuses a setting by itself; None if it does not.
+
+    Its own text says what it allows, and may have the value: not shown if that is secret.
+    """
     try:
         Producer({key: value, "logger": logging.getLogger("librdkafka")})
     except (KafkaException, *_NOT_TEXT) as error:
-        text = _text_of(error)
+        text = _text_of(error).strip()
+        is_secret |= not isinstance(error, KafkaException)  # text of Python
     else:
         return None
     if text.startswith(_TOGETHER):
         return None
     if text.startswith(_UNKNOWN):
         return "librdkafka has no such setting; correct its name, or remove it"
-    allowed = _RANGE.search(text)
-    takes = f", which is outside {allowed[1]}" if allowed else ""
-    return f"librdkafka does not take this value{takes}; correct it"
+    why = "" if is_secret else f": {shortened(text)}"
+    return f"librdkafka does not take this value{why}; correct it"

@@ -12,7 +12,12 @@ import trio
 from trio.testing import MockClock
 
 from liveness.config.outlet_settings import RETRY, WebhookSettings
-from liveness.config.settings import Config, SocketSettings, StateSettings
+from liveness.config.settings import (
+    Config,
+    PresenceSettings,
+    SocketSettings,
+    StateSettings,
+)
 from liveness.errors import StartError, StateError
 from liveness.outlets.supervisor import Outlets
 from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet, make_webhooks
@@ -104,7 +109,8 @@ async def test_a_user_without_devices_is_back_too(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     settings = WebhookSettings(url=receiver.url, secret=SECRET, users_only=True)
-    async with running(tmp_path, webhooks={"mail": settings}) as rig:
+    devices = PresenceSettings(device_separator="/")
+    async with running(tmp_path, webhooks={"mail": settings}, presence=devices) as rig:
         gateway = await rig.gateway_of("ada")
         await gateway.send(["logout", "ada"], ["login", "ada"])
         await rig.until(lambda: receiver.received)
