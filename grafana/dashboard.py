@@ -737,7 +737,7 @@ def outlets() -> list[Panel]:
         seldom(
             curves(
                 "Dead letters",
-                "Records that a receiver refused for good, how many of them are kept, and "
+                "Records that became dead letters, how many of them are kept, and "
                 "how many were deleted, as there were more than max_dead. Delivery goes on "
                 "without them. See LivenessOutletDead.",
                 query(increase(own, "liveness_outlet_records_dead_total"), named),

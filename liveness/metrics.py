@@ -460,7 +460,7 @@ class OutletNow(NamedTuple):
         int,
         _counter(
             "liveness_outlet_records_dead",
-            "Records that a receiver refused for good: dead letters.",
+            "Records that became dead letters: a receiver refused them, or all attempts failed.",
             OUTLET,
         ),
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from confluent_kafka import Producer
 
 from liveness.core.records import OFFLINE, ONLINE
 from tests.helpers import disk
@@ -140,6 +141,10 @@ def test_the_consumer_of_the_manual_takes_each_record_once(
         database.unlink()  # all is sent again
     sidecar.start()
     reader.until(lambda: len(reader.messages) == 2_000)
+    producer = Producer({"bootstrap.servers": cluster.brokers})
+    gap = b'{"seq":8,"kind":"gap","first":5,"until":9}'
+    producer.produce(TOPIC, gap, headers={"seq": "8", "log": "a", "kind": "gap"})
+    producer.flush()
     program = [
         sys.executable,
         "-W",
@@ -151,10 +156,11 @@ def test_the_consumer_of_the_manual_takes_each_record_once(
         [*program, cluster.brokers], stdout=subprocess.PIPE, text=True
     ) as consumer:
         assert consumer.stdout is not None
-        lines = [consumer.stdout.readline() for _ in range(1_000)]
+        lines = [consumer.stdout.readline() for _ in range(1_001)]
         consumer.kill()
     users = [f"user-{number}" for number in range(500)]
     expected = {f"{kind} {user}\n" for kind in (ONLINE, OFFLINE) for user in users}
+    expected.add("gap 5 9\n")
     assert set(lines) == expected
     assert len(lines) == len(expected)
 

@@ -98,7 +98,7 @@ class OutletStore:
         return None if found is None else StoredCursor(*found)
 
     def _opened(self, keep: Collection[str], since_ms: int) -> sqlite3.Connection:
-        with expecting_damage(self.path, "have all outlets begin anew"):
+        with expecting_damage(self.path, "have all outlets begin anew after a restart"):
             with created_private(self.path):
                 stored = migrations.stored_schema(self.path, SCHEMA, migrations.OUTLETS)
                 db = connect(self.path)

@@ -136,7 +136,7 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
             ) from error
         raise StateError(
             f"{path} cannot be read ({error}); it was left as it is: restore a backup, "
-            f"or move it away to {remedy}"
+            f"or move it away, with its -wal and -shm, to {remedy}"
         ) from error
     except OSError as error:
         raise StartError(

@@ -261,7 +261,8 @@ def left_as_it_was(path: Path, match: str) -> None:
 def test_a_file_that_is_no_database_is_left(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
     left_as_it_was(
-        tmp_path / DATABASE, "cannot be read .* move it away to start without timers"
+        tmp_path / DATABASE,
+        "cannot be read .* move it away, with its -wal and -shm, to start without timers",
     )
 
 
