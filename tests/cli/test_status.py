@@ -178,7 +178,7 @@ def outlet(**values: object) -> dict[str, Any]:
     usual: dict[str, Any] = {"outlet": "webhooks.mail", "state": "following"}
     usual |= {"since": SUMMARY["at"] - 10_000, "detail": "", "lag_s": 0.0}
     usual |= dict.fromkeys(
-        ("lag_records", "sent", "dead_kept", "missed", "damped", "settling"), 0
+        ("lag_records", "sent", "dead", "dead_kept", "missed", "damped", "settling"), 0
     )
     return {**usual, **values}
 
