@@ -238,7 +238,7 @@ ROWS: Final[dict[str, tuple[dict[str, Any], str]]] = {
         "\nkafka.a-b     following, lag 0 records (0.0 s), 0 sent, 5 missed, "
         "6 left out, 7 settling\nlog ",
     ),
-    "how to see the dead letters that are kept": (
+    "dead letters kept": (
         {
             "outlets": [
                 outlet(dead=9, dead_kept=4),
