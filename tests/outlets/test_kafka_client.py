@@ -11,7 +11,11 @@ from liveness.config.outlet_settings import KafkaSettings
 from liveness.core.records import MOVED, ONLINE, Gap, Record, TimerRecord
 from liveness.errors import StartError
 from liveness.outlets.common.outlet import OutletState
-from liveness.outlets.kafka.kafka_client import KafkaClients, KafkaError
+from liveness.outlets.kafka.kafka_client import (
+    KafkaClients,
+    KafkaError,
+    check_client,
+)
 from liveness.outlets.kafka.kafka_errors import advice_about
 from liveness.outlets.kafka.kafka_producer import key_of
 from liveness.service.common.logs import LogThrottle
@@ -21,9 +25,13 @@ SSL = {"security.protocol": "ssl"}
 SASL = {"security.protocol": "sasl_plaintext"}
 
 
+def settings_with(client: dict[str, Any]) -> KafkaSettings:
+    return KafkaSettings(brokers="127.0.0.1:1", topic="t", client=client)
+
+
 def clients(client: dict[str, Any], log_every_s: float = 60.0) -> KafkaClients:
-    settings = KafkaSettings(brokers="127.0.0.1:1", topic="t", client=client)
-    return KafkaClients("out", settings, LogThrottle(log_every_s, clock=lambda: 0.0))
+    throttle = LogThrottle(log_every_s, clock=lambda: 0.0)
+    return KafkaClients("out", settings_with(client), throttle)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,7 @@ def test_a_setting_that_librdkafka_refuses_is_named(
     client: dict[str, Any], place: str, why: str
 ) -> None:
     with pytest.raises(StartError) as refused:
-        clients(client)
+        check_client("out", settings_with(client))
     text = str(refused.value)
     assert text.startswith(f"kafka.out.client{place}: ")
     assert why in text
@@ -87,7 +95,7 @@ def test_a_file_without_a_usable_value_is_named(
 ) -> None:
     path = secret(tmp_path, content, mode)
     with pytest.raises(StartError, match=why) as refused:
-        clients({"sasl.password_file": str(path)})
+        check_client("out", settings_with({"sasl.password_file": str(path)}))
     assert str(refused.value).startswith(f"kafka.out.client.sasl.password_file: {path}")
 
 
@@ -95,9 +103,10 @@ def test_a_secret_from_a_file_is_used_and_is_not_in_an_error(tmp_path: Path) -> 
     login = SASL | {"sasl.mechanism": "PLAIN", "sasl.username": "ada"}
     path = secret(tmp_path, f"{VALUE}\n".encode())
     made = clients(login | {"sasl.password_file": str(path)})
+    made.check()
     assert made.without_secrets(f"login as {VALUE} failed\n") == "login as … failed"
     with pytest.raises(StartError, match=r"ssl\.key\.pem: ") as refused:
-        clients(SSL | {"ssl.key.pem_file": str(path)})
+        clients(SSL | {"ssl.key.pem_file": str(path)}).check()
     assert VALUE not in str(refused.value)
     with pytest.raises(StartError, match=r"debug: .* this value; correct") as refused:
         clients({"debug_file": str(path)})

@@ -118,18 +118,6 @@ def test_brokers_that_are_away_delay_neither_gateways_nor_the_stop(
     check(sidecar, reader)
 
 
-def test_a_setting_that_librdkafka_refuses_ends_the_start(
-    sidecar: Sidecar, tmp_path: Path
-) -> None:
-    settings = tmp_path / "settings.toml"
-    settings.write_text(settings.read_text() + '"linger.mss" = 5\n')
-    _, error = sidecar.refused_start()
-    assert error == (
-        "kafka.events.client.linger.mss: librdkafka has no such setting; correct its "
-        "name, or remove it"
-    )
-
-
 def test_the_consumer_of_the_manual_takes_each_record_once(
     sidecar: Sidecar, cluster: KafkaCluster, reader: TopicReader
 ) -> None:

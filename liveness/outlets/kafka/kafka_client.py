@@ -20,7 +20,7 @@ except ImportError:
         "or remove [kafka.…] from the settings"
     ) from None
 
-__all__ = ["KafkaClients", "KafkaError", "KafkaException", "Producer"]
+__all__ = ["KafkaClients", "KafkaError", "KafkaException", "Producer", "check_client"]
 
 OnError: TypeAlias = Callable[[KafkaError], None]
 Values: TypeAlias = dict[str, Any]
@@ -48,6 +48,19 @@ _EXPECTED_WARNING: Final = "enable.gapless.guarantee"
 _log = structlog.get_logger("kafka")
 
 
+def check_client(name: str, settings: KafkaSettings) -> None:
+    """Check the client's settings and files of one outlet, without connecting.
+
+    Args:
+        name: The outlet's name in the settings.
+        settings: Its settings.
+
+    Raises:
+        StartError: A file cannot be read, or librdkafka refuses a setting.
+    """
+    KafkaClients(name, settings, LogThrottle(1.0, clock=lambda: 0.0)).check()
+
+
 class KafkaClients:
     """Makes the clients of one outlet, one after the other.
 
@@ -55,9 +68,6 @@ class KafkaClients:
         name: The outlet's name in the settings.
         settings: Its settings.
         log_throttled: What librdkafka logs goes through it.
-
-    Raises:
-        StartError: A file cannot be read, or librdkafka refuses a setting.
     """
 
     def __init__(
@@ -67,6 +77,9 @@ class KafkaClients:
         self._settings = settings
         self._secrets: list[str] = []
         self._log = LibraryLog(f"kafka.{name}", self.without_secrets, log_throttled)
+
+    def check(self) -> None:
+        """As `check_client`."""
         self._made(self._read(), on_error=lambda _: None)
 
     def make(self, on_error: OnError) -> Producer:
@@ -76,7 +89,7 @@ class KafkaClients:
             on_error: Called from `poll` with each error that concerns no record.
 
         Raises:
-            StartError: As at the start.
+            StartError: A file cannot be read, or librdkafka refuses a setting.
         """
         values = {**self._read(), "bootstrap.servers": self._settings.brokers}
         return self._made(values, on_error)

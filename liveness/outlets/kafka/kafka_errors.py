@@ -38,7 +38,7 @@ _TO_CORRECT: Final = {
 # And these may.
 _TO_WAIT_FOR: Final = {
     ("_RESOLVE",): "a broker's name is unknown to DNS; correct the setting brokers",
-    ("_TRANSPORT", "_ALL_BROKERS_DOWN"): (
+    ("_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN"): (
         "the brokers cannot be reached; start them, or correct the setting brokers"
     ),
 }

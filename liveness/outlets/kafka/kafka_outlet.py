@@ -2,7 +2,8 @@
 
 The cursor moves as the brokers acknowledge. When a client of librdkafka has failed, or a
 record was refused, a new client begins at the cursor: nothing is left out, and what is sent
-again has the same log and seq.
+again has the same log and seq. A client takes nothing from the log until it has found the
+topic: brokers that are away cost nothing.
 """
 
 from typing import Final
@@ -38,6 +39,10 @@ RETRY_S: Final = 1.0
 MOST_RETRY_S: Final = 60.0
 # Without an acknowledgement for this long, the brokers count as away.
 LATE_S: Final = 5.0
+# The topic is asked for when a client begins, and while it is idle and without a broker: for
+# so long, in which librdkafka tries to connect twenty times a second, and so often.
+ASK_S: Final = 2.0
+ASK_EVERY_S: Final = 10.0
 # A stop of the sidecar waits for acknowledgements for at most this long, and then for what
 # is not acknowledged to be given back; without a stop, that takes a second for a million.
 FLUSH_S: Final = 0.2
@@ -52,11 +57,7 @@ _log = structlog.get_logger("kafka")
 
 
 def make_kafka(config: Config, access: LogAccess) -> "list[KafkaOutlet]":
-    """The outlets that the settings name.
-
-    Raises:
-        StartError: librdkafka refuses a setting, or a file cannot be read.
-    """
+    """The outlets that the settings name."""
     return [
         KafkaOutlet(name, settings, access) for name, settings in config.kafka.items()
     ]
@@ -69,9 +70,6 @@ class KafkaOutlet:
         name: The name in its section.
         settings: Its settings.
         access: What outlets share.
-
-    Raises:
-        StartError: As `make_kafka`.
     """
 
     def __init__(self, name: str, settings: KafkaSettings, access: LogAccess) -> None:
@@ -82,11 +80,12 @@ class KafkaOutlet:
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
         self._clients = KafkaClients(name, settings, self._log_throttled)
+        # An ask that is given up goes on for up to `ASK_S`: nobody else waits for it.
+        self._asks = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
         """As `Outlet.run`."""
         await self._log.open()
-        self._status.now_is(OutletState.FOLLOWING)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._log.keep_cursor)
@@ -119,11 +118,12 @@ class KafkaOutlet:
         """Deliver by one client until it fails; return what to do about that."""
         try:
             producer = await in_thread(self._make_producer)
-        except StartError as error:  # a file was changed
+        except StartError as error:
             return Advice(OutletState.STOPPED, str(error))
         is_cancelled = True
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._ask, producer)
                 nursery.start_soon(self._send, producer)
                 await self._acknowledge(producer)
                 nursery.cancel_scope.cancel()
@@ -150,8 +150,21 @@ class KafkaOutlet:
             delivered=self._note_delivered,
         )
 
+    async def _ask(self, producer: KafkaProducer) -> None:
+        """Show whether the brokers have the topic, also while there is nothing to send."""
+        while True:
+            asked_at = trio.current_time()
+            if not producer.in_flight:  # else it is shown what becomes of these
+                error = await producer.find_topic(ASK_S, self._asks)
+                if error is not None:
+                    self._show(self._advice_about(error))
+            await trio.sleep_until(asked_at + ASK_EVERY_S)
+            if producer.has_topic and not producer.in_flight:
+                await producer.all_down.wait()
+
     async def _send(self, producer: KafkaProducer) -> None:
-        """Give the client what it has room for."""
+        """Give the client what it has room for, once it has found the topic."""
+        await producer.found.wait()
         most = self._settings.max_in_flight
         size = min(READ_RECORDS, most // 2)  # while one is sent, the next one is read
         while producer.failure is None:
@@ -177,15 +190,20 @@ class KafkaOutlet:
             if producer.in_flight:
                 await trio.sleep(POLL_S if now - since < SLOW_AFTER_S else SLOW_POLL_S)
             else:
+                if producer.has_topic and not self._log.lag_records:
+                    self._show_following()
                 with trio.move_on_after(IDLE_POLL_S):
                     await producer.given.wait()
 
     def _note_delivered(self, batch: LogBatch) -> None:
         self._log.delivered(batch)
         self._status.delivered(batch)
+        self._show_following()
+
+    def _show_following(self) -> None:
         if self._status.state is not OutletState.FOLLOWING:
             self._status.now_is(OutletState.FOLLOWING)
-            _log.info("records are delivered again", outlet=self.name)
+            _log.info("nothing is in the way of records any longer", outlet=self.name)
 
     def _advice_about(self, error: KafkaError) -> Advice:
         advice = advice_about(error, self._settings.topic)

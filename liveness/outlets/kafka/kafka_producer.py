@@ -1,12 +1,14 @@
 """One client of Kafka, from its first record to its end.
 
-It is given batches, and reports them as delivered in the order in which it got them. Each
-call of librdkafka returns at once: its own threads connect and send. What they have to say
+It finds its topic, is given batches, and reports them as delivered in the order in which it got them. Each
+call of librdkafka but the one for the topic returns at once: its own threads connect and
+send. What they have to say
 waits in a queue until `serve` is called, a bounded number at a time.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 import trio
@@ -70,6 +72,9 @@ class KafkaProducer:
         self.served = 0  # acknowledgements and failures
         self.room = Notifier()
         self.given = Notifier()
+        self.found = trio.Event()  # the topic, for the first time
+        self.has_topic = False  # so the brokers said when they were asked last
+        self.all_down = Notifier()  # no broker is connected, says librdkafka
         self._topic = topic
         self._turnstile = turnstile
         self._log_header: _Header = ("log", log.encode())
@@ -77,6 +82,34 @@ class KafkaProducer:
         self._delivered = delivered
         self._sent = deque[_Sent]()
         self._producer: Producer | None = make(self._note_error)
+
+    async def find_topic(
+        self, within_s: float, limiter: trio.CapacityLimiter
+    ) -> KafkaError | None:
+        """Ask the brokers for the topic; return why there is no good answer.
+
+        Args:
+            within_s: How long to wait for it. If cancelled, its thread ends by then.
+            limiter: Of these threads.
+        """
+        assert self._producer is not None
+        ask = partial(self._producer.list_topics, self._topic, within_s)
+        self.has_topic = False
+        try:
+            answer = await in_thread(ask, limiter=limiter, abandon_on_cancel=True)
+        except KafkaException as error:
+            self.serve()  # what librdkafka reported meanwhile says why
+            return self.newest_error or error.args[0]
+        self.newest_error = None
+        self.all_down.clear()
+        wrong: KafkaError | None = answer.topics[self._topic].error
+        # One that has just been made has no leader yet: the client waits for it by itself.
+        if wrong is not None and wrong.code() != KafkaError.LEADER_NOT_AVAILABLE:
+            return wrong
+        self.has_topic = True
+        self.found.set()
+        self.given.notify()
+        return None
 
     async def send(self, batch: LogBatch) -> None:
         """Hand over a batch, in pieces; wait while librdkafka has no room for more."""
@@ -156,8 +189,11 @@ class KafkaProducer:
         self._producer = None
 
     def _note_error(self, error: KafkaError) -> None:
+        is_of_all = error.code() == KafkaError._ALL_BROKERS_DOWN
+        if is_of_all:
+            self.all_down.notify()
         # It follows the error of each broker, which says why.
-        if self.newest_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+        if self.newest_error is None or not is_of_all:
             self.newest_error = error
 
     def fail(self, error: KafkaError) -> None:
