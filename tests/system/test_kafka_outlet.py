@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -12,13 +11,14 @@ from confluent_kafka import Producer
 
 from liveness.core.records import OFFLINE, ONLINE
 from tests.helpers import disk
-from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
+from tests.helpers.kafka_cluster import PARTITIONS, TOPIC, KafkaCluster, TopicReader
 from tests.helpers.pages import example
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 
 pytestmark = pytest.mark.long
 
+PLACES: Final = {*range(PARTITIONS)}
 STOP_S: Final = 3.0  # far less than brokers that are away would be waited for
 
 
@@ -72,6 +72,10 @@ def check(sidecar: Sidecar, reader: TopicReader) -> None:
     seqs = all_seqs(sidecar)
     reader.until_seqs(seqs)
     assert len(reader.places) == len(seqs)
+    check_order(reader)
+
+
+def check_order(reader: TopicReader) -> None:
     for key, of_user in reader.first_seqs().items():
         assert of_user == sorted(of_user), key
 
@@ -91,19 +95,26 @@ def test_a_sidecar_that_is_killed_loses_no_record(
     check(sidecar, reader)
 
 
-def test_a_sidecar_that_is_killed_as_it_sends_repeats_only_what_it_sent(
-    sidecar: Sidecar, reader: TopicReader
+def test_a_sidecar_that_is_killed_as_it_sends_repeats_the_same_messages(
+    sidecar: Sidecar, cluster: KafkaCluster, reader: TopicReader
 ) -> None:
-    for _ in range(3):
-        sidecar.start()
-        seen = len(reader.places)
-        traffic = threading.Thread(target=come_and_go, args=[sidecar, 2_000])
-        traffic.start()
-        reader.until(lambda seen=seen: len(reader.places) > seen)  # type: ignore[misc]
-        traffic.join()
-        sidecar.kill()
+    sidecar.start()
+    come_and_go(sidecar, 500)
+    check(sidecar, reader)
+    seen = len(reader.messages)
+    cluster.hold_acknowledgements()
+    come_and_go(sidecar, 1_000)
+    reader.until(lambda: {it.partition for it in reader.messages[seen:]} == PLACES)
+    sidecar.kill()
+    reader.read(1.0)
+    in_flight = reader.messages[seen:]
     sidecar.start()
     check(sidecar, reader)
+    sent = {repr(message) for message in in_flight}
+    first = seen + len(in_flight)  # of the next process
+    reader.until(lambda: sent <= {repr(message) for message in reader.messages[first:]})
+    del reader.messages[:first]
+    check_order(reader)
 
 
 def test_brokers_that_are_away_delay_neither_gateways_nor_the_stop(
