@@ -1,10 +1,9 @@
 """The outlet of Kafka, with brokers that fail: every record arrives, in order of its user."""
 
 import json
-import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,33 +14,24 @@ import trio
 import trio.testing
 
 from liveness.config.outlet_settings import KafkaSettings
-from liveness.config.settings import Config, SocketSettings, StateSettings
-from liveness.core.records import OFFLINE, ONLINE, TIMER, Record, TimerRecord
-from liveness.metrics import OutletNow
+from liveness.core.records import TIMER, TimerRecord
 from liveness.outlets.common.outlet_log import LogBatch
 from liveness.outlets.kafka import kafka_outlet, kafka_producer
 from liveness.outlets.kafka.kafka_client import KafkaClients
-from liveness.outlets.kafka.kafka_outlet import KafkaOutlet
 from liveness.outlets.kafka.kafka_producer import KafkaProducer
-from liveness.service.app import load
-from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.components import SidecarService
-from liveness.service.links.credentials import access_to
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import TailEntry
-from liveness.service.storage.timer_store import TimerStore
 from tests.helpers import kafka_cluster
 from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
 from tests.helpers.tree import ROOT
+from tests.outlets.kafka_rig import AT, check, record, run_outlet
 
-USERS: Final = 50
 # Settings of the outlet's pace, in seconds.
 SOON: Final = {"RETRY_S": 0.05, "ASK_S": 0.3, "ASK_EVERY_S": 0.05, "IDLE_POLL_S": 0.02}
 # Of librdkafka's.
 SOON_BACK: Final = {"reconnect.backoff.max.ms": 200}
-AT: Final = 1_700_000_000_000
 SCHEMA: Final = json.loads((ROOT / "proto/record.schema.json").read_text())
 
 
@@ -64,104 +54,12 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kafka_outlet, name, soon_s)
 
 
-def record(seq: int) -> Record:
-    """Users come and go, one after the other."""
-    kind = ONLINE if (seq - 1) // USERS % 2 == 0 else OFFLINE
-    user = f"user-{seq % USERS}"
-    session = seq if kind == ONLINE else seq - USERS
-    opened = Record(seq, kind, user, "g", session, seq, "login", AT + seq)
-    if kind == ONLINE:
-        return opened
-    return opened._replace(reason="silence", seen=AT, last="keepalive", silence=1.5)
-
-
-class Service:
-    """A sidecar's outlets over a log of its own."""
-
-    def __init__(self, sidecar: SidecarService, store: LogStore) -> None:
-        assert sidecar.outlets is not None
-        (outlet,) = sidecar.outlets.with_cursors
-        assert isinstance(outlet, KafkaOutlet)
-        self.outlet = outlet
-        self._sidecar, self._store = sidecar, store
-
-    @property
-    def now(self) -> OutletNow:
-        return self.outlet.now()
-
-    def log(self, count: int) -> None:
-        """Add records to the log, as a commit does."""
-        writer = self._sidecar.log_writer
-        first = writer.durable_seq + 1
-        self.add(*map(record, range(first, first + count)))
-
-    def add(self, *records: Record | TimerRecord) -> None:
-        writer = self._sidecar.log_writer
-        batch = Batch(records=[*records], due=[0.0] * len(records))
-        self._store.write(batch)
-        writer.durable_seq = records[-1].seq
-        self._sidecar.feed.publish(batch)
-
-    async def until(self, is_so: Callable[[], object]) -> None:
-        with trio.fail_after(kafka_cluster.SOON_S):
-            while not is_so():  # noqa: ASYNC110 - of another thread, or process
-                await trio.sleep(0.01)
-
-    async def until_delivered(self) -> None:
-        newest = self._sidecar.log_writer.durable_seq
-        await self.until(lambda: self.outlet._log.cursor == newest)
-
-
 Running = Callable[..., Any]
 
 
 @pytest.fixture
 def running(tmp_path: Path, cluster: KafkaCluster) -> Running:
     return partial(run_outlet, tmp_path, cluster)
-
-
-@asynccontextmanager
-async def run_outlet(
-    folder: Path,
-    cluster: KafkaCluster,
-    *,
-    client: dict[str, Any] | None = None,
-    **settings: Any,
-) -> AsyncIterator[Service]:
-    """Run the outlet; leaving it cancels it, as a stop does."""
-    kafka = KafkaSettings(
-        brokers=cluster.brokers,
-        topic=TOPIC,
-        begin="oldest",
-        client=client or {},
-        **settings,
-    )
-    state = folder / "state"
-    config = Config(
-        socket=SocketSettings(path=folder / "g.sock"),
-        state=StateSettings(dir=state),
-        kafka={"out": kafka},
-    )
-    with (
-        closing(LogStore(state)) as store,
-        closing(
-            TimerStore(state, log=store.log, retry_policy=config.timers.retry_policy)
-        ) as table,
-    ):
-        access = access_to(config.access, group=os.getegid())
-        sidecar = load(config, store, table, Clock(), access)
-        assert sidecar.outlets is not None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sidecar.outlets.run)
-            yield Service(sidecar, store)
-            nursery.cancel_scope.cancel()
-
-
-def check(reader: TopicReader, newest: int, oldest: int = 1) -> None:
-    """All records arrived, in order of their users; those that did twice are repeats."""
-    reader.until_seqs({*range(oldest, newest + 1)})
-    for key, seqs in reader.first_seqs().items():
-        assert seqs == sorted(seqs), key
 
 
 async def test_a_record_is_a_message(running: Running, reader: TopicReader) -> None:
@@ -175,9 +73,10 @@ async def test_a_record_is_a_message(running: Running, reader: TopicReader) -> N
         log = service._store.log.encode()
     check(reader, 101)
     assert len(reader.messages) == 101
+    schema = jsonschema.Draft202012Validator(SCHEMA)
     for message in reader.messages:
         shown = json.loads(message.value)
-        jsonschema.validate(shown, SCHEMA)
+        schema.validate(shown)
         seq, kind = shown["seq"], shown["kind"]
         logged = timer if seq == 101 else record(seq)
         assert shown == logged.as_map()
@@ -310,7 +209,7 @@ async def test_brokers_that_refuse_the_password_are_named_and_it_is_not_shown(
     assert "sesame" not in logged
 
 
-async def test_one_broker_less_is_a_matter_of_its_cluster(
+async def test_one_broker_less_and_errors_that_pass_are_left_to_the_client(
     running: Running, cluster: KafkaCluster, reader: TopicReader
 ) -> None:
     async with running(client={"topic.metadata.refresh.interval.ms": 200}) as service:
@@ -319,29 +218,18 @@ async def test_one_broker_less_is_a_matter_of_its_cluster(
         cluster.go_away(1)
         for partition in range(kafka_cluster.PARTITIONS):
             cluster.lead(partition, 2 + partition % 2)
+        cluster.fail(kafka_cluster.PRODUCE, *[kafka_cluster.NOT_LEADER] * 3)
+        cluster.fail(kafka_cluster.PRODUCE, kafka_cluster.TIMED_OUT)
         service.log(2_000)
         await service.until_delivered()
         assert service.now.retries == 0
     check(reader, 2_200)
 
 
-async def test_errors_that_pass_are_left_to_the_client(
-    running: Running, cluster: KafkaCluster, reader: TopicReader
-) -> None:
-    async with running() as service:
-        cluster.fail(kafka_cluster.PRODUCE, *[kafka_cluster.NOT_LEADER] * 3)
-        cluster.fail(kafka_cluster.PRODUCE, kafka_cluster.TIMED_OUT)
-        service.log(1_000)
-        await service.until_delivered()
-        assert service.now.retries == 0
-    check(reader, 1_000)
-
-
 @pytest.mark.parametrize(
     ("request_kind", "error", "state", "why"),
     [
         (kafka_cluster.PRODUCE, kafka_cluster.TOO_LARGE, "stopped", "max.message"),
-        (kafka_cluster.PRODUCE, kafka_cluster.OUT_OF_ORDER, "retrying", "again"),
         (
             kafka_cluster.INIT_PRODUCER_ID,
             kafka_cluster.CLUSTER_REFUSED,
@@ -349,7 +237,7 @@ async def test_errors_that_pass_are_left_to_the_client(
             "IDEMPOTENT_WRITE",
         ),
     ],
-    ids=["large", "order", "cluster"],
+    ids=["large", "cluster"],
 )
 async def test_a_client_that_failed_is_followed_by_another_one(
     running: Running,
@@ -388,8 +276,12 @@ async def test_a_topic_that_is_missing_is_waited_for(
 
 
 async def test_what_is_in_flight_is_bounded(
-    running: Running, cluster: KafkaCluster, reader: TopicReader
+    running: Running,
+    cluster: KafkaCluster,
+    reader: TopicReader,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kafka_outlet, "SLOW_AFTER_S", 0.1)
     client = {"queue.buffering.max.messages": 700, **SOON_BACK}
     async with running(client=client, max_in_flight=1_000) as service:
         service.log(10)
@@ -397,7 +289,7 @@ async def test_what_is_in_flight_is_bounded(
         cluster.go_away()
         service.log(9_990)
         await service.until(lambda: len(service.outlet._log._taken) == 2)
-        await trio.testing.wait_all_tasks_blocked()
+        await trio.testing.wait_all_tasks_blocked(0.03)
         assert sum(len(it.entries) for it in service.outlet._log._taken) == 1_000
         cluster.come_back()
         await service.until_delivered()
