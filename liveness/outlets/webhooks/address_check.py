@@ -15,6 +15,20 @@ _CARRIER: Final = ip_network("100.64.0.0/10")
 # Their last 32 bits are an address of IPv4: NAT64, and the deprecated way of writing one.
 _WITH_IPV4: Final = (ip_network("64:ff9b::/96"), ip_network("::/96"))
 _LAST_32: Final = 2**32 - 1
+# Where clouds serve a host's own credentials, besides link-local: some are in networks
+# that are private or public otherwise. AWS, Google, Alibaba, Azure, Oracle.
+_METADATA: Final = tuple(
+    map(
+        ip_network,
+        (
+            "fd00:ec2::254",
+            "fd20:ce::254",
+            "100.100.100.200",
+            "168.63.129.16",
+            "192.0.0.192",
+        ),
+    )
+)
 
 
 def why_refused(text: str, *, allow_private: bool, loopback_only: bool) -> str:
@@ -50,6 +64,8 @@ def _why_not(address: Address) -> str:
         return "of this host"
     if address.is_link_local:
         return "link-local"
+    if any(address in network for network in _METADATA):
+        return "of a cloud's metadata service"
     if address.is_multicast:
         return "multicast"
     if address.is_unspecified or address in _THIS_NETWORK:
