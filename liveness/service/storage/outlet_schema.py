@@ -3,7 +3,8 @@
     cursors   of each outlet, the seq up to which all records are delivered
     batches   webhooks: requests that were begun and not accepted yet, with their bodies;
               that with the highest place is sent next
-    dead      webhooks: records that a receiver refused for good
+    dead      webhooks: records that a receiver refused for good; no number comes again,
+              as a person may have it from an earlier list
     meta      the schema
 
 The database is opened and written by the outlets; only backups and checks read it here.
@@ -28,7 +29,7 @@ create table batches (
     next_ms integer not null, primary key (outlet, place)
 );
 create table dead (
-    number integer primary key, outlet text not null, log text not null,
+    number integer primary key autoincrement, outlet text not null, log text not null,
     seq integer not null, record text not null, id text not null,
     attempts integer not null, at_ms integer not null, status integer,
     answer text not null

@@ -287,6 +287,22 @@ async def test_a_dead_letter_is_sent_again_by_hand(
     assert len({request.id for request in receiver.received}) == 3
 
 
+async def test_no_dead_letter_has_the_number_of_an_earlier_one(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.next.append(answering(400))
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().dead == 1)
+        (first,) = await outlet.dead_letters(None, 10)
+        assert await outlet.retry(first.number)
+        receiver.next.append(answering(400))
+        rig.publish(on(2))
+        await until(lambda: outlet.now().dead == 2)
+        (second,) = await outlet.dead_letters(None, 10)
+    assert second.number > first.number
+
+
 # --- by hand --------------------------------------------------------------------------
 
 
