@@ -23,7 +23,12 @@ class SentRecord(NamedTuple):
 
 
 def event_of(
-    record: Logged | Gap, *, log: str, json: str, is_superseded: bool = False
+    record: Logged | Gap,
+    *,
+    log: str,
+    json: str,
+    users_only: bool = False,
+    is_superseded: bool = False,
 ) -> str:
     """A record as an event.
 
@@ -31,11 +36,12 @@ def event_of(
         record: The record.
         log: The id of its log.
         json: The record as JSON.
-        is_superseded: It is an offline, and its user has come back since.
+        users_only: It is about a user, not about a device of one.
+        is_superseded: A later record has made it untrue.
     """
     subject = None
     if isinstance(record, Record):
-        subject = uid_text(record.uid)
+        subject = uid_text(record.user if users_only else record.uid)
     elif isinstance(record, TimerRecord):
         subject = record.key
     return _event(
@@ -94,10 +100,15 @@ def record_of_json(text: str) -> Record | None:
     )
 
 
-def event_of_json(text: str, *, log: str, is_superseded: bool) -> str:
+def event_of_json(
+    text: str, *, log: str, users_only: bool = False, is_superseded: bool = False
+) -> str:
     """As `event_of`, of a record of which there is only its JSON."""
     record = json.loads(text)
-    uid = from_json(record).get("uid")
+    found = from_json(record)
+    uid = found.get("uid")
+    if users_only:
+        uid = found.get("user", uid)
     subject = record.get("key") if uid is None else uid_text(uid)  # type: ignore[arg-type]  # as above
     return _event(
         f"{log}:{record['seq']}", log, record["kind"], record["at"],

@@ -174,6 +174,7 @@ class WebhookOutlet:
         event = event_of_json(
             letter.record,
             log=letter.log,
+            users_only=self.settings.users_only,
             is_superseded=is_back and self._is_superseded(record),
         )
         result = await self._post_alone(event)
@@ -236,6 +237,7 @@ class WebhookOutlet:
                 entry.record,
                 log=log,
                 json=entry.json,
+                users_only=self.settings.users_only,
                 is_superseded=self._is_superseded(entry.record),
             )
             for entry in taken.entries

@@ -71,7 +71,21 @@ def test_a_body_gives_back_its_records() -> None:
 )
 def test_an_event_can_be_made_from_json_alone(record: Logged | Gap) -> None:
     text = TailEntry(record).json
-    assert event_of_json(text, log="l0g", is_superseded=False) == event(record)
+    assert event_of_json(text, log="l0g") == event(record)
+
+
+@pytest.mark.parametrize(
+    ("record", "subject"),
+    [(ONLINE, "ada"), (OFFLINE, f"int:{2**60}"), (TIMER, "room")],
+    ids=["online", "offline", "timer"],
+)
+def test_a_record_of_users_has_the_user_as_its_subject(
+    record: Logged, subject: str
+) -> None:
+    text = TailEntry(record).json
+    made = event_of(record, log="l0g", json=text, users_only=True)
+    assert json.loads(made)["subject"] == subject
+    assert event_of_json(text, log="l0g", users_only=True) == made
 
 
 def test_json_has_what_tells_whether_a_user_is_back() -> None:

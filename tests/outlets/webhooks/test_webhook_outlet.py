@@ -259,6 +259,19 @@ async def test_the_oldest_dead_letters_make_place(
         await until(lambda: outlet.now().dead_kept == 3)
 
 
+async def test_users_only_has_users_as_subjects_by_hand_too(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.next.append(answering(400))
+    rig.publish(on(1, "ada/phone")._replace(user_size=3, devices=1))
+    async with outlet_to(receiver.url, rig, users_only=True) as outlet:
+        await until(lambda: outlet.now().dead)
+        (letter,) = await outlet.dead_letters(None, 10)
+        await outlet.retry(letter.number)
+    subjects = [request.events[0]["subject"] for request in receiver.received]
+    assert subjects == ["ada", "ada"]
+
+
 async def test_a_dead_letter_is_sent_again_by_hand(
     rig: OutletRig, receiver: Receiver
 ) -> None:
