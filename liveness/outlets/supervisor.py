@@ -36,7 +36,8 @@ def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets"
         access: What outlets share.
         spools: Where the cluster's lists of all sessions wait.
     Raises:
-        StartError: A secret cannot be read, or an outlet's package is not installed.
+        StartError: An outlet's package is not installed, or what the settings of Kafka
+            name cannot be used.
     """
     # Each is imported when it is configured: without it, the sidecar starts sooner.
     cluster: Publisher | None = None

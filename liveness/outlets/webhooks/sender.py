@@ -51,8 +51,6 @@ class WebhookSender:
         name: The outlet, such as `webhooks.mail`.
         settings: Its settings.
         clock: The clocks.
-    Raises:
-        StartError: A secret or a certificate cannot be read.
     """
 
     def __init__(self, name: str, settings: WebhookSettings, clock: Clock) -> None:
@@ -61,15 +59,10 @@ class WebhookSender:
         self._clock = clock
         self._host = (settings.parts.hostname or "").rstrip(".")
         self._url = httpx2.URL(settings.url)
-        self._transport = httpx2.AsyncHTTPTransport(
-            verify=_tls_context(name, settings),
-            trust_env=False,
-            limits=httpx2.Limits(
-                max_connections=MOST_CONNECTIONS, keepalive_expiry=IDLE_S
-            ),
-        )
+        # Files are read when they are needed: what is wrong with them concerns nobody else.
+        self._transport: httpx2.AsyncHTTPTransport | None = None
+        self._signer: Signer | None = None
         self._resolver = trio.CapacityLimiter(RESOLVER_THREADS)
-        self._signer = Signer(name, settings)
         self._addresses: list[str] = []
         self._secrets_until = self._addresses_until = -inf
 
@@ -81,16 +74,15 @@ class WebhookSender:
 
         Raises:
             ConfigError: The host has an address that is not allowed.
-            StartError: The secrets cannot be read any more.
+            StartError: As `read_files`.
         """
-        if trio.current_time() >= self._secrets_until:
-            await self.read_secrets()
+        transport, signer = await self.read_files()
         began = trio.current_time()
         status, retry_after, text = None, None, ""
         with trio.move_on_after(self._settings.timeout_s) as within:
             try:
-                headers = self._signer.headers(webhook_id, body, self._clock.wall_ms())
-                async with self._answer(headers, body) as answer:
+                headers = signer.headers(webhook_id, body, self._clock.wall_ms())
+                async with self._answer(transport, headers, body) as answer:
                     status = answer.status_code
                     retry_after = answer.headers.get("retry-after")
                     text = await self._read(answer)
@@ -103,22 +95,34 @@ class WebhookSender:
         seconds = trio.current_time() - began
         return PostAnswer(status, text, seconds, retry_after)
 
-    async def read_secrets(self) -> None:
-        """Read the secrets, as is done from time to time: they may be changed.
+    async def read_files(self) -> tuple[httpx2.AsyncHTTPTransport, Signer]:
+        """Read the secrets, now and then again as they may be changed, and `ca_file`.
 
         Raises:
-            StartError: They cannot be read any more.
+            StartError: A file cannot be read, or is wrong.
         """
-        self._signer = await in_thread(partial(Signer, self._name, self._settings))
-        self._secrets_until = trio.current_time() + READ_AGAIN_S
+        signer, transport = self._signer, self._transport
+        if signer is None or trio.current_time() >= self._secrets_until:
+            make = partial(Signer, self._name, self._settings)
+            signer = self._signer = await in_thread(make)
+            self._secrets_until = trio.current_time() + READ_AGAIN_S
+        if transport is None:
+            made = await in_thread(partial(_transport, self._name, self._settings))
+            transport = self._transport = self._transport or made
+        return transport, signer
 
     async def close(self) -> None:
-        """Close the connections; a later `post` opens others."""
-        await self._transport.aclose()
+        """Close the connections; a later `post` reads `ca_file` again and opens others."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.aclose()
 
     @asynccontextmanager
     async def _answer(
-        self, signed: dict[str, str], body: bytes
+        self,
+        transport: httpx2.AsyncHTTPTransport,
+        signed: dict[str, str],
+        body: bytes,
     ) -> AsyncIterator[httpx2.Response]:
         """The head of the answer, from the first address that can be connected to."""
         addresses = await self._checked_addresses()
@@ -145,7 +149,7 @@ class WebhookSender:
                 },
             )
             try:
-                answer = await self._transport.handle_async_request(request)
+                answer = await transport.handle_async_request(request)
                 break
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 if address == addresses[-1]:
@@ -203,6 +207,19 @@ class WebhookSender:
             f"{self._name}.url: {self._host} is {address}, an address that is {why}; "
             f"{remedy}"
         )
+
+
+def _transport(name: str, settings: WebhookSettings) -> httpx2.AsyncHTTPTransport:
+    """What has the connections.
+
+    Raises:
+        StartError: As `_tls_context`.
+    """
+    return httpx2.AsyncHTTPTransport(
+        verify=_tls_context(name, settings),
+        trust_env=False,
+        limits=httpx2.Limits(max_connections=MOST_CONNECTIONS, keepalive_expiry=IDLE_S),
+    )
 
 
 def _tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:

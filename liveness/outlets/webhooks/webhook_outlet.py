@@ -48,7 +48,7 @@ def make_webhooks(config: Config, access: LogAccess) -> "list[WebhookOutlet]":
     """The outlets that the settings name.
 
     Raises:
-        StartError: A package is missing, or a secret or a certificate cannot be read.
+        StartError: A package is missing.
     """
     try:
         import httpx2  # noqa: F401
@@ -71,8 +71,6 @@ class WebhookOutlet:
         name: The name in its section.
         settings: Its settings.
         access: What outlets share.
-    Raises:
-        StartError: A secret or a certificate cannot be read.
     """
 
     def __init__(self, name: str, settings: WebhookSettings, access: LogAccess) -> None:
@@ -92,7 +90,7 @@ class WebhookOutlet:
         failure: LivenessError | None = None
         self._is_running = True
         try:
-            await self._sender.read_secrets()
+            await self._sender.read_files()
             self._status.dead_kept = await self._store(batch_store.count_letters)
             await self._finish_begun()
             async with trio.open_nursery() as nursery:
