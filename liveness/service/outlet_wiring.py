@@ -3,9 +3,10 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
+from liveness.config.outlet_settings import OutletSettings
 from liveness.config.settings import Config
 from liveness.core.presence import Presence
-from liveness.core.records import Record
+from liveness.core.records import MOVED, OFFLINE, Record
 from liveness.service.common.clock import Clock
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.links.spools import Spools
@@ -45,19 +46,48 @@ def outlets_of(
         clock,
         turnstile,
         config.limits.max_settling,
-        partial(_is_back, presence, log_writer),
+        partial(is_superseded, presence, log_writer),
     )
     return make_outlets(config, access, spools)
 
 
-def _is_back(
-    presence: Presence, log_writer: LogWriter, offline: Record, of_any_device: bool
+def is_superseded(
+    presence: Presence,
+    log_writer: LogWriter,
+    record: Record,
+    log: str,
+    settings: OutletSettings,
 ) -> bool:
-    """Whether the log has a session of this user that began after an offline."""
-    wheel = presence.wheel
-    uids = [offline.uid]
-    if of_any_device and offline.devices is not None:
-        uids = wheel.devices_of(offline.user, 1)
-    sessions = [entry.session for uid in uids if (entry := wheel.find(uid))]
+    """Whether what a record of a session says is not true any more.
+
+    What has become of it is told by other records. So what the reader does not get, such
+    as a move where it gets none, supersedes nothing.
+
+    Args:
+        presence: Who is online.
+        log_writer: The log.
+        record: The record.
+        log: The id of its log: another one, if a backup was restored since.
+        settings: Which records its reader gets.
+    """
+    gateways = settings.gateway_set
+    of_user = settings.users_only and record.devices is not None
     # One that is not on disk yet is shown nowhere.
-    return any(offline.seq < session <= log_writer.durable_seq for session in sessions)
+    sessions = {
+        session: gateway
+        for _, gateway, session, _ in presence.where(
+            [record.user if of_user else record.uid]
+        )
+        if session <= log_writer.durable_seq and (not gateways or gateway in gateways)
+    }
+    if record.kind == OFFLINE or (gateways and record.gateway not in gateways):
+        return bool(sessions)
+    if settings.users_only or MOVED not in settings.kind_set:
+        return not sessions
+    store = log_writer.store
+    is_same = log == store.log or record.session <= store.parted.get(log, 0)
+    if is_same and not settings.settle_s:
+        return record.session not in sessions
+    # In another log the session has another number; and damping may leave out that the
+    # user went and came.
+    return record.gateway not in sessions.values()

@@ -64,8 +64,9 @@ class LogAccess(NamedTuple):
     clock: Clock
     turnstile: Turnstile
     most_settling: int
-    # Whether the user of an offline has come back since; with True, any device of it.
-    is_back: Callable[[Record, bool], bool]
+    # Whether a record of a session, of the log with this id, is not true any more for a
+    # reader with these settings.
+    is_superseded: Callable[[Record, str, OutletSettings], bool]
 
 
 class OutletLog:

@@ -154,8 +154,8 @@ class WebhookOutlet:
     async def retry(self, number: int) -> SendResult | None:
         """Post a dead letter alone, now; delete it if it is accepted.
 
-        Its request has a new id: that of the letter belongs to another body. Whether the
-        user has come back since is decided anew.
+        Its request has a new id: that of the letter belongs to another body. Whether it is
+        superseded is decided anew.
 
         None: there is no such letter.
 
@@ -168,12 +168,14 @@ class WebhookOutlet:
             return None
         letter = found[0]
         record = record_of_json(letter.record)
-        is_back = record is not None and letter.log == self._log.log
+        is_superseded = record is not None and self._access.is_superseded(
+            record, letter.log, self.settings
+        )
         event = event_of_json(
             letter.record,
             log=letter.log,
             users_only=self.settings.users_only,
-            is_superseded=is_back and self._is_superseded(record),
+            is_superseded=is_superseded,
         )
         result = await self._post_alone(event)
         if result.is_accepted:
@@ -249,7 +251,7 @@ class WebhookOutlet:
         return (
             isinstance(record, Record)
             and record.kind == OFFLINE
-            and self._access.is_back(record, self.settings.users_only)
+            and self._access.is_superseded(record, self._log.log, self.settings)
         )
 
     async def _deliver(self, batch: StoredBatch) -> None:

@@ -1,15 +1,13 @@
-"""What an outlet makes of answers: order, attempts, halves, dead letters, restarts."""
+"""What an outlet sends: order, attempts, restarts, and what is wrong with its files."""
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from liveness.config.outlet_settings import RETRY, WebhookSettings
 from liveness.config.settings import (
@@ -22,55 +20,16 @@ from liveness.errors import StartError, StateError
 from liveness.outlets.supervisor import Outlets
 from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet, make_webhooks
 from tests.helpers import disk
-from tests.outlets.outlet_rig import OutletRig, off, on, outlet_rig
+from tests.outlets.outlet_rig import OutletRig, off, on
 from tests.outlets.webhooks.receiver import (
-    OK,
     SECRET,
     Receiver,
     answering,
     hanging,
-    receiving,
-    refusing,
     resetting,
 )
+from tests.outlets.webhooks.webhook_rig import BUSY, outlet_to, until
 from tests.service.rig import running
-
-BUSY: Final = answering(503, b"later")
-# Virtual seconds, longer than anything here takes, but for the whole ladder.
-LONG_S: Final = 1_000.0
-
-
-@pytest.fixture
-def rig(tmp_path: Path, jumping: MockClock) -> Iterator[OutletRig]:
-    with outlet_rig(tmp_path) as rig:
-        yield rig
-
-
-@pytest.fixture
-async def receiver(jumping: MockClock) -> AsyncIterator[Receiver]:
-    async with receiving() as receiver:
-        yield receiver
-
-
-@asynccontextmanager
-async def outlet_to(
-    url: str, rig: OutletRig, **settings: Any
-) -> AsyncIterator[WebhookOutlet]:
-    """An outlet that runs; leaving it is a restart."""
-    chosen = WebhookSettings(url=url, secret=SECRET, begin="oldest", **settings)
-    outlet = WebhookOutlet("mail", chosen, rig.access)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(Outlets([outlet], rig.store, retention_s=3_600).run)
-        yield outlet
-        nursery.cancel_scope.cancel()
-
-
-async def until(is_so: Callable[[], object], *, times: float = 1) -> None:
-    """Wait until it is so, that many times as long as usual."""
-    with trio.fail_after(times * LONG_S):
-        while not is_so():  # noqa: ASYNC110 - virtual: this is how time passes
-            await trio.sleep(times * 0.5)
-
 
 # --- what is sent ---------------------------------------------------------------------
 
@@ -92,7 +51,9 @@ async def test_an_offline_whose_user_is_back_says_so(
     rig: OutletRig, receiver: Receiver
 ) -> None:
     back = {2}
-    rig.access = rig.access._replace(is_back=lambda record, _: record.seq in back)
+    rig.access = rig.access._replace(
+        is_superseded=lambda record, *_: record.seq in back
+    )
     receiver.next.append(BUSY)
     rig.publish(off(1, "ada"), off(2, "bob"), on(3, "eve"))
     async with outlet_to(receiver.url, rig) as outlet:
@@ -205,115 +166,6 @@ async def test_a_request_without_an_answer_is_sent_again_after_a_restart(
     first, again, _ = receiver.received
     assert (again.id, again.body) == (first.id, first.body)
     assert receiver.seqs == [[1], [1], [2]]
-
-
-# --- dead letters ---------------------------------------------------------------------
-
-
-async def test_a_record_that_is_refused_holds_up_no_other(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    receiver.usually = refusing(poison=5)
-    rig.publish(*(on(seq) for seq in range(1, 9)))
-    async with outlet_to(receiver.url, rig) as outlet:
-        await until(lambda: outlet.now().sent == 7)
-        (letter,) = await outlet.dead_letters(None, 10)
-        detail = outlet.now().detail
-    assert receiver.seqs == [
-        [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4], [5, 6, 7, 8], [5, 6], [5], [6], [7, 8],
-    ]  # fmt: skip
-    assert letter.seq == 5
-    assert (letter.attempts, letter.status, letter.answer) == (1, 422, "poison")
-    assert letter.id == receiver.received[4].id
-    assert detail == ""
-    assert len({request.id for request in receiver.received}) == 7
-
-
-async def test_halves_outlive_a_restart(rig: OutletRig, receiver: Receiver) -> None:
-    receiver.next.extend([answering(400), OK, answering(400), hanging])
-    rig.publish(*(on(seq) for seq in range(1, 5)))
-    async with outlet_to(receiver.url, rig) as outlet:
-        await until(lambda: len(receiver.received) == 4)
-        cursor = await rig.store.cursor(outlet.name)
-        assert cursor is None or cursor.seq == 0
-    async with outlet_to(receiver.url, rig) as outlet:
-        rig.publish(on(5))
-        await until(lambda: receiver.seqs[-1] == [5])
-        assert outlet.now().dead == 0
-    assert receiver.seqs == [[1, 2, 3, 4], [1, 2], [3, 4], [3], [3], [4], [5]]
-    assert receiver.received[4].id == receiver.received[3].id
-
-
-async def test_the_oldest_dead_letters_make_place(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    receiver.usually = answering(400)
-    rig.publish(*(on(seq) for seq in range(1, 6)))
-    async with outlet_to(receiver.url, rig, max_dead=3) as outlet:
-        await until(lambda: outlet.now().dead == 5)
-        found = await outlet.dead_letters(None, 2)
-        rest = await outlet.dead_letters(found[-1].number, 2)
-        assert [letter.seq for letter in found + rest] == [5, 4, 3]
-        assert (outlet.now().dead_kept, outlet.now().dead_deleted) == (3, 2)
-    async with outlet_to(receiver.url, rig, max_dead=3) as outlet:
-        await until(lambda: outlet.now().dead_kept == 3)
-
-
-async def test_users_only_has_users_as_subjects_by_hand_too(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    receiver.next.append(answering(400))
-    rig.publish(on(1, "ada/phone")._replace(user_size=3, devices=1))
-    async with outlet_to(receiver.url, rig, users_only=True) as outlet:
-        await until(lambda: outlet.now().dead)
-        (letter,) = await outlet.dead_letters(None, 10)
-        await outlet.retry(letter.number)
-    subjects = [request.events[0]["subject"] for request in receiver.received]
-    assert subjects == ["ada", "ada"]
-
-
-async def test_a_dead_letter_is_sent_again_by_hand(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    back = set[int]()
-    rig.access = rig.access._replace(is_back=lambda record, _: record.seq in back)
-    receiver.next.append(answering(400))
-    rig.publish(off(1))
-    async with outlet_to(receiver.url, rig) as outlet:
-        await until(lambda: outlet.now().dead)
-        (letter,) = await outlet.dead_letters(None, 10)
-        assert await outlet.retry(letter.number + 1) is None
-        receiver.next.append(BUSY)
-        failed = await outlet.retry(letter.number)
-        assert failed is not None
-        assert failed[:3] == (False, 503, "later")
-        assert await outlet.dead_letters(None, 10) == [letter]
-        back.add(1)
-        accepted = await outlet.retry(letter.number)
-        assert accepted is not None
-        assert accepted[:3] == (True, 204, "")
-        assert await outlet.dead_letters(None, 10) == []
-        assert await outlet.retry(letter.number) is None
-        assert (outlet.now().sent, outlet.now().dead_kept) == (1, 0)
-    (first,), (event,) = receiver.received[0].events, receiver.received[-1].events
-    assert event == {**first, "superseded": True}
-    assert len({request.id for request in receiver.received}) == 3
-
-
-async def test_no_dead_letter_has_the_number_of_an_earlier_one(
-    rig: OutletRig, receiver: Receiver
-) -> None:
-    receiver.next.append(answering(400))
-    rig.publish(on(1))
-    async with outlet_to(receiver.url, rig) as outlet:
-        await until(lambda: outlet.now().dead == 1)
-        (first,) = await outlet.dead_letters(None, 10)
-        assert await outlet.retry(first.number)
-        receiver.next.append(answering(400))
-        rig.publish(on(2))
-        await until(lambda: outlet.now().dead == 2)
-        (second,) = await outlet.dead_letters(None, 10)
-    assert second.number > first.number
 
 
 # --- by hand --------------------------------------------------------------------------
