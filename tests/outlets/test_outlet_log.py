@@ -203,7 +203,7 @@ async def test_an_outlet_that_was_not_there_for_long_is_forgotten(
     rig: OutletRig,
 ) -> None:
     dead = "insert into dead values (null, ?, 'l', 1, '{}', 'm', 1, 0, null, '')"
-    begun = "insert into batches values (?, 0, 'l', 1, 'm', '[]', 1, 0, 1, 0, 0)"
+    begun = "insert into batches values (?, 0, 'l', 1, 'm', '[]', 1, 0, 1, 0, 0, 0, '')"
 
     def fill(db: sqlite3.Connection) -> None:
         for name, used_ms in (("old", 0), ("new", 9_000), (NAME, 0)):

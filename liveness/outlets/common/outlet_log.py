@@ -172,6 +172,10 @@ class OutletLog:
         self._cursor = position
         access.feed.follow(self._reader, self._wake.notify)
 
+    def behind_since(self, at_ms: int) -> None:
+        """Note that a record decided then was begun before a restart, and still waits."""
+        self._caught_up_at = min(self._caught_up_at, at_ms)
+
     def close(self) -> None:
         """Stop following the log."""
         if self._reader is not None:

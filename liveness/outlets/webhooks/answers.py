@@ -7,6 +7,8 @@ from liveness.outlets.webhooks.results import SendResult
 
 # Request timeout, too early, too many requests: they say nothing of the records.
 AGAIN: Final = frozenset({408, 425, 429})
+# These usually mean that the url, the secret or something before the receiver is wrong.
+OF_RECEIVER: Final = frozenset({401, 403, 404, 405, 407, 410})
 
 
 class PostOutcome(Enum):
@@ -38,6 +40,11 @@ class PostAnswer(NamedTuple):
         if status is None or status in AGAIN or not 400 <= status < 500:
             return PostOutcome.FAILED
         return PostOutcome.REFUSED
+
+    @property
+    def is_usually_of_receiver(self) -> bool:
+        """Whether a refusal may well be one of any request, not of a record."""
+        return self.status in OF_RECEIVER
 
     @property
     def result(self) -> SendResult:

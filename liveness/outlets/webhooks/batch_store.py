@@ -16,9 +16,7 @@ from liveness.outlets.common.outlet_store import StoredCursor, put_cursor
 from liveness.outlets.webhooks.cloud_events import halves, records_in
 from liveness.outlets.webhooks.results import DeadLetter, SendResult
 
-_COLUMNS: Final = (
-    "place, log, until, id, body, records, oldest_ms, attempts, rung, next_ms"
-)
+_COLUMNS: Final = "place, log, until, id, body, records, oldest_ms, attempts, rung, next_ms, wait_ms, error"
 _LETTER: Final = "number, log, seq, record, id, attempts, at_ms, status, answer"
 
 
@@ -35,6 +33,8 @@ class StoredBatch(NamedTuple):
     attempts: int = 0
     rung: int = 0  # how many waits of the ladder are used up
     next_ms: int = 0  # when the next attempt is due, Unix milliseconds
+    wait_ms: int = 0  # how long the wait for it is
+    error: str = ""  # what went wrong at the last one
 
 
 def new_id() -> str:
@@ -53,7 +53,7 @@ def put_batch(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
     """Store a request, or what has become of it."""
     db.execute(
         f"insert or replace into batches (outlet, {_COLUMNS}) "
-        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [outlet, *batch],
     )
 
@@ -61,9 +61,12 @@ def put_batch(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
 def put_attempt(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
     """Store when the next attempt of a request is due: its body is stored already."""
     db.execute(
-        "update batches set attempts = ?, rung = ?, next_ms = ? "
+        "update batches set attempts = ?, rung = ?, next_ms = ?, wait_ms = ?, error = ? "
         "where outlet = ? and place = ?",
-        [batch.attempts, batch.rung, batch.next_ms, outlet, batch.place],
+        [
+            *(batch.attempts, batch.rung, batch.next_ms, batch.wait_ms, batch.error),
+            *(outlet, batch.place),
+        ],
     )
 
 
@@ -85,7 +88,7 @@ def halve_batch(
     """Put two halves in the place of a request; return the first, which is sent next."""
     first, second = halves(batch.body)
     few = batch.records // 2
-    fresh = batch._replace(attempts=0, rung=0, next_ms=0)
+    fresh = batch._replace(attempts=0, rung=0, next_ms=0, wait_ms=0, error="")
     for half in (
         fresh._replace(id=new_id(), body=second, records=batch.records - few),
         fresh._replace(

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import structlog
 import trio
 
-from liveness.config.outlet_settings import RETRY_JITTER, WebhookSettings
+from liveness.config.outlet_settings import WebhookSettings
 from liveness.config.settings import Config
 from liveness.core.records import OFFLINE, Record
 from liveness.errors import LivenessError, StartError, StateError
@@ -24,6 +24,7 @@ from liveness.outlets.common.outlet import OutletState, OutletStatus
 from liveness.outlets.common.outlet_log import RETRY_S, LogAccess, LogBatch, OutletLog
 from liveness.outlets.webhooks import batch_store
 from liveness.outlets.webhooks.answers import PostAnswer, PostOutcome
+from liveness.outlets.webhooks.attempt_wait import AttemptWait
 from liveness.outlets.webhooks.batch_store import StoredBatch, new_id
 from liveness.outlets.webhooks.cloud_events import (
     check_event,
@@ -82,6 +83,7 @@ class WebhookOutlet:
         self._log = OutletLog(self.name, settings, access)
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
         self._sender = WebhookSender(self.name, settings, access.clock)
+        self._wait = AttemptWait(access.clock)
         self._is_running = False
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
@@ -120,11 +122,10 @@ class WebhookOutlet:
     async def send_test(self) -> SendResult:
         """Post one signed event of type `liveness.test` now, apart from the log.
 
-        A receiver that fails raises nothing.
+        A receiver that fails raises nothing. If it accepts the event, a request that waits
+        for its next attempt is tried at once.
         """
-        now_ms = self._access.clock.wall_ms()
-        event = check_event(self._log.log, self.name, new_id(), now_ms)
-        return await self._post_alone(event)
+        return await self._post_alone(self._test_event())
 
     async def dead_letters(self, before: int | None, limit: int) -> list[DeadLetter]:
         """The dead letters of this outlet, newest first.
@@ -155,7 +156,7 @@ class WebhookOutlet:
         """Post a dead letter alone, now; delete it if it is accepted.
 
         Its request has a new id: that of the letter belongs to another body. Whether it is
-        superseded is decided anew.
+        superseded is decided anew. If it is accepted, a request that waits is tried at once.
 
         None: there is no such letter.
 
@@ -194,7 +195,13 @@ class WebhookOutlet:
         finally:
             if not self._is_running:  # it may never run, and close them at its end
                 await self._close_connections()
+        if answer.outcome is PostOutcome.ACCEPTED:
+            self._wait.end()
         return answer.result
+
+    def _test_event(self) -> str:
+        now_ms = self._access.clock.wall_ms()
+        return check_event(self._log.log, self.name, new_id(), now_ms)
 
     async def _close_connections(self) -> None:
         with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
@@ -213,9 +220,11 @@ class WebhookOutlet:
         """Send what was begun before a restart, and open the log behind it."""
         await self._patiently(self._log.open)
         batch = await self._store(batch_store.top_batch)
-        if batch is None:
-            self._status.now_is(OutletState.FOLLOWING)
-        else:
+        self._status.now_is(OutletState.FOLLOWING)
+        if batch is not None:
+            self._log.behind_since(batch.oldest_ms)
+            if batch.attempts:
+                self._is_retrying(batch)
             await self._deliver(batch)
             await self._patiently(self._log.open)
 
@@ -258,20 +267,10 @@ class WebhookOutlet:
         """Send a request, or what becomes of it, until nothing of it is left."""
         left: StoredBatch | None = batch
         while left is not None:
-            await self._wait_for(left)
+            await self._wait.until_due(left)
             answer = await self._sender.post(left.id, left.body)
             self._status.retries += left.attempts > 0
             left = await self._after(left._replace(attempts=left.attempts + 1), answer)
-
-    async def _wait_for(self, batch: StoredBatch) -> None:
-        """Wait until an attempt is due, as long as the longest wait at most.
-
-        The wall clock decides, since only that goes on over a restart; it may be wrong.
-        """
-        if batch.attempts:
-            left_s = (batch.next_ms - self._access.clock.wall_ms()) / 1000
-            most_s = sum(self.settings.waits_s) * (1 + RETRY_JITTER)
-            await trio.sleep(max(0.0, min(left_s, most_s)))
 
     async def _after(
         self, batch: StoredBatch, answer: PostAnswer
@@ -282,10 +281,24 @@ class WebhookOutlet:
                 return await self._accepted(batch)
             case PostOutcome.REFUSED if batch.records > 1:
                 return await self._store(batch_store.halve_batch, batch)
-            case PostOutcome.REFUSED:
+            case PostOutcome.REFUSED if not await self._is_of_receiver(answer):
                 return await self._give_up(batch, answer)
+            case PostOutcome.REFUSED:
+                why = f"{answer.short}, and accepts no test event either"
+                why += "; correct the url or the secret"
+                return await self._again(batch._replace(error=why), answer)
             case PostOutcome.FAILED:
-                return await self._again(batch, answer)
+                return await self._again(batch._replace(error=answer.short), answer)
+
+    async def _is_of_receiver(self, answer: PostAnswer) -> bool:
+        """Whether any request would be refused, as with a wrong url or secret.
+
+        Without this, all records would become dead letters, as fast as they can be sent.
+        """
+        if not answer.is_usually_of_receiver:
+            return False
+        tried = await self._sender.post(new_id(), joined([self._test_event()]))
+        return tried.outcome is not PostOutcome.ACCEPTED
 
     async def _accepted(self, batch: StoredBatch) -> StoredBatch | None:
         status, now_ms = self._status, self._access.clock.wall_ms()
@@ -306,22 +319,29 @@ class WebhookOutlet:
         found = next_try(waits_s, batch.rung, asked_s=asked_s, drawn=random())
         if found is None:
             return await self._give_up(batch, answer)
+        wait_ms = round(found.wait_s * 1000)
         batch = batch._replace(
-            rung=found.rung, next_ms=now_ms + round(found.wait_s * 1000)
+            rung=found.rung, next_ms=now_ms + wait_ms, wait_ms=wait_ms
         )
         await self._store(batch_store.put_attempt, batch)
-        self._status.now_is(
-            OutletState.RETRYING,
-            f"attempt {batch.attempts}: {answer.short}; the next is in "
-            f"{found.wait_s:.0f} s, and {len(waits_s) - found.rung} more may follow; "
-            f"try the receiver by `liveness webhooks test {self._short_name}`",
-        )
+        self._is_retrying(batch)
         self._log_throttled(
             _log.warning, "a webhook failed; it is tried again", key="failed",
             outlet=self.name, id=batch.id, attempts=batch.attempts,
-            wait_s=round(found.wait_s, 1), error=answer.short,
+            wait_s=round(found.wait_s, 1), error=batch.error,
         )  # fmt: skip
         return batch
+
+    def _is_retrying(self, batch: StoredBatch) -> None:
+        """Show that a request waits for its next attempt, and why."""
+        more = max(0, len(self.settings.waits_s) - batch.rung)
+        self._status.now_is(
+            OutletState.RETRYING,
+            f"attempt {batch.attempts}: {batch.error}; the next is in "
+            f"{self._wait.left_s(batch):.0f} s, and {more} more may follow; "
+            f"`liveness webhooks test {self._short_name}` tries the receiver, and ends "
+            "the wait if it accepts",
+        )
 
     async def _give_up(
         self, batch: StoredBatch, answer: PostAnswer

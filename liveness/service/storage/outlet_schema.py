@@ -26,7 +26,8 @@ create table batches (
     outlet text not null, place integer not null, log text not null, until integer,
     id text not null, body blob not null, records integer not null,
     oldest_ms integer not null, attempts integer not null, rung integer not null,
-    next_ms integer not null, primary key (outlet, place)
+    next_ms integer not null, wait_ms integer not null, error text not null,
+    primary key (outlet, place)
 );
 create table dead (
     number integer primary key autoincrement, outlet text not null, log text not null,
@@ -49,7 +50,8 @@ _SOUND: Final = {
         "and (until is null or typeof(until) = 'integer' and until >= 0) "
         "and typeof(place) = 'integer' and typeof(records) = 'integer' "
         "and typeof(oldest_ms) = 'integer' and typeof(attempts) = 'integer' "
-        "and typeof(rung) = 'integer' and typeof(next_ms) = 'integer'"
+        "and typeof(rung) = 'integer' and typeof(next_ms) = 'integer' "
+        "and typeof(wait_ms) = 'integer' and typeof(error) = 'text'"
     ),
     "dead": (
         "typeof(outlet) = 'text' and typeof(log) = 'text' and typeof(seq) = 'integer' "

@@ -70,7 +70,7 @@ def add_outlets(folder: Path, log: str, seq: int) -> None:
         name = "webhooks.mail"
         db.execute("insert into cursors values (?, ?, ?, 1)", [name, log, seq])
         db.execute(
-            "insert into batches values (?, 0, ?, ?, 'w2', x'5b5d', 1, 1, 3, 3, 2)",
+            "insert into batches values (?, 0, ?, ?, 'w2', x'5b5d', 1, 1, 3, 3, 2, 1, 'e')",
             [name, log, seq + 1],
         )
         db.execute(

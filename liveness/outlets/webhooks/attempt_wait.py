@@ -1,0 +1,45 @@
+"""Waits until the next attempt of a request is due."""
+
+from typing import Final
+
+import trio
+
+from liveness.outlets.webhooks.batch_store import StoredBatch
+from liveness.service.common.clock import Clock
+from liveness.service.common.notifier import Notifier
+
+# How often a wait looks at the wall clock, which may be corrected meanwhile.
+LOOK_S: Final = 60.0
+
+
+class AttemptWait:
+    """The waits of one outlet, one at a time.
+
+    The wall clock decides, as only that goes on over a restart. It may be wrong: no wait
+    is longer than was meant.
+
+    Args:
+        clock: The clocks.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._end = Notifier()
+
+    def left_s(self, batch: StoredBatch) -> float:
+        """Seconds until an attempt is due; 0 if the clock was set back since."""
+        left_ms = batch.next_ms - self._clock.wall_ms()
+        return left_ms / 1000 if 0 < left_ms <= batch.wait_ms else 0.0
+
+    async def until_due(self, batch: StoredBatch) -> None:
+        """Wait until an attempt is due, or `end`."""
+        self._end.clear()
+        with trio.move_on_after(self.left_s(batch)):
+            while left_s := self.left_s(batch):
+                with trio.move_on_after(min(left_s, LOOK_S)):
+                    await self._end.wait()
+                    return
+
+    def end(self) -> None:
+        """Have the request that waits tried now, if one does."""
+        self._end.notify()
