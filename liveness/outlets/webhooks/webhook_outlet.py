@@ -57,7 +57,7 @@ def make_webhooks(config: Config, access: LogAccess) -> "list[WebhookOutlet]":
     except ImportError as error:
         raise StartError(
             f"webhooks need the package {error.name}, which is not installed: "
-            "pip install 'liveness[webhooks]', or remove [webhooks.…] from the settings"
+            "pip install 'liveness[sidecar,webhooks]', or remove [webhooks.…] from the settings"
         ) from None
     return [
         WebhookOutlet(name, settings, access)
