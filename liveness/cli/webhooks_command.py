@@ -1,4 +1,4 @@
-"""`liveness webhooks`: lists webhooks, tests one, shows and retries dead letters."""
+"""`liveness webhooks`: lists and tests webhooks; shows, retries and drops dead letters."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +39,14 @@ def webhook_line(webhook: Map) -> str:
         f"sent {webhook['sent']:,}",
         f"retries {webhook['retries']:,}",
         f"dead letters {webhook['dead_kept']:,}",
-        escaped(webhook["url"]),
     ]
+    counts = {
+        "missed": webhook["missed"],
+        "left out": webhook["damped"],
+        "settling": webhook["settling"],
+    }
+    parts += [f"{name} {count:,}" for name, count in counts.items() if count]
+    parts.append(escaped(webhook["url"]))
     if webhook["detail"]:
         parts.append(escaped(webhook["detail"]))
     return "  ".join(parts)
@@ -109,7 +115,7 @@ def _show_result(path: Path, result: Map, *, json: bool) -> int:
 command: Final = declared(
     "webhooks",
     "webhooks list",
-    help="List webhooks; test one, show its dead letters, send them again.",
+    help="List webhooks; test one, show its dead letters, send them again, drop them.",
 )
 
 Name = Annotated[str, Parameter(help="the webhook", metavar="NAME", converter=name_of)]
@@ -120,6 +126,13 @@ def _id_of(_kind: Any, tokens: Sequence[Token]) -> str:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) < 2**63):
         raise ValueError(f"{text!r:.80} is not a number that `webhooks dead` shows")
     return text
+
+
+LetterId = Annotated[
+    str | None,
+    Parameter(help="the number that `dead` shows", metavar="ID", converter=_id_of),
+]
+_ONE_OF: Final = "give either ID or --all NAME"
 
 
 @command.command(name="list", help_epilogue="Example: liveness webhooks list --json")
@@ -177,17 +190,14 @@ def dead_command(
 
 @command.command(name="retry", help_epilogue="Example: liveness webhooks retry 17")
 def retry_command(
-    id: Annotated[
-        str | None,
-        Parameter(help="the number that `dead` shows", metavar="ID", converter=_id_of),
-    ] = None,
+    id: LetterId = None,
     /,
     *,
     all: Annotated[
         str | None,
         Parameter(
-            help="all dead letters of this webhook, the oldest first, up to the first "
-            "that is not accepted",
+            help="all dead letters of this webhook, the oldest first, until the "
+            "receiver fails",
             metavar="NAME",
             converter=name_of,
         ),
@@ -206,21 +216,66 @@ def retry_command(
         case None, str():
             return _retry_all(path, all, json=json)
         case _:
-            raise CycloptsError(
-                msg="give either ID or --all NAME", command_chain=("webhooks", "retry")
-            )
+            raise CycloptsError(msg=_ONE_OF, command_chain=("webhooks", "retry"))
 
 
 def _retry_all(path: Path, name: str, *, json: bool) -> int:
-    accepted, is_over = 0, False
+    accepted = refused = 0
+    body, is_over = {"webhook": name}, False
     while not is_over:  # the sidecar ends each answer after a while
-        answer = _change(path, "retry-all", webhook=name)
+        answer = _change(path, "retry-all", **body)
         with _of_a_sidecar(path):
             accepted += int(answer["accepted"])
-            refused, left = answer["refused"], int(answer["left"])
-            is_over = refused is not None or not left or not answer["accepted"]
-            line = f"{escaped(name)}: {accepted:,} accepted, {left:,} left"
-            if refused is not None:
-                line += f"\ndead letter {refused['id']} was {result_line(refused)}"
-    print(ascii_json({**answer, "accepted": accepted}) if json else line)
+            refused += int(answer["refused"])
+            failed, left = answer["failed"], int(answer["left"])
+            is_over = answer["next"] is None
+            body["after"] = str(answer["next"])
+            line = (
+                f"{escaped(name)}: {accepted:,} accepted, {refused:,} refused, "
+                f"{left:,} left"
+            )
+            if failed is not None:
+                line += f"\ndead letter {failed['id']} was {result_line(failed)}"
+    total = {**answer, "accepted": accepted, "refused": refused}
+    print(ascii_json(total) if json else line)
     return REFUSED if left else 0
+
+
+@command.command(name="drop", help_epilogue="Example: liveness webhooks drop 17")
+def drop_command(
+    id: LetterId = None,
+    /,
+    *,
+    all: Annotated[
+        str | None,
+        Parameter(
+            help="all dead letters of this webhook, which need not be in the settings "
+            "any more",
+            metavar="NAME",
+            converter=name_of,
+        ),
+    ] = None,
+    yes: Annotated[bool, Parameter(help="with --all: do delete them")] = False,
+    socket: Socket = None,
+    json: Json = False,
+) -> None:
+    """Delete a dead letter for good, without sending it."""
+    path = socket_path(socket)
+    match id, all:
+        case str(), None:
+            answer = _change(path, "drop", id=id)
+        case None, str() if yes:
+            answer = _change(path, "drop-all", webhook=all)
+        case None, str():
+            raise CycloptsError(
+                msg=f"all dead letters of {all!r} would be lost for good: look at them "
+                "by `liveness webhooks dead`, then add --yes",
+                command_chain=("webhooks", "drop"),
+            )
+        case _:
+            raise CycloptsError(msg=_ONE_OF, command_chain=("webhooks", "drop"))
+    with _of_a_sidecar(path):
+        deleted = 1 if all is None else int(answer["deleted"])
+        left = int(answer["left"])
+        line = f"{escaped(answer['webhook'])}: {deleted:,} deleted, {left:,} left"
+    print(ascii_json(answer) if json else line)

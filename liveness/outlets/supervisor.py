@@ -20,6 +20,7 @@ from liveness.service.links.spools import Spools
 
 if TYPE_CHECKING:
     from liveness.outlets.cluster.publisher import Publisher
+    from liveness.outlets.webhooks.dead_letters import DeadLetters
     from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
 
 # The pause before an outlet that failed begins again.
@@ -39,6 +40,8 @@ def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets"
         StartError: An outlet's package is not installed, or what the settings of Kafka
             name cannot be used.
     """
+    from liveness.outlets.webhooks.dead_letters import DeadLetters
+
     # Each is imported when it is configured: without it, the sidecar starts sooner.
     cluster: Publisher | None = None
     if config.cluster.is_on:
@@ -68,6 +71,7 @@ def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets"
         retention_s=config.state.retention_s,
         cluster=cluster,
         webhooks=webhooks,
+        letters=DeadLetters(access.store),
     )
 
 
@@ -81,6 +85,7 @@ class Outlets:
             no longer in the settings.
         cluster: The outlet to other hosts, which has its place in the log in Redis.
         webhooks: Those of *outlets* that are webhooks.
+        letters: The dead letters in *store*.
     """
 
     def __init__(
@@ -91,8 +96,10 @@ class Outlets:
         retention_s: float,
         cluster: "Publisher | None" = None,
         webhooks: "Sequence[WebhookOutlet]" = (),
+        letters: "DeadLetters | None" = None,
     ) -> None:
         self.cluster = cluster
+        self.letters = letters
         self.webhooks = webhooks
         self.with_cursors = outlets
         self._store = store

@@ -208,7 +208,10 @@ class SidecarService:
             GuardApi(engine),
             UsersApi(engine, log_writer, wall_ms=self._clock.wall_ms),
             ClusterApi(self._cluster_questions),
-            WebhooksApi([] if self.outlets is None else self.outlets.webhooks),
+            WebhooksApi(
+                [] if self.outlets is None else self.outlets.webhooks,
+                None if self.outlets is None else self.outlets.letters,
+            ),
         )
 
     async def run(

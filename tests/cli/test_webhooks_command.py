@@ -17,7 +17,7 @@ WEBHOOK = {
     "outlet": "webhooks.mail", "state": "retrying", "since": 1_795_647_412_254,
     "detail": "status 500: \x1b", "lag_records": 1_203, "lag_s": 30.25, "sent": 81_204,
     "retries": 3, "dead": 2, "dead_kept": 1, "dead_deleted": 0, "damped": 0,
-    "settling_overflows": 0, "settling": 0,
+    "settling_overflows": 0, "settling": 0, "missed": 0,
 }  # fmt: skip
 RECORD = {
     "seq": 81, "kind": "offline", "uid": "int:9007199254740993", "gateway": "gw-1",
@@ -67,6 +67,10 @@ def test_a_list_has_a_line_for_each_webhook(admin: Admin, run: Any) -> None:
         "",
     )
     assert json.loads(run("list", "--json")[1]) == WEBHOOK
+    counted = {**WEBHOOK, "missed": 1_000, "damped": 640, "settling": 12}
+    admin.pages["/v1/webhooks"] = answer(webhooks=[counted])
+    counts = "dead letters 1  missed 1,000  left out 640  settling 12  https://"
+    assert counts in run("list")[1]
 
 
 def test_without_webhooks_the_list_says_so(admin: Admin, run: Any) -> None:
@@ -128,28 +132,38 @@ def test_a_dead_letter_is_retried_by_its_number(admin: Admin, run: Any) -> None:
 
 def test_all_are_retried_until_none_is_left(admin: Admin, run: Any) -> None:
     """The sidecar ends each answer after a while."""
-    pages = iter([(200, 40), (40, 0)])
+    pages = iter([(200, 1, 40, "217"), (39, 0, 1, None)])
 
     class Pages(dict[str, tuple[int, bytes]]):
         def __getitem__(self, page: str) -> tuple[int, bytes]:
             assert page == "/v1/webhooks/retry-all"
-            accepted, left = next(pages)
-            return answer(webhook="mail", accepted=accepted, left=left, refused=None)
+            accepted, refused, left, after = next(pages)
+            return answer(
+                webhook="mail", accepted=accepted, refused=refused, left=left,
+                failed=None, next=after,
+            )  # fmt: skip
 
     admin.pages = Pages()
-    assert run("retry", "--all", "mail") == (0, "mail: 240 accepted, 0 left\n", "")
-    assert [body for _, body in admin.asked] == [b'{"webhook": "mail"}'] * 2
+    told = "mail: 239 accepted, 1 refused, 1 left\n"
+    assert run("retry", "--all", "mail") == (1, told, "")
+    assert [body for _, body in admin.asked] == [
+        b'{"webhook": "mail"}',
+        b'{"webhook": "mail", "after": "217"}',
+    ]
 
 
-def test_a_retry_of_all_ends_at_the_first_that_is_not_accepted(
+def test_a_retry_of_all_says_at_which_the_receiver_failed(
     admin: Admin, run: Any
 ) -> None:
-    refused = {name: REFUSED[name] for name in REFUSED if name != "webhook"}
-    found = {"webhook": "mail", "accepted": 2, "left": 5, "refused": refused}
+    failed = {name: REFUSED[name] for name in REFUSED if name != "webhook"}
+    found = {
+        "webhook": "mail", "accepted": 2, "refused": 1, "left": 5, "failed": failed,
+        "next": None,
+    }  # fmt: skip
     admin.pages["/v1/webhooks/retry-all"] = answer(**found)
     assert run("retry", "--all", "mail") == (
         1,
-        "mail: 2 accepted, 5 left\n"
+        "mail: 2 accepted, 1 refused, 5 left\n"
         "dead letter 17 was not accepted: no answer after 10.000 s  "
         "it did not\\x1b answer within 10 s\n",
         "",
@@ -157,9 +171,31 @@ def test_a_retry_of_all_ends_at_the_first_that_is_not_accepted(
     assert json.loads(run("retry", "--all", "mail", "--json")[1]) == found
 
 
+def test_a_dead_letter_is_dropped_by_its_number(admin: Admin, run: Any) -> None:
+    found = {"webhook": "mail", "id": 17, "left": 3}
+    admin.pages["/v1/webhooks/drop"] = answer(**found)
+    assert run("drop", "17") == (0, "mail: 1 deleted, 3 left\n", "")
+    assert json.loads(run("drop", "17", "--json")[1]) == found
+    assert admin.asked == [("/v1/webhooks/drop", b'{"id": "17"}')] * 2
+
+
+def test_all_are_dropped_only_with_yes(admin: Admin, run: Any) -> None:
+    found = {"webhook": "mail", "deleted": 1_200, "left": 0}
+    admin.pages["/v1/webhooks/drop-all"] = answer(**found)
+    code, shown, said = run("drop", "--all", "mail")
+    assert (code, shown, admin.asked) == (2, "", [])
+    assert said.startswith(
+        "liveness: all dead letters of 'mail' would be lost for good"
+    )
+    told = "mail: 1,200 deleted, 0 left\n"
+    assert run("drop", "--all", "mail", "--yes") == (0, told, "")
+    assert admin.asked == [("/v1/webhooks/drop-all", b'{"webhook": "mail"}')]
+
+
+@pytest.mark.parametrize("what", ["retry", "drop"])
 @pytest.mark.parametrize("given", [[], ["17", "--all", "mail"]], ids=["none", "both"])
-def test_a_retry_needs_one_of_both(run: Any, given: list[str]) -> None:
-    code, _, said = run("retry", *given)
+def test_one_of_both_is_needed(run: Any, what: str, given: list[str]) -> None:
+    code, _, said = run(what, *given)
     assert code == 2
     assert said.startswith("liveness: give either ID or --all NAME; see `")
 
@@ -182,9 +218,9 @@ def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> Non
 def test_another_program_is_no_liveness_sidecar(
     admin: Admin, run: Any, body: bytes
 ) -> None:
-    pages = ("", "/test", "/dead?limit=100", "/retry", "/retry-all")
+    pages = ("", "/test", "/dead?limit=100", "/retry", "/retry-all", "/drop")
     admin.pages = {f"/v1/webhooks{page}": (200, body) for page in pages}
-    for line in ("list", "test a", "dead", "retry 1", "retry --all a"):
+    for line in ("list", "test a", "dead", "retry 1", "retry --all a", "drop 1"):
         code, shown, said = run(*line.split())
         assert (code, shown) == (1, ""), line
         assert "is not a liveness sidecar: name the right socket with" in said

@@ -256,6 +256,8 @@ COMMAND_LINES: Final = [
     Mistake("release of a gateway without a name", "guard release ''", 2, "…'' is no name: …; see `liveness guard release --help`"),
     Mistake("dead letter that none can be", "webhooks retry 0", 2, "…'0' is not a number that `webhooks dead` shows; see `liveness webhooks retry --help`"),
     Mistake("nothing to retry", "webhooks retry", 2, "give either ID or --all NAME; see `liveness webhooks retry --help`"),
+    Mistake("nothing to drop", "webhooks drop", 2, "give either ID or --all NAME; see `liveness webhooks drop --help`"),
+    Mistake("all to drop without a yes", "webhooks drop --all mail", 2, "all dead letters of 'mail' would be lost for good: look at them by `liveness webhooks dead`, then add --yes; see `liveness webhooks drop --help`"),
     Mistake("flags of which one is too many", "status --quiet --watch", 2, "Mutually exclusive arguments: {--quiet, --watch}; see `liveness status --help`"),
     Mistake("forms of which one is too many", "log --json --csv", 2, "--json and --csv exclude each other: choose one; see `liveness log --help`"),
     Mistake("time that is none", "log --since yesterday", 2, "…--since: 'yesterday' is not a time: write 2026-11-21T14:03, 14:03, or 15min for 15 minutes ago; see `liveness log --help`"),
@@ -451,6 +453,8 @@ CLIENTS: Final = [
     Mistake("gateway that the guard does not hold", "guard release gw-a --socket {open}/gateway.sock", 1, "no users of 'gw-a' are held by a storm; `liveness status` shows the storms"),
     Mistake("webhook that there is none", "webhooks test mail --socket {live}/gateway.sock", 1, "there is no webhook 'mail'; the settings have no [webhooks.NAME]"),
     Mistake("dead letter that there is none", "webhooks retry 17 --socket {live}/gateway.sock", 1, "there is no dead letter 17: `liveness webhooks dead` shows those that there are"),
+    Mistake("dead letters to drop of no webhook", "webhooks drop --all mail --yes --socket {live}/gateway.sock", 1, "there is no webhook 'mail'; the settings have no [webhooks.NAME]"),
+    Mistake("dead letter to drop without a sidecar", "webhooks drop 17 --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("webhook to retry without a sidecar", "webhooks retry --all mail --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("recorder in the sidecar's place", "record {here}/s --to {here}/s", 1, "{here}/s is the sidecar's own socket: name another PATH, and have a gateway connect there"),
     Mistake("recorder at a live socket", "record {live}/gateway.sock --to {here}/s", 1, "socket {live}/gateway.sock: another process serves there; stop it or name another PATH"),
@@ -473,7 +477,14 @@ CLIENTS: Final = [
 
 
 # Commands with `--socket` that have rows of their own.
-OTHERS: Final = {"serve", "explain", "compare", "replay", "webhooks retry"}
+OTHERS: Final = {
+    "serve",
+    "explain",
+    "compare",
+    "replay",
+    "webhooks retry",
+    "webhooks drop",
+}
 
 
 def _without_a_sidecar() -> Iterator[Mistake]:
@@ -679,6 +690,9 @@ EXCUSED: Final = {
     "config/sources.py:loaded": "all that the sources have: tests/config/test_settings.py",
     "outlets/webhooks/webhook_outlet.py:make_webhooks": "takes a missing package: tests/outlets/webhooks/test_webhook_outlet.py",
     "outlets/webhooks/webhook_outlet.py:_check_open": "takes a database that cannot be opened: the same tests",
+    "outlets/webhooks/webhook_outlet.py:retry": "takes a disk that refuses: tests/service/http/test_webhooks_api.py",
+    "outlets/webhooks/dead_letters.py:drop_all": "the same tests",
+    "outlets/webhooks/dead_letters.py:_check_open": "takes a database that cannot be opened: the same tests",
     "outlets/webhooks/sender.py:_tls_context": "of [webhooks.NAME]: the same tests",
     "outlets/webhooks/sender.py:_check": "shown by `status`: tests/outlets/webhooks/test_webhook_sender.py",
     "outlets/webhooks/signing.py:_secrets": "of [webhooks.NAME]: tests/outlets/webhooks/test_signing.py",

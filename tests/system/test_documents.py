@@ -333,7 +333,7 @@ def test_the_receiver_of_the_manual_gets_what_is_signed_with_its_secret(
             assert re.match("try: accepted: status 204 after", told)
             running.shows("^liveness.offline ada$")
         told = run("liveness webhooks retry --all try", environ)
-        assert told == "try: 0 accepted, 0 left\n"
+        assert told == "try: 0 accepted, 0 refused, 0 left\n"
 
 
 TESTS: Final = blocks("docs/testing.md", "python")

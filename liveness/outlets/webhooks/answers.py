@@ -49,8 +49,11 @@ class PostAnswer(NamedTuple):
     @property
     def result(self) -> SendResult:
         """As it is shown to a person."""
-        is_accepted = self.outcome is PostOutcome.ACCEPTED
-        return SendResult(is_accepted, self.status, self.text, self.seconds)
+        outcome = self.outcome
+        return SendResult(
+            outcome is PostOutcome.ACCEPTED, self.status, self.text, self.seconds,
+            outcome is PostOutcome.REFUSED,
+        )  # fmt: skip
 
     @property
     def short(self) -> str:

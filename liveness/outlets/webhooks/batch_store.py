@@ -146,13 +146,6 @@ def count_letters(db: sqlite3.Connection, outlet: str) -> int:
     return int(count)
 
 
-def oldest_letter(db: sqlite3.Connection, outlet: str) -> int | None:
-    """The number of the oldest dead letter of an outlet; None: there is none."""
-    query = "select min(number) from dead where outlet = ?"
-    found: tuple[int | None] = db.execute(query, [outlet]).fetchone()
-    return found[0]
-
-
 def letters(
     db: sqlite3.Connection, outlet: str, *, before: int | None, limit: int
 ) -> list[DeadLetter]:
@@ -169,3 +162,51 @@ def delete_letter(db: sqlite3.Connection, outlet: str, number: int) -> int:
     """Delete a dead letter; return how many there still are."""
     db.execute("delete from dead where outlet = ? and number = ?", [outlet, number])
     return count_letters(db, outlet)
+
+
+def next_letter(db: sqlite3.Connection, outlet: str, after: int) -> int | None:
+    """The lowest number of an outlet's dead letters above another; None: there is none."""
+    query = "select min(number) from dead where outlet = ? and number > ?"
+    found: tuple[int | None] = db.execute(query, [outlet, after]).fetchone()
+    return found[0]
+
+
+def newest_letter(db: sqlite3.Connection, outlet: str) -> int:
+    """The highest number of an outlet's dead letters; 0: there is none."""
+    query = "select max(number) from dead where outlet = ?"
+    (found,) = db.execute(query, [outlet]).fetchone()
+    return found or 0
+
+
+def letters_of_all(
+    db: sqlite3.Connection, *, before: int, limit: int
+) -> list[tuple[str, DeadLetter]]:
+    """The dead letters of all outlets below a number, the newest first; their outlets."""
+    found = db.execute(
+        f"select outlet, {_LETTER} from dead where number < ? "
+        "order by number desc limit ?",
+        [before, limit],
+    )
+    return [(outlet, DeadLetter(*row)) for outlet, *row in found]
+
+
+def outlet_of_letter(db: sqlite3.Connection, number: int) -> str | None:
+    """Which outlet has a dead letter; None: there is no such letter."""
+    found = db.execute("select outlet from dead where number = ?", [number]).fetchone()
+    return None if found is None else str(found[0])
+
+
+def delete_letters(
+    db: sqlite3.Connection, outlet: str, until: int, most: int
+) -> tuple[int, int]:
+    """Delete some of an outlet's dead letters up to a number.
+
+    Returns:
+        How many, and how many the outlet still has.
+    """
+    deleted = db.execute(
+        "delete from dead where number in (select number from dead "
+        "where outlet = ? and number <= ? limit ?)",
+        [outlet, until, most],
+    ).rowcount
+    return deleted, count_letters(db, outlet)

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from liveness.errors import StateError
+
 
 class SendResult(NamedTuple):
     """What came of one request."""
@@ -10,6 +12,11 @@ class SendResult(NamedTuple):
     status: int | None  # of HTTP; None: there was no answer
     answer: str  # the beginning of the answer's body, or why there was none
     seconds: float
+    is_refused: bool = False  # the receiver does not want the record; else it failed
+
+
+class Unfinished(StateError):
+    """A part was done, and the disk refuses the rest; the text says both."""
 
 
 class DeadLetter(NamedTuple):

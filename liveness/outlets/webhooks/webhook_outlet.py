@@ -33,7 +33,7 @@ from liveness.outlets.webhooks.cloud_events import (
     joined,
     record_of_json,
 )
-from liveness.outlets.webhooks.results import DeadLetter, SendResult
+from liveness.outlets.webhooks.results import DeadLetter, SendResult, Unfinished
 from liveness.outlets.webhooks.retry_ladder import asked_wait_s, next_try
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 
@@ -141,16 +141,20 @@ class WebhookOutlet:
         find = partial(batch_store.letters, before=before, limit=limit)
         return await self._access.store.run(lambda db: find(db, self.name))
 
-    async def oldest_dead(self) -> int | None:
-        """The number of the oldest dead letter of this outlet; None: there is none.
+    async def next_dead(self, after: int) -> int | None:
+        """The number of this outlet's oldest dead letter above a number; None: no more.
 
         Raises:
             StateError: The database is not open.
             sqlite3.Error: It cannot be read now.
         """
         self._check_open()
-        oldest = batch_store.oldest_letter
-        return await self._access.store.run(lambda db: oldest(db, self.name))
+        find = batch_store.next_letter
+        return await self._access.store.run(lambda db: find(db, self.name, after))
+
+    def note_dead(self, kept: int) -> None:
+        """Note how many dead letters are kept, after some were deleted by hand."""
+        self._status.dead_kept = kept
 
     async def retry(self, number: int) -> SendResult | None:
         """Post a dead letter alone, now; delete it if it is accepted.
@@ -162,7 +166,8 @@ class WebhookOutlet:
 
         Raises:
             StateError: The database is not open.
-            sqlite3.Error: It cannot be read or written now.
+            Unfinished: It is accepted, and cannot be deleted now.
+            sqlite3.Error: The database cannot be read now.
         """
         found = await self.dead_letters(before=number + 1, limit=1)
         if not found or found[0].number != number:
@@ -182,9 +187,16 @@ class WebhookOutlet:
         if result.is_accepted:
             delete = batch_store.delete_letter
             self._status.sent += 1
-            self._status.dead_kept = await self._access.store.run(
-                lambda db: delete(db, self.name, number)
-            )
+            try:
+                self._status.dead_kept = await self._access.store.run(
+                    lambda db: delete(db, self.name, number)
+                )
+            except (OSError, sqlite3.Error) as error:
+                raise Unfinished(
+                    f"the receiver has accepted the dead letter {number}, and it cannot "
+                    f"be deleted ({error}): another retry sends it again; free the disk, "
+                    f"then `liveness webhooks drop {number}`"
+                ) from error
         return result
 
     async def _post_alone(self, event: str) -> SendResult:

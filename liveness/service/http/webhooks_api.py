@@ -5,6 +5,8 @@
     POST /v1/webhooks/test        {"webhook": …}: sends a test event
     POST /v1/webhooks/retry       {"id": …}: sends a dead letter again
     POST /v1/webhooks/retry-all   {"webhook": …}: all of a webhook, the oldest first
+    POST /v1/webhooks/drop        {"id": …}: deletes a dead letter for good
+    POST /v1/webhooks/drop-all    {"webhook": …}: all of a webhook
 
 A request to a receiver is made while the client waits, for the webhook's `timeout_s` at
 most. A receiver that fails is no error here: the answer says `"accepted": false`, and why.
@@ -24,7 +26,7 @@ from starlette.routing import Route
 from liveness.core.records import KINDS
 from liveness.core.uids import MAX_INTEGER
 from liveness.errors import LivenessError
-from liveness.outlets.webhooks.results import DeadLetter, SendResult
+from liveness.outlets.webhooks.results import DeadLetter, SendResult, Unfinished
 from liveness.service.http.api import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -38,6 +40,7 @@ from liveness.service.http.api import (
 )
 
 if TYPE_CHECKING:
+    from liveness.outlets.webhooks.dead_letters import DeadLetters
     from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
 
 # `retry-all` begins no further request after this time.
@@ -53,16 +56,20 @@ class WebhooksApi:
 
     Args:
         webhooks: All that the settings name.
+        letters: The dead letters, also of others; None: the settings name no outlet.
     """
 
-    def __init__(self, webhooks: "Sequence[WebhookOutlet]") -> None:
+    def __init__(
+        self, webhooks: "Sequence[WebhookOutlet]", letters: "DeadLetters | None"
+    ) -> None:
+        self._letters = letters
         self._webhooks = {
             webhook.name.removeprefix("webhooks."): webhook for webhook in webhooks
         }
-        self._retrying = set[str]()
+        self._changing = set[str]()
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes for a listener; those that send something only if *may_change*."""
+        """The routes for a listener; those that change something only if *may_change*."""
         limiter = trio.CapacityLimiter(PAGES_AT_ONCE)
         routes = [
             Route("/v1/webhooks", answering(self._list), methods=["GET"]),
@@ -79,6 +86,8 @@ class WebhooksApi:
                     ("test", self._test),
                     ("retry", self._retry),
                     ("retry-all", self._retry_all),
+                    ("drop", self._drop),
+                    ("drop-all", self._drop_all),
                 )
             ]
         return routes
@@ -92,19 +101,15 @@ class WebhooksApi:
         query = query_of(request, "webhook", "before", "limit")
         limit = number_in(query, "limit", DEFAULT_LIMIT, MAX_LIMIT)
         before = number_in(query, "before", MAX_INTEGER, MAX_INTEGER)
-        names = [*self._webhooks]
-        if "webhook" in query:
-            self._named(query["webhook"])
-            names = [query["webhook"]]
-        page = list[tuple[DeadLetter, str]]()
-        for name in names:  # after each, only a page of them stays in memory
-            letters = self._named(name).dead_letters(before, limit + 1)
-            page += [(letter, name) for letter in await _answered(letters)]
-            page.sort(reverse=True)
-            del page[limit + 1 :]
+        name = query.get("webhook")
+        page = list[tuple[str, DeadLetter]]()
+        if self._letters is not None:
+            page = await _answered(self._letters.page(name, before, limit + 1))
+        if name is not None and not page:
+            self._named(name)
         has_more = len(page) > limit
-        shown = ", ".join(_letter(letter, name) for letter, name in page[:limit])
-        following = json.dumps(str(page[limit - 1][0].number) if has_more else None)
+        shown = ", ".join(_letter(letter, name) for name, letter in page[:limit])
+        following = json.dumps(str(page[limit - 1][1].number) if has_more else None)
         return json_text(f'{{"dead": [{shown}], "next": {following}}}')
 
     async def _test(self, request: Request) -> Response:
@@ -114,56 +119,105 @@ class WebhooksApi:
 
     async def _retry(self, request: Request) -> Response:
         body = await body_of(request, "id")
-        # The one above it must be an integer of SQLite's, too.
-        number = number_in(body, "id", 0, MAX_INTEGER - 1, where="body")
+        number = _letter_number(body)
         name = await self._owner_of(number)
+        webhook = self._webhooks.get(name)
+        if webhook is None:
+            raise ApiError(
+                409,
+                f"the dead letter {number} is of the webhook {name!r}, which is not in the "
+                f"settings: put [webhooks.{name}] back to send it, or drop it",
+            )
         with self._alone(name):
-            result = await _answered(self._webhooks[name].retry(number))
+            result = await _answered(webhook.retry(number))
         if result is None:
             raise _no_letter(number)
         return JSONResponse({"webhook": name, "id": number, **_result(result)})
 
     async def _retry_all(self, request: Request) -> Response:
-        name = (await body_of(request, "webhook"))["webhook"]
+        body = await body_of(request, "webhook", optional="after")
+        name = body["webhook"]
         webhook = self._named(name)
-        accepted, refused = 0, None
+        number: int | None = number_in(body, "after", 0, MAX_INTEGER, where="body")
+        accepted, refused, failed = 0, 0, None
         until = trio.current_time() + RETRY_ALL_S
         with self._alone(name):
-            while refused is None and trio.current_time() < until:
-                number = await _answered(webhook.oldest_dead())
-                if number is None:
-                    break
-                result = await _answered(webhook.retry(number))
+            while failed is None and trio.current_time() < until:
+                assert number is not None
+                try:
+                    number = await webhook.next_dead(number)
+                    if number is None:
+                        break
+                    result = await webhook.retry(number)
+                except (OSError, sqlite3.Error, LivenessError) as error:
+                    before = (
+                        f"{accepted} were accepted and {refused} refused before that"
+                    )
+                    raise ApiError(503, f"{error}; {before}") from error
                 if result is None:  # it was deleted meanwhile, to make room
                     continue
                 if result.is_accepted:
                     accepted += 1
+                elif result.is_refused:
+                    refused += 1
                 else:
-                    refused = {"id": number, **_result(result)}
-        left = webhook.now().dead_kept
+                    failed = {"id": number, **_result(result)}
+        is_over = number is None or failed is not None
         return JSONResponse(
-            {"webhook": name, "accepted": accepted, "left": left, "refused": refused}
+            {
+                "webhook": name,
+                "accepted": accepted,
+                "refused": refused,
+                "left": webhook.now().dead_kept,
+                "failed": failed,
+                "next": None if is_over else str(number),
+            }
         )
+
+    async def _drop(self, request: Request) -> Response:
+        number = _letter_number(await body_of(request, "id"))
+        name = await self._owner_of(number)
+        assert self._letters is not None
+        with self._alone(name):
+            left = await _answered(self._letters.drop(name, number))
+            self._note_dead(name, left)
+        return JSONResponse({"webhook": name, "id": number, "left": left})
+
+    async def _drop_all(self, request: Request) -> Response:
+        name = (await body_of(request, "webhook"))["webhook"]
+        deleted = left = 0
+        if self._letters is not None:
+            with self._alone(name):
+                deleted, left = await _answered(self._letters.drop_all(name))
+                self._note_dead(name, left)
+        if not deleted:
+            self._named(name)
+        return JSONResponse({"webhook": name, "deleted": deleted, "left": left})
+
+    def _note_dead(self, name: str, kept: int) -> None:
+        if name in self._webhooks:
+            self._webhooks[name].note_dead(kept)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Have one retry of a webhook at a time: no letter is sent twice at once."""
-        if name in self._retrying:
-            message = f"dead letters of the webhook {name!r} are being sent already"
-            raise ApiError(409, f"{message}; try again when that has ended")
-        self._retrying.add(name)
+        """Have one change of a webhook at a time: no letter is sent twice at once."""
+        if name in self._changing:
+            message = f"dead letters of the webhook {name!r} are being sent or dropped"
+            raise ApiError(409, f"{message} already; try again when that has ended")
+        self._changing.add(name)
         try:
             yield
         finally:
-            self._retrying.remove(name)
+            self._changing.remove(name)
 
     async def _owner_of(self, number: int) -> str:
         """The name of the webhook that has a dead letter."""
-        for name, webhook in self._webhooks.items():
-            found = await _answered(webhook.dead_letters(number + 1, 1))
-            if found and found[0].number == number:
-                return name
-        raise _no_letter(number)
+        name = None
+        if self._letters is not None:
+            name = await _answered(self._letters.owner(number))
+        if name is None:
+            raise _no_letter(number)
+        return name
 
     def _named(self, name: str) -> "WebhookOutlet":
         found = self._webhooks.get(name)
@@ -183,8 +237,16 @@ async def _answered(call: Awaitable[T]) -> T:
     """
     try:
         return await call
+    except Unfinished as error:
+        raise ApiError(503, str(error)) from error
     except (OSError, sqlite3.Error, LivenessError) as error:
         raise ApiError(503, f"{error}; nothing was changed, ask again") from error
+
+
+def _letter_number(body: dict[str, str]) -> int:
+    """The number of a dead letter, in a body."""
+    # The one above it must be an integer of SQLite's, too.
+    return number_in(body, "id", 0, MAX_INTEGER - 1, where="body")
 
 
 def _no_letter(number: int) -> ApiError:

@@ -1,8 +1,8 @@
 """What an operator sees of webhooks over HTTP, and sends by hand; time is virtual."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.metrics import DOORS
+from liveness.outlets.webhooks import dead_letters
 from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
 from liveness.service.http import webhooks_api
 from tests.outlets.webhooks.receiver import (
@@ -27,6 +28,7 @@ from tests.service.http.test_routes import schema_of, validate
 from tests.service.rig import Caller, running
 
 WEBHOOKS: Final = "/v1/webhooks"
+BUSY: Final = answering(503, b"later")
 REFUSING: Final = answering(422, b"no")
 
 
@@ -45,6 +47,18 @@ class Scene(NamedTuple):
 
     def dead(self, name: str) -> int:
         return self.webhooks[f"webhooks.{name}"].now().dead_kept
+
+    @contextmanager
+    def undeletable(self) -> Iterator[None]:
+        """For as long as it is open, SQLite deletes no dead letter."""
+        outlets = self.doors.rig.sidecar.outlets
+        assert outlets is not None
+        database = outlets._store._db
+        assert database is not None
+        refuse = "begin select raise(abort, 'no'); end"
+        database.execute(f"create temp trigger full before delete on dead {refuse}")
+        yield
+        database.execute("drop trigger full")
 
     async def refuse(self, *users: str) -> None:
         """Have the receiver refuse an online of each of these users, in both webhooks."""
@@ -66,12 +80,12 @@ class Scene(NamedTuple):
 
 
 @asynccontextmanager
-async def scene(folder: Path) -> AsyncIterator[Scene]:
+async def scene(folder: Path, *names: str) -> AsyncIterator[Scene]:
     async with receiving() as receiver:
         settings = WebhookSettings(
             url=receiver.url, secret=SECRET, kinds="online", timeout_s=5, retry=""
         )
-        webhooks = {"mail": settings, "other": settings}
+        webhooks = dict.fromkeys(names or ("mail", "other"), settings)
         async with running(folder, webhooks=webhooks) as rig:
             yield Scene(Doors(rig), receiver, await rig.gateway("g"))
 
@@ -81,6 +95,14 @@ async def ids(scene: Scene, **query: str) -> list[int]:
 
 
 DEAD: Final = f"{WEBHOOKS}/dead"
+
+
+def by_id_and_name(what: str, letter: int) -> list[tuple[str, dict[str, Any]]]:
+    """Requests for one dead letter, and for all of `mail`."""
+    return [(what, {"id": str(letter)}), (f"{what}-all", MAIL)]
+
+
+MAIL: Final[dict[str, Any]] = {"webhook": "mail"}
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -137,8 +159,24 @@ async def test_a_test_says_what_the_receiver_answered(
         ("retry", {"id": str(2**63 - 2)}, "no dead letter 9223372036854775806: "),
         ("retry", {"id": str(2**63 - 1)}, "id is '9223372036854775807' in the body; "),
         ("retry", {"webhook": "mail"}, "the body must be JSON with exactly these keys"),
+        ("retry-all", {"webhook": "mail", "x": "1"}, ', and "after" if need be'),
+        ("retry-all", {"webhook": "mail", "after": "x"}, "after is 'x' in the body"),
+        ("drop", {"id": "17"}, "no dead letter 17: `liveness webhooks dead` shows"),
+        ("drop-all", {"webhook": "mial"}, "no webhook 'mial'; there are mail, other"),
     ],
-    ids=["name", "empty", "id", "text", "most", "above", "key"],
+    ids=[
+        "name",
+        "empty",
+        "id",
+        "text",
+        "most",
+        "above",
+        "key",
+        "other",
+        "after",
+        "drop",
+        "all",
+    ],
 )
 async def test_what_does_not_exist_is_refused(
     tmp_path: Path, jumping: MockClock, what: str, body: dict[str, str], told: str
@@ -201,22 +239,109 @@ async def test_a_dead_letter_is_deleted_once_it_is_accepted(
         await here.post("retry", 404, id=str(letter["id"]))
 
 
-async def test_all_are_retried_oldest_first_up_to_the_first_refused(
+async def test_all_are_retried_oldest_first_until_the_receiver_fails(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     async with scene(tmp_path) as here:
         await here.refuse("a", "b", "c", "d")
         dead = await ids(here, webhook="mail")
-        here.receiver.next.extend([OK, REFUSING])
+        here.receiver.next.extend([OK, REFUSING, BUSY])
         answer = await here.post("retry-all", webhook="mail")
-        assert (answer["accepted"], answer["left"]) == (1, 3)
-        assert answer["refused"]["id"] == dead[-2]
-        assert answer["refused"]["status"] == 422
+        failed = answer.pop("failed")
+        assert (failed["id"], failed["status"]) == (dead[-3], 503)
+        counts = {"accepted": 1, "refused": 1, "left": 3, "next": None}
+        assert answer == {"webhook": "mail", **counts}
+        here.receiver.next.append(REFUSING)
         answer = await here.post("retry-all", webhook="mail")
-        assert answer == {"webhook": "mail", "accepted": 3, "left": 0, "refused": None}
+        counts = {"accepted": 2, "refused": 1, "left": 1, "next": None}
+        assert answer == {"webhook": "mail", **counts, "failed": None}
         users = [it.events[0]["data"]["uid"] for it in here.receiver.received]
-        assert users == ["a", "b", "b", "c", "d"]
+        assert users == ["a", "b", "c", "b", "c", "d"]
         assert len(await ids(here, webhook="other")) == 4
+
+
+async def test_what_the_disk_refuses_after_an_accepted_request_is_said(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with scene(tmp_path) as here:
+        await here.refuse("a")
+        (letter,) = await ids(here, webhook="mail")
+        with here.undeletable():
+            for what, body in by_id_and_name("retry", letter):
+                error = (await here.post(what, 503, **body))["error"]
+                told = (
+                    f"the receiver has accepted the dead letter {letter}, and it cannot"
+                )
+                assert error.startswith(told)
+                assert "nothing was changed" not in error
+            error = (await here.post("drop", 503, id=str(letter)))["error"]
+            assert error.endswith("; nothing was changed, ask again")
+            error = (await here.post("drop-all", 503, **MAIL))["error"]
+            assert error.endswith("; 0 dead letters were deleted, ask again")
+        assert len(here.receiver.received) == 2
+        assert await ids(here, webhook="mail") == [letter]
+
+
+async def test_dropped_letters_are_gone_and_their_numbers_are_not_used_again(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "DELETED_AT_ONCE", 2)
+    async with scene(tmp_path) as here:
+        await here.refuse("a", "b", "c", "d", "e", "f")
+        newest, *others = await ids(here)
+        owner = "mail" if newest in await ids(here, webhook="mail") else "other"
+        answer = await here.post("drop", id=str(newest))
+        assert answer == {"webhook": owner, "id": newest, "left": 5}
+        await here.post("drop", 404, id=str(newest))
+        assert (await ids(here), here.dead(owner)) == (others, 5)
+        kept = await ids(here, webhook="other")
+        answer = await here.post("drop-all", **MAIL)
+        assert answer == {"webhook": "mail", "deleted": 11 - len(kept), "left": 0}
+        assert (await ids(here), here.dead("mail")) == (kept, 0)
+        assert (await here.post("drop-all", **MAIL))["deleted"] == 0
+        await here.post("drop-all", webhook="other")
+        assert not here.receiver.received
+        await here.refuse("g")
+        assert await ids(here) == [newest + 2, newest + 1]
+
+
+async def test_letters_of_a_removed_webhook_are_shown_and_dropped_but_not_sent(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with scene(tmp_path) as here:
+        await here.refuse("a")
+    async with scene(tmp_path, "new") as here:
+        assert {row["webhook"] for row in await here.doors.listed(DEAD)} == {
+            "mail",
+            "other",
+        }
+        (letter,) = await ids(here, webhook="mail")
+        error = (await here.post("retry", 409, id=str(letter)))["error"]
+        assert "is of the webhook 'mail', which is not in the settings" in error
+        await here.post("retry-all", 404, **MAIL)
+        answer = await here.post("drop", id=str(letter))
+        assert answer == {"webhook": "mail", "id": letter, "left": 0}
+        await here.post("drop-all", 404, **MAIL)
+        assert (await here.post("drop-all", webhook="other"))["deleted"] == 1
+        assert await ids(here) == []
+
+
+async def test_a_drop_waits_for_no_retry(tmp_path: Path, jumping: MockClock) -> None:
+    async with scene(tmp_path) as here:
+        await here.refuse("a")
+        (letter,) = await ids(here, webhook="mail")
+        here.receiver.usually = hanging
+        async with trio.open_nursery() as nursery:
+
+            async def retry() -> None:
+                await here.post("retry-all", **MAIL)
+
+            nursery.start_soon(retry)
+            await trio.sleep(1)
+            for what, body in by_id_and_name("drop", letter):
+                refusal = await here.post(what, 409, **body)
+                assert "are being sent or dropped already" in refusal["error"]
+        assert await ids(here, webhook="mail") == [letter]
 
 
 async def test_a_retry_of_all_ends_after_a_while_and_is_alone(
@@ -239,13 +364,15 @@ async def test_a_retry_of_all_ends_after_a_while_and_is_alone(
             nursery.start_soon(retry)
             await trio.sleep(1)
             refusal = await here.post("retry-all", 409, webhook="mail")
-            assert "are being sent already" in refusal["error"]
+            assert "are being sent or dropped already" in refusal["error"]
             await here.post("test", webhook="mail")
             await here.post("retry", id=str((await ids(here, webhook="other"))[0]))
         (answer,) = answers
         accepted = webhooks_api.RETRY_ALL_S / 4
         assert (answer["accepted"], answer["left"]) == (accepted, 20 - accepted)
-        assert answer["refused"] is None
+        assert (answer["refused"], answer["failed"]) == (0, None)
+        rest = await here.post("retry-all", webhook="mail", after=answer["next"])
+        assert rest["accepted"] == accepted
 
 
 async def test_while_the_database_is_not_open_it_says_so(
