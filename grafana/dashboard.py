@@ -739,7 +739,7 @@ def outlets() -> list[Panel]:
                 "Dead letters",
                 "Records that became dead letters, how many of them are kept, and "
                 "how many were deleted, as there were more than max_dead. Delivery goes on "
-                "without them. See LivenessOutletDead.",
+                "without them. See LivenessOutletDead, LivenessOutletDeadDeleted.",
                 query(increase(own, "liveness_outlet_records_dead_total"), named),
                 query(by(own, "liveness_outlet_dead_letters"), f"{named} kept"),
                 query(
