@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -9,8 +10,11 @@ from typing import Final
 import liveness.compiled  # noqa: F401  # refuses a wrong LIVENESS_PURE_WHEEL, as `serve` does
 from liveness.cli.options import ConfigFile, declared
 from liveness.config.schema import Setting
+from liveness.config.secret_file import NotReadable
+from liveness.config.settings import Config
 from liveness.config.sources import Loaded, load
 from liveness.console.terminal import report_line
+from liveness.errors import ConfigError, StartError
 
 
 def effective(loaded: Loaded) -> str:
@@ -46,6 +50,28 @@ def _hidden(setting: Setting, given: object) -> str:
     return f"{setting.key} is set, and not shown"
 
 
+def outlet_faults(config: Config) -> Iterator[StartError]:
+    """What a start would find wrong with the outlets' files and client settings."""
+    # Imported when one is configured, as `serve` does.
+    if config.webhooks:
+        missing = [it for it in ("httpx2", "standardwebhooks") if find_spec(it) is None]
+        if missing:
+            report_line(
+                f"the package {missing[0]} is not installed here: the files of webhooks "
+                "were not checked"
+            )
+        else:
+            from liveness.outlets.webhooks.webhook_check import check_webhook
+
+            for name, webhook in config.webhooks.items():
+                yield from check_webhook(name, webhook)
+    if config.kafka:
+        from liveness.outlets.kafka.kafka_check import check_kafka
+
+        for name, kafka in config.kafka.items():
+            yield from check_kafka(name, kafka)
+
+
 def _toml(value: object) -> str:
     if value is None:
         return '""'
@@ -65,8 +91,23 @@ command: Final = declared("check-config", "check-config --config liveness.toml")
 
 @command.default
 def show_settings(*, config: ConfigFile = None) -> None:
-    """Print the settings in effect and the source of each; start nothing."""
+    """Print the settings in effect and the source of each; start nothing.
+
+    Then try the files and client settings of outlets, and say what is wrong.
+    """
     loaded = load(file=None if config is None else Path(config))
     for text in loaded.ignored:
         report_line(text)
-    print(effective(loaded), end="")
+    print(effective(loaded), end="", flush=True)
+    if loaded.config.kafka:
+        from liveness.service.common import logs
+
+        logs.configure("text", "error")  # of librdkafka: stdout has the settings
+    faults = list[str]()
+    for fault in outlet_faults(loaded.config):
+        if isinstance(fault, NotReadable):
+            report_line(f"{fault}, unless the sidecar runs as another user")
+        else:
+            faults.append(str(fault))
+    if faults:
+        raise ConfigError(*faults)

@@ -10,6 +10,10 @@ from liveness.errors import StartError
 MAX_BYTES: Final = 4_096  # far more than any secret has
 
 
+class NotReadable(StartError):
+    """This user may not read a file; another one may."""
+
+
 class SecretFile(NamedTuple):
     """The file of a setting, which only its owner and group may read."""
 
@@ -25,6 +29,9 @@ class SecretFile(NamedTuple):
         """
         try:
             data, mode = self._read()
+        except PermissionError as error:
+            why = f"cannot be read ({error.strerror}); correct the path or its mode"
+            raise NotReadable(str(self.refused(why))) from None
         except OSError as error:
             why = f"cannot be read ({error.strerror}); correct the path or its mode"
             raise self.refused(why) from None

@@ -1,6 +1,7 @@
 """The settings of outlets: sections with names, in the settings file alone."""
 
 import base64
+import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from liveness.cli.check_config import effective
+from liveness.cli.check_config import effective, outlet_faults
 from liveness.config.outlet_settings import (
     MOST_OUTLETS,
     OUTLETS,
@@ -21,11 +22,13 @@ from liveness.config.outlet_settings import (
     WebhookSettings,
 )
 from liveness.config.schema import Setting
+from liveness.config.secret_file import NotReadable
 from liveness.config.settings import Config, outlet_settings
 from liveness.core.damping import MOST_SETTLE_S
 from liveness.core.records import SESSION_KINDS
 from liveness.errors import ConfigError
 from tests.config.test_settings import BARE, EXAMPLE, loaded, refused
+from tests.helpers.needs import require_root
 
 HUNTER: Final = "hunter2"
 KEY: Final = "whsec_" + base64.b64encode(bytes(24)).decode()
@@ -430,6 +433,40 @@ def test_check_config_does_not_show_a_secret(tmp_path: Path) -> None:
     assert f"# secret is set, and not shown  # {tmp_path / 'l.toml'}" in shown
     assert "neither is set" in refused(shown, tmp_path)  # the one thing that it lacks
     assert 'secret = ""  # default' in effective(loaded(SIGNED, tmp_path))
+
+
+def test_what_is_wrong_with_files_of_outlets_is_found(tmp_path: Path) -> None:
+    toml = (
+        f"[webhooks.mail]\nurl = 'https://a.example/'\nsecret_file = '{tmp_path}/no'\n"
+        f"ca_file = '{tmp_path}/l.toml'\n[kafka.bus]\nbrokers = 'a:1'\ntopic = 't'\n"
+        f"[kafka.bus.client]\n'sasl.password_file' = '{tmp_path}/no'\n"
+    )
+    found = [str(fault) for fault in outlet_faults(loaded(toml, tmp_path).config)]
+    assert [text.partition(":")[0] for text in found] == [
+        "webhooks.mail.secret_file",
+        "webhooks.mail.ca_file",
+        "kafka.bus.client.sasl.password_file",
+    ]
+
+
+def test_a_file_that_only_another_user_may_read_is_no_fault(tmp_path: Path) -> None:
+    require_root()
+    for name in ("s", "ca", "p", "l"):
+        (tmp_path / name).touch(0o600)
+    toml = (
+        f"[webhooks.mail]\nurl = 'https://a.example/'\nsecret_file = '{tmp_path}/s'\n"
+        f"ca_file = '{tmp_path}/ca'\n[kafka.bus]\nbrokers = 'a:1'\ntopic = 't'\n"
+        f"[kafka.bus.client]\n'sasl.password_file' = '{tmp_path}/p'\n"
+        f"'ssl.ca.location' = '{tmp_path}/l'\n"
+    )
+    config = loaded(toml, tmp_path).config
+    assert not all(isinstance(it, NotReadable) for it in outlet_faults(config))
+    os.seteuid(54_321)
+    try:
+        found = [*outlet_faults(config)]
+    finally:
+        os.seteuid(0)
+    assert [type(fault) for fault in found] == [NotReadable] * 4
 
 
 def test_the_query_of_a_url_is_not_shown(tmp_path: Path) -> None:

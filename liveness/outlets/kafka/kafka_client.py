@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 import structlog
 
 from liveness.config.outlet_settings import FILE_SUFFIX, KafkaSettings
-from liveness.config.secret_file import SecretFile
 from liveness.errors import StartError
+from liveness.outlets.kafka.kafka_files import value_in
 from liveness.service.common.logs import LogThrottle, shortened
 
 try:
@@ -107,7 +107,7 @@ class KafkaClients:
         for key, value in self._settings.client.items():
             name = key.removesuffix(FILE_SUFFIX)
             if name != key:
-                value = _content(f"{self._place}.{key}", Path(str(value)))
+                value = value_in(f"{self._place}.{key}", Path(str(value)))
                 self._secrets.append(value)
             elif isinstance(value, bool):
                 value = str(value).lower()
@@ -193,17 +193,6 @@ class LibraryLog:
 
 def _text_of(error: Exception) -> str:
     return error.args[0].str() if isinstance(error, KafkaException) else str(error)
-
-
-def _content(place: str, path: Path) -> str:
-    file = SecretFile(place, path, "value")
-    try:
-        text = file.read().decode().strip()
-    except UnicodeDecodeError:
-        raise file.refused("is not UTF-8; put only the value there") from None
-    if not text or "\0" in text:
-        raise file.refused("has no value; put it there")
-    return text
 
 
 def _why_refused(key: str, value: object, *, is_secret: bool) -> str | None:

@@ -20,6 +20,7 @@ import httpx2
 import trio
 
 from liveness.config.outlet_settings import WebhookSettings
+from liveness.config.secret_file import NotReadable
 from liveness.errors import ConfigError, StartError
 from liveness.outlets.webhooks.address_check import why_refused
 from liveness.outlets.webhooks.answers import PostAnswer
@@ -213,16 +214,16 @@ def _transport(name: str, settings: WebhookSettings) -> httpx2.AsyncHTTPTranspor
     """What has the connections.
 
     Raises:
-        StartError: As `_tls_context`.
+        StartError: As `tls_context`.
     """
     return httpx2.AsyncHTTPTransport(
-        verify=_tls_context(name, settings),
+        verify=tls_context(name, settings),
         trust_env=False,
         limits=httpx2.Limits(max_connections=MOST_CONNECTIONS, keepalive_expiry=IDLE_S),
     )
 
 
-def _tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
+def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
     """What checks the receiver's certificate.
 
     Raises:
@@ -233,7 +234,8 @@ def _tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=settings.ca_file)
     except OSError as error:
-        raise StartError(
+        refusal = NotReadable if isinstance(error, PermissionError) else StartError
+        raise refusal(
             f"{name}.ca_file: {settings.ca_file} cannot be used "
             f"({error.strerror or error}); name a readable file of certificates in PEM"
         ) from None
