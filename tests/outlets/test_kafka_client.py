@@ -109,7 +109,7 @@ def test_a_secret_from_a_file_is_used_and_is_not_in_an_error(tmp_path: Path) -> 
         clients(SSL | {"ssl.key.pem_file": str(path)}).check()
     assert VALUE not in str(refused.value)
     with pytest.raises(StartError, match=r"debug: .* this value; correct") as refused:
-        clients({"debug_file": str(path)})
+        clients({"debug_file": str(path)}).check()
     assert VALUE not in str(refused.value)
 
 

@@ -90,7 +90,8 @@ class OutletLog:
         self._wake = Notifier()
         self._taken = deque[LogBatch]()
         self._collected: list[TailEntry] = []  # by a `take` that has not returned yet
-        self._cursor = access.log_writer.durable_seq  # until `open` has found it
+        self._cursor = 0
+        self._has_cursor = False  # `open` has found it
         self._stored = 0
         self._caught_up_at = access.clock.wall_ms()
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
@@ -114,7 +115,8 @@ class OutletLog:
     def lag_records(self) -> int:
         """Records that are not read, or not delivered; those that settle do not count."""
         if self._reader is None:  # it is stopped, or has not begun yet
-            return max(0, self._access.log_writer.durable_seq - self._cursor)
+            newest = self._access.log_writer.durable_seq
+            return max(0, newest - self._cursor) if self._has_cursor else 0
         unread = self._access.log_writer.durable_seq - self._reader.reached
         collected = len(self._collected)
         return unread + collected + sum(len(batch.entries) for batch in self._taken)
@@ -169,7 +171,7 @@ class OutletLog:
             is_resumed=is_resumed,
             counts=self.damping,
         )
-        self._cursor = position
+        self._cursor, self._has_cursor = position, True
         access.feed.follow(self._reader, self._wake.notify)
 
     def behind_since(self, at_ms: int) -> None:
