@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from liveness.config.checks import MOST_LISTED, as_list, split_address
+from liveness.config.checks import MAX_HOST_NAME, MOST_LISTED, as_list, split_address
 from liveness.config.schema import about, fixed, setting, shown
 from liveness.core.damping import MOST_SETTLE_S
 from liveness.core.frames import MAX_NAME_BYTES
@@ -39,6 +39,8 @@ SECRET_RULE: Final = (
 )
 _KINDS: Final = f"some of {', '.join(KINDS)}, separated by commas"
 _BROKERS: Final = "HOST:PORT, separated by commas"
+MOST_URL: Final = 2_000
+MOST_LABEL: Final = 63  # of a name of DNS, between dots
 _URL: Final = "https://HOST/PATH, or http:// to loopback"
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 # A key of [kafka.NAME.client] that ends so names a file, which has the value.
@@ -94,10 +96,27 @@ def _split(url: str) -> SplitResult:
         and url.isascii()
         and url.isprintable()
         and " " not in url
+        and len(url) <= MOST_URL
+        and _is_host(parts.hostname)
+        and ("[" in parts.netloc) == (":" in parts.hostname)
     )
     if not is_good:
         raise ValueError
     return parts
+
+
+def _is_host(host: str) -> bool:
+    """Whether a resolver may find it: an address, or a name of DNS."""
+    is_dotted = host.count(".") == 3 and host.replace(".", "").isdigit()
+    if ":" in host or is_dotted:
+        try:
+            return bool(ip_address(host))
+        except ValueError:
+            return False
+    labels = host.removesuffix(".").split(".")
+    return len(host) <= MAX_HOST_NAME and all(
+        0 < len(it) <= MOST_LABEL for it in labels
+    )
 
 
 def _check_url(url: str) -> None:

@@ -128,7 +128,10 @@ class Outlets:
                 outlet.failed(str(error))
                 _log.error("an outlet stopped", outlet=outlet.name, error=str(error))
             except Exception as error:
-                outlet.failed(f"{type(error).__name__}: {error}; please report this")
+                cause: BaseException = error
+                while isinstance(cause, BaseExceptionGroup):  # of a nursery
+                    cause = cause.exceptions[0]
+                outlet.failed(f"{type(cause).__name__}: {cause}; please report this")
                 _log.exception("an outlet failed", outlet=outlet.name)
             await trio.sleep(RESTART_S)
 

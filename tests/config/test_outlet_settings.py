@@ -176,6 +176,11 @@ REFUSED: Final[dict[str, list[str]]] = {
     "settle_s": ["-0.001", f"{MOST_SETTLE_S + 0.001}", "nan", "'20'", "true"],
     "begin": ["'now'", "''"],
     "url": [
+        "'https://256.256.256.256/'",
+        "'https://[v1.x]/'",
+        "'https://a..b/'",
+        f"'https://{'a' * 64}.example/'",
+        f"'https://a.example/{'a' * 2_000}'",
         *("''", "'a.example'", "'ftp://a'", "'https://'", "'https://a:0/'", "'https:/a'"),
         *("'https://a:99999/'", "'https://[::1'", "'https://a/#b'", "'https://a b/'"),
         *("'https://é.example/'", '"https://a/\\n"', "3"),

@@ -77,7 +77,8 @@ async def test_an_outlet_that_failed_begins_again_and_others_go_on(
 async def test_an_error_of_its_own_is_shown_and_tried_again(
     rig: OutletRig,
 ) -> None:
-    bad = Scripted("webhooks.bad", rig, ValueError("odd"), None)
+    odd = ExceptionGroup("of a nursery", [ValueError("odd")])
+    bad = Scripted("webhooks.bad", rig, odd, None)
     outlets = Outlets([bad], rig.store, retention_s=60)
     why = await run_for(1, outlets, lambda: outlets.now()[0].detail)
     assert why == "ValueError: odd; please report this"

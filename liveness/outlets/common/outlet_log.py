@@ -34,7 +34,7 @@ from liveness.service.storage.log_writer import LogWriter
 # up to 1,000: with fewer at a time, each page would be read and decoded several times.
 READ_RECORDS: Final = 2_000
 # Bytes of records that are taken at a time: payloads of timers may be large.
-READ_BYTES: Final = 2**20
+READ_BYTES: Final = 2**18
 # The pause after a failure to read the log, or to write the cursor.
 RETRY_S: Final = 1.0
 # A cursor that has moved is written this often.

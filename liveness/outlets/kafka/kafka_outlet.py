@@ -6,6 +6,7 @@ again has the same log and seq. A client takes nothing from the log until it has
 topic: brokers that are away cost nothing.
 """
 
+import sqlite3
 from typing import Final
 
 import structlog
@@ -85,7 +86,14 @@ class KafkaOutlet:
 
     async def run(self) -> None:
         """As `Outlet.run`."""
-        await self._log.open()
+        while True:
+            try:
+                await self._log.open()
+                break
+            except (OSError, sqlite3.Error) as error:
+                text = f"outlets.db cannot be used ({error}); is the disk full?"
+                self._show(Advice(OutletState.RETRYING, text))
+                await trio.sleep(RETRY_S)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._log.keep_cursor)

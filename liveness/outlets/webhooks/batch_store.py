@@ -49,6 +49,17 @@ def top_batch(db: sqlite3.Connection, outlet: str) -> StoredBatch | None:
     return None if found is None else StoredBatch(*found)
 
 
+def outlive_log(db: sqlite3.Connection, outlet: str, log: str, newest: int) -> None:
+    """Let requests that reach beyond the end of their log move no cursor.
+
+    The log has lost its end, and its numbers are used again.
+    """
+    db.execute(
+        "update batches set until = null where outlet = ? and log = ? and until > ?",
+        [outlet, log, newest],
+    )
+
+
 def put_batch(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
     """Store a request, or what has become of it."""
     db.execute(
@@ -105,7 +116,7 @@ def bury_batch(
     batch: StoredBatch,
     result: SendResult,
     *,
-    most: int,
+    excess: int,
     now_ms: int,
 ) -> tuple[StoredBatch | None, int]:
     """Make dead letters of a request's records, and forget it.
@@ -115,7 +126,7 @@ def bury_batch(
         outlet: The outlet.
         batch: The request, with its last attempt counted.
         result: What came of that.
-        most: Dead letters that are kept.
+        excess: How many of the oldest dead letters to delete.
         now_ms: The time, Unix milliseconds.
     Returns:
         The next request, and how many of the oldest dead letters were deleted.
@@ -132,9 +143,9 @@ def bury_batch(
         ],
     )
     deleted = db.execute(
-        "delete from dead where outlet = ? and number <= (select number from dead "
-        "where outlet = ? order by number desc limit 1 offset ?)",
-        [outlet, outlet, most],
+        "delete from dead where number in (select number from dead "
+        "where outlet = ? order by number limit ?)",
+        [outlet, max(0, excess)],
     ).rowcount
     return finish_batch(db, outlet, batch, now_ms), deleted
 

@@ -84,14 +84,14 @@ class WebhookOutlet:
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
         self._sender = WebhookSender(self.name, settings, access.clock)
         self._wait = AttemptWait(access.clock)
-        self._is_running = False
+        self._posts = 0  # `run`, and what is posted by hand: they share connections
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
     async def run(self) -> None:
         """As `Outlet.run`."""
         failure: LivenessError | None = None
-        self._is_running = True
         try:
+            self._posts += 1
             await self._sender.read_files()
             self._status.dead_kept = await self._store(batch_store.count_letters)
             await self._finish_begun()
@@ -104,8 +104,7 @@ class WebhookOutlet:
                 nursery.cancel_scope.cancel()
         finally:
             self._log.close()
-            self._is_running = False
-            await self._close_connections()
+            await self._end_posts()
         if failure is not None:
             raise failure
 
@@ -200,13 +199,13 @@ class WebhookOutlet:
         return result
 
     async def _post_alone(self, event: str) -> SendResult:
+        self._posts += 1
         try:
             answer = await self._sender.post(new_id(), joined([event]))
         except LivenessError as error:
             return SendResult(False, None, str(error), 0.0)
         finally:
-            if not self._is_running:  # it may never run, and close them at its end
-                await self._close_connections()
+            await self._end_posts()
         if answer.outcome is PostOutcome.ACCEPTED:
             self._wait.end()
         return answer.result
@@ -215,7 +214,11 @@ class WebhookOutlet:
         now_ms = self._access.clock.wall_ms()
         return check_event(self._log.log, self.name, new_id(), now_ms)
 
-    async def _close_connections(self) -> None:
+    async def _end_posts(self) -> None:
+        """Close the connections, unless somebody else uses them."""
+        self._posts -= 1
+        if self._posts:
+            return
         with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
             await self._sender.close()
 
@@ -231,6 +234,8 @@ class WebhookOutlet:
     async def _finish_begun(self) -> None:
         """Send what was begun before a restart, and open the log behind it."""
         await self._patiently(self._log.open)
+        newest = self._access.log_writer.durable_seq
+        await self._store(batch_store.outlive_log, self._log.log, newest)
         batch = await self._store(batch_store.top_batch)
         self._status.now_is(OutletState.FOLLOWING)
         if batch is not None:
@@ -359,7 +364,8 @@ class WebhookOutlet:
         self, batch: StoredBatch, answer: PostAnswer
     ) -> StoredBatch | None:
         """Make dead letters of a request's records; delivery goes on."""
-        bury = partial(batch_store.bury_batch, most=self.settings.max_dead)
+        excess = self._status.dead_kept + batch.records - self.settings.max_dead
+        bury = partial(batch_store.bury_batch, excess=excess)
         now_ms = self._access.clock.wall_ms()
 
         def run(db: sqlite3.Connection, outlet: str) -> tuple[StoredBatch | None, int]:

@@ -3,8 +3,20 @@
 import pytest
 import trio
 
+from liveness.config.outlet_settings import WebhookSettings
+from liveness.outlets.common.outlet_store import StoredCursor, put_cursor
+from liveness.outlets.webhooks.batch_store import StoredBatch, put_batch
+from liveness.outlets.webhooks.cloud_events import joined
+from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
 from tests.outlets.outlet_rig import OutletRig, on
-from tests.outlets.webhooks.receiver import OK, Answer, Received, Receiver, answering
+from tests.outlets.webhooks.receiver import (
+    OK,
+    SECRET,
+    Answer,
+    Received,
+    Receiver,
+    answering,
+)
 from tests.outlets.webhooks.webhook_rig import BUSY, outlet_to, until
 
 
@@ -126,3 +138,43 @@ async def test_any_other_refusal_is_of_a_record(
     async with outlet_to(receiver.url, rig) as outlet:
         await until(lambda: outlet.now().dead == 2)
     assert not any(is_test(request) for request in receiver.received)
+
+
+async def test_a_request_from_beyond_the_end_of_a_shorter_log_moves_no_cursor(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    rig.publish(*(on(seq, f"u{seq}") for seq in range(1, 6)))
+    log = rig.log.log_writer.store.log
+    begun = StoredBatch(0, log, 12, "msg_1", joined([]), 0, 0)
+    await rig.store.open(keep=["webhooks.mail"], unused_s=1_000)
+    await rig.store.run(lambda db: put_batch(db, "webhooks.mail", begun))
+    await rig.store.run(
+        lambda db: put_cursor(db, "webhooks.mail", StoredCursor(log, 9), 0)
+    )
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().sent)
+        rig.publish(*(on(seq, f"u{seq}") for seq in range(6, 16)))
+        await until(lambda: outlet.now().lag_records == 0)
+    assert [seq for seqs in receiver.seqs[1:] for seq in seqs] == [*range(1, 16)]
+
+
+async def test_what_is_posted_by_hand_together_shares_connections(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    async def slow(stream: trio.abc.Stream, request: Received) -> None:
+        await trio.sleep(5)
+        await OK(stream, request)
+
+    receiver.next.extend([slow, OK])
+    settings = WebhookSettings(url=receiver.url, secret=SECRET)
+    outlet = WebhookOutlet("mail", settings, rig.access)  # it does not run
+    accepted = list[bool]()
+
+    async def test() -> None:
+        accepted.append((await outlet.send_test()).is_accepted)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(test)
+        await trio.sleep(1)
+        nursery.start_soon(test)
+    assert accepted == [True, True]
