@@ -39,6 +39,10 @@ from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 
 T = TypeVar("T")
 
+# So many records in a row may be refused at once. Behind them is a pause: a receiver that
+# refuses all costs two requests a record.
+REFUSED_AT_ONCE: Final = 20
+REFUSED_PAUSE_S: Final = 0.02
 # The time to close connections at the end.
 CLOSE_S: Final = 0.5
 
@@ -84,6 +88,7 @@ class WebhookOutlet:
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
         self._sender = WebhookSender(self.name, settings, access.clock)
         self._wait = AttemptWait(access.clock)
+        self._refused = 0  # records in a row
         self._posts = 0  # `run`, and what is posted by hand: they share connections
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
@@ -299,6 +304,9 @@ class WebhookOutlet:
             case PostOutcome.REFUSED if batch.records > 1:
                 return await self._store(batch_store.halve_batch, batch)
             case PostOutcome.REFUSED if not await self._is_of_receiver(answer):
+                self._refused += 1
+                if self._refused > REFUSED_AT_ONCE:
+                    await trio.sleep(REFUSED_PAUSE_S)
                 return await self._give_up(batch, answer)
             case PostOutcome.REFUSED:
                 why = f"{answer.short}, and accepts no test event either"
@@ -318,6 +326,7 @@ class WebhookOutlet:
         return tried.outcome is not PostOutcome.ACCEPTED
 
     async def _accepted(self, batch: StoredBatch) -> StoredBatch | None:
+        self._refused = 0
         status, now_ms = self._status, self._access.clock.wall_ms()
         left = await self._store(batch_store.finish_batch, batch, now_ms)
         status.sent += batch.records

@@ -1,5 +1,8 @@
 """Records that a receiver refuses become dead letters, and are sent again by hand."""
 
+import trio
+
+from liveness.outlets.webhooks.webhook_outlet import REFUSED_AT_ONCE, REFUSED_PAUSE_S
 from tests.outlets.outlet_rig import OutletRig, off, on
 from tests.outlets.webhooks.receiver import OK, Receiver, answering, hanging, refusing
 from tests.outlets.webhooks.webhook_rig import BUSY, outlet_to, until
@@ -111,3 +114,15 @@ async def test_no_dead_letter_has_the_number_of_an_earlier_one(
         await until(lambda: outlet.now().dead == 2)
         (second,) = await outlet.dead_letters(None, 10)
     assert second.number > first.number
+
+
+async def test_a_receiver_that_refuses_all_is_not_sent_all_at_once(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.usually = answering(400)
+    rig.publish(*(on(seq, f"u{seq}") for seq in range(1, 51)))
+    async with outlet_to(receiver.url, rig, batch=1) as outlet:
+        await until(lambda: outlet.now().dead == REFUSED_AT_ONCE, times=0.01)
+        began = trio.current_time()
+        await until(lambda: outlet.now().dead == 50)
+        assert trio.current_time() - began >= (49 - REFUSED_AT_ONCE) * REFUSED_PAUSE_S
