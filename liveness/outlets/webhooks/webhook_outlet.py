@@ -109,7 +109,8 @@ class WebhookOutlet:
                 nursery.cancel_scope.cancel()
         finally:
             self._log.close()
-            await self._end_posts()
+            with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
+                await self._end_posts()
         if failure is not None:
             raise failure
 
@@ -210,7 +211,8 @@ class WebhookOutlet:
         except LivenessError as error:
             return SendResult(False, None, str(error), 0.0)
         finally:
-            await self._end_posts()
+            with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
+                await self._end_posts()
         if answer.outcome is PostOutcome.ACCEPTED:
             self._wait.end()
         return answer.result
@@ -222,9 +224,7 @@ class WebhookOutlet:
     async def _end_posts(self) -> None:
         """Close the connections, unless somebody else uses them."""
         self._posts -= 1
-        if self._posts:
-            return
-        with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
+        if not self._posts:
             await self._sender.close()
 
     def _check_open(self) -> None:

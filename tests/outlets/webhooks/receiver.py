@@ -176,7 +176,7 @@ async def receiving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver
     (listener,) = await trio.open_tcp_listeners(0, host=LOOPBACK)
     receiver = Receiver(listener, tls)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(trio.serve_listeners, receiver.serve, [listener]))
+        await nursery.start(partial(trio.serve_listeners, receiver.serve, [listener]))
         try:
             yield receiver
         finally:

@@ -47,7 +47,8 @@ async def sender_to(url: str, **settings: Any) -> AsyncIterator[WebhookSender]:
     try:
         yield sender
     finally:
-        await sender.close()
+        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+            await sender.close()
 
 
 async def posted(url: str, **settings: Any) -> PostAnswer:
