@@ -2,7 +2,7 @@
 
 It asks nobody whether a secret is a live one. The vectors are bytes written as hex, all of
 which look random: there, random hex digits are allowed, and every other kind of secret is
-looked for.
+looked for. The secrets of examples are known by their values.
 """
 
 from collections.abc import Iterable
@@ -19,6 +19,10 @@ from tests.helpers.tree import tracked
 
 VECTORS: Final = "proto/vectors/"
 RANDOM_HEX: Final = "HexHighEntropyString"
+# They guard nothing: the secret that the manual of webhooks shows, and one that is too short.
+EXAMPLES: Final = frozenset(
+    {"whsec_bGl2ZW5lc3MgZXhhbXBsZSBzZWNyZXQgMDEyMw==", "whsec_c2hvcnQ="}
+)
 
 
 def look(root: Path) -> Verdict:
@@ -46,6 +50,7 @@ def found(root: Path, names: Iterable[str], allowed: str = "") -> list[str]:
         f"{name}:{secret.line_number} looks like a secret ({secret.type}): if it is one, "
         "revoke it, and take it out of the history"
         for name, secret in secrets
+        if secret.secret_value not in EXAMPLES
     ]
 
 

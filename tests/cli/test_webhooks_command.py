@@ -24,7 +24,7 @@ RECORD = {
     "session": 3, "reason": "logout", "at": 1_795_647_412_254,
 }  # fmt: skip
 LETTER = {
-    "id": 17, "webhook": "mail", "log": "5f0c2a9e71d34b68", "seq": 81,
+    "id": 17, "webhook": "mail", "log": "0123456789abcdef", "seq": 81,
     "webhook_id": "lw_1", "attempts": 1, "at": 1_795_647_412_254, "status": 400,
     "answer": "no\n" + "x" * 100, "record": RECORD,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from standardwebhooks import Webhook
 
 from tests.system.sidecar import Sidecar, eventually
 
-SECRET: Final = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+SECRET: Final = "whsec_bGl2ZW5lc3MgZXhhbXBsZSBzZWNyZXQgMDEyMw=="
 USERS: Final = 1_000
 BATCH: Final = 100
 

@@ -45,6 +45,16 @@ ANSWER_BYTES: Final = 500
 RESOLVER_THREADS: Final = 1
 
 
+def load_transport() -> None:
+    """Import what httpx2 imports only when a transport is made.
+
+    That takes some tenths of a second, in which no gateway would be read.
+    """
+    httpx2.AsyncHTTPTransport(
+        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), trust_env=False
+    )
+
+
 class WebhookSender:
     """Signs, connects, posts, and reads the answer.
 

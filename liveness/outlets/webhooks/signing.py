@@ -21,7 +21,7 @@ class Signer:
     """
 
     def __init__(self, name: str, settings: WebhookSettings) -> None:
-        self._secrets = [*_secrets(name, settings)]
+        self._secrets = [*_whsec_lines(name, settings)]
 
     def headers(self, webhook_id: str, body: bytes, now_ms: int) -> dict[str, str]:
         """What to send with a body.
@@ -40,7 +40,7 @@ class Signer:
         }
 
 
-def _secrets(name: str, settings: WebhookSettings) -> Iterator[Webhook]:
+def _whsec_lines(name: str, settings: WebhookSettings) -> Iterator[Webhook]:
     if settings.secret_file is None:
         secret = _secret(settings.secret)
         if secret is None:

@@ -63,6 +63,9 @@ def make_webhooks(config: Config, access: LogAccess) -> "list[WebhookOutlet]":
             f"webhooks need the package {error.name}, which is not installed: "
             "pip install 'liveness[sidecar,webhooks]', or remove [webhooks.…] from the settings"
         ) from None
+    from liveness.outlets.webhooks.sender import load_transport
+
+    load_transport()
     return [
         WebhookOutlet(name, settings, access)
         for name, settings in config.webhooks.items()

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import trio
 from standardwebhooks import Webhook
 
-SECRET: Final = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+SECRET: Final = "whsec_bGl2ZW5lc3MgZXhhbXBsZSBzZWNyZXQgMDEyMw=="
 SECOND_SECRET: Final = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oDC2FVsBQI"
 LOOPBACK: Final = "127.0.0.1"
 
