@@ -143,8 +143,12 @@ def settle_s_in(settle_s: object) -> float:
     Raises:
         ReportError: It is not one.
     """
-    if type(settle_s) in (int, float) and 0 <= settle_s <= MOST_SETTLE_S:  # type: ignore[operator]  # a number
-        return float(settle_s)  # type: ignore[arg-type]
+    if (
+        isinstance(settle_s, int | float)
+        and not isinstance(settle_s, bool)
+        and 0 <= settle_s <= MOST_SETTLE_S
+    ):
+        return float(settle_s)
     raise ReportError(
         f"settle_s is {settle_s!r:.80}; it must be 0 to {MOST_SETTLE_S:g} seconds"
     )

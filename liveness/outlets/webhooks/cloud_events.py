@@ -82,21 +82,21 @@ def records_in(body: bytes) -> list[SentRecord]:
 
 def record_of_json(text: str) -> Record | None:
     """What a record's JSON says of its session; None: it is of a timer, or a gap."""
-    found = from_json(json.loads(text))
+    found: dict[str, Any] = from_json(json.loads(text))
     if "session" not in found:
         return None
     user = found.get("user")
     return Record(
-        seq=found["seq"],  # type: ignore[arg-type]  # as `Record.as_map` wrote them
-        kind=found["kind"],  # type: ignore[arg-type]
-        uid=found["uid"],  # type: ignore[arg-type]
-        gateway=found["gateway"],  # type: ignore[arg-type]
-        session=found["session"],  # type: ignore[arg-type]
+        seq=found["seq"],
+        kind=found["kind"],
+        uid=found["uid"],
+        gateway=found["gateway"],
+        session=found["session"],
         conn=None,
-        reason=found["reason"],  # type: ignore[arg-type]
-        at=found["at"],  # type: ignore[arg-type]
+        reason=found["reason"],
+        at=found["at"],
         user_size=len(user) if isinstance(user, str) else None,
-        devices=found.get("devices"),  # type: ignore[arg-type]
+        devices=found.get("devices"),
     )
 
 
@@ -105,11 +105,11 @@ def event_of_json(
 ) -> str:
     """As `event_of`, of a record of which there is only its JSON."""
     record = json.loads(text)
-    found = from_json(record)
+    found: dict[str, Any] = from_json(record)
     uid = found.get("uid")
     if users_only:
         uid = found.get("user", uid)
-    subject = record.get("key") if uid is None else uid_text(uid)  # type: ignore[arg-type]  # as above
+    subject = record.get("key") if uid is None else uid_text(uid)
     return _event(
         f"{log}:{record['seq']}", log, record["kind"], record["at"],
         subject=subject, is_superseded=is_superseded, data=text,
