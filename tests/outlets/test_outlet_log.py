@@ -11,8 +11,15 @@ from trio.testing import MockClock
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import TimerRecord
 from liveness.errors import StateError
-from liveness.outlets.common.outlet_log import CURSOR_S, READ_BYTES, OutletLog
+from liveness.outlets.common.outlet_log import (
+    COLLECT_S,
+    CURSOR_S,
+    READ_BYTES,
+    OutletLog,
+)
 from liveness.outlets.common.outlet_store import StoredCursor, position_in, put_cursor
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.storage import log_store
 from tests.helpers import disk
 from tests.outlets.outlet_rig import NAME, OutletRig, off, on, outlet_rig, seqs
 
@@ -101,6 +108,29 @@ async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> N
         assert trio.current_time() == 1.0
         assert seqs((await log.take(1, linger_s=1.0)).entries) == [3]
         assert trio.current_time() == 1.5
+
+
+async def test_a_batch_does_not_wait_for_the_end_of_a_long_log(
+    rig: OutletRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few records concern the outlet, and each read of the log takes a while."""
+
+    class Slow(Turnstile):
+        async def wait(self) -> None:
+            await trio.sleep(COLLECT_S / 4)
+
+    monkeypatch.setattr(log_store, "SCAN_RECORDS", 1)
+    rig.publish(on(1, gateway="h"))
+    for seq in range(2, 51):
+        rig.publish(on(seq))
+    rig.publish(on(51, gateway="h"))
+    rig.log.feed.__init__(keep=1_000)  # type: ignore[misc]  # so that it is read from disk
+    rig.access = rig.access._replace(turnstile=Slow())
+    async with rig.outlet_log(OutletSettings(begin="oldest", gateways="h")) as log:
+        for linger_s in (0.0, 1.0):
+            log.restart_at(0, is_resumed=False)
+            batch = await log.take(10, linger_s=linger_s)
+            assert (seqs(batch.entries), batch.position) == ([1], 5)
 
 
 async def test_no_more_large_payloads_are_taken_than_fit(rig: OutletRig) -> None:

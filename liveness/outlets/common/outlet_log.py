@@ -35,6 +35,9 @@ from liveness.service.storage.log_writer import LogWriter
 READ_RECORDS: Final = 2_000
 # Bytes of records that are taken at a time: payloads of timers may be large.
 READ_BYTES: Final = 2**18
+# While there is more to read, records are collected for this long: if few of a long log
+# concern the outlet, a full batch may take hours.
+COLLECT_S: Final = 1.0
 # The pause after a failure to read the log, or to write the cursor.
 RETRY_S: Final = 1.0
 # A cursor that has moved is written this often.
@@ -190,32 +193,33 @@ class OutletLog:
 
         Args:
             limit: At most this many.
-            linger_s: If there are fewer, how long to wait for more.
+            linger_s: If there are fewer, how long to wait for more; while the log has
+                more to read, at least `COLLECT_S`.
         """
         entries = self._collected = []
-        until, size = inf, 0
+        began, size = inf, 0
         while len(entries) < limit and size < self._most_bytes:
             more = await self._read(limit - len(entries))
             if self._most_bytes < inf:
                 size += sum(len(entry.encoded) for entry in more)
             if more and not entries:
-                until = trio.current_time() + linger_s
+                began = trio.current_time()
                 if not self._taken:
                     oldest_at = more[0].record.at
                     self._caught_up_at = min(self._caught_up_at, oldest_at)
             entries += more
-            if more:
-                continue
             assert self._reader is not None
-            if self._reader.is_behind:
-                continue
-            if entries and trio.current_time() >= until:
+            is_behind = bool(more) or self._reader.is_behind
+            most_s = max(linger_s, COLLECT_S) if is_behind else linger_s
+            if trio.current_time() >= began + most_s:
                 break
+            if is_behind:
+                continue
             self._note_position()
             settled_at = trio.current_time() + self._reader.next_in_s(
                 self._access.clock.wall_ms()
             )
-            with trio.move_on_at(min(until, settled_at)):
+            with trio.move_on_at(min(began + linger_s, settled_at)):
                 await self._wake.wait()
         assert self._reader is not None
         batch = LogBatch(entries, self._reader.position)
