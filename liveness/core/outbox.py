@@ -94,7 +94,8 @@ class Outbox:
         self._list_limit: LimitMet | None = None  # why the next list waits
         self._list_waited_s = 0.0
         self._unacked: deque[int] = deque()
-        self._is_cursor_kept = False  # the peer has not processed all it acknowledged
+        self._acked = 0  # the highest seq that the peer has acknowledged
+        self._processed = 0  # and the highest that it has processed
         self._position_before: int | None = None  # while a frame of records is written
 
     @property
@@ -219,7 +220,8 @@ class Outbox:
         while self._unacked and self._unacked[0] <= ack.seq:
             self._unacked.popleft()
         cursor = ack.seq if ack.cursor is None else ack.cursor
-        self._is_cursor_kept = cursor < ack.seq
+        self._acked = max(self._acked, ack.seq)
+        self._processed = max(self._processed, cursor)
         self._store_cursor(cursor, wall_ms)
         return before - len(self._unacked)
 
@@ -259,7 +261,7 @@ class Outbox:
 
     @property
     def _may_follow(self) -> bool:
-        return not (self._unacked or self._is_cursor_kept)
+        return not self._unacked and self._processed >= self._acked
 
     def _store_cursor(self, seq: int, wall_ms: int) -> None:
         hello = self._hello
