@@ -11,7 +11,8 @@ from trio.testing import MockClock
 
 from liveness.cluster.connection import CallError
 from liveness.config.cluster import ClusterSettings
-from liveness.outlets.cluster import publisher
+from liveness.outlets.cluster import publisher, session_lists
+from liveness.outlets.cluster.host_state import BEGIN_AT_ONCE
 from liveness.outlets.cluster.partition import Partition
 from liveness.outlets.cluster.publisher import Publisher
 from liveness.outlets.cluster.session_changes import Call
@@ -140,6 +141,36 @@ async def test_it_publishes_while_a_part_of_redis_is_away_and_watches_that(
     await rig.until(lambda: cluster.now().state == "following")
     redis.policy, redis.failure = "allkeys-lru", None  # it is back
     assert await rig.until(lambda: cluster.now().state == "refused") < 5
+
+
+@pytest.mark.rig(partitions=2 * BEGIN_AT_ONCE)
+@pytest.mark.parametrize("function", ["begin", "assert"])
+async def test_after_an_error_of_its_own_all_partitions_are_published_again(
+    rig: Rig,
+    cluster: Publisher,
+    redis: FakeRedis,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+) -> None:
+    call = redis.call
+
+    async def fail(name: str, partition: int, args: Sequence[Any]) -> Any:
+        if name == function:
+            await trio.sleep(0.01)  # others are on their way meanwhile
+            raise ValueError("odd")
+        return await call(name, partition, args)
+
+    monkeypatch.setattr(session_lists, "CALL_CHANGES", 1)  # lists have many pieces
+    await rig.gateway_of([f"u{number}" for number in range(100)])
+    redis.begun = [b"reset", 0, 2, 1, 1, 1]
+    with monkeypatch.context() as failing:
+        failing.setattr(redis, "call", fail)
+        for part in cluster.host.partitions:
+            part.lose_records()
+        await rig.until(lambda: cluster.detail == "ValueError: odd; please report this")
+    await rig.until(lambda: cluster.now().state == "following")
+    await rig.gateway_of("ada", "h")
+    await rig.until(lambda: b"ada" in redis.changes)
 
 
 @pytest.mark.rig(partitions=1_000)

@@ -183,6 +183,11 @@ class Publisher:
     async def run(self) -> None:
         """Publish until cancelled."""
         self._why_failed = ""
+        now = self._clock.mono()
+        for part in self.host.partitions:  # an earlier run may have ended amid its work
+            part.failed(now)
+            if part.mode is Mode.ASSERTING:
+                part.lose_list(now)
         self._feed.follow(self._reader, self._wants_records.notify)
         try:
             async with trio.open_nursery() as nursery:
