@@ -377,13 +377,9 @@ class WebhookOutlet:
     ) -> StoredBatch | None:
         """Make dead letters of a request's records; delivery goes on."""
         excess = self._status.dead_kept + batch.records - self.settings.max_dead
-        bury = partial(batch_store.bury_batch, excess=excess)
         now_ms = self._access.clock.wall_ms()
-
-        def run(db: sqlite3.Connection, outlet: str) -> tuple[StoredBatch | None, int]:
-            return bury(db, outlet, batch, answer.result, now_ms=now_ms)
-
-        left, deleted = await self._store(run)
+        bury = partial(batch_store.bury_batch, excess=excess, now_ms=now_ms)
+        left, deleted = await self._store(bury, batch, answer.result)
         status = self._status
         status.dead += batch.records
         status.dead_kept += batch.records - deleted
