@@ -76,9 +76,9 @@ class OutletStatus:
             self.state, self.since = state, self.clock.wall_ms()
         self.detail = detail
 
-    def delivered(self, batch: LogBatch, dead: int = 0) -> None:
-        """Count a batch that is delivered, but for some dead records."""
-        self.sent += len(batch.entries) - dead
+    def delivered(self, batch: LogBatch) -> None:
+        """Count a batch that is delivered."""
+        self.sent += len(batch.entries)
         self.latency.observe((self.clock.wall_ms() - batch.oldest_at) / 1000)
 
     def shown(self, log: OutletLog) -> OutletNow:
