@@ -1,6 +1,7 @@
 """The dead letters of all webhooks, also of those that are no longer in the settings."""
 
 import sqlite3
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -72,9 +73,14 @@ class DeadLetters:
         _log.info("a dead letter was dropped", outlet=outlet, id=number)
         return left
 
-    async def drop_all(self, name: str) -> tuple[int, int]:
+    async def drop_all(
+        self, name: str, note_left: Callable[[int], None]
+    ) -> tuple[int, int]:
         """Delete for good the dead letters that a webhook has now.
 
+        Args:
+            name: The webhook.
+            note_left: Called with how many it still has, each time that some were deleted.
         Returns:
             How many, and how many it has since then.
         Raises:
@@ -89,6 +95,7 @@ class DeadLetters:
         try:
             while more:
                 some, left = await self._store.run(delete)
+                note_left(left)
                 deleted += some
                 more = some == DELETED_AT_ONCE
         except (OSError, sqlite3.Error) as error:

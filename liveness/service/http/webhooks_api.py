@@ -16,6 +16,7 @@ import json
 import sqlite3
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
@@ -188,8 +189,8 @@ class WebhooksApi:
         deleted = left = 0
         if self._letters is not None:
             with self._alone(name):
-                deleted, left = await _answered(self._letters.drop_all(name))
-                self._note_dead(name, left)
+                drop = self._letters.drop_all(name, partial(self._note_dead, name))
+                deleted, left = await _answered(drop)
         if not deleted:
             self._named(name)
         return JSONResponse({"webhook": name, "deleted": deleted, "left": left})

@@ -49,14 +49,16 @@ class Scene(NamedTuple):
         return self.webhooks[f"webhooks.{name}"].now().dead_kept
 
     @contextmanager
-    def undeletable(self) -> Iterator[None]:
-        """For as long as it is open, SQLite deletes no dead letter."""
+    def undeletable(self, from_number: int = 0) -> Iterator[None]:
+        """For as long as it is open, SQLite deletes no dead letter from that one on."""
         outlets = self.doors.rig.sidecar.outlets
         assert outlets is not None
         database = outlets._store._db
         assert database is not None
-        refuse = "begin select raise(abort, 'no'); end"
-        database.execute(f"create temp trigger full before delete on dead {refuse}")
+        database.execute(
+            "create temp trigger full before delete on dead "
+            f"when old.number >= {from_number} begin select raise(abort, 'no'); end"
+        )
         yield
         database.execute("drop trigger full")
 
@@ -303,6 +305,19 @@ async def test_dropped_letters_are_gone_and_their_numbers_are_not_used_again(
         assert not here.receiver.received
         await here.refuse("g")
         assert await ids(here) == [newest + 2, newest + 1]
+
+
+async def test_letters_that_were_dropped_before_an_error_do_not_count(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "DELETED_AT_ONCE", 2)
+    async with scene(tmp_path) as here:
+        await here.refuse("a", "b", "c")
+        newest, *_ = await ids(here, webhook="mail")
+        with here.undeletable(newest):
+            error = (await here.post("drop-all", 503, **MAIL))["error"]
+        assert "; 2 dead letters were deleted, ask again" in error
+        assert (await ids(here, webhook="mail"), here.dead("mail")) == ([newest], 1)
 
 
 async def test_letters_of_a_removed_webhook_are_shown_and_dropped_but_not_sent(
