@@ -1,9 +1,9 @@
 """One client of Kafka, from its first record to its end.
 
-It finds its topic, is given batches, and reports them as delivered in the order in which it got them. Each
-call of librdkafka but the one for the topic returns at once: its own threads connect and
-send. What they have to say
-waits in a queue until `serve` is called, a bounded number at a time.
+It finds its topic, is given batches, and reports them as delivered in the order in which it
+got them. Each call of librdkafka but the one for the topic returns at once: its own threads
+connect and send. What they have to say waits in a queue until `serve` is called, a bounded
+number at a time.
 """
 
 from collections import deque
