@@ -53,6 +53,7 @@ class DampedRecords:
         self._wall_s = wall_s
         self._quiet_s = 0.0
         self.has_settled = False
+        self._settled_until = 0
         self.begin(0)
         self.has_begun = False
 
@@ -105,12 +106,15 @@ class DampedRecords:
     def settle(self) -> Iterator[Passed[RecordMap]]:
         """Yield what the loop gets as nothing has arrived for `next_in_s`.
 
-        If that is much, some of it: `has_settled` then says that there may be more.
+        If that is much, some of it: `has_settled` then says that there may be more. The
+        next call yields what had settled by this one: users may have come back since, and
+        the records that say so are not read yet.
         """
-        until = round((self._wall_s() - QUIET_S) * 1000)
+        if not self.has_settled:
+            self._settled_until = round((self._wall_s() - QUIET_S) * 1000)
         self.has_settled = False
         for _ in range(SETTLED_AT_ONCE):
-            if (settled := self._damper.pop_settled(until)) is None:
+            if (settled := self._damper.pop_settled(self._settled_until)) is None:
                 return
             yield from self._wanted(settled)
         self.has_settled = True
@@ -121,9 +125,8 @@ class DampedRecords:
         next_at = self._damper.next_at
         if next_at is None:
             return inf
-        away_s = (
-            self._settle_s + QUIET_S
-        )  # at most, also if the wall clock was set back
+        # At most, also if the wall clock was set back.
+        away_s = self._settle_s + QUIET_S
         settled_s = min(next_at / 1000 + QUIET_S - self._wall_s(), away_s)
         # At least so long that what has arrived can be read.
         return max(settled_s, QUIET_S - self._quiet_s, 0.01)

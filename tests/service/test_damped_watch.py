@@ -314,6 +314,24 @@ async def test_what_settles_together_comes_in_several_batches(
 
 
 @virtual
+async def test_a_user_who_is_back_while_the_program_works_does_not_go_offline(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damped_records, "SETTLED_AT_ONCE", 1)
+    gateway = await rig.gateway_of(["ada", "bob", "eve"], kinds=[])
+    async with reading(rig) as watch:
+        await does(gateway, "logout", "ada", "bob")
+        await trio.sleep(SETTLE_S - 1)
+        await does(gateway, "logout", "eve")
+        assert await next_of(watch, 1) == [(OFFLINE, "ada")]
+        await does(gateway, "login", "eve")
+        await trio.sleep(SETTLE_S * 2)  # the program's work on a record
+        assert await next_of(watch, 1) == [(OFFLINE, "bob")]
+        await nothing_of(watch, SETTLE_S * 2)
+        assert watch.damping.left_out == 2
+
+
+@virtual
 async def test_with_a_new_log_everything_that_waits_comes_first(
     tmp_path: Path, jumping: MockClock
 ) -> None:
