@@ -5,6 +5,7 @@ Each `check_` function raises a ValueError that says what the value must be.
 
 import os
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ ALLOWED: Final = (
     "user, @own: the socket's group, *: anyone"
 )
 TIES: Final = "NAME=UNIX_USER, separated by commas"
+ADDRESSES: Final = "HOST:PORT, separated by commas"
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
 _ALLOWED: Final = re.compile(rf"\*|@?{_USER.pattern}")
 
@@ -128,6 +130,28 @@ def check_group(text: str) -> None:
 def check_address(address: str) -> None:
     """Check a host and a port."""
     split_address(address)
+
+
+def check_addresses(text: str) -> None:
+    """Check a list of one or more hosts, each with a port that can be connected to."""
+    addresses = as_list(text)
+    try:
+        are_good = all(split_address(address)[1] > 0 for address in addresses)
+    except ValueError:
+        are_good = False
+    if not addresses or not are_good or len(addresses) > MOST_LISTED:
+        raise ValueError(f"it must be {ADDRESSES}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host has it: an address of loopback, or `localhost`.
+
+    Any other name may resolve to any address.
+    """
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def host_names(text: str) -> list[str]:

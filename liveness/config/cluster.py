@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from liveness.config.checks import MOST_LISTED, as_list, split_address
+from liveness.config.checks import ADDRESSES, as_list, check_addresses, split_address
 from liveness.config.schema import about, fixed, setting
 from liveness.core.frames import MAX_NAME_BYTES
 from liveness.core.uids import is_text
@@ -15,7 +15,6 @@ from liveness.core.uids import is_text
 SCHEMES: Final = ("redis", "rediss")
 REDIS_PORT: Final = 6379
 _URL: Final = "redis://HOST:PORT or redis://HOST:PORT/NUMBER; rediss:// for TLS"
-_NODES: Final = "HOST:PORT, separated by commas"
 _PASSWORD_SIGN: Final = "@"  # behind a user and a password, in an address
 
 
@@ -49,13 +48,8 @@ def _check_url(url: str) -> None:
 
 
 def _check_nodes(text: str) -> None:
-    nodes = as_list(text)
-    try:
-        are_good = all(split_address(node)[1] > 0 for node in nodes)
-    except ValueError:
-        are_good = False
-    if not are_good or len(nodes) > MOST_LISTED or (text and not nodes):
-        raise ValueError(f"it must be {_NODES}")
+    if text:
+        check_addresses(text)
 
 
 def _check_name(name: str) -> None:
@@ -84,7 +78,7 @@ class ClusterSettings:
     nodes: str = setting(
         "",
         "some nodes of a Redis Cluster, in place of url",
-        unit=f"{_NODES}; empty: none",
+        unit=f"{ADDRESSES}; empty: none",
         check=_check_nodes,
         hidden=_PASSWORD_SIGN,
     )
@@ -230,9 +224,9 @@ def settings_of(cluster: str) -> ClusterSettings:
         ValueError: It is neither.
     """
     if not cluster:
-        raise ValueError(f"it must be {_URL}, or {_NODES}")
+        raise ValueError(f"it must be {_URL}, or {ADDRESSES}")
     if "://" in cluster:
         _check_url(cluster)
         return ClusterSettings(url=cluster)
-    _check_nodes(cluster)
+    check_addresses(cluster)
     return ClusterSettings(nodes=cluster)

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from liveness.config.checks import MAX_HOST_NAME, MOST_LISTED, as_list, split_address
+from liveness.config.checks import (
+    ADDRESSES,
+    MAX_HOST_NAME,
+    MOST_LISTED,
+    as_list,
+    check_addresses,
+    is_loopback,
+)
 from liveness.config.schema import about, fixed, setting, shown
 from liveness.core.damping import MOST_SETTLE_S
 from liveness.core.frames import MAX_NAME_BYTES
@@ -38,7 +45,6 @@ SECRET_RULE: Final = (
     f'{_SECRET_FORM}; make one by `echo "{SECRET}$(openssl rand -base64 32)"`'
 )
 _KINDS: Final = f"some of {', '.join(KINDS)}, separated by commas"
-_BROKERS: Final = "HOST:PORT, separated by commas"
 MOST_URL: Final = 2_000
 MOST_LABEL: Final = 63  # of a name of DNS, between dots
 _URL: Final = "https://HOST/PATH, or http:// to loopback"
@@ -162,16 +168,6 @@ def secret_key(text: str) -> bytes:
 def _check_secret(text: str) -> None:
     if text:
         secret_key(text)
-
-
-def _check_brokers(text: str) -> None:
-    brokers = as_list(text)
-    try:
-        are_good = all(split_address(broker)[1] > 0 for broker in brokers)
-    except ValueError:
-        are_good = False
-    if not brokers or not are_good or len(brokers) > MOST_LISTED:
-        raise ValueError(f"it must be {_BROKERS}")
 
 
 def _check_topic(text: str) -> None:
@@ -312,11 +308,7 @@ class WebhookSettings(OutletSettings):
     @property
     def is_to_loopback(self) -> bool:
         """Whether the url names this host by an address of loopback, or `localhost`."""
-        host = self.parts.hostname or ""
-        try:
-            return host == "localhost" or ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.parts.hostname or "")
 
     @property
     def waits_s(self) -> tuple[float, ...]:
@@ -359,8 +351,8 @@ class KafkaSettings(OutletSettings):
     brokers: str = field(
         metadata=about(
             "some brokers of the cluster",
-            unit=_BROKERS,
-            check=_check_brokers,
+            unit=ADDRESSES,
+            check=check_addresses,
             hidden="@",
         )
     )

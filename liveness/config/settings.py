@@ -9,7 +9,6 @@ and the names of the environment variables derive from it, and tests compare
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,6 +26,7 @@ from liveness.config.checks import (
     check_ties,
     check_waits,
     host_names,
+    is_loopback,
     split_address,
     waits_ms,
 )
@@ -196,10 +196,7 @@ class HttpSettings:
     @property
     def is_on_loopback(self) -> bool:
         """Whether only this host can connect to the address."""
-        try:
-            return self.host == "localhost" or ip_address(self.host).is_loopback
-        except ValueError:
-            return False  # a name may resolve to any address
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
