@@ -117,8 +117,9 @@ class Setting:
 
     def hides(self, given: object) -> bool:
         """Whether a value may hold a password."""
-        is_checked = self.hidden is not None and bool(given)
-        return is_checked and bool(re.search(self.hidden or "", str(given)))
+        if self.hidden is None or not given:
+            return False
+        return re.search(self.hidden, str(given)) is not None
 
     def visible_part(self, given: object) -> str:
         """The beginning of a hidden value that holds no password; empty: none."""

@@ -333,20 +333,26 @@ def _outlets(path: Path, section: str, outlets: object) -> Iterator[_Found]:
             )
         else:
             yield _OutletSection(section, name)
-            own = {setting.key: setting for setting in outlet_settings(section, name)}
-            for key in own:
-                if own[key].is_required and key not in table:
-                    yield ConfigError(
-                        f"{path}: [{section}.{name}] has no {key} ({own[key].meaning}); "
-                        f"add it: it must be {own[key].allowed}"
-                    )
-            for key, value in table.items():
-                if key in own:
-                    yield _Value(own[key], value, str(path), is_text=False)
-                else:
-                    place = f"{section}.{name}."
-                    known = tuple(place + other for other in own)
-                    yield _Unknown(place + key, str(path), known, place)
+            yield from _outlet_values(path, section, name, table)
+
+
+def _outlet_values(
+    path: Path, section: str, name: str, table: Mapping[str, object]
+) -> Iterator[_Found]:
+    own = {setting.key: setting for setting in outlet_settings(section, name)}
+    for key, setting in own.items():
+        if setting.is_required and key not in table:
+            yield ConfigError(
+                f"{path}: [{section}.{name}] has no {key} ({setting.meaning}); add it: it "
+                f"must be {setting.allowed}"
+            )
+    place = f"{section}.{name}."
+    known = tuple(place + key for key in own)
+    for key, value in table.items():
+        if key in own:
+            yield _Value(own[key], value, str(path), is_text=False)
+        else:
+            yield _Unknown(place + key, str(path), known, place)
 
 
 def _in_no_outlet(path: Path, section: str, place: str) -> ConfigError:
@@ -397,20 +403,20 @@ def _between_settings(
 def _between_outlets(
     values: Mapping[str, Any], sources: Mapping[str, str]
 ) -> Iterator[ConfigError]:
+    others = [values[other] for other in _OF_OUTLETS]
     for section, name in _outlet_names(sources):
+        settings = {it.key: it for it in outlet_settings(section, name)}
         own = _outlet(section, name, values)
-        if len(own) == len(outlet_settings(section, name)):  # all are valid
-            place = f"{section}.{name}"
-            settings = {it.key: it for it in outlet_settings(section, name)}
-            others = [values[other] for other in _OF_OUTLETS]
-            for key, why in OUTLETS[section](**own).faults(*others):
-                if key in settings:
-                    source = sources[f"{place}.{key}"]
-                    yield ConfigError(settings[key].fault(own[key], why, source))
-                else:  # of [kafka.NAME.client]; its values may be secrets
-                    yield ConfigError(
-                        f"{place}.{key} ({sources[f'{place}.client']}): {why}"
-                    )
+        if len(own) < len(settings):  # one is not valid
+            continue
+        place = f"{section}.{name}"
+        for key, why in OUTLETS[section](**own).faults(*others):
+            if key in settings:
+                source = sources[f"{place}.{key}"]
+                yield ConfigError(settings[key].fault(own[key], why, source))
+            else:  # of [kafka.NAME.client]; its values may be secrets
+                source = sources[f"{place}.client"]
+                yield ConfigError(f"{place}.{key} ({source}): {why}")
 
 
 def _outlet_names(sources: Mapping[str, object]) -> list[tuple[str, str]]:
