@@ -26,6 +26,11 @@ def escaped(text: str) -> str:
     return printable(text.replace("\\", "\\\\"))
 
 
+def shortened(text: str, most: int) -> str:
+    """At most its first *most* characters, escaped; "…" stands for the others."""
+    return escaped(text[:most]) + ("…" if len(text) > most else "")
+
+
 def printable(text: str) -> str:
     """As `escaped`, but keep backslashes: for text with parts already escaped."""
     if text.isprintable():

@@ -122,6 +122,7 @@ ConfigFile = Annotated[
     ),
 ]
 State = Annotated[str | None, setting_flag("--state", "DIR")]
+Limit = Annotated[int, number(int, "N", "at most N (default 100)", 1, 2**63 - 1)]
 Json = Annotated[bool, Parameter(help="JSON in place of text")]
 name_of: Final = text_of("name", MAX_NAME_BYTES)
 GatewayName = Annotated[

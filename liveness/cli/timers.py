@@ -4,7 +4,6 @@ A key names a timer within its gateway. Where several gateways have a timer of t
 the command names them and asks for `--gateway`; it never picks one itself.
 """
 
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from json import dumps
@@ -17,20 +16,19 @@ from cyclopts import Parameter
 from liveness.cli.options import (
     GatewayName,
     Json,
+    Limit,
     Socket,
     declared,
-    number,
     text_of,
 )
 from liveness.config.sources import socket_path
 from liveness.console.admin_client import CommandError, request_json, unexpected_answer
+from liveness.console.paged_list import print_list
 from liveness.console.record_lines import ascii_json
-from liveness.console.terminal import report_line
 from liveness.core.frames import MAX_KEY_BYTES
 from liveness.core.timer_states import FIRED, PENDING, STATES
-from liveness.text import escaped, relative, utc_time
+from liveness.text import escaped, relative, shortened, utc_time
 
-PAGE: Final = 100
 # The sidecar waits up to twice 5 s for its disk before it answers that it cannot write.
 TIMEOUT_S: Final = 15.0
 MESSAGE_SHOWN: Final = 60  # characters of a message in the line of a timer
@@ -55,9 +53,7 @@ def text_line(timer: TimerMap) -> str:
     if timer["attempts"]:
         parts.append(f"attempt {timer['attempts']}")
     if "message" in timer:
-        message = timer["message"]
-        cut = "…" if len(message) > MESSAGE_SHOWN else ""
-        parts.append(escaped(message[:MESSAGE_SHOWN]) + cut)
+        parts.append(shortened(timer["message"], MESSAGE_SHOWN))
     return "  ".join(parts)
 
 
@@ -94,14 +90,14 @@ def _find(
     With *damaged*, the timer damaged on disk whose id is *key*.
     """
     if damaged:
-        timers, _ = _page(path, "/v1/timers", {"id": key})
+        timers = _timers(path, "/v1/timers", {"id": key})
         if timers and "damaged" in timers[0]:
             return timers[0]
         raise CommandError(
             f"no timer {key} is damaged: `liveness timers list` shows those that are"
         )
     query = {"key": key} if gateway is None else {"key": key, "gateway": gateway}
-    timers, _ = _page(path, "/v1/timers/newest", query)
+    timers = _timers(path, "/v1/timers/newest", query)
     if len(timers) == 1:
         return timers[0]
     if timers:
@@ -120,14 +116,13 @@ def _find(
     )
 
 
-def _page(
-    path: Path, page: str, query: Mapping[str, str]
-) -> tuple[list[TimerMap], str | None]:
-    """The timers on a page, and where the next page begins, if there is one."""
+def _timers(path: Path, page: str, query: Mapping[str, str]) -> list[TimerMap]:
+    """The timers on a page."""
     found = request_json(path, f"{page}?{urlencode(query)}", timeout_s=TIMEOUT_S)
     if not isinstance(found.get("timers"), list):
         raise unexpected_answer(path)
-    return found["timers"], found.get("next")
+    timers: list[TimerMap] = found["timers"]
+    return timers
 
 
 def _change(
@@ -190,27 +185,21 @@ def list_command(
             converter=text_of("ext", MAX_KEY_BYTES),
         ),
     ] = None,
-    limit: Annotated[
-        int, number(int, "N", "at most N (default 100)", 1, 2**63 - 1)
-    ] = 100,
+    limit: Limit = 100,
     json: Json = False,
 ) -> None:
     """List timers, the newest first; with --json an object a line."""
-    path = socket_path(socket)
-    line = ascii_json if json else text_line
     filters = {"gateway": gateway, "state": state, "ext": ext}
     query = {name: value for name, value in filters.items() if value is not None}
-    left = limit
-    while left:
-        query["limit"] = str(min(left, PAGE))
-        timers, before = _page(path, "/v1/timers", query)
-        sys.stdout.writelines(f"{line(timer)}\n" for timer in timers)
-        sys.stdout.flush()
-        if before is None:
-            return
-        left -= len(timers)
-        query["before"] = before
-    report_line(f"there may be more than these {limit}: see them with a larger --limit")
+    print_list(
+        socket_path(socket),
+        "/v1/timers",
+        "timers",
+        query,
+        line=ascii_json if json else text_line,
+        limit=limit,
+        timeout_s=TIMEOUT_S,
+    )
 
 
 @command.command(name="show", help_epilogue="Example: liveness timers show order:17")

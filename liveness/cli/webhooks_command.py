@@ -1,23 +1,20 @@
 """`liveness webhooks`: lists and tests webhooks; shows, retries and drops dead letters."""
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import urlencode
 
 from cyclopts import CycloptsError, Parameter, Token
 
-from liveness.cli.options import Json, Socket, declared, name_of, number
+from liveness.cli.options import Json, Limit, Socket, declared, name_of
 from liveness.config.sources import socket_path
 from liveness.console import record_lines
-from liveness.console.admin_client import request_json, unexpected_answer
+from liveness.console.admin_client import reading_answer, request_json
+from liveness.console.paged_list import print_list
 from liveness.console.record_lines import ascii_json
 from liveness.console.terminal import report_line
-from liveness.text import escaped, from_json, utc_time
+from liveness.text import escaped, from_json, shortened, utc_time
 
-PAGE: Final = 100
 # A webhook waits for its receiver for up to 300 s; for `--all` the sidecar begins requests
 # for 20 s.
 TIMEOUT_S: Final = 330.0
@@ -60,7 +57,7 @@ def letter_line(letter: Map) -> str:
         utc_time(letter["at"]),
         escaped(letter["webhook"]),
         f"{status} after attempt {letter['attempts']}",
-        _short(letter["answer"]),
+        shortened(letter["answer"], ANSWER_SHOWN),
         record_lines.text_line(from_json(letter["record"])),
     ]
     return "  ".join(filter(None, parts))
@@ -71,31 +68,11 @@ def result_line(result: Map) -> str:
     status = "no answer" if result["status"] is None else f"status {result['status']}"
     how = "accepted" if result["accepted"] else "not accepted"
     line = f"{how}: {status} after {result['seconds']:.3f} s"
-    return "  ".join(filter(None, [line, _short(result["answer"])]))
-
-
-def _short(answer: str) -> str:
-    cut = "…" if len(answer) > ANSWER_SHOWN else ""
-    return escaped(answer[:ANSWER_SHOWN]) + cut
+    answer = shortened(result["answer"], ANSWER_SHOWN)
+    return "  ".join(filter(None, [line, answer]))
 
 
 # --- requests -------------------------------------------------------------------------
-
-
-@contextmanager
-def _of_a_sidecar(path: Path) -> Iterator[None]:
-    """Turns what goes wrong with an answer of another program into a `CommandError`."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise unexpected_answer(path) from None
-
-
-def _show(path: Path, rows: Any, line: Callable[[Map], str]) -> None:
-    with _of_a_sidecar(path):
-        lines = [line(row) for row in rows]
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    sys.stdout.flush()
 
 
 def _change(path: Path, what: str, **body: str) -> Map:
@@ -104,7 +81,7 @@ def _change(path: Path, what: str, **body: str) -> Map:
 
 def _show_result(path: Path, result: Map, *, json: bool) -> int:
     """Prints what came of a request; returns the exit code."""
-    with _of_a_sidecar(path):
+    with reading_answer(path):
         line = f"{escaped(result['webhook'])}: {result_line(result)}"
     print(ascii_json(result) if json else line)
     return 0 if result["accepted"] else REFUSED
@@ -139,9 +116,13 @@ _ONE_OF: Final = "give either ID or --all NAME"
 def list_command(*, socket: Socket = None, json: Json = False) -> None:
     """List webhooks, and how each is; with --json an object a line."""
     path = socket_path(socket)
-    found = request_json(path, "/v1/webhooks").get("webhooks")
-    _show(path, found, ascii_json if json else webhook_line)
-    if not found:
+    found = request_json(path, "/v1/webhooks")
+    line = ascii_json if json else webhook_line
+    with reading_answer(path):
+        lines = [line(webhook) for webhook in found["webhooks"]]
+    for shown in lines:
+        print(shown)
+    if not lines:
         report_line("the settings have no [webhooks.NAME]")
 
 
@@ -166,26 +147,19 @@ def dead_command(
     /,
     *,
     socket: Socket = None,
-    limit: Annotated[
-        int, number(int, "N", "at most N (default 100)", 1, 2**63 - 1)
-    ] = 100,
+    limit: Limit = 100,
     json: Json = False,
 ) -> None:
     """Show records that a receiver refused, the newest first."""
-    path = socket_path(socket)
-    query = {} if name is None else {"webhook": name}
-    left = limit
-    while left:
-        query["limit"] = str(min(left, PAGE))
-        page = f"/v1/webhooks/dead?{urlencode(query)}"
-        found = request_json(path, page, timeout_s=TIMEOUT_S)
-        letters, before = found.get("dead"), found.get("next")
-        _show(path, letters, ascii_json if json else letter_line)
-        if before is None:
-            return
-        left -= len(found["dead"])
-        query["before"] = before
-    report_line(f"there may be more than these {limit}: see them with a larger --limit")
+    print_list(
+        socket_path(socket),
+        "/v1/webhooks/dead",
+        "dead",
+        {} if name is None else {"webhook": name},
+        line=ascii_json if json else letter_line,
+        limit=limit,
+        timeout_s=TIMEOUT_S,
+    )
 
 
 @command.command(name="retry", help_epilogue="Example: liveness webhooks retry 17")
@@ -224,7 +198,7 @@ def _retry_all(path: Path, name: str, *, json: bool) -> int:
     body, is_over = {"webhook": name}, False
     while not is_over:  # the sidecar ends each answer after a while
         answer = _change(path, "retry-all", **body)
-        with _of_a_sidecar(path):
+        with reading_answer(path):
             accepted += int(answer["accepted"])
             refused += int(answer["refused"])
             failed, left = answer["failed"], int(answer["left"])
@@ -274,7 +248,7 @@ def drop_command(
             )
         case _:
             raise CycloptsError(msg=_ONE_OF, command_chain=("webhooks", "drop"))
-    with _of_a_sidecar(path):
+    with reading_answer(path):
         deleted = 1 if all is None else int(answer["deleted"])
         left = int(answer["left"])
         line = f"{escaped(answer['webhook'])}: {deleted:,} deleted, {left:,} left"

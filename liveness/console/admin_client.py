@@ -4,7 +4,8 @@ import http.client
 import json
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +66,15 @@ def not_a_sidecar(path: Path) -> CommandError:
 def unexpected_answer(socket_path: Path) -> CommandError:
     """The same, for the `admin.sock` beside *socket_path*."""
     return not_a_sidecar(socket_path.with_name(ADMIN_SOCKET))
+
+
+@contextmanager
+def reading_answer(socket_path: Path) -> Iterator[None]:
+    """Raises a `CommandError` if an answer, read within it, has not the form it should."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise unexpected_answer(socket_path) from None
 
 
 class AdminConnection(http.client.HTTPConnection):
@@ -155,8 +165,6 @@ def readiness(socket_path: Path) -> tuple[bool, list[str]]:
         CommandError: The sidecar did not answer.
     """
     status, text = send_request(socket_path, "/readyz")
-    try:
+    with reading_answer(socket_path):
         reasons = [str(reason) for reason in parse_object(socket_path, text)["why"]]
-    except (TypeError, KeyError):
-        raise unexpected_answer(socket_path) from None
     return status == HTTPStatus.OK, reasons

@@ -221,7 +221,14 @@ def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> Non
 
 @pytest.mark.parametrize(
     "answer",
-    [(200, b"ok"), (200, b"[]"), (200, b"{}"), (404, b"Not Found"), (500, b"{}")],
+    [
+        (200, b"ok"),
+        (200, b"[]"),
+        (200, b"{}"),
+        (200, b'{"timers": [7]}'),
+        (404, b"Not Found"),
+        (500, b"{}"),
+    ],
 )
 def test_what_is_no_sidecar_is_told_as_such(
     admin: Admin, run: Any, answer: tuple[int, bytes]
