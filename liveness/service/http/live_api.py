@@ -88,7 +88,7 @@ class LiveApi:
         *,
         mono: Callable[[], float],
     ) -> None:
-        self._mono, self._turnstile = mono, turnstile
+        self._turnstile = turnstile
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=mono)
         self._summaries = summaries
         self._log_writer = log_writer
@@ -134,7 +134,6 @@ class LiveApi:
                 settle_s,
                 max_searched=MAX_SEARCHED,
                 turnstile=self._turnstile,
-                mono=self._mono,
             )
         notify = writer.wake.notify
         summaries.follow(notify)
@@ -222,9 +221,10 @@ class LiveApi:
 
 async def _recent_settled(settled: SettledRecords) -> RecentRecords:
     entries, left_out = await settled.take(MAX_RECORDS)
-    if not left_out:
-        return RecentRecords(entries, settled.start)
-    return RecentRecords(entries, min(entry.record.seq for entry in entries) - 1)
+    after = settled.start
+    if left_out and entries:
+        after = max(after, min(entry.record.seq for entry in entries) - 1)
+    return RecentRecords(entries, after)
 
 
 def _members(entries: list[TailEntry], left_out: int) -> str:

@@ -3,7 +3,6 @@
 import re
 import sqlite3
 from collections import deque
-from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple
 
@@ -69,6 +68,7 @@ class StreamReaders:
         self._feed = feed
         self._clock = clock
         self._counts = counts
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         # Of all streams together: each offline that waits takes memory.
         self._room = SettlingRoom(max_settling)
         self._damping = DampingCounts()
@@ -107,6 +107,11 @@ class StreamReaders:
         """Seconds until `take` may have something though nothing is written."""
         return reader.next_in_s(self._clock.wall_ms())
 
+    def log_unread(self, error: Exception) -> None:
+        """Log that a stream leaves out records that cannot be read."""
+        message = "the log cannot be read: a stream leaves records out"
+        self._log_throttled(_log.warning, message, key=message, error=str(error))
+
 
 class NewestSettled(NamedTuple):
     """The newest entries that a damped stream shows, and how many it leaves out."""
@@ -125,7 +130,9 @@ class SettledRecords:
         settle_s: How long a user must be away.
         max_searched: The newest records since the last summary that are searched.
         turnstile: Passed before each part of the search.
-        mono: Monotonic seconds, for the log.
+
+    Attributes:
+        start: All matching records above this seq were taken, or wait.
     """
 
     def __init__(
@@ -137,7 +144,6 @@ class SettledRecords:
         *,
         max_searched: int,
         turnstile: Turnstile,
-        mono: Callable[[], float],
     ) -> None:
         self._readers = readers
         self._log_writer = log_writer
@@ -145,32 +151,24 @@ class SettledRecords:
         self._settle_s = settle_s
         self._max_searched = max_searched
         self._turnstile = turnstile
-        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=mono)
         oldest = log_writer.first - 1
         self.start = max(log_writer.durable_seq - max_searched, oldest)
-        self._reader = self._from(self.start)
+        self._reader = self._open()
 
     async def take(self, limit: int) -> NewestSettled:
         """Take what there is by now; the newest *limit* are shown."""
         count = 0
         behind = self._log_writer.durable_seq - self._reader.reached
-        if behind > self._max_searched:  # what waits is left out too
-            count = behind - self._max_searched + self._reader.waiting
-            start = self._reader.reached + behind - self._max_searched
-            self._reader.close()
-            self._reader = self._from(start)
+        if behind > self._max_searched:
+            count = self._skip(self._log_writer.durable_seq - self._max_searched)
         newest = deque[TailEntry](maxlen=limit)
         while True:
             await self._turnstile.wait()
             try:
                 entries = await self._readers.take(self._reader, SEARCH_STEP)
             except (sqlite3.Error, OSError) as error:
-                message = "the log cannot be read: a stream leaves records out"
-                self._log_throttled(
-                    _log.warning, message, key=message, error=str(error)
-                )
-                self._reader.close()
-                self._reader = self._from(self._log_writer.durable_seq)
+                self._readers.log_unread(error)
+                count += self._skip(self._log_writer.durable_seq)
                 break
             newest += entries
             count += len(entries)
@@ -182,7 +180,15 @@ class SettledRecords:
         """Give back the room of what waits."""
         self._reader.close()
 
-    def _from(self, position: int) -> DampedReader:
+    def _skip(self, start: int) -> int:
+        """Begin anew; return how many records that leaves out, with those that wait."""
+        left_out = start - self._reader.reached + self._reader.waiting
+        self._reader.close()
+        self.start = start
+        self._reader = self._open()
+        return left_out
+
+    def _open(self) -> DampedReader:
         return self._readers.open(
-            self._wanted, position, self._settle_s, is_resumed=False
+            self._wanted, self.start, self._settle_s, is_resumed=False
         )

@@ -1,9 +1,11 @@
 """Streams with `settle_s`: the feed and summaries, in virtual time."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from liveness.config.settings import HttpSettings
 from liveness.service.http import live_api
@@ -166,3 +168,28 @@ async def test_a_search_for_what_settles_is_bounded(
         records = [it["seq"] for it in summary.data["records"]]
         # Twenty were not searched, six did not fit, and the offline waited.
         assert (records, summary.data["left_out"]) == ([48, 49, 50, 51], 27)
+
+
+@virtual
+async def test_what_cannot_be_read_is_left_out_and_counted(
+    rig: Rig, tmp_path: Path
+) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    rig.sidecar.feed._tail.clear()
+    rig.store.path.rename(tmp_path / "away")
+    with capture_logs() as lines:
+        async with reading(rig.door(), f"/v1/live?settle_s={SETTLE_S}") as reader:
+            (history,) = await reader.events(1)
+            assert (history.data["records"], history.data["records_after"]) == ([], 2)
+            await does(gateway, "logout", "ada")
+            assert await shown(reader, 2) == []
+            await does(gateway, "login", "eve", "dan")
+            rig.sidecar.feed._tail.clear()
+            (summary,) = await reader.events(1)
+            # Two cannot be read, and the offline waited.
+            assert (summary.data["records"], summary.data["left_out"]) == ([], 3)
+            await does(gateway, "login", "kim")
+            assert await shown(reader, 1) == [6]
+    assert [line["event"] for line in lines if "cannot be read" in line["event"]] == [
+        "the log cannot be read: a stream leaves records out"
+    ]
