@@ -113,6 +113,25 @@ async def test_an_offline_that_goes_early_is_counted(rig: Rig) -> None:
         assert rig.counts.limits_met["limits.max_settling"] == 3
 
 
+@pytest.mark.parametrize("page", ["feed", "live"])
+@pytest.mark.rig(clock=VirtualWallClock, max_settling=100)
+async def test_a_stream_that_ends_gives_back_the_room_of_what_waits(
+    rig: Rig, page: str
+) -> None:
+    users = [f"user-{n}" for n in range(100)]
+    gateway = await rig.gateway_of(users, kinds=[])
+    async with reading(rig.door(), f"/v1/{page}?settle_s={SETTLE_S}") as reader:
+        await reader.event()
+        await does(gateway, "logout", *users)
+        await trio.sleep(2)
+    await does(gateway, "login", *users)
+    async with feed(rig) as reader:
+        await reader.event()
+        await does(gateway, "logout", *users)
+        assert len(await reader.events(100)) == 100
+    assert rig.counts.limits_met["limits.max_settling"] == 0
+
+
 @pytest.mark.rig(clock=VirtualWallClock, http=HttpSettings(max_backlog=100))
 async def test_offlines_that_wait_are_no_backlog(rig: Rig) -> None:
     users = [f"user-{n}" for n in range(300)]
