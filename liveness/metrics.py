@@ -44,8 +44,8 @@ LIMITS: Final = (
     "limits.max_refused", "limits.max_links", "limits.max_handshakes",
     "limits.max_gateways", "limits.max_names", "limits.max_gateway_users",
     "limits.max_users", "limits.pause_firing", "limits.pause_reading",
-    "limits.max_settling", "timers.max_live", "timers.max_pending", "http.max_streams", "http.max_backlog", "cluster.max_questions",
-    "cluster.max_link_questions",
+    "limits.max_settling", "timers.max_live", "timers.max_pending", "http.max_streams",
+    "http.max_backlog", "cluster.max_questions", "cluster.max_link_questions",
 )  # fmt: skip
 LATENESS_STAGES: Final = ("decided", "durable", "sent")
 # Finest around the promises: 50 ms decided, 100 ms delivered.

@@ -2,10 +2,11 @@
 
     GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME&users=true&settle_s=N
 
-The id of an event is `LOG:SEQ`; with `settle_s`, a position behind which nothing is lost. A browser that reconnects sends its last id, and continues
-behind it. If that id is of another log, the stream begins at the oldest record kept, or, if
-this log is a copy of that one, where the two part. The first event of each stream, `log`,
-says which log this is and where the stream begins.
+The id of an event is `LOG:SEQ`; with `settle_s`, a position behind which nothing is lost. A
+browser that reconnects sends its last id, and continues behind it. If that id is of another
+log, the stream begins at the oldest record kept, or, if this log is a copy of that one,
+where the two part. The first event of each stream, `log`, says which log this is and where
+the stream begins.
 
 A reader has no queue, only a position in the log, as readers on links do. A reader that
 falls too far behind gets an event that says so, and its stream ends.
