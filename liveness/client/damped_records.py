@@ -69,6 +69,10 @@ class DampedRecords:
         )
         self.has_begun = True
 
+    def linked(self) -> None:
+        """Note that a link has begun: what it is about to deliver has not arrived yet."""
+        self._quiet_s = 0.0
+
     @property
     def oldest_seq(self) -> int | None:
         """The seq of the oldest offline that waits; None if none does."""

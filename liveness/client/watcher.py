@@ -441,6 +441,8 @@ class Watch(AsyncIterator[RecordMap]):
             if self._begin(link.welcome):
                 self._link, self._acked = link, (0,)
                 self._linked_at = self._acked_at = anyio.current_time()
+                if self._damped is not None:
+                    self._damped.linked()
                 self._report(was_linked=was_linked)
                 return link
             await link.aclose()

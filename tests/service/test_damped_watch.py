@@ -17,7 +17,9 @@ import liveness
 from liveness.client import damped_records
 from liveness.client.inbox import RecordMap
 from liveness.client.watcher import Watch
+from liveness.client.watcher_link import WatcherLink
 from liveness.core import frames
+from liveness.core.framing import Frame
 from liveness.core.records import MOVED, OFFLINE, ONLINE
 from tests.service.rig import Caller, Rig, VirtualWallClock, running
 
@@ -327,6 +329,29 @@ async def test_a_user_who_is_back_while_the_program_works_does_not_go_offline(
         await does(gateway, "login", "eve")
         await trio.sleep(SETTLE_S * 2)  # the program's work on a record
         assert await next_of(watch, 1) == [(OFFLINE, "bob")]
+        await nothing_of(watch, SETTLE_S * 2)
+        assert watch.damping.left_out == 2
+
+
+@virtual
+async def test_a_new_link_has_its_moment_to_say_who_is_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    next_frame = WatcherLink.next_frame
+
+    async def late(link: WatcherLink) -> Frame:
+        await trio.sleep(damped_records.QUIET_S / 2)
+        return await next_frame(link)
+
+    async with reading(rig) as watch:
+        await does(gateway, "logout", "ada")
+        await nothing_of(watch, 1)
+        await watch._drop_link()
+        await does(gateway, "login", "ada")
+        await trio.sleep(SETTLE_S * 2)
+        await watch.connected()
+        monkeypatch.setattr(WatcherLink, "next_frame", late)
         await nothing_of(watch, SETTLE_S * 2)
         assert watch.damping.left_out == 2
 
