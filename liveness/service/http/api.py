@@ -7,7 +7,7 @@ object with exactly the expected keys. An error is
 
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, Protocol
 from urllib.parse import parse_qsl
 
@@ -137,7 +137,7 @@ def query_of(request: Request, *names: str) -> dict[str, str]:
 
 
 async def body_of(
-    request: Request, *names: str, or_none: bool = False, optional: str = ""
+    request: Request, *names: str, or_none: bool = False, optional: Collection[str] = ()
 ) -> dict[str, str]:
     """The values in a JSON body, by key.
 
@@ -145,7 +145,7 @@ async def body_of(
         request: Its body; the middleware has bounded it.
         names: The keys that it must have.
         or_none: Whether `{}` is allowed as well.
-        optional: A key that it may have.
+        optional: Keys that it may have.
     Raises:
         ApiError: The body is not such an object, or a value is invalid.
     """
@@ -156,12 +156,12 @@ async def body_of(
         found = None
     is_none = or_none and found == {}
     if not isinstance(found, dict) or not (
-        is_none or {*names} <= found.keys() <= {*names, optional}
+        is_none or {*names} <= found.keys() <= {*names, *optional}
     ):
         if or_none:
             form += ", or {} for all"
-        if optional:
-            form += f', and "{optional}" if need be'
+        for name in optional:
+            form += f', and "{name}" if need be'
         raise ApiError(400, f"the body must be JSON with exactly these keys: {form}")
     return {name: _checked(name, value, "body") for name, value in found.items()}
 

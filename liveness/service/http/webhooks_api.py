@@ -136,7 +136,7 @@ class WebhooksApi:
         return JSONResponse({"webhook": name, "id": number, **_result(result)})
 
     async def _retry_all(self, request: Request) -> Response:
-        body = await body_of(request, "webhook", optional="after")
+        body = await body_of(request, "webhook", optional=["after"])
         name = body["webhook"]
         webhook = self._named(name)
         number: int | None = number_in(body, "after", 0, MAX_INTEGER, where="body")
