@@ -286,6 +286,17 @@ async def test_what_the_disk_refuses_after_an_accepted_request_is_said(
         assert await ids(here, webhook="mail") == [letter]
 
 
+async def test_an_error_amid_a_retry_of_all_says_what_was_done_before(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with scene(tmp_path) as here:
+        await here.refuse("a", "b")
+        here.receiver.next.append(REFUSING)
+        with here.undeletable():
+            error = (await here.post("retry-all", 503, **MAIL))["error"]
+        assert error.endswith("; 0 were accepted and 1 refused before that")
+
+
 async def test_dropped_letters_are_gone_and_their_numbers_are_not_used_again(
     tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
