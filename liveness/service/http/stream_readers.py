@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from liveness.core.damping import MOST_SETTLE_S, DampingCounts, SettlingRoom
-from liveness.core.records import Subscription
+from liveness.core.records import Gap, Subscription
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
@@ -156,7 +156,7 @@ class SettledRecords:
         self._reader = self._open()
 
     async def take(self, limit: int) -> NewestSettled:
-        """Take what there is by now; the newest *limit* are shown."""
+        """Take what there is by now, but for damaged records; show the newest *limit*."""
         count = 0
         behind = self._log_writer.durable_seq - self._reader.reached
         if behind > self._max_searched:
@@ -170,8 +170,10 @@ class SettledRecords:
                 self._readers.log_unread(error)
                 count += self._skip(self._log_writer.durable_seq)
                 break
-            newest += entries
-            count += len(entries)
+            # Summaries have no gaps.
+            found = [entry for entry in entries if not isinstance(entry.record, Gap)]
+            newest += found
+            count += len(found)
             if not self._reader.is_behind:
                 break
         return NewestSettled([*newest], count - len(newest))

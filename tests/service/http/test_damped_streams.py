@@ -1,5 +1,7 @@
 """Streams with `settle_s`: the feed and summaries, in virtual time."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +214,17 @@ async def test_what_cannot_be_read_is_left_out_and_counted(
     assert [line["event"] for line in lines if "cannot be read" in line["event"]] == [
         "the log cannot be read: a stream leaves records out"
     ]
+
+
+@pytest.mark.parametrize("query", ["", f"?settle_s={SETTLE_S}"])
+@virtual
+async def test_damaged_records_are_left_out_of_summaries(rig: Rig, query: str) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    await does(gateway, "login", "bob")
+    await does(gateway, "login", "eve")
+    with closing(sqlite3.connect(rig.store.path)) as db, db:
+        db.execute("update log set crc = crc + 1 where last = 2")
+    rig.sidecar.feed._tail.clear()
+    async with reading(rig.door(), f"/v1/live{query}") as reader:
+        (history,) = await reader.events(1)
+        assert [it["seq"] for it in history.data["records"]] == [1, 3]
