@@ -42,6 +42,7 @@ from liveness.service.http.pacing import SharedPages
 from liveness.service.http.stream_readers import (
     SEARCH_STEP,
     SETTLE,
+    NewestSettled,
     SettledRecords,
     StreamReaders,
     settle_s_in,
@@ -143,7 +144,8 @@ class LiveApi:
             if settled is None:
                 recent = await self._recent(position, subscription)
             else:
-                recent = await _recent_settled(settled)
+                newest_settled = await settled.take(MAX_RECORDS)
+                recent = RecentRecords(newest_settled.entries, newest_settled.after)
             history = f"{summaries.history_text[:-1]},{recent.text}}}"
             await writer.send(event("history", history, id=f"{log}:{position}"))
             while True:
@@ -153,7 +155,7 @@ class LiveApi:
                     skipped = max(0, newest - MAX_SEARCHED - position)
                     records = self._records(position + skipped, skipped, subscription)
                 else:
-                    records = _members(*await settled.take(MAX_RECORDS))
+                    records = _members(await settled.take(MAX_RECORDS))
                 position = newest
                 text = f"{summaries.text[:-1]},{records}}}"
                 await writer.send(event("summary", text, id=f"{log}:{position}"))
@@ -219,15 +221,7 @@ class LiveApi:
         return found
 
 
-async def _recent_settled(settled: SettledRecords) -> RecentRecords:
-    entries, left_out = await settled.take(MAX_RECORDS)
-    after = settled.start
-    if left_out and entries:
-        after = max(after, min(entry.record.seq for entry in entries) - 1)
-    return RecentRecords(entries, after)
-
-
-def _members(entries: list[TailEntry], left_out: int) -> str:
+def _members(found: NewestSettled) -> str:
     """The records of a summary as members of a JSON object."""
-    records = ",".join(entry.json for entry in entries)
-    return f'"records":[{records}],"left_out":{left_out}'
+    records = ",".join(entry.json for entry in found.entries)
+    return f'"records":[{records}],"left_out":{found.left_out}'

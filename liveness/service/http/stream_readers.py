@@ -114,10 +114,14 @@ class StreamReaders:
 
 
 class NewestSettled(NamedTuple):
-    """The newest entries that a damped stream shows, and how many it leaves out."""
+    """The newest entries that a damped stream shows, and how many it leaves out.
+
+    If they are the first: all that match above `after` are among them, or wait.
+    """
 
     entries: list[TailEntry]
     left_out: int
+    after: int
 
 
 class SettledRecords:
@@ -130,9 +134,6 @@ class SettledRecords:
         settle_s: How long a user must be away.
         max_searched: The newest records since the last summary that are searched.
         turnstile: Passed before each part of the search.
-
-    Attributes:
-        start: All matching records above this seq were taken, or wait.
     """
 
     def __init__(
@@ -152,31 +153,34 @@ class SettledRecords:
         self._max_searched = max_searched
         self._turnstile = turnstile
         oldest = log_writer.first - 1
-        self.start = max(log_writer.durable_seq - max_searched, oldest)
+        self._start = max(log_writer.durable_seq - max_searched, oldest)
         self._reader = self._open()
 
     async def take(self, limit: int) -> NewestSettled:
         """Take what there is by now, but for damaged records; show the newest *limit*."""
-        count = 0
+        left_out = 0
         behind = self._log_writer.durable_seq - self._reader.reached
         if behind > self._max_searched:
-            count = self._skip(self._log_writer.durable_seq - self._max_searched)
-        newest = deque[TailEntry](maxlen=limit)
+            left_out = self._skip(self._log_writer.durable_seq - self._max_searched)
+        after = self._start
+        newest = deque[TailEntry]()
         while True:
             await self._turnstile.wait()
             try:
                 entries = await self._readers.take(self._reader, SEARCH_STEP)
             except (sqlite3.Error, OSError) as error:
                 self._readers.log_unread(error)
-                count += self._skip(self._log_writer.durable_seq)
+                left_out += self._skip(self._log_writer.durable_seq)
+                after = self._start
                 break
             # Summaries have no gaps.
-            found = [entry for entry in entries if not isinstance(entry.record, Gap)]
-            newest += found
-            count += len(found)
+            newest += (it for it in entries if not isinstance(it.record, Gap))
+            while len(newest) > limit:
+                after = max(after, newest.popleft().record.seq)
+                left_out += 1
             if not self._reader.is_behind:
                 break
-        return NewestSettled([*newest], count - len(newest))
+        return NewestSettled([*newest], left_out, after)
 
     def close(self) -> None:
         """Give back the room of what waits."""
@@ -186,11 +190,11 @@ class SettledRecords:
         """Begin anew; return how many records that leaves out, with those that wait."""
         left_out = start - self._reader.reached + self._reader.waiting
         self._reader.close()
-        self.start = start
+        self._start = start
         self._reader = self._open()
         return left_out
 
     def _open(self) -> DampedReader:
         return self._readers.open(
-            self._wanted, self.start, self._settle_s, is_resumed=False
+            self._wanted, self._start, self._settle_s, is_resumed=False
         )

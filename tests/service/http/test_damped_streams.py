@@ -172,6 +172,21 @@ async def test_summaries_leave_out_who_is_soon_back(rig: Rig) -> None:
 
 
 @virtual
+async def test_what_a_stream_begins_with_is_all_above_what_did_not_fit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_api, "MAX_RECORDS", 4)
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    await does(gateway, "logout", "ada")
+    await does(gateway, "login", *[f"late-{n}" for n in range(10)])
+    await trio.sleep(SETTLE_S)
+    async with reading(rig.door(), f"/v1/live?settle_s={SETTLE_S}") as reader:
+        (history,) = await reader.events(1)
+        assert [it["seq"] for it in history.data["records"]] == [10, 11, 12, 2]
+        assert history.data["records_after"] == 9
+
+
+@virtual
 async def test_a_search_for_what_settles_is_bounded(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
