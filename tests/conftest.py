@@ -105,7 +105,7 @@ def jumping(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> MockClock:
-    """Virtual time, which stands still while a thread is at work.
+    """Virtual time that does not pass while a thread is at work.
 
     trio's own does not know of threads: it would take a commit for idleness and jump
     to the next deadline, whichever that is.

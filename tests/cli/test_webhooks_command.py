@@ -144,8 +144,8 @@ def test_all_are_retried_until_none_is_left(admin: Admin, run: Any) -> None:
             )  # fmt: skip
 
     admin.pages = Pages()
-    told = "mail: 239 accepted, 1 refused, 1 left\n"
-    assert run("retry", "--all", "mail") == (1, told, "")
+    shown = "mail: 239 accepted, 1 refused, 1 left\n"
+    assert run("retry", "--all", "mail") == (1, shown, "")
     assert [body for _, body in admin.asked] == [
         b'{"webhook": "mail"}',
         b'{"webhook": "mail", "after": "217"}',
@@ -187,8 +187,8 @@ def test_all_are_dropped_only_with_yes(admin: Admin, run: Any) -> None:
     assert said.startswith(
         "liveness: all dead letters of 'mail' would be lost for good"
     )
-    told = "mail: 1,200 deleted, 0 left\n"
-    assert run("drop", "--all", "mail", "--yes") == (0, told, "")
+    shown = "mail: 1,200 deleted, 0 left\n"
+    assert run("drop", "--all", "mail", "--yes") == (0, shown, "")
     assert admin.asked == [("/v1/webhooks/drop-all", b'{"webhook": "mail"}')]
 
 

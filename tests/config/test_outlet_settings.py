@@ -82,10 +82,13 @@ def test_without_a_section_there_is_no_outlet(tmp_path: Path) -> None:
 def test_a_name_that_metrics_cannot_have_is_refused(
     section: str, name: str, tmp_path: Path
 ) -> None:
-    told = refused(f"[{section}.'{name}']\n", tmp_path)
-    assert told.startswith(f"{tmp_path / 'l.toml'}: [{section}.'{name}'] has no valid")
-    assert told.endswith("it must be 1 to 32 of a-z, 0-9, - and _, beginning with a letter"
-                         " or a digit")  # fmt: skip
+    message = refused(f"[{section}.'{name}']\n", tmp_path)
+    assert message.startswith(
+        f"{tmp_path / 'l.toml'}: [{section}.'{name}'] has no valid"
+    )
+    assert message.endswith(
+        "it must be 1 to 32 of a-z, 0-9, - and _, beginning with a letter or a digit"
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,10 +146,10 @@ def test_an_unknown_key_is_named_with_the_nearest_of_the_same_outlet(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(toml, tmp_path)
-    told = caught.value.faults[0]
+    message = caught.value.faults[0]
     expected = f"{tmp_path / 'l.toml'}: there is no setting {named}"
     more = f"; the nearest is {nearest}" if nearest else ", nor one like it; remove it"
-    assert told.startswith(expected + more)
+    assert message.startswith(expected + more)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +163,10 @@ def test_an_unknown_key_is_named_with_the_nearest_of_the_same_outlet(
 def test_a_setting_without_a_default_has_to_be_there(
     toml: str, key: str, what: str, tmp_path: Path
 ) -> None:
-    told = refused(toml, tmp_path)
+    message = refused(toml, tmp_path)
     place = toml[: toml.index("]") + 1]
-    assert told.startswith(f"{tmp_path / 'l.toml'}: {place} has no {key} (")
-    assert f"; add it: {what}" in told
+    assert message.startswith(f"{tmp_path / 'l.toml'}: {place} has no {key} (")
+    assert f"; add it: {what}" in message
 
 
 # --- values ---------------------------------------------------------------------------
@@ -209,11 +212,10 @@ def test_a_value_that_is_not_allowed_is_refused(
     is_of_kafka = key in KafkaSettings.__slots__  # which has not those of both
     name, toml = ("kafka.bus", KAFKA) if is_of_kafka else ("webhooks.mail", SIGNED)
     toml = re.sub(rf"^{key} = .*\n", "", toml, flags=re.MULTILINE)
-    told = refused(f"{toml}{key} = {REFUSED[key][number]}\n", tmp_path)
-    told_at = f"({tmp_path / 'l.toml'}): it "
-    assert told.startswith(f"{name}.{key} is ")
-    assert told_at in told
-    assert "it must be " in told
+    message = refused(f"{toml}{key} = {REFUSED[key][number]}\n", tmp_path)
+    assert message.startswith(f"{name}.{key} is ")
+    assert f"({tmp_path / 'l.toml'}): it " in message
+    assert "it must be " in message
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5, MOST_SETTLE_S])
@@ -286,10 +288,10 @@ def test_users_only_has_to_have_an_effect(section: str, tmp_path: Path) -> None:
 def test_requests_are_signed_by_one_of_two_settings(
     toml: str, which: str, tmp_path: Path
 ) -> None:
-    told = refused(toml, tmp_path)
-    assert told.startswith("webhooks.mail.secret_file is ")
-    assert f"signed by secret_file or by secret, and {which}" in told
-    assert KEY not in told
+    message = refused(toml, tmp_path)
+    assert message.startswith("webhooks.mail.secret_file is ")
+    assert f"signed by secret_file or by secret, and {which}" in message
+    assert KEY not in message
 
 
 @pytest.mark.parametrize("length", [23, 24, 64, 65])
@@ -299,9 +301,11 @@ def test_a_secret_is_24_to_64_bytes(length: int, tmp_path: Path) -> None:
     if 24 <= length <= 64:
         assert webhook(toml, tmp_path).secret == key
     else:
-        told = refused(toml, tmp_path)
-        assert "it must be whsec_ and 24 to 64 bytes in base64; make one by `" in told
-        assert "openssl rand -base64 32" in told
+        message = refused(toml, tmp_path)
+        assert (
+            "it must be whsec_ and 24 to 64 bytes in base64; make one by `" in message
+        )
+        assert "openssl rand -base64 32" in message
 
 
 INLINE: Final = {
@@ -318,10 +322,10 @@ INLINE: Final = {
 def test_a_secret_in_the_wrong_place_or_form_is_not_repeated(
     name: str, tmp_path: Path
 ) -> None:
-    told = refused(INLINE[name], tmp_path)
-    assert told.startswith(f"{name.split()[0]} ")
-    assert str(tmp_path / "l.toml") in told
-    assert HUNTER not in told
+    message = refused(INLINE[name], tmp_path)
+    assert message.startswith(f"{name.split()[0]} ")
+    assert str(tmp_path / "l.toml") in message
+    assert HUNTER not in message
 
 
 def test_a_secret_of_code_is_not_repeated_either() -> None:
@@ -362,8 +366,8 @@ def test_records_are_kept_for_longer_than_they_are_tried(tmp_path: Path) -> None
 
 
 def test_what_depends_on_the_retention_waits_for_a_valid_one(tmp_path: Path) -> None:
-    told = refused(f"state.retention_s = 1\n{SIGNED}", tmp_path)
-    assert told.startswith("state.retention_s is 1 ")
+    message = refused(f"state.retention_s = 1\n{SIGNED}", tmp_path)
+    assert message.startswith("state.retention_s is 1 ")
 
 
 # --- the client of Kafka --------------------------------------------------------------
@@ -407,17 +411,17 @@ def test_a_client_setting_that_breaks_a_promise_is_refused(
     line: str, tmp_path: Path
 ) -> None:
     key, why = CLIENT[line]
-    told = refused(f"{KAFKA}[kafka.bus.client]\n{line}\n", tmp_path)
-    assert told.startswith(f"kafka.bus.client.{key} ({tmp_path / 'l.toml'}): ")
-    assert why in told
-    assert HUNTER not in told
+    message = refused(f"{KAFKA}[kafka.bus.client]\n{line}\n", tmp_path)
+    assert message.startswith(f"kafka.bus.client.{key} ({tmp_path / 'l.toml'}): ")
+    assert why in message
+    assert HUNTER not in message
 
 
 def test_a_client_setting_is_there_once(tmp_path: Path) -> None:
-    told = refused(
+    message = refused(
         f"{KAFKA}[kafka.bus.client]\nlinger.ms = 1\n'linger.ms' = 2", tmp_path
     )
-    assert told.endswith(": it has 'linger.ms' twice")
+    assert message.endswith(": it has 'linger.ms' twice")
 
 
 # --- check-config and the example -----------------------------------------------------

@@ -143,7 +143,7 @@ def test_all_records_are_passed_on_or_counted(log: list[Item]) -> None:
 
 
 def fold(items: Iterator[Item] | Sequence[Item]) -> dict[str, str]:
-    """Who is online where, for a receiver of these records."""
+    """The gateway of each online user, as a receiver of these records has it."""
     online = dict[str, str]()
     for item in items:
         if item.kind == OFFLINE:

@@ -267,7 +267,7 @@ def test_frames_sent_fit_the_schema(
 # Without the batches of thousands, which take a schema long and show nothing more.
 SHORT: Final = [case for case in TO_SIDECAR if "hex" in case]
 # Faults that no schema can find: they depend on the link, on bytes, on two lengths that must
-# be equal or that bound one another, or on values that JSON does not have (NaN) or does not tell apart (1.0 and 1).
+# be equal or that bound one another, or on values that JSON does not have (NaN) or does not distinguish (1.0 and 1).
 UNSAYABLE: Final = re.compile(
     "before-hello|second-hello|by-a-watcher|ack-false|ack-of-next|63rd-less-1-is-refused"
     "|cursor-above-it|-bytes-in-|another-length|(fewer|more|no)-conns|infinity|not-a-number|a-float"

@@ -16,7 +16,7 @@ from tests.outlets.outlet_rig import PLAIN, OutletRig, outlet_rig
 
 
 class Scripted:
-    """An outlet whose runs a test writes: an error each, or None to run for ever."""
+    """An outlet with scripted runs: each raises an error, or with None runs for ever."""
 
     def __init__(self, name: str, rig: OutletRig, *ends: Exception | None) -> None:
         self.name = name

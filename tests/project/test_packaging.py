@@ -245,16 +245,16 @@ def test_a_wheel_has_the_package_only(wheels: dict[str, Path], kind: str) -> Non
 
 
 def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
-    told = metadata(wheels["pure"])
-    assert (told["Name"], told["Version"]) == ("liveness", liveness.__version__)
-    assert told["Requires-Python"] == PROJECT["requires-python"]
-    assert told["License-Expression"] == PROJECT["license"]
-    assert told.get_all("License-File") == PROJECT["license-files"]
+    declared = metadata(wheels["pure"])
+    assert (declared["Name"], declared["Version"]) == ("liveness", liveness.__version__)
+    assert declared["Requires-Python"] == PROJECT["requires-python"]
+    assert declared["License-Expression"] == PROJECT["license"]
+    assert declared.get_all("License-File") == PROJECT["license-files"]
     extras = PROJECT["optional-dependencies"]
-    assert told.get_all("Provides-Extra") == [*extras]
+    assert declared.get_all("Provides-Extra") == [*extras]
     assert [*extras] == ["sidecar", "cluster", "webhooks", "kafka"]
-    assert "Project-URL" not in told  # of none that there is
-    wanted = {str(Requirement(it)) for it in told.get_all("Requires-Dist", [])}
+    assert "Project-URL" not in declared  # of none that there is
+    wanted = {str(Requirement(it)) for it in declared.get_all("Requires-Dist", [])}
     assert wanted == {str(Requirement(it)) for it in PROJECT["dependencies"]} | {
         str(Requirement(f'{it}; extra == "{extra}"'))
         for extra, its in extras.items()

@@ -390,7 +390,7 @@ async def test_with_a_new_log_everything_that_waits_comes_first(
 
 
 class Friends:
-    """A receiver: who is online, as far as it was told; it outlives its reader."""
+    """A receiver that follows who is online. It is kept when its reader is replaced."""
 
     def __init__(self) -> None:
         self.online: set[str] = set()

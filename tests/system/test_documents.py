@@ -317,19 +317,19 @@ def test_the_receiver_of_the_manual_gets_what_is_signed_with_its_secret(
             gateway.send("login", ["ada", 7])
             running.shows("^liveness.online ada$")
             running.shows("^liveness.online int:7$")
-            told = run("liveness webhooks test try", environ)
-            assert re.match("try: accepted: status 204 after", told)
+            shown = run("liveness webhooks test try", environ)
+            assert re.match("try: accepted: status 204 after", shown)
             running.shows("^liveness.test None$")
         with receiver(others):
             gateway.send("logout", "ada")
             sidecar.line_with('"a webhook failed; it is tried again"')
         assert re.match("try +retrying .+ 401", run("liveness webhooks list", environ))
         with receiver(environ | {"SECRET": secret}) as running:
-            told = run("liveness webhooks test try", environ)
-            assert re.match("try: accepted: status 204 after", told)
+            shown = run("liveness webhooks test try", environ)
+            assert re.match("try: accepted: status 204 after", shown)
             running.shows("^liveness.offline ada$")
-        told = run("liveness webhooks retry --all try", environ)
-        assert told == "try: 0 accepted, 0 refused, 0 left\n"
+        shown = run("liveness webhooks retry --all try", environ)
+        assert shown == "try: 0 accepted, 0 refused, 0 left\n"
 
 
 TESTS: Final = blocks("docs/testing.md", "python")

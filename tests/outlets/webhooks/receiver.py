@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that answers each request as it is told to."""
+"""An HTTP server on loopback that gives each request the answer that the test chose."""
 
 import json
 import socket

@@ -27,7 +27,7 @@ def clock(jumping: object) -> SetClock:
 
 
 def waiting(clock: SetClock, wait_ms: int = HOUR_MS) -> StoredBatch:
-    """A request whose attempt has failed just now."""
+    """A request that failed just now, with its next attempt after *wait_ms*."""
     return StoredBatch(
         0, "log", 1, "msg_1", b"[]", 1, 0,
         attempts=1, rung=1, next_ms=clock.wall_ms() + wait_ms, wait_ms=wait_ms,
@@ -37,7 +37,7 @@ def waiting(clock: SetClock, wait_ms: int = HOUR_MS) -> StoredBatch:
 async def waited_s(
     clock: SetClock, batch: StoredBatch, *, set_ms: int = 0, after_s: float = 0
 ) -> float:
-    """How long it waits, if the clock is set by so much after a while."""
+    """How long it waits if the clock is set by *set_ms* after *after_s*."""
     wait, began = AttemptWait(clock), trio.current_time()
 
     async def set_clock() -> None:

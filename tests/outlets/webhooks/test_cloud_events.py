@@ -88,7 +88,7 @@ def test_a_record_of_users_has_the_user_as_its_subject(
     assert event_of_json(text, log="l0g", users_only=True) == made
 
 
-def test_json_has_what_tells_whether_a_user_is_back() -> None:
+def test_the_json_of_a_record_gives_back_its_session() -> None:
     found = record_of_json(TailEntry(ONLINE).json)
     assert found is not None
     assert (found.seq, found.uid, found.user, found.devices) == (

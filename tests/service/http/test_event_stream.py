@@ -529,11 +529,11 @@ def test_what_is_sent_at_once_is_bounded_in_bytes() -> None:
         for seq in range(1, 101)
     ]
     most = EVENTS_BYTES + 2 * len(entries[0].event)
-    told = list[bytes]()
+    sent = list[bytes]()
     left = [(entry.record.seq, entry) for entry in entries[::-1]]
     while left:
-        told.append(_take_events(left, b"id: log"))
-    assert max(map(len, told)) <= most
-    assert b"".join(told) == b"".join(
+        sent.append(_take_events(left, b"id: log"))
+    assert max(map(len, sent)) <= most
+    assert b"".join(sent) == b"".join(
         b"id: log:%d\n%b" % (entry.record.seq, entry.event) for entry in entries
     )

@@ -148,7 +148,7 @@ async def test_a_test_says_what_the_receiver_answered(
 
 
 @pytest.mark.parametrize(
-    ("what", "body", "told"),
+    ("what", "body", "message"),
     [
         ("test", {"webhook": "mial"}, "no webhook 'mial'; there are mail, other"),
         (
@@ -183,11 +183,11 @@ async def test_a_test_says_what_the_receiver_answered(
     ],
 )
 async def test_what_does_not_exist_is_refused(
-    tmp_path: Path, jumping: MockClock, what: str, body: dict[str, str], told: str
+    tmp_path: Path, jumping: MockClock, what: str, body: dict[str, str], message: str
 ) -> None:
     async with scene(tmp_path) as here:
-        status = 404 if "no " in told[:3] else 400
-        assert told in (await here.post(what, status, **body))["error"]
+        status = 404 if "no " in message[:3] else 400
+        assert message in (await here.post(what, status, **body))["error"]
         assert not here.receiver.received
 
 
@@ -273,10 +273,10 @@ async def test_what_the_disk_refuses_after_an_accepted_request_is_said(
         with here.undeletable():
             for what, body in by_id_and_name("retry", letter):
                 error = (await here.post(what, 503, **body))["error"]
-                told = (
+                accepted = (
                     f"the receiver has accepted the dead letter {letter}, and it cannot"
                 )
-                assert error.startswith(told)
+                assert error.startswith(accepted)
                 assert "nothing was changed" not in error
             error = (await here.post("drop", 503, id=str(letter)))["error"]
             assert error.endswith("; nothing was changed, ask again")
