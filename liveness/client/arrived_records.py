@@ -21,11 +21,11 @@ class ArrivedRecord(NamedTuple):
 
 
 class ArrivedRecords:
-    """A queue, whose floors need not ascend."""
+    """A queue of records; their floors may be in any order."""
 
     def __init__(self) -> None:
         self._records = deque[ArrivedRecord]()
-        # Floors that are below all those behind them: so the first is the least.
+        # Only the floors that no later one is below: so the first is the least.
         self._floors = deque[int]()
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class ArrivedRecords:
 
     @property
     def least_floor(self) -> int | None:
-        """The least floor of all that wait; None if none does."""
+        """The least floor of the records that wait; None if none does."""
         return self._floors[0] if self._floors else None
 
     def add(self, log: int, record: RecordMap, floor: int) -> None:

@@ -1,6 +1,6 @@
-"""What a watch with `settle_s` does with its records (`core.damping` says what for).
+"""Damps the records of a watch with `settle_s`; `core.damping` says why, and how.
 
-A sidecar does not say that it has sent all it has. So once nothing has arrived for a moment,
+A sidecar does not say when it has sent everything. So once nothing has arrived for a moment,
 all records that were decided before that moment count as read.
 """
 
@@ -20,21 +20,21 @@ from liveness.core.damping import (
 from liveness.core.records import GAP, MOVED, SESSION_KINDS
 from liveness.errors import ReportError
 
-# The moment; longer than a sidecar takes from a decision to its delivery.
+# That moment; longer than a sidecar takes from a decision to its delivery.
 QUIET_S: Final = 0.25
-# Offlines that wait at a time. Each takes about 1.2 KB.
+# How many offlines may wait. Each takes about 1.2 KB.
 MAX_SETTLING: Final = 100_000
-# At most so many settle at a time: they are then in memory twice.
+# The most offlines that one `settle` yields: they are in memory twice for a while.
 SETTLED_AT_ONCE: Final = 1_000
 
 
 class DampedRecords:
-    """The records that wait, of one watch.
+    """The records of one watch that wait.
 
     Args:
         settle_s: How long a user must be away.
         kinds: The kinds that the program reads; none: all.
-        users: Whether it reads of users, not of devices.
+        users: Whether it reads about users, not about devices.
         wall_s: Reads the wall clock, in Unix seconds.
     """
 
@@ -82,7 +82,7 @@ class DampedRecords:
         """Take a record that has arrived; yield what the loop gets now.
 
         Raises:
-            KeyError, TypeError: It has not the form of a record.
+            KeyError, TypeError: It does not have the form of a record.
         """
         self._quiet_s = 0.0
         kind = record["kind"]
@@ -103,16 +103,16 @@ class DampedRecords:
         yield Passed(record, record["seq"])
 
     def flush(self) -> Iterator[Passed[RecordMap]]:
-        """Yield what waits: records are missing, by which users may have come back."""
+        """Yield all that waits: users may have come back in records that are missing."""
         while oldest := self._damper.pop_oldest():
             yield from self._wanted(oldest)
 
     def settle(self) -> Iterator[Passed[RecordMap]]:
-        """Yield what the loop gets as nothing has arrived for `next_in_s`.
+        """Yield what the loop gets when nothing has arrived for `next_in_s`.
 
-        If that is much, some of it: `has_settled` then says that there may be more. The
-        next call yields what had settled by this one: users may have come back since, and
-        the records that say so are not read yet.
+        At most `SETTLED_AT_ONCE` offlines; `has_settled` then says that more may follow.
+        The next call yields what had settled by this one: users may have come back since,
+        and the records that say so are not read yet.
         """
         if not self.has_settled:
             self._settled_until = round((self._wall_s() - QUIET_S) * 1000)
@@ -129,14 +129,14 @@ class DampedRecords:
         next_at = self._damper.next_at
         if next_at is None:
             return inf
-        # At most, also if the wall clock was set back.
-        away_s = self._settle_s + QUIET_S
-        settled_s = min(next_at / 1000 + QUIET_S - self._wall_s(), away_s)
-        # At least so long that what has arrived can be read.
+        # No offline waits for longer, even if the wall clock was set back.
+        most_s = self._settle_s + QUIET_S
+        settled_s = min(next_at / 1000 + QUIET_S - self._wall_s(), most_s)
+        # Not 0: what has already arrived must be read first.
         return max(settled_s, QUIET_S - self._quiet_s, 0.01)
 
     def waited(self, seconds: float) -> None:
-        """Note that nothing has arrived for so long, though the wait was cut off."""
+        """Note a wait of so many seconds that was cut off, and in which nothing arrived."""
         self._quiet_s += seconds
 
     def _wanted(self, passed: Passed[RecordMap]) -> Iterator[Passed[RecordMap]]:

@@ -123,8 +123,8 @@ class Watch(AsyncIterator[RecordMap]):
     With `settle_s` an offline comes once its user was away for that long, so behind records
     of other users with a higher `seq`. If the user is back before that, neither the offline
     nor the online comes; if through another gateway, a "moved" with the `seq` of the online.
-    A program that starts again may get some records again; of a user whose offline waited
-    at that moment, it may get an online alone.
+    A program that starts again may get some records again; if an offline waited when it
+    ended, it may get only the online of that user.
 
     If a wait for a record is cancelled, no record is lost. Use `async with`, or call
     `aclose`, where the loop may end before the program.

@@ -1,22 +1,22 @@
 """Leaves out the offlines of users who come back within a moment.
 
-A phone in a tunnel loses its connection and makes a new one. Its gateway decided well both
-times, but a friends' list that shows both flickers. A `Damper` passes an offline on when
-the user has been away for `settle_ms`. If the user is back before that, neither the offline
+A phone in a tunnel loses its connection and makes a new one. Both records are right, but
+a friends' list that shows both flickers. A `Damper` passes an offline on when the user
+has been away for `settle_ms`. If the user is back before that, neither the offline
 nor the online is passed on; if through another gateway, a move takes their place.
 
     records      offline ada g1 . online ada g1 . . . offline bob g1 . . . . . . . . . .
     passed on    . . . . . . . . . . . . . . . . . . . . . . . . . . . . . offline bob g1
 
-Only offlines wait. So records of different users may record places; those of one user
+Only offlines wait. So records of different users may change places; those of one user
 never do. An offline waits until the log was read up to a moment `settle_ms` after it: a
 reader that is far behind leaves out the same records as one that follows.
 
-A reader must not store a position behind an offline that waits (`oldest_seq`), or behind
-the offline of a move that is not delivered (`Passed.floor`): a restart would lose it. So a
-restarted reader reads again what it may have passed on before. Of an offline that was in
-the log when it began (`doubtful_until`), it does not know whether that was passed on before.
-If its user comes back, the online is passed on alone, which is right either way.
+A reader must not store a position past an offline that waits (`oldest_seq`), or past the
+offline of a move that is not delivered (`Passed.floor`): a restart would lose it. So a
+restarted reader reads some records again. It cannot know whether an offline that was in
+the log when it began (`doubtful_until`) was passed on before. If that user comes back, it
+passes on the online alone, which is right either way.
 """
 
 from collections import OrderedDict
@@ -36,7 +36,7 @@ class DampedRecord(NamedTuple):
 
     seq: int
     kind: str
-    user: Hashable  # whom the record is about: a user, or a device
+    user: Hashable  # the user or the device that the record is about
     gateway: str
     at: int  # Unix milliseconds
 
@@ -84,7 +84,7 @@ class Damper(Generic[T]):
         doubtful_until: Records up to this seq may have been passed on before.
         counts: What is counted.
 
-    An item is whatever the reader has of a record.
+    An item is a record in the reader's own form.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Damper(Generic[T]):
         """The next offline that has settled by now; None if none has.
 
         Args:
-            now_ms: The time of the next record in the log; if it has no more now, the
+            now_ms: The time of the next record in the log; at the end of the log, the
                 wall clock.
         """
         if self.next_at is None:
@@ -138,7 +138,7 @@ class Damper(Generic[T]):
         return self.pop_oldest() if self.next_at <= now_ms else None
 
     def pop_oldest(self) -> Passed[T] | None:
-        """The oldest that waits; None if none does. For a gap, in which users may return."""
+        """Take the oldest offline; None if none waits. A gap may hide returns: pop all."""
         if not self._waiting:
             return None
         self._room.used -= 1
@@ -176,7 +176,7 @@ class Damper(Generic[T]):
     def _back(
         self, before: _Waiting[T], item: T, record: DampedRecord
     ) -> list[Passed[T]]:
-        """A user is back whose offline waits."""
+        """Take the online of a user with an offline that waits."""
         offline, online = before.record, Passed(item, record.seq)
         is_elsewhere = record.gateway != offline.gateway
         if is_elsewhere and self._wants_moves:
@@ -192,13 +192,13 @@ class Damper(Generic[T]):
 
 
 def damped_record(record: Record, *, users: bool) -> DampedRecord:
-    """What a damper has to know of a record; *users*: it speaks of users, not devices."""
+    """What a damper has to know of a record; with *users*, of its user, not its device."""
     user = record.user if users else record.uid
     return DampedRecord(record.seq, record.kind, user, record.gateway, record.at)
 
 
 def moved(offline: Record, online: Record) -> Record:
-    """The move of a user whose offline and online were left out.
+    """The move that takes the place of an offline and an online.
 
     It has the seq and the time of the online.
     """

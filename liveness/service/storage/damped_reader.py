@@ -1,7 +1,7 @@
 """Reads the log as a `TailReader` does, without the offlines of users who soon come back.
 
 Records may leave it in another order than that of their seqs, as offlines wait
-(`core.damping`). So it has a position of its own, behind which nothing waits.
+(`core.damping`). So it has a position of its own, before everything that waits.
 """
 
 from collections import deque
@@ -33,7 +33,8 @@ from liveness.service.storage.log_tail import (
 )
 from liveness.service.storage.log_writer import LogWriter
 
-# For each entry that may be taken, this many are looked at: one call takes milliseconds.
+# A call looks at this many entries for each one that it may return: so it takes only
+# milliseconds, however few concern the reader.
 STEPS: Final = 4
 
 
@@ -68,8 +69,8 @@ class DampedReader:
         read = wanted
         self._damper: Damper[TailEntry] | None = None
         if settle_s:
-            # What decides is where else a user is, and whether it is back: so the other
-            # records of sessions are read as well.
+            # Whether a user is back, and where, may be in records of other kinds or
+            # gateways than those wanted: so all records of sessions are read.
             kinds = wanted.kinds | {*SESSION_KINDS}
             read = wanted._replace(gateway=None, kinds=kinds)
             self._damper = Damper(
@@ -127,7 +128,7 @@ class DampedReader:
         next_at = None if self._damper is None else self._damper.next_at
         if next_at is None:
             return inf
-        # No longer, also if the wall clock was set back: `take` heeds that.
+        # At most `settle_s`, even if the wall clock was set back; then `take` knows it too.
         return min(max(0.0, (next_at - wall_ms) / 1000), self._settle_s)
 
     def passes(self, commit: TailCommit) -> bool:
@@ -165,7 +166,7 @@ class DampedReader:
     def _settled(
         self, damper: Damper[TailEntry], limit: int, wall_ms: int
     ) -> list[TailEntry]:
-        """What of the entries that are read may be taken now."""
+        """The entries that may be returned now."""
         taken: list[TailEntry] = []
         for _ in range(STEPS * limit):
             if len(taken) == limit:
@@ -187,7 +188,7 @@ class DampedReader:
         return taken
 
     def _give(self, damper: Damper[TailEntry]) -> None:
-        """Give the damper the next entry; before that, let what has settled by then pass."""
+        """Pass on what settled before the next entry, or give the damper that entry."""
         entry = self._read[0]
         record = entry.record
         waits: Passed[TailEntry] | None = None
