@@ -1,7 +1,6 @@
-"""All outlets of one sidecar: they begin with it, and each fails alone.
+"""Runs the outlets of a sidecar; one that fails does not disturb anything else.
 
-An outlet that ends by an error begins again after a pause, and goes on from its cursor.
-Whoever else there is notices nothing.
+An outlet that ends with an error begins again after a pause, and goes on from its cursor.
 """
 
 from collections.abc import Sequence
@@ -79,12 +78,12 @@ class Outlets:
     """Runs outlets.
 
     Args:
-        outlets: Those with a cursor.
-        store: Has their cursors.
+        outlets: The outlets with a cursor.
+        store: The database with their cursors.
         retention_s: How long records are kept: as long as the cursor of an outlet that is
             no longer in the settings.
-        cluster: The outlet to other hosts, which has its place in the log in Redis.
-        webhooks: Those of *outlets* that are webhooks.
+        cluster: The outlet to other hosts; its cursor is in Redis.
+        webhooks: The webhooks among *outlets*.
         letters: The dead letters in *store*.
     """
 
@@ -117,7 +116,7 @@ class Outlets:
             self._store.close()
 
     async def _run_alone(self, outlet: Outlet) -> None:
-        """Run one outlet, again and again: its errors concern nobody else."""
+        """Run one outlet, and again whenever it fails; no error leaves this task."""
         while True:
             try:
                 if outlet is not self.cluster:
@@ -136,5 +135,5 @@ class Outlets:
             await trio.sleep(RESTART_S)
 
     def now(self) -> list[OutletNow]:
-        """A row of each, but for the cluster, which has metrics of its own."""
+        """A row of each outlet but the cluster, which has metrics of its own."""
         return [outlet.now() for outlet in self.with_cursors]

@@ -20,8 +20,8 @@ class OutletState(StrEnum):
 class Outlet(Protocol):
     """What a sidecar knows of each outlet.
 
-    Whatever it does, nobody else waits for it: it reads the log as others do, blocks only
-    itself, and gives way before each larger piece of work (`Turnstile`).
+    It must not make any other task wait: it reads the log like other readers, never blocks
+    the event loop, and waits for the `Turnstile` before each larger piece of work.
     """
 
     @property
@@ -46,13 +46,13 @@ class CursorOutlet(Outlet, Protocol):
     """An outlet that stores its cursor in `outlets.db`."""
 
     def now(self) -> OutletNow:
-        """How it is, for metrics, status and page."""
+        """Its status, for metrics, `liveness status` and the page."""
         ...
 
 
 @dataclass(slots=True)
 class OutletStatus:
-    """How an outlet is, and what it has done; the outlet keeps it up to date.
+    """The state and the counts of an outlet, which keeps them up to date.
 
     Args:
         clock: The clocks.
@@ -67,11 +67,11 @@ class OutletStatus:
     retries: int = 0  # tries after the first one
     dead: int = 0  # records that became dead letters
     dead_kept: int = 0
-    dead_deleted: int = 0  # above the bound
+    dead_deleted: int = 0  # dead letters above `max_dead`
     latency: Histogram = field(default_factory=lambda: Histogram(DELIVERY_S))
 
     def now_is(self, state: OutletState, detail: str = "") -> None:
-        """Note a state, and why it is so."""
+        """Set the state, and the text that explains it."""
         if state is not self.state:
             self.state, self.since = state, self.clock.wall_ms()
         self.detail = detail
@@ -82,7 +82,7 @@ class OutletStatus:
         self.latency.observe((self.clock.wall_ms() - batch.oldest_at) / 1000)
 
     def shown(self, log: OutletLog) -> OutletNow:
-        """The row of an outlet with this status, that reads this log."""
+        """This status and the place in *log* as a row for metrics."""
         return OutletNow(
             outlet=log.name,
             state=self.state.value,

@@ -1,7 +1,7 @@
 """What one outlet reads: the records of the log that concern it, from its cursor on.
 
-An outlet takes a batch, sends it, and says that it is delivered; batches are delivered in
-the order in which they were taken. Meanwhile it may take more.
+An outlet takes a batch with `take`, sends it, and reports it with `delivered`. It may take
+more batches before that, and reports them in the order in which it took them.
 """
 
 import sqlite3
@@ -33,21 +33,21 @@ from liveness.service.storage.log_writer import LogWriter
 # Records read at a time, which takes a few milliseconds in a thread. A page of the log has
 # up to 1,000: with fewer at a time, each page would be read and decoded several times.
 READ_RECORDS: Final = 2_000
-# Bytes of records that are taken at a time: payloads of timers may be large.
+# A batch ends once it has this many bytes: payloads of timers may be large.
 READ_BYTES: Final = 2**18
 # While there is more to read, records are collected for this long: if few of a long log
 # concern the outlet, a full batch may take hours.
 COLLECT_S: Final = 1.0
 # The pause after a failure to read the log, or to write the cursor.
 RETRY_S: Final = 1.0
-# A cursor that has moved is written this often.
+# How often a cursor that has moved is written.
 CURSOR_S: Final = 1.0
 
 _log = structlog.get_logger("outlet")
 
 
 class LogBatch(NamedTuple):
-    """Records to deliver, in order, and the cursor once they are."""
+    """Records to deliver, in order, and the cursor once they are delivered."""
 
     entries: list[TailEntry]
     position: int
@@ -67,7 +67,7 @@ class LogAccess(NamedTuple):
     clock: Clock
     turnstile: Turnstile
     most_settling: int
-    # Whether a record of a session, of the log with this id, is not true any more for a
+    # Whether a record of a session, from the log with this id, is no longer true for a
     # reader with these settings.
     is_superseded: Callable[[Record, str, OutletSettings], bool]
 
@@ -86,7 +86,8 @@ class OutletLog:
         self.damping = DampingCounts()
         self.missed = 0  # records that were deleted before they were read
         self._settings = settings
-        # Only with payloads there is anything to bound: to measure costs an encoding.
+        # Only payloads of timers are large; without them, records need not be measured,
+        # which would mean to encode each.
         self._most_bytes = READ_BYTES if TIMER in settings.kind_set else inf
         self._access = access
         self._reader: DampedReader | None = None
@@ -94,7 +95,7 @@ class OutletLog:
         self._taken = deque[LogBatch]()
         self._collected: list[TailEntry] = []  # by a `take` that has not returned yet
         self._cursor = 0
-        self._has_cursor = False  # `open` has found it
+        self._has_cursor = False  # whether `open` has found it
         self._stored = 0
         self._caught_up_at = access.clock.wall_ms()
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
@@ -116,7 +117,7 @@ class OutletLog:
 
     @property
     def lag_records(self) -> int:
-        """Records that are not read, or not delivered; those that settle do not count."""
+        """Records that are not read or not delivered, except offlines that settle."""
         if self._reader is None:  # it is stopped, or has not begun yet
             newest = self._access.log_writer.durable_seq
             return max(0, newest - self._cursor) if self._has_cursor else 0
@@ -132,7 +133,7 @@ class OutletLog:
         return max(0.0, (self._access.clock.wall_ms() - self._caught_up_at) / 1000)
 
     async def open(self) -> None:
-        """Find the outlet's place in the log; to be called before anything else.
+        """Find the outlet's place in the log. Call this first.
 
         Raises:
             sqlite3.Error: The cursor cannot be read now.
@@ -155,9 +156,9 @@ class OutletLog:
         await self.store_cursor()  # a new outlet's place is stored too
 
     def restart_at(self, position: int, *, is_resumed: bool) -> None:
-        """Go on after another seq: what is below it is delivered, or is sent apart.
+        """Continue after *position*; records up to it must be delivered or stored.
 
-        What was taken and is not delivered is forgotten.
+        Batches that were taken and not delivered are forgotten.
         """
         access, settings = self._access, self._settings
         self.close()
@@ -178,7 +179,7 @@ class OutletLog:
         access.feed.follow(self._reader, self._wake.notify)
 
     def behind_since(self, at_ms: int) -> None:
-        """Note that a record decided then was begun before a restart, and still waits."""
+        """Count `lag_s` from *at_ms*, when a record that still waits was decided."""
         self._caught_up_at = min(self._caught_up_at, at_ms)
 
     def close(self) -> None:
@@ -189,7 +190,7 @@ class OutletLog:
             self._reader = None
 
     async def take(self, limit: int, *, linger_s: float = 0.0) -> LogBatch:
-        """Wait for records, and take up to *limit*, or some more than `READ_BYTES`.
+        """Wait for records, and take up to *limit*; fewer if they exceed `READ_BYTES`.
 
         Args:
             limit: At most this many.
@@ -228,7 +229,7 @@ class OutletLog:
         return batch
 
     def delivered(self, batch: LogBatch) -> None:
-        """Note that a batch is delivered: the oldest of those that were taken."""
+        """Note that *batch*, the oldest of those that were taken, is delivered."""
         first = self._taken.popleft()
         assert first is batch
         self._cursor = max(self._cursor, batch.position)
@@ -236,7 +237,7 @@ class OutletLog:
         self._note_position()
 
     async def keep_cursor(self) -> None:
-        """Store the cursor as it moves, and at the end."""
+        """Store the cursor as it moves, and once more when cancelled."""
         try:
             while True:
                 await trio.sleep(CURSOR_S)
@@ -253,8 +254,8 @@ class OutletLog:
         log, now_ms = self.log, self._access.clock.wall_ms()
 
         def put(db: sqlite3.Connection) -> int:
-            # As it is when it is this call's turn: before that, the outlet may have stored
-            # a newer one together with the end of a batch.
+            # Not before this call's turn: while it waited, the outlet may have stored a
+            # newer cursor together with the end of a batch.
             seq = self._cursor
             put_cursor(db, self.name, StoredCursor(log, seq), now_ms)
             return seq
@@ -265,7 +266,7 @@ class OutletLog:
             self._log_disk("the cursor cannot be stored", error)
 
     def _note_position(self) -> None:
-        """If nothing is on its way, skip what does not concern the outlet."""
+        """While no batch is in flight, skip records that do not concern the outlet."""
         if self._reader is not None and not self._taken and not self._collected:
             self._cursor = max(self._cursor, self._reader.position)
             if not self._reader.is_behind:

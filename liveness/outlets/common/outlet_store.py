@@ -1,8 +1,9 @@
 """The outlets' database, `outlets.db`: how far each has read the log, and what failed.
 
-Its tables are in `service.storage.outlet_schema`. It is beside the log's, whose commits do
-not wait for it. A commit here is not synced: it survives the end of the process, and after
-a power failure the newest ones may be missing, so that some records are sent again.
+Its tables are in `service.storage.outlet_schema`. It is apart from the log's database, so
+that commits of the log do not wait for it. A commit here is not synced: it survives a crash
+of the process, but a power failure may lose the newest ones. Then some records are sent
+again.
 """
 
 import sqlite3
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 class StoredCursor(NamedTuple):
-    """How far an outlet is, in which log."""
+    """The seq up to which an outlet is done, and the id of its log."""
 
     log: str
     seq: int
@@ -53,8 +54,8 @@ class OutletStore:
         """Open the database, or make it.
 
         Args:
-            keep: The outlets that there are.
-            unused_s: Any other is forgotten if its cursor was not used for so long.
+            keep: The outlets that the settings name.
+            unused_s: Other outlets are forgotten if their cursor was not used for so long.
         Raises:
             StateError: It is damaged, or of a newer version.
             StartError: It cannot be used now.
@@ -76,7 +77,7 @@ class OutletStore:
             self._db = None
 
     async def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
-        """Run *call* in a transaction of its own; it is not given up when cancelled.
+        """Run *call* in a transaction of its own, to its end even if cancelled.
 
         Raises:
             sqlite3.Error: The disk refuses it; nothing is changed.
@@ -92,7 +93,7 @@ class OutletStore:
             return await in_thread(run)
 
     async def cursor(self, outlet: str) -> StoredCursor | None:
-        """How far an outlet is; None if it is new."""
+        """The stored cursor of an outlet; None if it is new."""
         query = "select log, seq from cursors where outlet = ?"
         found = await self.run(lambda db: db.execute(query, [outlet]).fetchone())
         return None if found is None else StoredCursor(*found)
@@ -122,7 +123,7 @@ class OutletStore:
 def _forget_unused(
     db: sqlite3.Connection, keep: Collection[str], since_ms: int
 ) -> None:
-    """Forget outlets that there are no more, but not before a cursor has become old."""
+    """Forget outlets that are not in the settings and have an old cursor, or none."""
     has_cursor = "outlet in (select outlet from cursors)"
     for table, is_gone in (
         ("cursors", f"used_ms < {since_ms}"),
@@ -137,7 +138,7 @@ def _forget_unused(
 
 
 def put_cursor(db: sqlite3.Connection, outlet: str, at: StoredCursor, ms: int) -> None:
-    """Store how far an outlet is, in a transaction that has begun."""
+    """Store the cursor of an outlet, in a transaction that has begun."""
     db.execute(
         "insert or replace into cursors values (?, ?, ?, ?)",
         [outlet, at.log, at.seq, ms],
@@ -152,7 +153,7 @@ def position_in(
     newest: int,
     oldest: int,
 ) -> int:
-    """The seq after which a stored cursor continues in the log that there is now.
+    """The seq after which a stored cursor continues in the current log.
 
     Args:
         found: The cursor.
@@ -163,6 +164,7 @@ def position_in(
     """
     if found.log == log and found.seq <= newest:
         return found.seq
-    # Of another log, or of this one before it lost its end: then all of it is sent.
+    # The cursor is of another log, or past the end of this one, which lost records:
+    # send all that the two do not share.
     shared = parted.get(found.log)
     return oldest if shared is None else min(found.seq, shared, newest)

@@ -1,7 +1,7 @@
 """Which addresses a webhook may connect to.
 
-Whoever can set a url, or what a name resolves to, must not reach services that are open
-only to this host or its network. So the addresses themselves are checked, not the name.
+A url, or a change of the name in it, must not give access to services that are open only to
+this host or its network. So the addresses themselves are checked, not the name.
 """
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -10,9 +10,10 @@ from typing import Final, TypeAlias
 Address: TypeAlias = IPv4Address | IPv6Address
 
 _THIS_NETWORK: Final = ip_network("0.0.0.0/8")
-# Shared between carriers and their customers; such as a neighbour's metadata service.
+# Shared address space of carriers (RFC 6598); some clouds serve metadata there.
 _CARRIER: Final = ip_network("100.64.0.0/10")
-# Their last 32 bits are an address of IPv4: NAT64, and the deprecated way of writing one.
+# IPv6 with an IPv4 address in its last 32 bits: NAT64, and the deprecated
+# IPv4-compatible form.
 _WITH_IPV4: Final = (ip_network("64:ff9b::/96"), ip_network("::/96"))
 _LAST_32: Final = 2**32 - 1
 # Where clouds serve a host's own credentials, besides link-local: some are in networks
@@ -47,7 +48,7 @@ def why_refused(text: str, *, allow_private: bool, loopback_only: bool) -> str:
 
 
 def _meant(address: Address) -> list[Address]:
-    """The addresses that packets to this one may end at."""
+    """The addresses that packets to this one may reach."""
     if isinstance(address, IPv4Address):
         return [address]
     embedded: list[Address | None] = [address.ipv4_mapped, address.sixtofour]

@@ -1,26 +1,26 @@
-"""What came of an attempt, and what follows from it."""
+"""The answer to an attempt, and what to do next."""
 
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from liveness.outlets.webhooks.results import SendResult
 
-# Request timeout, too early, too many requests: they say nothing of the records.
+# Request timeout, too early, too many requests: they say nothing about the records.
 AGAIN: Final = frozenset({408, 425, 429})
 # These usually mean that the url, the secret or something before the receiver is wrong.
 OF_RECEIVER: Final = frozenset({401, 403, 404, 405, 407, 410})
 
 
 class PostOutcome(Enum):
-    """What an attempt says of its records."""
+    """What an attempt says about its records."""
 
     ACCEPTED = auto()
     REFUSED = auto()  # the receiver does not want one of them
-    FAILED = auto()  # nothing: it is tried again
+    FAILED = auto()  # nothing about them: it is tried again
 
 
 class PostAnswer(NamedTuple):
-    """What came of one attempt."""
+    """The answer to one attempt, or why there was none."""
 
     status: int | None  # of HTTP; None: there was no answer
     text: str  # the beginning of the answer's body, or why there was none
@@ -29,10 +29,10 @@ class PostAnswer(NamedTuple):
 
     @property
     def outcome(self) -> PostOutcome:
-        """What follows.
+        """What the status says about the records.
 
-        A redirect is not followed: whoever may answer could send the records anywhere. It
-        says nothing of the records, as it would come for any.
+        A redirect is a failure, and is not followed: it could lead the records anywhere,
+        and it does not depend on them.
         """
         status = self.status
         if status is not None and 200 <= status < 300:
@@ -43,12 +43,12 @@ class PostAnswer(NamedTuple):
 
     @property
     def is_usually_of_receiver(self) -> bool:
-        """Whether a refusal may well be one of any request, not of a record."""
+        """Whether the receiver may refuse every request, whatever the records are."""
         return self.status in OF_RECEIVER
 
     @property
     def result(self) -> SendResult:
-        """As it is shown to a person."""
+        """The form in which it is shown to a person."""
         outcome = self.outcome
         return SendResult(
             outcome is PostOutcome.ACCEPTED, self.status, self.text, self.seconds,

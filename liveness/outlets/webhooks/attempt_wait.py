@@ -15,8 +15,8 @@ LOOK_S: Final = 60.0
 class AttemptWait:
     """The waits of one outlet, one at a time.
 
-    The wall clock decides, as only that goes on over a restart. It may be wrong: no wait
-    is longer than was meant.
+    The wall clock decides, as only that goes on over a restart. It may be set back: no
+    wait takes longer than planned.
 
     Args:
         clock: The clocks.
@@ -27,7 +27,7 @@ class AttemptWait:
         self._end = Notifier()
 
     def left_s(self, batch: StoredBatch) -> float:
-        """Seconds until an attempt is due; 0 if the clock was set back since."""
+        """Seconds until the next attempt is due; 0 if the clock was set back since."""
         left_ms = batch.next_ms - self._clock.wall_ms()
         return left_ms / 1000 if 0 < left_ms <= batch.wait_ms else 0.0
 
@@ -41,5 +41,5 @@ class AttemptWait:
                     return
 
     def end(self) -> None:
-        """Have the request that waits tried now, if one does."""
+        """End the wait, if there is one: the request is tried now."""
         self._end.notify()

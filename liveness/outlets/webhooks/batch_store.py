@@ -1,11 +1,11 @@
 """The requests that were begun, and the dead letters, in the outlets' database.
 
 A request is stored before its first attempt, so that after a crash the same id has the same
-body. Its end and the cursor behind it are stored together. All functions here are called in
+body. Its end and the cursor after it are stored together. All functions here are called in
 a transaction.
 
-The requests of an outlet are a stack: a refused one makes place for its two halves, and
-that with the highest place is sent next. So the order of the log is kept.
+The requests of an outlet are a stack: a refused one is replaced by its two halves, and the
+one with the highest `place` is sent next. That keeps the order of the log.
 """
 
 import sqlite3
@@ -50,9 +50,9 @@ def top_batch(db: sqlite3.Connection, outlet: str) -> StoredBatch | None:
 
 
 def outlive_log(db: sqlite3.Connection, outlet: str, log: str, newest: int) -> None:
-    """Let requests that reach beyond the end of their log move no cursor.
+    """Have requests from beyond the end of their log leave the cursor alone.
 
-    The log has lost its end, and its numbers are used again.
+    The log has lost its end, and new records get the same numbers.
     """
     db.execute(
         "update batches set until = null where outlet = ? and log = ? and until > ?",
@@ -61,7 +61,7 @@ def outlive_log(db: sqlite3.Connection, outlet: str, log: str, newest: int) -> N
 
 
 def put_batch(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
-    """Store a request, or what has become of it."""
+    """Store a new request, or the new state of one."""
     db.execute(
         f"insert or replace into batches (outlet, {_COLUMNS}) "
         "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -125,7 +125,7 @@ def bury_batch(
         db: The database.
         outlet: The outlet.
         batch: The request, with its last attempt counted.
-        result: What came of that.
+        result: The result of that.
         excess: How many of the oldest dead letters to delete.
         now_ms: The time, Unix milliseconds.
     Returns:

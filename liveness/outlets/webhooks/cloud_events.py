@@ -51,12 +51,12 @@ def event_of(
 
 
 def check_event(log: str, outlet: str, name: str, at_ms: int) -> str:
-    """An event that only tries a receiver, of type `liveness.test`.
+    """An event of type `liveness.test`, to try a receiver.
 
     Args:
         log: The id of the log, for its source.
         outlet: The outlet that sends it.
-        name: What makes its id unlike that of any other.
+        name: Makes its id unique.
         at_ms: The time, Unix milliseconds.
     """
     data = json_line({"kind": _TEST, "outlet": outlet, "at": at_ms})
@@ -81,7 +81,7 @@ def records_in(body: bytes) -> list[SentRecord]:
 
 
 def record_of_json(text: str) -> Record | None:
-    """What a record's JSON says of its session; None: it is of a timer, or a gap."""
+    """The record of a session in a JSON text; None for a timer or a gap."""
     found: dict[str, Any] = from_json(json.loads(text))
     if "session" not in found:
         return None
@@ -103,7 +103,7 @@ def record_of_json(text: str) -> Record | None:
 def event_of_json(
     text: str, *, log: str, users_only: bool = False, is_superseded: bool = False
 ) -> str:
-    """As `event_of`, of a record of which there is only its JSON."""
+    """As `event_of`, for a record of which only the JSON is left."""
     record = json.loads(text)
     found: dict[str, Any] = from_json(record)
     uid = found.get("uid")

@@ -1,4 +1,4 @@
-"""The dead letters of all webhooks, also of those that are no longer in the settings."""
+"""The dead letters of all webhooks, including those no longer in the settings."""
 
 import sqlite3
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from liveness.outlets.common.outlet_store import OutletStore
 from liveness.outlets.webhooks import batch_store
 from liveness.outlets.webhooks.results import DeadLetter, Unfinished
 
-# Deleted at a time: the outlets wait for their database meanwhile.
+# How many one transaction deletes; outlets wait for their database meanwhile.
 DELETED_AT_ONCE: Final = 10_000
 
 _KIND: Final = "webhooks."

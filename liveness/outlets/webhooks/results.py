@@ -1,4 +1,4 @@
-"""What came of a request, and the records that a receiver refused for good."""
+"""The result of a request, and the records that a receiver refused for good."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from liveness.errors import StateError
 
 
 class SendResult(NamedTuple):
-    """What came of one request."""
+    """The result of one request."""
 
     is_accepted: bool
     status: int | None  # of HTTP; None: there was no answer
@@ -16,7 +16,7 @@ class SendResult(NamedTuple):
 
 
 class Unfinished(StateError):
-    """A part was done, and the disk refuses the rest; the text says both."""
+    """A part is done, and the disk refuses the rest; the message says both."""
 
 
 class DeadLetter(NamedTuple):

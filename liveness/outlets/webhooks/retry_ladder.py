@@ -19,8 +19,8 @@ def next_try(
 ) -> NextTry | None:
     """When to send a request again; None: no more.
 
-    A receiver that asks for a longer wait gets it, and with it the ladder is no longer than
-    without: the wait uses up as many rungs as last that long, and no more than there are.
+    A receiver may ask for a longer wait, but cannot make the whole ladder longer: that wait
+    uses up as many rungs as together last that long, and ends with the last rung.
 
     Args:
         waits_s: The ladder: the waits before each further attempt.

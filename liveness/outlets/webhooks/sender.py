@@ -34,21 +34,21 @@ from liveness.text import printable
 READ_AGAIN_S: Final = 60.0
 # Addresses of one host that are tried in one attempt.
 MOST_ADDRESSES: Final = 4
-# Requests under way: one of the log, and some by hand.
+# Requests in flight at a time: one from the log, and some by hand.
 MOST_CONNECTIONS: Final = 4
 # An idle connection is closed sooner than receivers do: many wait for 5 s. A request on
 # one that the receiver closes just then would fail.
 IDLE_S: Final = 4.0
-# What is kept of an answer, for a person to read.
+# How much of an answer is kept, for a person to read.
 ANSWER_BYTES: Final = 500
-# A resolver may block for a minute: it has a thread of its own, which no disk waits for.
+# A resolver may block for a minute, so it does not use the threads of the disk.
 RESOLVER_THREADS: Final = 1
 
 
 def load_transport() -> None:
     """Import what httpx2 imports only when a transport is made.
 
-    That takes some tenths of a second, in which no gateway would be read.
+    That takes some tenths of a second, in which the sidecar would read no gateway.
     """
     httpx2.AsyncHTTPTransport(
         verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), trust_env=False
@@ -70,7 +70,7 @@ class WebhookSender:
         self._clock = clock
         self._host = (settings.parts.hostname or "").rstrip(".")
         self._url = httpx2.URL(settings.url)
-        # Files are read when they are needed: what is wrong with them concerns nobody else.
+        # Files are read when they are needed: a bad one stops only this outlet.
         self._transport: httpx2.AsyncHTTPTransport | None = None
         self._signer: Signer | None = None
         self._resolver = trio.CapacityLimiter(RESOLVER_THREADS)
@@ -80,8 +80,7 @@ class WebhookSender:
     async def post(self, webhook_id: str, body: bytes) -> PostAnswer:
         """Make one attempt, within `timeout_s`.
 
-        The status decides what came of it: whether the rest of the answer comes is of no
-        interest.
+        The status alone decides the outcome, even if the rest of the answer never comes.
 
         Raises:
             ConfigError: The host has an address that is not allowed.
@@ -107,7 +106,7 @@ class WebhookSender:
         return PostAnswer(status, text, seconds, retry_after)
 
     async def read_files(self) -> tuple[httpx2.AsyncHTTPTransport, Signer]:
-        """Read the secrets, now and then again as they may be changed, and `ca_file`.
+        """Read `ca_file`, and the secrets, which are read again as they may change.
 
         Raises:
             StartError: A file cannot be read, or is wrong.
@@ -135,7 +134,7 @@ class WebhookSender:
         signed: dict[str, str],
         body: bytes,
     ) -> AsyncIterator[httpx2.Response]:
-        """The head of the answer, from the first address that can be connected to."""
+        """The head of the answer, from the first address that accepts a connection."""
         addresses = await self._checked_addresses()
         headers = {
             "host": self._settings.parts.netloc,
@@ -143,8 +142,8 @@ class WebhookSender:
             "content-type": CONTENT_TYPE,
             **signed,
         }
-        # Its own timeout closes a connection whose handshake hangs; cancelling does not.
-        # It holds for connecting and for the handshake, each.
+        # Only the transport's own timeout closes a connection in a handshake that hangs;
+        # cancelling does not. It applies to connecting and to the handshake separately.
         left_s = trio.current_effective_deadline() - trio.current_time()
         connect_s = left_s / (2 * len(addresses))
         answer: httpx2.Response | None = None
@@ -183,7 +182,7 @@ class WebhookSender:
         return printable(data[:ANSWER_BYTES].decode(errors="replace"))
 
     async def _checked_addresses(self) -> list[str]:
-        """Addresses of the url's host, all of which are allowed."""
+        """Addresses of the url's host; an error unless all are allowed."""
         if trio.current_time() >= self._addresses_until:
             found = await self._resolved()
             for address in found:
@@ -221,7 +220,7 @@ class WebhookSender:
 
 
 def _transport(name: str, settings: WebhookSettings) -> httpx2.AsyncHTTPTransport:
-    """What has the connections.
+    """The transport, which keeps the connections.
 
     Raises:
         StartError: As `tls_context`.
@@ -234,10 +233,10 @@ def _transport(name: str, settings: WebhookSettings) -> httpx2.AsyncHTTPTranspor
 
 
 def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
-    """What checks the receiver's certificate.
+    """The TLS context, which checks the receiver's certificate.
 
     Raises:
-        StartError: `ca_file` is no file of certificates.
+        StartError: `ca_file` is not a file of certificates.
     """
     if settings.parts.scheme == "http":
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used: spare reading files

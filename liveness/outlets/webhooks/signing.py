@@ -1,4 +1,4 @@
-"""Signs requests by the headers of Standard Webhooks, with each secret that there is."""
+"""Signs requests as Standard Webhooks say, once with each secret of the outlet."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ class Signer:
         name: The outlet, such as `webhooks.mail`.
         settings: Where its secrets are.
     Raises:
-        StartError: They cannot be read, or one is none. It never shows them.
+        StartError: They cannot be read, or one is not valid. It never shows them.
     """
 
     def __init__(self, name: str, settings: WebhookSettings) -> None:

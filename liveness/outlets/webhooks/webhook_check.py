@@ -1,4 +1,4 @@
-"""What a start would say of a webhook's files, for `check-config`."""
+"""Checks the files of a webhook as a start would, for `check-config`."""
 
 from collections.abc import Iterator
 

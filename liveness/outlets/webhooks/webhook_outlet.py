@@ -1,9 +1,9 @@
 """One outlet of [webhooks.NAME]: reads, posts, tries again, and moves its cursor.
 
-One request is under way at a time, so that records arrive in the order of the log. Its body
-is stored first; it has one id, whatever happens. When the receiver has refused a record for
-good, or all attempts of a request have failed, the records become dead letters, and
-delivery goes on behind them.
+One request is in flight at a time, so that records arrive in the order of the log. Its body
+is stored first, with the id that all its attempts have. When the receiver has refused a
+record for good, or all attempts of a request have failed, the records become dead letters,
+and delivery goes on after them.
 """
 
 import sqlite3
@@ -39,8 +39,8 @@ from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 
 T = TypeVar("T")
 
-# So many records in a row may be refused at once. Behind them is a pause: a receiver that
-# refuses all costs two requests a record.
+# After so many refused records in a row, there is a pause at each further one: a receiver
+# that refuses all costs two requests a record.
 REFUSED_AT_ONCE: Final = 20
 REFUSED_PAUSE_S: Final = 0.02
 # The time to close connections at the end.
@@ -92,7 +92,7 @@ class WebhookOutlet:
         self._sender = WebhookSender(self.name, settings, access.clock)
         self._wait = AttemptWait(access.clock)
         self._refused = 0  # records in a row
-        self._posts = 0  # `run`, and what is posted by hand: they share connections
+        self._posts = 0  # uses of the connections: `run`, and requests by hand
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
     async def run(self) -> None:
@@ -225,7 +225,7 @@ class WebhookOutlet:
         return check_event(self._log.log, self.name, new_id(), now_ms)
 
     async def _end_posts(self) -> None:
-        """Close the connections, unless somebody else uses them."""
+        """Close the connections, unless another task uses them."""
         self._posts -= 1
         if not self._posts:
             await self._sender.close()
@@ -240,7 +240,7 @@ class WebhookOutlet:
     # --- the log ----------------------------------------------------------------------
 
     async def _finish_begun(self) -> None:
-        """Send what was begun before a restart, and open the log behind it."""
+        """Send what was begun before a restart, and open the log after it."""
         await self._patiently(self._log.open)
         newest = self._access.log_writer.durable_seq
         await self._store(batch_store.outlive_log, self._log.log, newest)
@@ -289,7 +289,7 @@ class WebhookOutlet:
         )
 
     async def _deliver(self, batch: StoredBatch) -> None:
-        """Send a request, or what becomes of it, until nothing of it is left."""
+        """Send a request, and the halves it is split into, until none is left."""
         left: StoredBatch | None = batch
         while left is not None:
             await self._wait.until_due(left)
@@ -300,7 +300,7 @@ class WebhookOutlet:
     async def _after(
         self, batch: StoredBatch, answer: PostAnswer
     ) -> StoredBatch | None:
-        """Store what an attempt has come to; return the request that is sent next."""
+        """Store the result of an attempt; return the request that is sent next."""
         match answer.outcome:
             case PostOutcome.ACCEPTED:
                 return await self._accepted(batch)
@@ -402,7 +402,7 @@ class WebhookOutlet:
     # --- the disk ---------------------------------------------------------------------
 
     async def _store(self, call: Callable[..., T], *arguments: object) -> T:
-        """Run a call on the database with the outlet's name, until the disk allows it."""
+        """Run a call on the database with the outlet's name; try again while it fails."""
         store = self._access.store
         return await self._patiently(
             lambda: store.run(lambda db: call(db, self.name, *arguments))
