@@ -1,4 +1,4 @@
-"""What a start would say of the settings of a client of Kafka, for `check-config`."""
+"""Checks the files and client settings of a Kafka outlet, for `check-config`."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,8 +17,8 @@ _LOCATION: Final = ".location"
 def check_kafka(name: str, settings: KafkaSettings) -> Iterator[StartError]:
     """Try the files and client settings of `[kafka.NAME]`; yield what is wrong.
 
-    The files come first: without the values in them, librdkafka is not asked. It is not
-    asked either if confluent-kafka is not installed here.
+    The files come first: librdkafka checks the settings only if their values can be read,
+    and if confluent-kafka is installed.
     """
     faults = [*_files(f"kafka.{name}.client", settings)]
     yield from faults
@@ -44,7 +44,7 @@ def _files(place: str, settings: KafkaSettings) -> Iterator[StartError]:
 
 
 def _open(place: str, path: Path) -> None:
-    """Open a file as librdkafka will, which says itself what else is wrong with it."""
+    """Check that librdkafka can open a file; it reports other faults of it itself."""
     try:
         if path.is_file():
             path.open("rb").close()

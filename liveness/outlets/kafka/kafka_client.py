@@ -1,4 +1,4 @@
-"""Makes the client of one outlet: librdkafka, as confluent-kafka offers it."""
+"""Makes the clients of one outlet: librdkafka, through confluent-kafka."""
 
 import logging
 from collections.abc import Callable
@@ -27,20 +27,20 @@ Values: TypeAlias = dict[str, Any]
 
 DEFAULTS: Final[Values] = {
     "client.id": "liveness",
-    # Kafka's own producers in Java place a key so: a topic that they write to as well
-    # keeps a user in one partition.
+    # As Kafka's own producers in Java: if they write to the topic too, each user is still
+    # in one partition.
     "partitioner": "murmur2_random",
-    # A record waits so long for others of its partition: fewer and larger requests take
+    # How long a record waits for others of its partition: fewer and larger requests take
     # less CPU here and at the brokers.
     "linger.ms": 20,
-    # Records resemble each other: a tenth of the bytes, for little CPU.
+    # Records resemble each other: they shrink to a tenth, for little CPU.
     "compression.type": "lz4",
 }
 
-# The beginning of an error of all settings together; other errors are of one of them.
+# Prefix of errors about settings that conflict; other errors are about one setting.
 _TOGETHER: Final = "Failed to create producer: "
 _UNKNOWN: Final = "No such configuration property"
-# What confluent-kafka raises about a setting whose value is an object of Python.
+# What confluent-kafka raises for a setting that takes a Python object.
 _NOT_TEXT: Final = (AttributeError, TypeError, ValueError)
 # librdkafka warns at each start that this setting of ours is experimental.
 _EXPECTED_WARNING: Final = "enable.gapless.guarantee"
@@ -95,7 +95,7 @@ class KafkaClients:
         return self._made(values, on_error)
 
     def without_secrets(self, text: str) -> str:
-        """A text of librdkafka, shortened, and without what files of secrets have."""
+        """A text of librdkafka, shortened, with the contents of secret files removed."""
         for secret in self._secrets:
             text = text.replace(secret, "…")
         return shortened(text.strip())
@@ -117,14 +117,14 @@ class KafkaClients:
     def _made(self, values: Values, on_error: OnError) -> Producer:
         most = self._settings.max_in_flight
         try:
-            # Of two names of one setting the later one counts: so first what the section
-            # may change, and last what the outlet's promises need.
+            # A setting may have two names, and the later one wins: so first what the
+            # section may change, and last what the outlet's promises need.
             return Producer(
                 DEFAULTS
                 | {
                     "queue.buffering.max.messages": most,
-                    # A kilobyte a record, which few exceed: then `produce` refuses, and
-                    # the outlet waits.
+                    # A kilobyte a record. Few are larger; if they do not fit, `produce`
+                    # refuses, and the outlet waits.
                     "queue.buffering.max.kbytes": most,
                 }
                 | values
@@ -134,7 +134,7 @@ class KafkaClients:
                     # A record that the brokers refuse must not be overtaken by the next
                     # ones of its user: the client stops, and the outlet begins again.
                     "enable.gapless.guarantee": "true",
-                    # Never: the record is in the log, and waits.
+                    # No timeout: a record that waits is safe in the log.
                     "message.timeout.ms": 0,
                     "error_cb": on_error,
                     "logger": self._log,
@@ -198,7 +198,7 @@ def _text_of(error: Exception) -> str:
 def _why_refused(key: str, value: object, *, is_secret: bool) -> str | None:
     """Why librdkafka refuses a setting by itself; None if it does not.
 
-    Its own text says what it allows, and may have the value: not shown if that is secret.
+    Its error says what it allows, but may repeat the value: left out if that is secret.
     """
     try:
         Producer({key: value, "logger": logging.getLogger("librdkafka")})

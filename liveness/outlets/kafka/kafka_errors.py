@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from liveness.outlets.common.outlet import OutletState
 from liveness.outlets.kafka.kafka_client import KafkaError
 
-# `{topic}` is the outlet's. These do not go away by themselves.
+# Errors that a person has to mend. `{topic}` is the outlet's.
 _TO_CORRECT: Final = {
     ("MSG_SIZE_TOO_LARGE", "INVALID_MSG_SIZE", "RECORD_LIST_TOO_LARGE"): (
         "a record is larger than topic {topic} takes; raise max.message.bytes of the "
@@ -35,14 +35,14 @@ _TO_CORRECT: Final = {
         "the brokers are too old; Kafka 0.11 or newer is needed"
     ),
 }
-# And these may.
+# Errors that may go away by themselves.
 _TO_WAIT_FOR: Final = {
     ("_RESOLVE",): "a broker's name is unknown to DNS; correct the setting brokers",
     ("_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN"): (
         "the brokers cannot be reached; start them, or correct the setting brokers"
     ),
 }
-# They say only that another error ended the client.
+# Errors that only say that an earlier error ended the client.
 CONSEQUENCES: Final = frozenset(
     {"_FATAL", "_GAPLESS_GUARANTEE", "_PURGE_QUEUE", "_PURGE_INFLIGHT"}
 )

@@ -1,4 +1,4 @@
-"""Files that have the value of one of the client's settings."""
+"""Reads the value of a client setting from its file."""
 
 from pathlib import Path
 

@@ -3,7 +3,7 @@
 The cursor moves as the brokers acknowledge. When a client of librdkafka has failed, or a
 record was refused, a new client begins at the cursor: nothing is left out, and what is sent
 again has the same log and seq. A client takes nothing from the log until it has found the
-topic: brokers that are away cost nothing.
+topic, so unreachable brokers cost nothing.
 """
 
 import sqlite3
@@ -40,14 +40,15 @@ RETRY_S: Final = 1.0
 MOST_RETRY_S: Final = 60.0
 # Without an acknowledgement for this long, the brokers count as away.
 LATE_S: Final = 5.0
-# The topic is asked for when a client begins, and while it is idle and without a broker: for
-# so long, in which librdkafka tries to connect twenty times a second, and so often.
+# A client asks for the topic when it begins, and while it is idle and has no broker. It waits
+# this long for an answer; librdkafka tries to connect twenty times a second meanwhile.
 ASK_S: Final = 2.0
 ASK_EVERY_S: Final = 10.0
-# A stop of the sidecar waits for acknowledgements for at most this long, and then for what
-# is not acknowledged to be given back; without a stop, that takes a second for a million.
+# A stop of the sidecar waits this long for acknowledgements,
 FLUSH_S: Final = 0.2
+# then this long for librdkafka to give back the other records.
 STOP_S: Final = 0.1
+# A client that has failed gives back everything: a million records take a second.
 PURGE_S: Final = 10.0
 _NO_ANSWER: Final = Advice(
     OutletState.RETRYING,
@@ -81,7 +82,7 @@ class KafkaOutlet:
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
         self._clients = KafkaClients(name, settings, self._log_throttled)
-        # An ask that is given up goes on for up to `ASK_S`: nobody else waits for it.
+        # A cancelled question keeps its thread for up to `ASK_S`, so not a shared one.
         self._asks = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
@@ -162,7 +163,7 @@ class KafkaOutlet:
         """Show whether the brokers have the topic, also while there is nothing to send."""
         while True:
             asked_at = trio.current_time()
-            if not producer.in_flight:  # else it is shown what becomes of these
+            if not producer.in_flight:  # else their acknowledgements show it
                 error = await producer.find_topic(ASK_S, self._asks)
                 if error is not None:
                     self._show(self._advice_about(error))

@@ -2,8 +2,8 @@
 
 It finds its topic, is given batches, and reports them as delivered in the order in which it
 got them. Each call of librdkafka but the one for the topic returns at once: its own threads
-connect and send. What they have to say waits in a queue until `serve` is called, a bounded
-number at a time.
+connect and send. Their reports wait in a queue for `serve`, which takes a bounded number at
+a time.
 """
 
 from collections import deque
@@ -25,14 +25,14 @@ from liveness.text import uid_text
 
 # Records handed over at a time, and acknowledgements served: a millisecond or two.
 PIECE: Final = 500
-# How often to look for acknowledgements; slower once none has come for a while, since the
-# brokers are away, and when nothing is on its way, for log lines.
+# How often to look for acknowledgements; slower once none has come for a while, as the
+# brokers may be away, and slower still, for log lines only, when no record is in flight.
 POLL_S: Final = 0.01
 SLOW_POLL_S: Final = 0.1
 SLOW_AFTER_S: Final = 1.0
 IDLE_POLL_S: Final = 1.0
-# librdkafka ends its threads within milliseconds. One may wait for the resolver of the
-# system; then they are left to end by themselves.
+# librdkafka ends its threads within milliseconds, unless one waits for the system's resolver;
+# then they are left to end by themselves.
 DESTROY_S: Final = 0.5
 
 _Header: TypeAlias = tuple[str, str | bytes | None]
@@ -44,8 +44,8 @@ _KIND_HEADERS: Final[Mapping[str, _Header]] = {
 class KafkaProducer:
     """Sends to one topic.
 
-    After its first failure it takes nothing more: what is not delivered by then is to be
-    given to another one.
+    After its first failure it takes nothing more: give what it has not delivered to
+    another one.
 
     Args:
         make: Makes the client, given what to call with errors that concern no record.
@@ -103,7 +103,7 @@ class KafkaProducer:
         self.newest_error = None
         self.all_down.clear()
         wrong: KafkaError | None = answer.topics[self._topic].error
-        # One that has just been made has no leader yet: the client waits for it by itself.
+        # A topic that has just been made has no leader yet; the client waits for one.
         if wrong is not None and wrong.code() != KafkaError.LEADER_NOT_AVAILABLE:
             return wrong
         self.has_topic = True
@@ -143,7 +143,7 @@ class KafkaProducer:
                     self.fail(error.args[0])
 
     def serve(self) -> bool:
-        """Take some of what librdkafka has to say; return whether there may be more."""
+        """Take some of librdkafka's reports; return whether there may be more."""
         assert self._producer is not None
         try:
             self._producer.poll(0)
@@ -167,8 +167,8 @@ class KafkaProducer:
         """Take back what is not acknowledged, and end librdkafka's threads.
 
         Args:
-            within_s: The time for the first. What does not come back by then stays in
-                memory, with its batch.
+            within_s: The time to take records back. Those that do not come back by then
+                stay in memory, with their batch.
         """
         assert self._producer is not None
         self._producer.purge(blocking=False)
@@ -192,7 +192,7 @@ class KafkaProducer:
         is_of_all = error.code() == KafkaError._ALL_BROKERS_DOWN
         if is_of_all:
             self.all_down.notify()
-        # It follows the error of each broker, which says why.
+        # This error follows one of each broker, which says why: keep that.
         if self.newest_error is None or not is_of_all:
             self.newest_error = error
 
@@ -230,13 +230,13 @@ class _Sent:
 
 
 class _Pause(Exception):
-    """Ends `poll` early: what a callback raises, `poll` raises, and keeps the rest."""
+    """Raised in a callback to end `poll` early; the other reports stay in the queue."""
 
 
 def key_of(record: Logged | Gap, users: bool) -> str | None:
     """What keeps records in order: those with the same key are in one partition.
 
-    Two users never have the same key: it is the text by which the command line knows them.
+    Two users never have the same key: it is the form of a uid on the command line.
     """
     if isinstance(record, Gap):
         return None
