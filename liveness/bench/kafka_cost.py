@@ -1,8 +1,8 @@
 """What an outlet to Kafka costs the sidecar, and how fast it is.
 
-A sidecar whose log is full starts with an outlet that begins at the oldest record. Its CPU
-is compared with that of a start with an outlet that has nothing to send: so it is the cost
-of all that a record takes, from the disk to the acknowledgement, in all threads.
+A sidecar with a full log starts with an outlet that begins at the oldest record. Its CPU,
+less that of a start with an outlet that has nothing to send, is the cost of the records from
+the disk to the acknowledgement, in all threads.
 """
 
 import time
@@ -28,7 +28,7 @@ IDLES: Final = "newest"
 
 
 class _Drain(NamedTuple):
-    """Of one drain of the log: records a second, and nanoseconds of CPU a record."""
+    """The cost of sending the whole log: records a second, and ns of CPU a record."""
 
     rate: float
     cpu_ns: float
@@ -46,7 +46,7 @@ def kafka(
 
     Args:
         options: The parameters of the run.
-        folder: That of a sidecar which wrote the log, and was stopped.
+        folder: The folder of a stopped sidecar that wrote the log.
         records: How many there are.
         stage: Shows the progress.
         least_per_s: The floor.
@@ -95,7 +95,7 @@ def _drain(folder: Path, brokers: str, topic: str, records: int) -> _Drain:
 
 
 def _sidecar(folder: Path, brokers: str, topic: str, begin: str) -> SidecarProcess:
-    """A sidecar with one outlet, that is new to it, to this topic."""
+    """A sidecar with one outlet to this topic, new to its database."""
     settings = (
         f'[kafka.{topic}-{begin}]\nbrokers = "{brokers}"\ntopic = "{topic}"\n'
         f'begin = "{begin}"\n'

@@ -1,4 +1,4 @@
-"""The scenario `outlets`: how fast they send, and that a dead one costs nobody else.
+"""The scenario `outlets`: how fast they send, and that a dead one slows nothing down.
 
 Each sends the records of a log that was written beforehand, by a real sidecar; nothing
 else happens meanwhile. Dead outlets are compared with none, over the load of transitions.
@@ -29,7 +29,7 @@ from liveness.console.progress import Stage
 PROMISED_USERS: Final = 100_000
 WEBHOOK_PER_S: Final = 20_000.0
 KAFKA_PER_S: Final = 100_000.0
-# What dead outlets may add to the CPU of a keepalive: about what two runs differ by.
+# What dead outlets may add to the CPU of a keepalive: as much as two runs differ.
 DEAD_RATIO: Final = 1.1
 
 LONGEST_S: Final = 10.0

@@ -31,7 +31,7 @@ AWAITED_S: Final = 60.0
 
 
 class TransitionCosts(NamedTuple):
-    """Of one run."""
+    """The costs of one run."""
 
     transition_ns: float  # the sidecar's CPU
     keepalive_ns: float
@@ -80,7 +80,7 @@ class TransitionLoad:
         Args:
             sidecar: What is measured.
             gateway: Its gateway; `begin` was called.
-            finish: Waits for what else counts to the cost of a transition.
+            finish: Waits for the rest of the work of a transition, such as its delivery.
         Raises:
             LoadError: An offline was false, early or missing.
         """

@@ -64,7 +64,7 @@ def letter_line(letter: Map) -> str:
 
 
 def result_line(result: Map) -> str:
-    """What came of a request, as one line for a person."""
+    """The result of a request as one line for a person."""
     status = "no answer" if result["status"] is None else f"status {result['status']}"
     how = "accepted" if result["accepted"] else "not accepted"
     line = f"{how}: {status} after {result['seconds']:.3f} s"
@@ -80,7 +80,7 @@ def _change(path: Path, what: str, **body: str) -> Map:
 
 
 def _show_result(path: Path, result: Map, *, json: bool) -> int:
-    """Prints what came of a request; returns the exit code."""
+    """Prints the result of a request; returns the exit code."""
     with reading_answer(path):
         line = f"{escaped(result['webhook'])}: {result_line(result)}"
     print(ascii_json(result) if json else line)

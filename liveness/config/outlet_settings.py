@@ -28,7 +28,7 @@ from liveness.core.uids import is_text
 
 OUTLET_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 NAME_RULE: Final = "1 to 32 of a-z, 0-9, - and _, beginning with a letter or a digit"
-# Outlets of one kind; each has series of its own in the metrics.
+# The most outlets of one kind: each adds series to the metrics.
 MOST_OUTLETS: Final = 16
 
 RETRY: Final = "15,15,30,180,600,1200,1800,1800,1800,3600,10800,10800,10800,21600,21600"
@@ -49,7 +49,7 @@ MOST_URL: Final = 2_000
 MOST_LABEL: Final = 63  # of a name of DNS, between dots
 _URL: Final = "https://HOST/PATH, or http:// to loopback"
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
-# A key of [kafka.NAME.client] that ends so names a file, which has the value.
+# A key of [kafka.NAME.client] with this ending names a file that has the value.
 FILE_SUFFIX: Final = "_file"
 # What the outlet itself sets, or what would break its promises.
 OWN_CLIENT_KEYS: Final = frozenset(
@@ -68,12 +68,12 @@ OWN_CLIENT_KEYS: Final = frozenset(
         "logger",
     }
 )
-# They replace the brokers by ones that librdkafka makes up.
+# Settings that replace the brokers by simulated ones.
 _TESTS_OF_LIBRDKAFKA: Final = "test."
-# Its functions: such settings have no text.
+# Settings that are functions, which no settings file can have.
 _CALLBACK: Final = "_cb"
 _CLIENT_KEY: Final = re.compile(r"[a-z][a-z0-9._]{0,99}", re.ASCII)
-# Settings of librdkafka whose values are secrets, such as sasl.password and ssl.key.pem.
+# Secret settings of librdkafka, such as sasl.password and ssl.key.pem.
 _SECRET_KEY: Final = re.compile(
     r"password|passphrase|secret|key\.pem|oauthbearer\.config"
 )
@@ -153,7 +153,7 @@ def secret_key(text: str) -> bytes:
     """The key in a secret that signs requests; its base64 needs no padding.
 
     Raises:
-        ValueError: It is none; the message says what it must be.
+        ValueError: It is not a key; the message says what it must be.
     """
     coded = text.removeprefix(SECRET)
     try:
@@ -215,7 +215,7 @@ class OutletSettings:
         return frozenset(as_list(self.gateways))
 
     def users_only_faults(self, device_separator: str) -> Iterator[tuple[str, str]]:
-        """What does not go with `users_only`; as `faults` of each kind of outlet."""
+        """The settings that conflict with `users_only`, in the form of `faults`."""
         if not self.users_only:
             return
         if not device_separator:
@@ -318,7 +318,7 @@ class WebhookSettings(OutletSettings):
     def faults(
         self, retention_s: float, device_separator: str
     ) -> Iterator[tuple[str, str]]:
-        """The settings that do not go with others: the key of each, and why."""
+        """The settings that conflict with others: the key of each, and why."""
         yield from self.users_only_faults(device_separator)
         if self.parts.scheme == "http" and not (self.is_to_loopback or self.allow_http):
             yield (
@@ -363,7 +363,7 @@ class KafkaSettings(OutletSettings):
             check=_check_topic,
         )
     )
-    # 100,000 a second at brokers that answer within 200 ms; of each one, 1.7 kB are kept.
+    # Enough for 100,000 a second with answers within 200 ms. Each takes 1.7 kB.
     max_in_flight: int = setting(
         20_000,
         "records handed to the client that the brokers have not acknowledged",
@@ -382,7 +382,7 @@ class KafkaSettings(OutletSettings):
     def faults(
         self, _retention_s: float, device_separator: str
     ) -> Iterator[tuple[str, str]]:
-        """The settings that do not go with others: the key of each, and why."""
+        """The settings that conflict with others: the key of each, and why."""
         yield from self.users_only_faults(device_separator)
         for key, value in self.client.items():
             if why := _why_no_client_setting(key, value):

@@ -227,7 +227,7 @@ def settings_in(table: type, section: str) -> Iterator[Setting]:
 
 
 def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """A table of TOML, whose dotted keys have made tables within it."""
+    """Join the inner tables that dotted keys have made back into dotted keys."""
     found: dict[str, object] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"

@@ -15,7 +15,7 @@ MOST_NESTED: Final = 20
 
 
 def read_tables(path: Path, *, must_exist: bool, is_reload: bool) -> dict[str, Any]:
-    """The tables of a settings file; none if it may be missing and is.
+    """The tables of a settings file; none if it is missing and need not exist.
 
     Args:
         path: The file.

@@ -58,13 +58,13 @@ def is_superseded(
     log: str,
     settings: OutletSettings,
 ) -> bool:
-    """Whether what a record of a session says is not true any more.
+    """Whether a later record has made this record of a session untrue.
 
-    What has become of it is told by other records. So what the reader does not get, such
-    as a move where it gets none, supersedes nothing.
+    Only records that the reader gets count: for one that gets no moves, a move supersedes
+    nothing.
 
     Args:
-        presence: Who is online.
+        presence: The users that are online.
         log_writer: The log.
         record: The record.
         log: The id of its log: another one, if a backup was restored since.
@@ -72,7 +72,7 @@ def is_superseded(
     """
     gateways = settings.gateway_set
     of_user = settings.users_only and record.devices is not None
-    # One that is not on disk yet is shown nowhere.
+    # A session that is not on disk yet is shown nowhere.
     sessions = {
         session: gateway
         for _, gateway, session, _ in presence.where(
@@ -88,6 +88,6 @@ def is_superseded(
     is_same = log == store.log or record.session <= store.parted.get(log, 0)
     if is_same and not settings.settle_s:
         return record.session not in sessions
-    # In another log the session has another number; and damping may leave out that the
-    # user went and came.
+    # In another log the session has another number; and with damping, the reader may not
+    # have seen that the user left and came back.
     return record.gateway not in sessions.values()

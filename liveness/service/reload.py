@@ -120,7 +120,7 @@ class Reloader:
 
 
 def _different(config: Config, other: Config) -> Sequence[str]:
-    """The names of the settings whose values differ; of outlets, of their sections."""
+    """The names of the settings that differ; for outlets, of their sections."""
     settings = {setting.name: setting for setting in config.settings()}
     others = {setting.name: setting for setting in other.settings()}
     found = (

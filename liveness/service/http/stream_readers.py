@@ -20,7 +20,7 @@ from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 
 SETTLE: Final = "settle_s"  # in a query
-# Records that are read at a time of those that a summary searches.
+# How many records the search for a summary reads at a time.
 SEARCH_STEP: Final = 1_000
 
 _log = structlog.get_logger("http")
@@ -50,7 +50,7 @@ class StreamReaders:
     Args:
         log_writer: The log.
         feed: Its tail.
-        clock: For what settles.
+        clock: Its wall clock decides which offlines have settled.
         counts: Counts offlines that were passed on early.
         max_settling: Offlines that may wait, of all readers together.
     """

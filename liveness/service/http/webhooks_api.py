@@ -57,7 +57,8 @@ class WebhooksApi:
 
     Args:
         webhooks: All that the settings name.
-        letters: The dead letters, also of others; None: the settings name no outlet.
+        letters: All dead letters, also of webhooks that were removed; None: the settings
+            name no outlet.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class WebhooksApi:
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Have one change of a webhook at a time: no letter is sent twice at once."""
+        """Allow one change of a webhook at a time, so that no letter is sent twice."""
         if name in self._changing:
             message = f"dead letters of the webhook {name!r} are being sent or dropped"
             raise ApiError(409, f"{message} already; try again when that has ended")
@@ -256,11 +257,11 @@ def _no_letter(number: int) -> ApiError:
 
 
 def _shown(name: str, webhook: "WebhookOutlet") -> dict[str, Any]:
-    """A webhook: what it is to do, and how it is. Never a secret."""
+    """The settings of a webhook, without secrets, and its status."""
     settings = webhook.settings
     return {
         "webhook": name,
-        # The query may have a key of the receiver's.
+        # The query may contain a key.
         "url": settings.parts._replace(query="").geturl(),
         "kinds": [kind for kind in KINDS if kind in settings.kind_set],
         "gateways": sorted(settings.gateway_set),

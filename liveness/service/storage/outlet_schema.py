@@ -2,9 +2,9 @@
 
     cursors   of each outlet, the seq up to which all records are delivered
     batches   webhooks: requests that were begun and not accepted yet, with their bodies;
-              that with the highest place is sent next
-    dead      webhooks: records that a receiver refused for good; no number comes again,
-              as a person may have it from an earlier list
+              the one with the highest place is sent next
+    dead      webhooks: records that a receiver refused for good; a number is never used
+              again, as a person may have it from an earlier list
     meta      the schema
 
 The database is opened and written by the outlets; only backups and checks read it here.

@@ -1,4 +1,4 @@
-"""A record as JSON, in a quarter of the time that `json.dumps` takes for its map.
+"""A record as JSON, four times as fast as `json.dumps` of its map.
 
 All HTTP readers and outlets send it, so at 100,000 records a second it counts.
 """
