@@ -63,13 +63,9 @@ def come_and_go(sidecar: Sidecar, users: int) -> None:
     gateway.close()
 
 
-def all_seqs(sidecar: Sidecar) -> set[int]:
-    return {record.seq for record in disk.log(sidecar.database)}
-
-
 def check(sidecar: Sidecar, reader: TopicReader) -> None:
     """All of the log is in the topic, in order of users, and nothing else is."""
-    seqs = all_seqs(sidecar)
+    seqs = {record.seq for record in disk.log(sidecar.database)}
     reader.until_seqs(seqs)
     assert len(reader.places) == len(seqs)
     check_order(reader)
@@ -162,15 +158,3 @@ def test_the_consumer_of_the_manual_takes_each_record_once(
     expected.add("gap 5 9\n")
     assert set(lines) == expected
     assert len(lines) == len(expected)
-
-
-def test_the_cursor_of_a_stop_is_the_newest(
-    sidecar: Sidecar, reader: TopicReader
-) -> None:
-    sidecar.start()
-    come_and_go(sidecar, 1_000)
-    check(sidecar, reader)
-    sidecar.stop()
-    newest = max(all_seqs(sidecar))
-    stored = disk.rows(sidecar.state / "outlets.db", "select seq from cursors")
-    assert stored == [(newest,)]
