@@ -1,4 +1,4 @@
-"""`liveness webhooks` against an `admin.sock`: what it asks, shows, and makes of answers."""
+"""`liveness webhooks` against a scripted `admin.sock`: requests, output and exit codes."""
 
 import json
 import re
@@ -194,7 +194,9 @@ def test_all_are_dropped_only_with_yes(admin: Admin, run: Any) -> None:
 
 @pytest.mark.parametrize("what", ["retry", "drop"])
 @pytest.mark.parametrize("given", [[], ["17", "--all", "mail"]], ids=["none", "both"])
-def test_one_of_both_is_needed(run: Any, what: str, given: list[str]) -> None:
+def test_either_an_id_or_all_must_be_given(
+    run: Any, what: str, given: list[str]
+) -> None:
     code, _, said = run(what, *given)
     assert code == 2
     assert said.startswith("liveness: give either ID or --all NAME; see `")

@@ -102,7 +102,7 @@ def test_a_name_that_metrics_cannot_have_is_refused(
     ids=["key", "value", "list", "lists"],
 )
 @every_section
-def test_what_is_in_no_section_of_an_outlet_is_refused(
+def test_a_setting_outside_of_a_named_section_is_refused(
     section: str, toml: str, place: str, tmp_path: Path
 ) -> None:
     assert refused(toml.format(section), tmp_path) == (

@@ -82,7 +82,7 @@ def add(damping: Damper[Item], item: Item) -> list[Item]:
 
 
 def expected(log: Sequence[Item]) -> dict[str, list[Item]]:
-    """What each user's readers should be sent in the end: the rule, and no more."""
+    """The items of each user that a reader gets in the end, straight from the rule."""
     passed = dict[str, list[Item]]()
     for user in {item.user for item in log}:
         own = [item for item in log if item.user == user]
@@ -116,7 +116,7 @@ def by_user(items: Sequence[Item]) -> dict[str, list[Item]]:
 def test_users_who_are_back_soon_are_left_out_at_any_pace(
     log: list[Item], looks: list[int]
 ) -> None:
-    """Whenever a reader has read all there is, it says so, at any later moment."""
+    """A reader that has read everything lets offlines settle, at any later moment."""
     damping, passed = damper(), list[Item]()
     end = Item(0, "", "", "", FOR_EVER)
     for item, after in pairwise([*log, end]):
@@ -161,7 +161,7 @@ def fold(items: Iterator[Item] | Sequence[Item]) -> dict[str, str]:
 def test_a_receiver_knows_who_is_online_after_restarts_and_overflows(
     log: list[Item], runs: list[tuple[int, bool]], most: int
 ) -> None:
-    """A restarted reader goes on from before the oldest that waited, or even earlier."""
+    """A restarted reader goes on before the oldest offline that waited, or earlier."""
     received, position, reached = list[Item](), 0, 0
     for steps, is_stored in [*runs, (len(log), True)]:
         damping = damper(most=most, doubtful_until=reached)
@@ -190,7 +190,7 @@ def test_an_offline_waits_until_the_log_was_read_up_to_its_time() -> None:
     assert (damping.next_at, damping.oldest_seq) == (None, None)
 
 
-def test_a_later_record_of_anybody_shows_that_the_time_has_passed() -> None:
+def test_a_later_record_of_any_user_shows_that_the_time_has_passed() -> None:
     damping = damper()
     off, other = Item(1, OFFLINE, "ada", "g1", 0), Item(2, ONLINE, "bob", "g1", 100)
     assert [*add(damping, off), *add(damping, other)] == [off, other]
@@ -205,7 +205,7 @@ def test_above_the_bound_the_oldest_is_passed_on_early_and_counted() -> None:
     assert (len(damping), counts.hurried) == (1, 1)
 
 
-def test_after_the_wall_clock_was_set_back_nobody_waits_for_longer() -> None:
+def test_after_the_wall_clock_was_set_back_no_offline_waits_longer() -> None:
     damping = damper()
     for seq, at in ((1, 10_000), (2, 10_050), (3, 0)):
         add(damping, Item(seq, OFFLINE, f"u{seq}", "g1", at))
@@ -213,7 +213,7 @@ def test_after_the_wall_clock_was_set_back_nobody_waits_for_longer() -> None:
     assert [item.seq for item in settled(damping, 120)] == [1, 2, 3]
 
 
-def test_of_a_doubtful_offline_the_online_alone_is_passed_on() -> None:
+def test_after_a_doubtful_offline_only_the_online_is_passed_on() -> None:
     damping = damper(doubtful_until=1)
     assert add(damping, Item(1, OFFLINE, "ada", "g1", 0)) == []
     back = Item(2, ONLINE, "ada", "g1", 50)

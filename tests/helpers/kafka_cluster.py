@@ -41,7 +41,7 @@ class Received(NamedTuple):
 
     @property
     def place(self) -> tuple[bytes, bytes]:
-        """By what a record is known."""
+        """What identifies its record: log and seq."""
         return self.headers["log"], self.headers["seq"]
 
 
@@ -73,7 +73,7 @@ class KafkaCluster:
         )
 
     def hold_acknowledgements(self) -> None:
-        """Have each broker take records, and not answer the connections that sent them."""
+        """Have each broker take records, and not answer them on their connection."""
         for broker in BROKERS:
             self._mock(
                 "broker_push_request_error_rtts", ctypes.c_int32(broker),

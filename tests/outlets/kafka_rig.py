@@ -1,4 +1,4 @@
-"""An outlet of Kafka over a log of its own, and the records that it sends."""
+"""An outlet to Kafka over a log of its own, and the records that it sends."""
 
 import os
 from collections.abc import AsyncIterator, Callable
@@ -112,7 +112,7 @@ async def run_outlet(
 
 
 def check(reader: TopicReader, newest: int, oldest: int = 1) -> None:
-    """All records arrived, in order of their users; those that did twice are repeats."""
+    """All records arrived, and those of each user in order but for repeats."""
     reader.until_seqs({*range(oldest, newest + 1)})
     for key, seqs in reader.first_seqs().items():
         assert seqs == sorted(seqs), key

@@ -1,4 +1,4 @@
-"""A log, the outlets' database beside it, and outlets that a test reads by."""
+"""A log, the database of outlets, and the reading side of an outlet."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -33,7 +33,7 @@ class OutletRig:
     async def outlet_log(
         self, settings: OutletSettings = PLAIN, name: str = NAME
     ) -> AsyncIterator[OutletLog]:
-        """What one outlet reads, as after a start of the sidecar."""
+        """The log as one outlet reads it, as after a start of the sidecar."""
         await self.store.open(keep=[name], unused_s=3_600)
         found = OutletLog(name, settings, self.access)
         await found.open()

@@ -49,7 +49,7 @@ def reader(cluster: KafkaCluster) -> Iterator[TopicReader]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what is tried again be tried soon."""
+    """Shorten the pauses between tries."""
     for name, soon_s in SOON.items():
         monkeypatch.setattr(kafka_outlet, name, soon_s)
 

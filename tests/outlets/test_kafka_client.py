@@ -139,7 +139,7 @@ def test_settings_of_the_section_win_by_either_of_their_names() -> None:
     }, shown
 
 
-def test_log_lines_of_librdkafka_are_logged_and_ours_to_expect_are_not() -> None:
+def test_log_lines_of_librdkafka_are_logged_except_expected_ones() -> None:
     made = clients({"group.id": "of a consumer"})
     with capture_logs() as lines:
         producer = made.make(lambda _: None)

@@ -1,4 +1,4 @@
-"""Each outlet runs alone: the errors of one concern no other one."""
+"""Outlets do not affect each other: one may fail, and the others go on."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -406,9 +406,7 @@ class Friends:
 
 @pytest.mark.rig(clock=VirtualWallClock, timeout_s=3_600)
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_restarts_friends_end_right_and_see_no_flicker(
-    rig: Rig, seed: int
-) -> None:
+async def test_restarts_lose_no_change_and_show_no_flicker(rig: Rig, seed: int) -> None:
     chance = random.Random(seed)
     users = [f"user-{n}" for n in range(6)]
     gateways = [await rig.gateway(name, kinds=[]) for name in "gh"]

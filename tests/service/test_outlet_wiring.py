@@ -1,4 +1,4 @@
-"""Which records are superseded: what they say is not true any more for their reader."""
+"""Which records are superseded: a later record has made them untrue."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -88,7 +88,7 @@ async def test_with_users_only_any_device_keeps_its_user_online(rig: Rig) -> Non
     assert flags(rig, users_only=True)[3]
 
 
-async def test_of_another_log_it_is_whether_the_user_could_be_online_there(
+async def test_a_record_of_another_log_is_compared_by_its_gateway(
     rig: Rig,
 ) -> None:
     gateway = await rig.gateway_of("ada", "g1")

@@ -28,14 +28,14 @@ class Request(NamedTuple):
 
 
 class Hook(ThreadingHTTPServer):
-    """Accepts requests that are signed; those from a number on are left without answer."""
+    """Accepts the first signed requests, and leaves later ones without an answer."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[Request] = []
-        self.accepts = 0  # so many, and hangs at the next one
+        self.accepts = 0  # how many to accept
         self.goes_on = threading.Event()
 
 

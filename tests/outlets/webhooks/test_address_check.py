@@ -76,7 +76,7 @@ def test_some_addresses_are_never_allowed(address: str) -> None:
     assert why_refused(address, allow_private=True, loopback_only=False)
 
 
-def test_an_address_of_two_others_is_refused_for_either() -> None:
+def test_a_teredo_address_is_refused_for_its_server_or_its_client() -> None:
     # Teredo: the server 127.0.0.1, and the client 8.8.8.8.
     why = why_refused(
         "2001:0:7f00:1:0:0:f7f7:f7f7", allow_private=False, loopback_only=False

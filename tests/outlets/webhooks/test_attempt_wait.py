@@ -1,4 +1,4 @@
-"""How long a request waits, whatever happens to the wall clock."""
+"""How long a request waits while the wall clock is set forward or back."""
 
 import pytest
 import trio
@@ -73,7 +73,7 @@ async def test_a_clock_that_is_set_back_makes_no_wait_longer(clock: SetClock) ->
     assert waited == pytest.approx(3_600)
 
 
-async def test_a_time_further_away_than_its_wait_is_of_a_clock_set_back(
+async def test_a_due_time_beyond_the_wait_means_a_clock_that_was_set_back(
     clock: SetClock,
 ) -> None:
     batch = waiting(clock)

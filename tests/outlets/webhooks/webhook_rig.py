@@ -31,7 +31,7 @@ async def outlet_to(
 
 
 async def until(is_so: Callable[[], object], *, times: float = 1) -> None:
-    """Wait until it is so, that many times as long as usual."""
+    """Wait until it is so, for at most *times* as long as usual."""
     with trio.fail_after(times * LONG_S):
         while not is_so():  # noqa: ASYNC110 - virtual: this is how time passes
             await trio.sleep(times * 0.5)

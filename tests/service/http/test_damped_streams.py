@@ -157,7 +157,7 @@ async def shown(reader: Reader, summaries: int) -> list[int]:
 
 
 @virtual
-async def test_summaries_leave_out_who_is_soon_back(rig: Rig) -> None:
+async def test_summaries_leave_out_short_absences(rig: Rig) -> None:
     gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
     await does(gateway, "logout", "ada")
     await does(gateway, "login", "ada")

@@ -403,7 +403,7 @@ async def test_a_retry_of_all_ends_after_a_while_and_is_alone(
         assert rest["accepted"] == accepted
 
 
-async def test_while_the_database_is_not_open_it_says_so(
+async def test_requests_say_that_the_database_is_not_open(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     (tmp_path / "state").mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""A damped reader's position, and what of a filtered log it returns."""
+"""The position of a damped reader, and the records that it returns."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +92,7 @@ async def test_a_user_who_is_back_elsewhere_has_moved_for_readers_of_both_gatewa
     assert taken == [["moved"], ["moved"], [], ["moved"]]
 
 
-async def test_a_reader_of_some_gateways_without_moves_is_not_left_with_the_past(
+async def test_a_reader_of_some_gateways_without_moves_sees_users_leave_and_come(
     log: Log,
 ) -> None:
     kinds = frozenset({"online", "offline"})
@@ -154,7 +154,7 @@ async def test_kinds_that_are_not_wanted_decide_and_are_not_returned(log: Log) -
     assert damped.position == 4
 
 
-async def test_of_a_resumed_reader_the_log_so_far_is_doubtful(log: Log) -> None:
+async def test_for_a_resumed_reader_all_older_records_are_doubtful(log: Log) -> None:
     publish(log, off(1))
     damped = reader(log, is_resumed=True)
     publish(log, on(2, at_s=1), off(3, at_s=2), on(4, at_s=3))

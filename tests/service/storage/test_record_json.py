@@ -41,7 +41,7 @@ def slow(record: Record | TimerRecord | Gap) -> str:
 
 
 @given(RECORDS)
-def test_it_is_what_the_map_of_the_record_gives(record: Record) -> None:
+def test_a_record_has_the_json_of_its_map(record: Record) -> None:
     if isinstance(record.uid, int):
         record = record._replace(user_size=None)
     assert record_json(record) == slow(record)
