@@ -30,7 +30,7 @@ SCENARIOS: Final = {
     "timers": "ten million pending timers; others are created, cancelled and fire",
     "devices": "what it costs to count the devices of each user",
     "cluster": "what presence across hosts costs Redis and a host, and how late it is",
-    "outlets": "how fast outlets send, and that a dead one costs nobody else",
+    "outlets": "how fast outlets send, and that a dead one slows nothing down",
     "client": "CPU cost of the client library in a gateway",
     "cost": "CPU and memory by the number of users, compared with other systems",
     "lateness": "when silent users are reported, compared with other systems",

@@ -36,7 +36,7 @@ class SidecarProcess(Program):
     ) -> None:
         self.socket = folder / SOCKET
         self.state = folder / "state"
-        # Without any the defaults hold, and not the settings of this machine.
+        # Without a text, the defaults hold instead of the settings of this machine.
         file = folder / "settings.toml"
         file.write_text(settings)
         command = [*PYTHON, "liveness", "serve", "--config", str(file)]

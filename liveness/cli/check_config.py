@@ -20,7 +20,7 @@ from liveness.errors import ConfigError, StartError
 def effective(loaded: Loaded) -> str:
     """Every setting with its value and source: a valid settings file.
 
-    Comments stand for what is hidden: who uses it as a file has to complete these.
+    Comments stand in place of hidden values: complete them to use it as a file.
     """
     return "".join(f"{line}\n" for line in _lines(loaded))
 

@@ -257,7 +257,7 @@ def _outlet_rows(outlets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _outlet_text(outlet: Mapping[str, Any]) -> str:
-    """How an outlet is, what it has done, and why it does not follow."""
+    """The state and the counts of an outlet, and why it does not follow."""
     kept = outlet["dead_kept"]
     counts = {
         "sent": outlet["sent"],

@@ -37,7 +37,7 @@ class ArrivedRecords:
         return self._floors[0] if self._floors else None
 
     def add(self, log: int, record: RecordMap, floor: int) -> None:
-        """Add a record behind the others."""
+        """Add a record after the others."""
         self._records.append(ArrivedRecord(log, record, floor))
         while self._floors and self._floors[-1] > floor:
             self._floors.pop()

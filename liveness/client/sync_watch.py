@@ -90,7 +90,7 @@ class SyncWatch(ThreadedWatch[Batch], Iterator[RecordMap]):
 
     @property
     def position(self) -> int | None:
-        """The seq to go on behind; see `Watch.position`. For the thread of the loop."""
+        """The seq to go on after; see `Watch.position`. For the thread of the loop."""
         return self._watch.position
 
     @property

@@ -120,7 +120,7 @@ class Watch(AsyncIterator[RecordMap]):
     the oldest; of a restored one those that this reader had not read. In both cases what
     the program knows may be out of date: `list` says who is online.
 
-    With `settle_s` an offline comes once its user was away for that long, so behind records
+    With `settle_s` an offline comes once its user was away for that long, so after records
     of other users with a higher `seq`. If the user is back before that, neither the offline
     nor the online comes; if through another gateway, a "moved" with the `seq` of the online.
     A program that starts again may get some records again; if an offline waited when it
@@ -194,8 +194,8 @@ class Watch(AsyncIterator[RecordMap]):
         self._replaced: Replaced | None = None
         self._position = ReaderPosition(after, log, has_cursor=self._has_cursor)
         self._waiting = ArrivedRecords()  # and not given to the loop yet
-        # To the loop: a log's number, the seq up to which all is finished but for what was
-        # given, and the last seq of that.
+        # What the loop was given and may not have finished: the number of its log, the seq
+        # up to which all else is finished, and the last seq that was given.
         self._given: tuple[int, int, int] | None = None
         self._finished: tuple[int, int] = (0, 0)
         self._acked: tuple[int, ...] = (0,)  # on this link
@@ -373,7 +373,7 @@ class Watch(AsyncIterator[RecordMap]):
 
     @property
     def position(self) -> int | None:
-        """For a program that stores its own position: the seq to go on behind.
+        """For a program that stores its own position: the seq to go on after.
 
         Store it with `log` after the work on a record, or on a list of `batches`, and give
         both to `watch` as `after` and `log`. All records up to it have been given to the
@@ -452,14 +452,14 @@ class Watch(AsyncIterator[RecordMap]):
         damped = self._damped
         self._goes_back = False
         if self._has_cursor and damped is not None and damped.oldest_seq is not None:
-            # The stored cursor follows what a link delivers. So have it deliver again what
-            # is behind an offline that waits: a crash must not lose that.
+            # The stored cursor follows what a link delivers. So have this link begin again
+            # with the oldest offline that waits: a crash must not lose that.
             hello["after"] = damped.oldest_seq - 1
             self._goes_back = True
         return hello
 
     def _begin(self, welcome: Welcome) -> bool:
-        """Take the welcome of a link; return False if another hello has to be said."""
+        """Take the welcome of a link; return False if it needs another hello."""
         position = self._position
         if position.leave_to_the_sidecar(welcome):
             return False
@@ -478,12 +478,13 @@ class Watch(AsyncIterator[RecordMap]):
             )
         if damped and self._has_cursor and CURSOR not in welcome.features:
             self._redial.say(
-                f"the sidecar ({welcome.server}) stores no position behind what it has sent: "
-                "if more than its limits.window of records come within settle_s, offlines "
+                f"the sidecar ({welcome.server}) cannot store a position before what it has "
+                "sent: if more than its limits.window of records come within settle_s, offlines "
                 "may come early; update it"
             )
         if new is not None and self._goes_back:
-            return False  # by that position, it would not begin where a new log begins
+            # From that position, the link would skip the beginning of the new log.
+            return False
         return not position.was_forgotten(welcome)
 
     def _report(self, *, was_linked: bool) -> None:

@@ -176,8 +176,8 @@ def _cluster_watch(
     cluster: "str | ClusterSettings", options: dict[str, Any]
 ) -> "ClusterWatch":
     if options.pop("settle_s", 0):
-        # A user may be online on several hosts at a time, each with a log of its own: a
-        # position behind what waits would have to be one in each of them.
+        # A user may be online on several hosts at a time, each with a log of its own: the
+        # position before what waits would have to be one in each log.
         raise ReportError(
             "settle_s is of one sidecar's records, and cluster reads those of all; leave "
             "one of the two out, or watch each sidecar"

@@ -488,7 +488,7 @@ class Config:
             raise ConfigError(*faults)
 
     def settings(self) -> Iterator[Setting]:
-        """All settings, those of the outlets that there are included."""
+        """All settings, including those of the configured outlets."""
         yield from SETTINGS
         for section in OUTLETS:
             for name in getattr(self, section):

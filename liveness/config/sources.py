@@ -46,7 +46,7 @@ _FIXED: Final = {
 }
 _SECTIONS: Final = frozenset(setting.section for setting in SETTINGS) - {""}
 _OUTLET_VARIABLES: Final = tuple(variable_of(f"{section}.") for section in OUTLETS)
-# The other settings that those of an outlet must go with: the arguments of `faults`.
+# The other settings that may conflict with those of an outlet: the arguments of `faults`.
 _OF_OUTLETS: Final = ("state.retention_s", "presence.device_separator")
 # Defaults that depend on the user and the environment.
 _DEFAULT_PATHS: Final = {"socket.path": default_socket, "state.dir": default_state}
@@ -420,7 +420,7 @@ def _between_outlets(
 
 
 def _outlet_names(sources: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The sections and names of the outlets that there are."""
+    """The sections and names of the configured outlets."""
     places = [name.split(".") for name in sources]
     found = [(place[0], place[1]) for place in places if place[0] in OUTLETS]
     return [*dict.fromkeys(found)]

@@ -209,7 +209,7 @@ REFUSED: Final[dict[str, list[str]]] = {
 def test_a_value_that_is_not_allowed_is_refused(
     key: str, number: int, tmp_path: Path
 ) -> None:
-    is_of_kafka = key in KafkaSettings.__slots__  # which has not those of both
+    is_of_kafka = key in KafkaSettings.__slots__  # without those that both have
     name, toml = ("kafka.bus", KAFKA) if is_of_kafka else ("webhooks.mail", SIGNED)
     toml = re.sub(rf"^{key} = .*\n", "", toml, flags=re.MULTILINE)
     message = refused(f"{toml}{key} = {REFUSED[key][number]}\n", tmp_path)

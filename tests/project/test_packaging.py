@@ -253,7 +253,7 @@ def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
     extras = PROJECT["optional-dependencies"]
     assert declared.get_all("Provides-Extra") == [*extras]
     assert [*extras] == ["sidecar", "cluster", "webhooks", "kafka"]
-    assert "Project-URL" not in declared  # of none that there is
+    assert "Project-URL" not in declared  # the project has no site
     wanted = {str(Requirement(it)) for it in declared.get_all("Requires-Dist", [])}
     assert wanted == {str(Requirement(it)) for it in PROJECT["dependencies"]} | {
         str(Requirement(f'{it}; extra == "{extra}"'))

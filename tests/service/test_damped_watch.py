@@ -257,7 +257,7 @@ async def test_an_older_sidecar_gets_an_ack_of_what_is_safe(
     gateway = await rig.gateway_of(["ada"], kinds=[])
     lines: list[str] = []
     async with reading(rig, name=NAME, report_line=lines.append) as watch:
-        assert "stores no position" in lines[0]
+        assert "cannot store a position before what it has sent" in lines[0]
         await does(gateway, "login", "bob")
         await does(gateway, "logout", "ada")
         await does(gateway, "login", "eve")

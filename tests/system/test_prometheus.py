@@ -604,13 +604,13 @@ def a_receiver_refuses_records(scene: Scene) -> None:
 
 
 def a_receiver_is_away(scene: Scene) -> None:
-    """For so long that records are read from the disk, where some are damaged."""
+    """A receiver is away until its records must be read from disk, where some are damaged."""
     scene.until("liveness_outlet_lag_records == 0")
     scene.receiver.status = 503
     (newest,) = scene.prometheus.now("max(liveness_log_seq)")
     gateway = scene.sidecar.gateway("undelivered")
-    # The newest commit stays in memory whole, however large it is: so those who come
-    # last are another one than those before.
+    # The newest commit stays in memory whole, however large it is: so the last users log
+    # in with another commit than those before.
     for begin, end in ((0, 3 * TAIL), (3 * TAIL, 4 * TAIL)):
         for first in range(begin, end, TAIL // 10):
             users = [f"away-{first + number}" for number in range(TAIL // 10)]

@@ -2,11 +2,11 @@
 
     GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME&users=true&settle_s=N
 
-The id of an event is `LOG:SEQ`; with `settle_s`, a position behind which nothing is lost. A
-browser that reconnects sends its last id, and continues behind it. If that id is of another
-log, the stream begins at the oldest record kept, or, if this log is a copy of that one,
-where the two part. The first event of each stream, `log`, says which log this is and where
-the stream begins.
+The id of an event is `LOG:SEQ`; with `settle_s`, its seq is a position from which a reader
+continues without a loss. A browser that reconnects sends its last id, and continues after it.
+If that id is of another log, the stream begins at the oldest record kept, or, if this log is
+a copy of that one, where the two part. The first event of each stream, `log`, says which log
+this is and where the stream begins.
 
 A reader has no queue, only a position in the log, as readers on links do. A reader that
 falls too far behind gets an event that says so, and its stream ends.
@@ -145,7 +145,7 @@ class FeedApi:
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
-                    if reader.is_damped:  # which may hold back all that it reads
+                    if reader.is_damped:  # it may hold back all that it reads
                         await writer.give_way()
                     entries = await self._read(reader)
                     entries.reverse()
@@ -169,8 +169,8 @@ class FeedApi:
             )
             if not reader.is_damped:
                 return [(entry.record.seq, entry) for entry in entries]
-            # Behind the position lies what waits, and what this has taken: up to the last
-            # one, some of that is not sent.
+            # The new position is right only once all that was taken is sent: so only the
+            # last entry has it.
             seqs = [before] * (len(entries) - 1) + [reader.position]
             return [*zip(seqs, entries, strict=False)]
         except (sqlite3.Error, OSError) as error:

@@ -76,7 +76,7 @@ class StreamReaders:
     def open(
         self, wanted: Subscription, position: int, settle_s: float, *, is_resumed: bool
     ) -> DampedReader:
-        """A reader of what is behind *position*; see `DampedReader`."""
+        """A reader of the records after *position*; see `DampedReader`."""
         return DampedReader(
             self._log_writer,
             self._feed,

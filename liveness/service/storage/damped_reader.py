@@ -49,7 +49,7 @@ class DampedReader:
         settle_s: How long a user must be away; 0: no offline waits.
         room: How many offlines may wait.
         gateways: Only records of these gateways concern the reader; none: of all.
-        is_resumed: Records behind the position may have been passed on before.
+        is_resumed: Records after the position may have been passed on before.
         counts: What is counted.
     """
 
