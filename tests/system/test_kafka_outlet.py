@@ -84,7 +84,7 @@ def test_a_sidecar_that_is_killed_loses_no_record(
     reader.until(lambda: len(reader.places) >= 500)
     cluster.go_away()
     come_and_go(sidecar, 1_000)
-    sidecar.kill()  # with records that are on their way, and a cursor that is older
+    sidecar.kill()  # with records in flight, and a cursor that is older
     cluster.come_back()
     sidecar.start()
     come_and_go(sidecar, 1_000)

@@ -204,7 +204,7 @@ class KafkaProducer:
 
 
 class _Sent:
-    """A batch that is on its way."""
+    """A batch in flight."""
 
     __slots__ = ("batch", "left", "producer")
 
