@@ -1,0 +1,243 @@
+"""Batches of records: the compiled one against its reference, and that against records."""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.core import record_batch
+from liveness.core.framing import decode, encode
+from liveness.core.record_batch import Opening, RecordBatch
+from liveness.core.records import (
+    GATEWAY_LOST,
+    KINDS,
+    LOGIN,
+    LOGOUT,
+    MOVED,
+    OFFLINE,
+    ONLINE,
+    SILENCE,
+    TIMER,
+    Logged,
+    Record,
+    Subscription,
+    TimerRecord,
+)
+from tests.core.conftest import is_compiled
+from tests.helpers.strategies import BOUNDED, conns, uids
+
+try:
+    from liveness.core import _records
+except ImportError:
+    BATCHES: list[ModuleType] = [record_batch]
+else:
+    BATCHES = [record_batch, _records]
+
+GATEWAYS: Final = ("g", "h", "é" * 100, "a gateway with a name of more than 31 bytes")
+FIRST: Final = 40  # the seq of the first record
+
+Entry = tuple[Logged, float, Opening | None]
+
+stamps = st.integers(-5, 5) | st.integers(2**40, 2**41)
+seconds = st.floats(allow_nan=False, width=64)
+
+
+@pytest.fixture(scope="session", params=BATCHES, ids=is_compiled)
+def make(request: pytest.FixtureRequest) -> Callable[[], RecordBatch]:
+    """Each implementation of the batch."""
+    made: Callable[[], RecordBatch] = request.param.RecordBatch
+    return made
+
+
+@st.composite
+def entries(draw: st.DrawFn, *, first: int = FIRST, most: int = 12) -> list[Entry]:
+    """Records, with what `append` takes beside each."""
+    return [draw(entry(seq)) for seq in range(first, first + draw(st.integers(1, most)))]
+
+
+@st.composite
+def entry(draw: st.DrawFn, seq: int) -> Entry:
+    kind = draw(st.sampled_from([*KINDS, OFFLINE]))
+    gateway = draw(st.sampled_from(GATEWAYS))
+    due = draw(st.just(0.0) | st.floats(0.5, 1e6))
+    if kind == TIMER:
+        texts = st.none() | st.text(max_size=300)
+        timer = TimerRecord(
+            seq, TIMER, gateway, draw(st.text(max_size=40)), draw(texts), draw(texts),
+            draw(stamps), draw(st.integers(1, 99)), draw(stamps),
+        )  # fmt: skip
+        return timer, due, None
+    uid = draw(uids)
+    session = draw(st.integers(0, seq - 1))  # a session is opened before it is closed
+    seen = last = silence = None
+    restored = False
+    origin: tuple[str | None, int | None, int | None] = (None, None, None)
+    reason = LOGIN
+    opening = None
+    if kind == OFFLINE:
+        reason = draw(st.sampled_from([SILENCE, LOGOUT, GATEWAY_LOST]))
+        silence = draw(st.none() | seconds)
+        restored = draw(st.booleans())
+        if not restored:
+            seen, last = draw(stamps), draw(st.sampled_from(["keepalive", None]))
+    elif kind == MOVED:
+        sessions = st.none() | st.integers(FIRST - 3, seq - 1)
+        origin = draw(st.sampled_from(GATEWAYS)), draw(sessions), draw(conns)
+    if kind in (ONLINE, MOVED) and draw(st.booleans()):
+        session = seq
+        opening = Opening(draw(stamps), draw(st.none() | st.floats(0.5, 1e5)))
+    sizes: tuple[int | None, int | None] = (None, None)
+    if draw(st.booleans()):
+        length = len(uid) if isinstance(uid, str) else 0
+        sizes = draw(st.integers(0, length)), draw(st.integers(0, 3))
+    record = Record(
+        seq, kind, uid, gateway, session, draw(conns), reason, draw(stamps), seen, last,
+        silence, restored, *origin, *sizes,
+    )  # fmt: skip
+    return record, due, opening
+
+
+names = st.none() | st.sampled_from([*GATEWAYS, "of none"])
+subscriptions = st.builds(
+    Subscription,
+    names,
+    st.frozensets(st.sampled_from([*KINDS, "gap"])),
+    runs=names,
+    uid=st.none() | uids,
+    users=st.booleans(),
+)
+
+
+def filled(make: Callable[[], RecordBatch], given: Sequence[Entry]) -> RecordBatch:
+    batch = make()
+    for record, due, opening in given:
+        batch.append(record, due=due, opening=opening)
+    return batch
+
+
+def seen_of(batch: RecordBatch) -> Iterator[Any]:
+    """All that a batch says, but for readers."""
+    yield [*batch]
+    yield len(batch), batch[0], batch[-1], batch[1:3]
+    yield batch.first, batch.last, batch.gateways, batch.delays(7.5)
+    yield batch.packed(0, len(batch))
+    yield batch.packed(len(batch) // 2, len(batch) + 5)
+    yield batch.closed, batch.opened()
+
+
+@BOUNDED
+@given(entries())
+def test_a_batch_gives_its_records_back(
+    make: Callable[[], RecordBatch], given: list[Entry]
+) -> None:
+    batch = filled(make, given)
+    records = [record for record, _, _ in given]
+    assert batch == records
+    assert (len(batch), batch[-1], batch[1:]) == (
+        len(records),
+        records[-1],
+        records[1:],
+    )
+    with pytest.raises(IndexError):
+        batch[len(records)]
+    newest, page = batch.packed(0, len(batch))
+    assert newest == max(record.at for record in records)
+    assert page == encode(records)
+
+
+@BOUNDED
+@given(
+    entries(), subscriptions, st.integers(FIRST - 2, FIRST + 12), st.integers(1, 12)
+)
+def test_a_reader_gets_the_records_that_concern_it(
+    make: Callable[[], RecordBatch],
+    given: list[Entry],
+    wanted: Subscription,
+    after: int,
+    limit: int,
+) -> None:
+    found = filled(make, given).encoded(after, wanted, limit=limit, own="g")
+    concern = [
+        (record, due)
+        for record, due, _ in given
+        if record.seq > after and wanted.wants(record)
+    ][:limit]
+    assert found.seqs == [record.seq for record, _ in concern]
+    maps = [record.as_map() for record, _ in concern]
+    assert found.maps == b"".join(map(encode, maps))
+    assert found.deadlines == [
+        due
+        for record, due in concern
+        if due and isinstance(record, Record) and record.gateway == "g"
+    ]
+
+
+@BOUNDED
+@given(entries(most=9), st.data())
+def test_batches_that_are_joined_are_like_one(
+    make: Callable[[], RecordBatch], given: list[Entry], data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(given)))
+    joined = filled(make, given[:at])
+    joined.encoded(0, Subscription("g", frozenset(KINDS)), limit=9)  # then it grows
+    joined.extend(filled(make, given[at:]))
+    whole = filled(RecordBatch, given)
+    assert [*seen_of(joined)] == [*seen_of(whole)]
+    wanted = data.draw(subscriptions)
+    for most_bytes in (1, 200, inf):
+        assert joined.encoded(
+            0, wanted, limit=9, most_bytes=most_bytes
+        ) == whole.encoded(0, wanted, limit=9, most_bytes=most_bytes)
+
+
+def online(seq: int, uid: str = "ada") -> Entry:
+    record = Record(seq, ONLINE, uid, "g", seq, None, LOGIN, 9)
+    return record, 0.0, Opening(8, None)
+
+
+def offline(seq: int, session: int, uid: str = "ada") -> Entry:
+    record = Record(seq, OFFLINE, uid, "g", session, None, LOGOUT, 9, 9, LOGIN, 0.0)
+    return record, 0.0, None
+
+
+def test_a_session_that_opens_and_ends_in_a_batch_is_not_stored(
+    make: Callable[[], RecordBatch],
+) -> None:
+    batch = filled(make, [online(7), offline(8, 7), online(9), offline(10, 3, "bob")])
+    assert batch.opened() == [9, "ada", 8, None, "g", None]
+    assert batch.closed == [3]
+
+
+def test_a_move_closes_one_session_and_opens_another(
+    make: Callable[[], RecordBatch],
+) -> None:
+    move = Record(
+        7, MOVED, "ada", "h", 7, 5, LOGIN, 9,
+        from_gateway="g", from_session=3, from_conn=4,
+    )  # fmt: skip
+    batch = filled(make, [(move, 0.0, Opening(8, 2.5))])
+    assert (batch.opened(), batch.closed) == ([7, "ada", 8, 5, "h", 2.5], [3])
+    assert batch.gateways == {"g", "h"}
+
+
+def test_an_empty_batch_has_nothing(make: Callable[[], RecordBatch]) -> None:
+    batch = make()
+    assert (len(batch), [*batch], batch.closed, batch.opened()) == (0, [], [], [])
+    batch.extend(make())
+    assert not batch
+    with pytest.raises(IndexError):
+        batch[0]
+
+
+def test_a_page_of_a_thousand_records_is_whole(
+    make: Callable[[], RecordBatch],
+) -> None:
+    batch = filled(make, [online(seq, f"user-{seq}") for seq in range(1, 1_001)])
+    _, page = batch.packed(0, 1_000)
+    assert [fields[2] for fields in decode(page)] == [
+        f"user-{seq}" for seq in range(1, 1_001)
+    ]
