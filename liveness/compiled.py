@@ -1,8 +1,8 @@
 """Chooses between the compiled implementation and the reference, in pure Python.
 
-The wheel and the reader of frames exist twice, in Python and in Cython, and behave the
-same; the reference is slower. The compiled ones are used if both can be loaded, otherwise
-neither is.
+The wheel, the reader of frames and the batch of records exist twice, in Python and in
+Cython, and behave the same; the reference is slower. The compiled ones are used if all can
+be loaded, otherwise none is.
 
 The choice is made once, at import. The core reads no environment, so the classes are
 passed to it.
@@ -22,6 +22,7 @@ _COMPILED: Final = (
     "liveness.core._devices",
     "liveness.core._wheel",
     "liveness.core._wire",
+    "liveness.core._records",
 )
 _REMEDY: Final = (
     "apt install gcc python3-dev, then install liveness again (in a clone: make setup)"
@@ -58,12 +59,22 @@ WHEEL: Final = "reference" if WHY_PURE_PYTHON else "compiled"
 
 if WHY_PURE_PYTHON:
     from liveness.core.framing import Reader
+    from liveness.core.record_batch import RecordBatch
     from liveness.core.wheel import Wheel
 else:
+    from liveness.core._records import RecordBatch
     from liveness.core._wheel import Wheel
     from liveness.core._wire import Reader
 
-__all__ = ["PURE_WHEEL", "WHEEL", "WHY_PURE_PYTHON", "Reader", "Wheel", "environment"]
+__all__ = [
+    "PURE_WHEEL",
+    "WHEEL",
+    "WHY_PURE_PYTHON",
+    "Reader",
+    "RecordBatch",
+    "Wheel",
+    "environment",
+]
 
 
 def environment() -> dict[str, str]:

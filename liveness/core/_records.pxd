@@ -26,11 +26,13 @@ cdef struct Item:
     uint8_t kind, uid_kind, uid_size
     bint restored, opens, is_closed  # `is_closed`: by a later record of this batch
 
-# A subscription, with the numbers that its names have in one batch.
-cdef struct Wanted:
+# A subscription, with the numbers that its names have in one batch, and how far it is.
+cdef struct Search:
     int kinds  # bits
     bint has_gateway, has_uid, users
     int32_t gateway, runs
+    bint is_sorted  # `at` and `stop` are places in `sorted`
+    Py_ssize_t at, stop, least
 
 cdef class RecordBatch:
     cdef readonly int64_t first
@@ -50,7 +52,8 @@ cdef class RecordBatch:
     cdef Item *add(self, int64_t seq, const Sign *uid) except NULL
     cdef int make_room(self, Py_ssize_t more, Py_ssize_t more_text) except -1
     cdef void close(self, int64_t session) noexcept
-    cdef int prepare(self, Wanted *which, object wanted) except -1
+    cdef int begin(self, Search *search, int64_t after, object wanted) except -1
+    cdef Py_ssize_t next_place(self, Search *search, object wanted) except -2
     cdef int sort(self) except -1
     cdef Py_ssize_t most_bytes(self, Py_ssize_t start, Py_ssize_t stop) noexcept
     cdef object record(self, Py_ssize_t at)

@@ -223,12 +223,11 @@ cdef class RecordBatch:
                 found.add(self.items[at].from_gateway)
         return {self.names[number] for number in found}
 
-    def delays(self, double mono):
-        """By how many seconds each deadline is past at a moment, in order."""
+    @property
+    def due(self):
+        """The monotonic seconds of the deadline that led to each; 0.0 without one."""
         cdef Py_ssize_t at
-        return [
-            mono - self.items[at].due for at in range(self.count) if self.items[at].due
-        ]
+        return [self.items[at].due for at in range(self.count)]
 
     # --- the log --------------------------------------------------------------
 
@@ -275,21 +274,16 @@ cdef class RecordBatch:
 
     @property
     def closed(self):
-        """The sessions that these records close, without those that they open."""
+        """The sessions that these records close, also those that they open."""
         cdef Py_ssize_t at
         cdef Item *item
-        cdef int64_t session
         found = []
         for at in range(self.count):
             item = self.items + at
             if item.kind == OFFLINE_KIND:
-                session = item.session
+                found.append(item.session)
             elif item.kind == MOVED_KIND and item.from_session != NOTHING:
-                session = item.from_session
-            else:
-                continue
-            if session < self.first:
-                found.append(session)
+                found.append(item.from_session)
         return found
 
     def opened(self):
@@ -315,36 +309,43 @@ cdef class RecordBatch:
 
     # --- readers --------------------------------------------------------------
 
+    @property
+    def timers(self):
+        """The records of timers."""
+        return [*self.others.values()]
+
+    def places(self, int64_t after, wanted, *, Py_ssize_t limit):
+        """Where records are that concern a reader; see `record_batch.RecordBatch.places`."""
+        cdef Search search
+        cdef Py_ssize_t at
+        found = []
+        self.begin(&search, after, wanted)
+        while len(found) < limit:
+            at = self.next_place(&search, wanted)
+            if at == NOTHING:
+                break
+            found.append(at)
+        return found
+
     def encoded(
         self, int64_t after, wanted, *, Py_ssize_t limit, double most_bytes=INFINITY,
         own=None,
     ):
         """Encode records that concern a reader; see `record_batch.RecordBatch.encoded`."""
-        cdef Py_ssize_t at, place = max(0, after + 1 - self.first), stop = self.count
-        cdef Py_ssize_t size = 0, room = 0, more, first = place
+        cdef Search search
+        cdef Py_ssize_t at, size = 0, room = 0, more
         cdef int32_t own_number = self.known_number(own)
-        cdef bint is_listed = False
-        cdef Wanted which
         cdef Item *item
         cdef char *maps = NULL
         cdef char *start
         seqs, deadlines = [], []
-        self.prepare(&which, wanted)
-        if which.gateway != NOTHING and which.runs in (NOTHING, which.gateway):
-            self.sort()
-            is_listed = True
-            place, stop = self.starts[which.gateway], self.starts[which.gateway + 1]
-        elif which.has_gateway and which.runs == NOTHING:
-            stop = place
+        self.begin(&search, after, wanted)
         try:
-            while place < stop and len(seqs) < limit and size < most_bytes:
-                at = self.sorted[place] if is_listed else place
-                place += 1
+            while len(seqs) < limit and size < most_bytes:
+                at = self.next_place(&search, wanted)
+                if at == NOTHING:
+                    break
                 item = self.items + at
-                if at < first or not is_wanted(&which, item):
-                    continue
-                if which.has_uid and not wanted.wants(self.record(at)):
-                    continue
                 packed = None
                 if item.kind == TIMER_KIND:
                     packed = encode(self.others[at].as_map())
@@ -367,18 +368,42 @@ cdef class RecordBatch:
         finally:
             PyMem_Free(maps)
 
-    cdef int prepare(self, Wanted *which, object wanted) except -1:
-        """Look up a subscription's names in this batch."""
-        which.kinds = 0
+    cdef int begin(self, Search *search, int64_t after, object wanted) except -1:
+        """Look up a subscription's names in this batch, and where to begin."""
+        search.kinds = 0
         for kind in wanted.kinds:
             if kind in KIND_NUMBER:
-                which.kinds |= 1 << <int> KIND_NUMBER[kind]
-        which.has_gateway = wanted.gateway is not None
-        which.gateway = self.known_number(wanted.gateway)
-        which.runs = self.known_number(wanted.runs)
-        which.has_uid = wanted.uid is not None
-        which.users = wanted.users
+                search.kinds |= 1 << <int> KIND_NUMBER[kind]
+        search.has_gateway = wanted.gateway is not None
+        search.gateway = self.known_number(wanted.gateway)
+        search.runs = self.known_number(wanted.runs)
+        search.has_uid = wanted.uid is not None
+        search.users = wanted.users
+        search.least = search.at = max(0, after + 1 - self.first)
+        search.stop = self.count
+        search.is_sorted = False
+        if search.has_gateway and search.runs in (NOTHING, search.gateway):
+            # Only what concerns this gateway: the records of others are not looked at.
+            search.at = search.stop = 0
+            if search.gateway != NOTHING:
+                self.sort()
+                search.is_sorted = True
+                search.at = self.starts[search.gateway]
+                search.stop = self.starts[search.gateway + 1]
         return 0
+
+    cdef Py_ssize_t next_place(self, Search *search, object wanted) except -2:
+        """Where the next record is that is searched for; `NOTHING` behind the last one."""
+        cdef Py_ssize_t at
+        while search.at < search.stop:
+            at = self.sorted[search.at] if search.is_sorted else search.at
+            search.at += 1
+            if at < search.least or not is_wanted(search, self.items + at):
+                continue
+            if search.has_uid and not wanted.wants(self.record(at)):
+                continue
+            return at
+        return NOTHING
 
     cdef int sort(self) except -1:
         """Sort the positions by gateway, if that was not done yet: a counting sort."""
@@ -590,7 +615,7 @@ cdef class RecordBatch:
         return put(out, self.packed_names[number])
 
 
-cdef inline bint is_wanted(const Wanted *which, const Item *item) noexcept nogil:
+cdef inline bint is_wanted(const Search *which, const Item *item) noexcept nogil:
     """As `records.Subscription.wants`, but for the uid."""
     if item.kind == TIMER_KIND and which.runs != NOTHING and item.gateway == which.runs:
         return True

@@ -5,11 +5,44 @@ together: one pass over all links becomes one commit. A *ticket* is the number o
 commit: whatever depends on a decision is sent once its ticket is durable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from liveness.core.cursors import Cursors
-from liveness.core.records import Changes, Logged
+from liveness.core.record_batch import Opening, RecordBatch
+from liveness.core.records import Logged, OnlineRow
+from liveness.core.timer_states import TimerCommand
+
+
+@dataclass(slots=True)
+class Changes:
+    """The decisions of one pass: for the log, the online set and the table of timers."""
+
+    records: RecordBatch = field(default_factory=RecordBatch)
+    # Rows of the online set that change without a record, by session.
+    online: dict[int, OnlineRow] = field(default_factory=dict)
+    commands: list[TimerCommand] = field(default_factory=list)
+    ends: int = 0  # how many of the records end a session, or begin an attempt
+
+    @property
+    def weight(self) -> int:
+        """How much this adds to the queue for the disk, in records; at least 1."""
+        return max(len(self.records), len(self.online), 1)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self.records or self.online or self.commands)
+
+    def change_online(self, rows: dict[int, OnlineRow]) -> None:
+        """Change an online set in memory, by session, as the disk's is changed."""
+        opened = zip(
+            *[iter(self.records.opened())] * len(OnlineRow._fields), strict=True
+        )
+        rows |= {row[0]: OnlineRow._make(row) for row in opened}
+        rows |= self.online
+        for session in self.records.closed:
+            rows.pop(session, None)
 
 
 class Commit(NamedTuple):
@@ -73,29 +106,33 @@ class Decisions:
     Args:
         next_seq: The seq of the next record.
         cursors: The cursors; those that moved are part of the next commit.
+        new_batch: Makes an empty batch of records.
     """
 
-    def __init__(self, next_seq: int, cursors: Cursors | None = None) -> None:
+    def __init__(
+        self,
+        next_seq: int,
+        cursors: Cursors | None = None,
+        *,
+        new_batch: Callable[[], RecordBatch] = RecordBatch,
+    ) -> None:
         self.next_seq = next_seq
         self.ticket = 0  # of the last commit
-        self.changes = Changes()
+        self.new_batch = new_batch
+        self.changes = Changes(new_batch())
         self.cursors = Cursors() if cursors is None else cursors
 
-    def record(self, record: Logged, *, due: float = 0.0) -> None:
-        """Add a record, whose seq is `next_seq`.
-
-        Args:
-            record: The record.
-            due: Monotonic seconds of the deadline that led to it; 0.0 without one.
-        """
+    def record(
+        self, record: Logged, *, due: float = 0.0, opening: Opening | None = None
+    ) -> None:
+        """Add a record, whose seq is `next_seq`; see `RecordBatch.append`."""
         assert record.seq == self.next_seq
         self.next_seq += 1
-        self.changes.records.append(record)
-        self.changes.due.append(due)
+        self.changes.records.append(record, due=due, opening=opening)
 
     def take(self) -> Changes:
         """Return all decisions since the last call, in order."""
-        changes, self.changes = self.changes, Changes()
+        changes, self.changes = self.changes, Changes(self.new_batch())
         return changes
 
     def commit(self, *, with_cursors: bool) -> Commit | None:

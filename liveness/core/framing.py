@@ -65,11 +65,11 @@ def decode(data: bytes) -> Any:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
-def encode_notices(records: list[bytes]) -> bytes:
-    """Return a `notices` frame with these encoded records."""
+def encode_notices(count: int, records: bytes) -> bytes:
+    """Return a `notices` frame with so many records, encoded one behind the other."""
     head = msgpack.Packer()
     start: bytes = head.pack_array_header(2) + encode("notices")
-    return b"".join((start, head.pack_array_header(len(records)), *records))
+    return b"".join((start, head.pack_array_header(count), records))
 
 
 class Reader:

@@ -345,10 +345,11 @@ class Outbox:
         self._position_before = None
         self.follow(wall_ms)
 
-    def is_own(self, gateway: str) -> bool:
-        """Whether this link is that of the gateway."""
+    @property
+    def gateway(self) -> str | None:
+        """The gateway whose link this is; None for a watcher's."""
         hello = self._hello
-        return hello is not None and (hello.role, hello.name) == (GATEWAY, gateway)
+        return hello.name if hello is not None and hello.role == GATEWAY else None
 
     def _may_send(self, reply: Send | SendList) -> bool:
         is_log_only = isinstance(reply, Send) and reply.is_log_only

@@ -12,12 +12,20 @@ This is the version in pure Python, which keeps objects. `_records.pyx` does the
 columns of C. A test compares the two.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from math import inf
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from liveness.core.framing import encode
-from liveness.core.records import MOVED, OFFLINE, Logged, Record, Subscription
+from liveness.core.records import (
+    MOVED,
+    OFFLINE,
+    Logged,
+    Record,
+    Subscription,
+    TimerRecord,
+)
 
 
 class Opening(NamedTuple):
@@ -34,6 +42,16 @@ class Encoded(NamedTuple):
     maps: bytes
     # For each record of the reader's own gateway that has a deadline: its monotonic seconds.
     deadlines: list[float]
+
+    def joined(self, more: "Encoded") -> "Encoded":
+        """These records, and *more* behind them."""
+        if not self.seqs:
+            return more
+        return Encoded(
+            self.seqs + more.seqs,
+            self.maps + more.maps,
+            self.deadlines + more.deadlines,
+        )
 
 
 class RecordBatch(Sequence[Logged]):
@@ -72,6 +90,7 @@ class RecordBatch(Sequence[Logged]):
             due: Monotonic seconds of the deadline that led to it; 0.0 without one.
             opening: It opens the session `record.session`.
         """
+        assert not self._records or record.seq == self.last + 1
         self._records.append(record)
         self._due.append(due)
         if opening is not None:
@@ -104,9 +123,10 @@ class RecordBatch(Sequence[Logged]):
         )
         return names
 
-    def delays(self, mono: float) -> list[float]:
-        """By how many seconds each deadline is past at a moment, in order."""
-        return [mono - due for due in self._due if due]
+    @property
+    def due(self) -> list[float]:
+        """The monotonic seconds of the deadline that led to each; 0.0 without one."""
+        return [*self._due]
 
     # --- the log --------------------------------------------------------------
 
@@ -123,16 +143,22 @@ class RecordBatch(Sequence[Logged]):
 
     @property
     def closed(self) -> list[int]:
-        """The sessions that these records close, without those that they open."""
-        first = self._records[0].seq if self._records else 0
-        return [session for session in self._closed() if session < first]
+        """The sessions that these records close, also those that they open."""
+        closed = list[int]()
+        for record in self._records:
+            if isinstance(record, Record):
+                if record.kind == OFFLINE:
+                    closed.append(record.session)
+                elif record.kind == MOVED and record.from_session is not None:
+                    closed.append(record.from_session)
+        return closed
 
     def opened(self) -> list[Any]:
         """The rows of the sessions that these records open, and do not close.
 
         One after the other: session, uid, start in Unix ms, conn, gateway, own timeout.
         """
-        closed = {*self._closed()}
+        closed = {*self.closed}
         values: list[Any] = []
         for record in self._records:
             opening = self._openings.get(record.seq)
@@ -144,17 +170,21 @@ class RecordBatch(Sequence[Logged]):
                 )  # fmt: skip
         return values
 
-    def _closed(self) -> Iterable[int]:
-        for record in self._records:
-            if record.kind == OFFLINE:
-                assert isinstance(record, Record)
-                yield record.session
-            elif record.kind == MOVED:
-                assert isinstance(record, Record)
-                if record.from_session is not None:
-                    yield record.from_session
-
     # --- readers --------------------------------------------------------------
+
+    @property
+    def timers(self) -> list[TimerRecord]:
+        """The records of timers."""
+        return [record for record in self._records if isinstance(record, TimerRecord)]
+
+    def places(self, after: int, wanted: Subscription, *, limit: int) -> list[int]:
+        """Where the records above *after* are that concern a reader: at most *limit*."""
+        found = (
+            place
+            for place, record in enumerate(self._records)
+            if record.seq > after and wanted.wants(record)
+        )
+        return [*islice(found, limit)]
 
     def encoded(
         self,
@@ -178,17 +208,13 @@ class RecordBatch(Sequence[Logged]):
         maps: list[bytes] = []
         deadlines: list[float] = []
         size = 0
-        for record, due in zip(self._records, self._due, strict=True):
-            if record.seq <= after or not wanted.wants(record):
-                continue
+        for place in self.places(after, wanted, limit=limit):
+            record, due = self._records[place], self._due[place]
             seqs.append(record.seq)
             maps.append(encode(record.as_map()))
             if due and record.gateway == own and isinstance(record, Record):
                 deadlines.append(due)
             size += len(maps[-1])
-            if len(seqs) == limit or size >= most_bytes:
+            if size >= most_bytes:
                 break
         return Encoded(seqs, b"".join(maps), deadlines)
-
-
-COLUMNS: Final = Record._fields

@@ -8,10 +8,7 @@ once, and a frozen dataclass of this width takes five times as long to build.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
-
-from liveness.core.timer_states import TimerCommand
 
 Uid: TypeAlias = str | int
 
@@ -300,26 +297,3 @@ OnlineFields: TypeAlias = tuple[int, Uid, int, int | None, str, float | None]
 # A session's clock at a planned stop: the session; the timeout that its last event began;
 # seconds left of it; seconds since that event; the event's index in EVENTS.
 Stopped: TypeAlias = tuple[int, float, float, float, int]
-
-
-@dataclass(slots=True)
-class Changes:
-    """The decisions of one pass: for the log, the online set and the table of timers."""
-
-    records: list[Logged] = field(default_factory=list)
-    # For each record the monotonic seconds of its deadline, for the lateness of later
-    # stages; 0.0 without one.
-    due: list[float] = field(default_factory=list)
-    # By session: the row to write, or None to delete it.
-    online: dict[int, OnlineRow | None] = field(default_factory=dict)
-    commands: list[TimerCommand] = field(default_factory=list)
-    ends: int = 0  # how many of the records end a session, or begin an attempt
-
-    @property
-    def weight(self) -> int:
-        """How much this adds to the queue for the disk, in records; at least 1."""
-        return max(len(self.records), len(self.online), 1)
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to write."""
-        return bool(self.records or self.online or self.commands)

@@ -1,7 +1,7 @@
 """Open sessions and their gateways: what changes when one opens, moves or ends.
 
 Each user online has an entry on the wheel, and each gateway the number of its users.
-Opening or ending a session also makes a record, and changes the online set, from which a
+Opening or ending a session also makes a record, which changes the online set, from which a
 restart opens the sessions again. `presence` decides when to open or end one.
 """
 
@@ -12,6 +12,7 @@ from typing import Final
 from liveness.core.changes import Decisions
 from liveness.core.clearance import GatewayState
 from liveness.core.devices import user_of
+from liveness.core.record_batch import Opening
 from liveness.core.records import (
     EVENT_NUMBER,
     EVENTS,
@@ -19,7 +20,6 @@ from liveness.core.records import (
     OFFLINE_REASONS,
     Instant,
     OnlineFields,
-    OnlineRow,
     Record,
     Stopped,
     Uid,
@@ -283,9 +283,6 @@ class SessionTable:
             exact=exact,
         )
         gateway.users += 1
-        self.decided.changes.online[seq] = OnlineRow(
-            seq, uid, at.unix_ms(start), conn, gateway.name, timeout
-        )
         from_gateway = from_session = from_conn = None
         if before is None:
             self.opened[event] += 1
@@ -298,13 +295,12 @@ class SessionTable:
             seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms, None, None, None,
             False, from_gateway, from_session, from_conn, user_size, devices,
         )  # fmt: skip
-        self.decided.record(record)
+        self.decided.record(record, opening=Opening(at.unix_ms(start), timeout))
 
     def _close(self, entry: Entry) -> GatewayState:
-        """Take a session, off the wheel already, out of counts and online set."""
+        """Take a session, off the wheel already, out of its gateway's count."""
         gateway = self._by_number[entry.gateway]
         gateway.users -= 1
-        self.decided.changes.online[entry.session] = None
         return gateway
 
     def _end(self, entry: Entry, reason: str, at: Instant, due: float = 0.0) -> None:

@@ -69,11 +69,7 @@ class ScriptedDisk:
         while self.waiting:
             changes, self.written, _ = self.waiting.popleft()
             self.records += changes.records
-            for session, row in changes.online.items():
-                if row is not None:
-                    self.online[session] = row
-                else:
-                    self.online.pop(session, None)
+            changes.change_online(self.online)
             live = [timer for timer, _ in self.timers.values()]
             done = TimerTransaction(changes.commands, live, RETRY_POLICY)
             payloads = {new.timer.id: new.payload for new in done.added}

@@ -16,7 +16,7 @@ from typing import Final, assert_never
 import anyio
 
 from liveness.assembly import make_attended_clock, make_server
-from liveness.compiled import Reader
+from liveness.compiled import Reader, RecordBatch
 from liveness.config.settings import Config
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
@@ -204,7 +204,10 @@ class ScriptedHost:
     def start(self) -> None:
         """Start a server on what is on disk, and listen."""
         disk, cursors = self.disk, Cursors(self.disk.cursors)
-        decided, self.cursors = Decisions(disk.durable_seq + 1, cursors), cursors
+        decided, self.cursors = (
+            Decisions(disk.durable_seq + 1, cursors, new_batch=RecordBatch),
+            cursors,
+        )
         disk.waiting.clear()
         disk.written = 0
         self.attended = make_attended_clock(self.config, mono=self.clock.mono, cpu=0.0)
@@ -438,7 +441,8 @@ class ScriptedHost:
             return b""
         outbox.records_begin([seq for seq, _ in records], before)
         held.sent = partial(outbox.records_sent, at.wall_ms)
-        return encode_notices([encoded for _, encoded in records])
+        encoded = b"".join(encoded for _, encoded in records)
+        return encode_notices(len(records), encoded)
 
     def _finish(self, held: ScriptedSocket) -> None:
         """Write the rest to a link that has ended, and shut it down."""

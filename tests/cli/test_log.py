@@ -14,6 +14,7 @@ from liveness.cli.log import log, moment
 from liveness.core.records import Record, TimerRecord
 from liveness.service.storage.log_reader import RecordFilter
 from liveness.service.storage.log_store import Batch, LogStore
+from tests.helpers.record_batches import batch_of
 
 NOW = datetime.fromisoformat("2026-11-21T14:03:20+01:00")
 
@@ -66,7 +67,7 @@ def test_what_is_no_moment_is_told_with_what_would_be_one(text: str) -> None:
 
 def table(folder: Path, *records: Record | TimerRecord) -> list[dict[str, str]]:
     with closing(LogStore(folder)) as store:
-        store.write(Batch(records=[*records]))
+        store.write(Batch(batch_of(records)))
     out = io.StringIO()
     log(folder, RecordFilter(), form="csv", out=out)
     return [*csv.DictReader(io.StringIO(out.getvalue()))]

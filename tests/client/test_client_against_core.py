@@ -19,7 +19,7 @@ from liveness.client.inbox import Arrival, End, ReaderQueue, RecordMap
 from liveness.client.protocol import EMPTY_KEEPALIVE, Client
 from liveness.client.reports import AGE_STEP_S
 from liveness.core.attended_clock import AttendedClock
-from liveness.core.changes import Decisions
+from liveness.core.changes import Changes, Decisions
 from liveness.core.clearance import GatewayState
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import Reader, decode, encode, encode_notices
@@ -36,7 +36,6 @@ from liveness.core.presence import WHY_OLDER, Presence
 from liveness.core.records import (
     MOVED,
     SILENCE,
-    Changes,
     Gap,
     HostTime,
     Instant,
@@ -329,11 +328,7 @@ class Sidecar:
         disk = self.disk
         for changes in self.pending:
             disk.records += changes.records
-            for session, row in changes.online.items():
-                if row is None:
-                    disk.online.pop(session, None)
-                else:
-                    disk.online[session] = row
+            changes.change_online(disk.online)
         self.pending.clear()
         disk.cursors, disk.timeouts = dict(self.cursors), dict(self.timeouts)
         disk.applied |= self.applied
@@ -350,7 +345,7 @@ class Sidecar:
             while entries := self.entries(link, mono):
                 link.unacked.extend(entry.seq for entry in entries)
                 notices = [encode(entry.as_map()) for entry in entries]
-                link.down.write(encode_notices(notices), mono)
+                link.down.write(encode_notices(len(notices), b"".join(notices)), mono)
             if not link.unacked:
                 self.move_cursor(link, link.position)
 

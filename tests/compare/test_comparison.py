@@ -51,6 +51,7 @@ from liveness.core.records import (
 from liveness.core.wheel import Snapshot
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import Batch, LogStore
+from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import BOUNDED
 
 WITHIN = 10
@@ -314,7 +315,7 @@ def state(tmp_path: Path) -> Path:
     records += [record(6, SILENT, "eve"), record(7, SILENT, 7)]
     bob = OnlineRow(4, "bob", BEGAN, None, "gw", 3_600)
     with closing(LogStore(tmp_path / "state")) as store:
-        store.write(Batch(records, online={4: bob}))
+        store.write(Batch(batch_of(records), online={4: bob}))
     return tmp_path / "state"
 
 

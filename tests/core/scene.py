@@ -8,13 +8,13 @@ checks every record for what holds of all records.
 from collections.abc import Sequence
 from typing import Any, Final
 
-from liveness.core.changes import Decisions
+from liveness.core.changes import Changes, Decisions
 from liveness.core.clearance import GatewayState
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import encode
 from liveness.core.link_requests import ActivityBatch, Login, Logout
 from liveness.core.presence import Presence
-from liveness.core.records import Changes, Instant, OnlineRow, Record, Uid
+from liveness.core.records import Instant, OnlineRow, Record, Uid
 from liveness.core.storm_guard import GuardRules
 from liveness.core.wheel import Wheel
 
@@ -215,11 +215,7 @@ class Scene:
     def written(self) -> list[Shown]:
         """Write what was decided; return its records."""
         changes = self.presence.decided.take()
-        for session, row in changes.online.items():
-            if row is None:
-                self.disk.pop(session, None)
-            else:
-                self.disk[session] = row
+        changes.change_online(self.disk)
         new = [record.as_map() for record in changes.records]
         self._check(changes, new)
         self.log += new
@@ -229,9 +225,9 @@ class Scene:
         first = len(self.log) + 1
         assert [shown["seq"] for shown in new] == list(range(first, first + len(new)))
         assert self.presence.decided.next_seq == first + len(new)
-        assert len(changes.due) == len(changes.records)
+        assert len(changes.records.due) == len(changes.records)
         assert not self.presence.decided.take()
-        for record, due in zip(changes.records, changes.due, strict=True):
+        for record, due in zip(changes.records, changes.records.due, strict=True):
             assert record.at == self.wall_ms
             assert due <= self.mono
             assert isinstance(record, Record)

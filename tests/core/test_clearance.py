@@ -255,7 +255,9 @@ def test_a_fresh_timeout_after_a_hold_is_no_lateness_until_the_user_is_heard(
     scene.read("g")
     scene.presence.wheel.advance(scene.now, ALL)
     scene.presence.fire(scene.at, limit=9)
-    assert scene.presence.decided.take().due == [heard + 30 if is_heard else 0.0]
+    assert scene.presence.decided.take().records.due == [
+        heard + 30 if is_heard else 0.0
+    ]
     assert scene.presence.early == 0
 
 

@@ -56,7 +56,9 @@ def make(request: pytest.FixtureRequest) -> Callable[[], RecordBatch]:
 @st.composite
 def entries(draw: st.DrawFn, *, first: int = FIRST, most: int = 12) -> list[Entry]:
     """Records, with what `append` takes beside each."""
-    return [draw(entry(seq)) for seq in range(first, first + draw(st.integers(1, most)))]
+    return [
+        draw(entry(seq)) for seq in range(first, first + draw(st.integers(1, most)))
+    ]
 
 
 @st.composite
@@ -123,10 +125,10 @@ def seen_of(batch: RecordBatch) -> Iterator[Any]:
     """All that a batch says, but for readers."""
     yield [*batch]
     yield len(batch), batch[0], batch[-1], batch[1:3]
-    yield batch.first, batch.last, batch.gateways, batch.delays(7.5)
+    yield batch.first, batch.last, batch.gateways, batch.due
     yield batch.packed(0, len(batch))
     yield batch.packed(len(batch) // 2, len(batch) + 5)
-    yield batch.closed, batch.opened()
+    yield batch.closed, batch.opened(), batch.timers
 
 
 @BOUNDED
@@ -150,9 +152,7 @@ def test_a_batch_gives_its_records_back(
 
 
 @BOUNDED
-@given(
-    entries(), subscriptions, st.integers(FIRST - 2, FIRST + 12), st.integers(1, 12)
-)
+@given(entries(), subscriptions, st.integers(FIRST - 2, FIRST + 12), st.integers(1, 12))
 def test_a_reader_gets_the_records_that_concern_it(
     make: Callable[[], RecordBatch],
     given: list[Entry],
@@ -166,6 +166,9 @@ def test_a_reader_gets_the_records_that_concern_it(
         for record, due, _ in given
         if record.seq > after and wanted.wants(record)
     ][:limit]
+    batch = filled(make, given)
+    places = batch.places(after, wanted, limit=limit)
+    assert [batch[place] for place in places] == [record for record, _ in concern]
     assert found.seqs == [record.seq for record, _ in concern]
     maps = [record.as_map() for record, _ in concern]
     assert found.maps == b"".join(map(encode, maps))
@@ -209,7 +212,7 @@ def test_a_session_that_opens_and_ends_in_a_batch_is_not_stored(
 ) -> None:
     batch = filled(make, [online(7), offline(8, 7), online(9), offline(10, 3, "bob")])
     assert batch.opened() == [9, "ada", 8, None, "g", None]
-    assert batch.closed == [3]
+    assert batch.closed == [7, 3]
 
 
 def test_a_move_closes_one_session_and_opens_another(

@@ -261,7 +261,7 @@ def test_a_silent_user_is_fired_once_its_gateway_was_read_and_committed(
         shell.server.commit()
     (commit,) = shell.effects()
     assert isinstance(commit, Commit)
-    ((record,), (due,)) = commit.changes.records, commit.changes.due
+    ((record,), (due,)) = commit.changes.records, commit.changes.records.due
     assert (record.uid, record.kind, due) == ("u", "offline", 30.0)
 
 

@@ -234,11 +234,11 @@ def test_time_in_a_storm_is_no_lateness_and_other_gateways_are_judged_as_ever(
     scene.read("g", "h")
     scene.presence.advance(scene.now, 100)
     assert scene.presence.fire(scene.at, limit=100) == len(alone)
-    assert scene.presence.decided.take().due == [heard + TIMEOUT_S] * len(alone)
+    assert scene.presence.decided.take().records.due == [heard + TIMEOUT_S] * len(alone)
     scene.pass_time(HOLD_S)
     scene.read("g")
     scene.presence.fire(scene.at, limit=100)
-    assert scene.presence.decided.take().due == [0.0] * 20
+    assert scene.presence.decided.take().records.due == [0.0] * 20
 
 
 def test_the_lateness_of_a_user_that_comes_due_after_a_storm_counts_again(
@@ -253,7 +253,7 @@ def test_the_lateness_of_a_user_that_comes_due_after_a_storm_counts_again(
     scene.read("g")
     scene.presence.advance(scene.now, 100)
     scene.presence.fire(scene.at, limit=100)
-    assert scene.presence.decided.take().due == [spoke + TIMEOUT_S]
+    assert scene.presence.decided.take().records.due == [spoke + TIMEOUT_S]
 
 
 # --- when it is over --------------------------------------------------------------------

@@ -328,7 +328,9 @@ def test_every_shape_of_record_is_of_the_schema_and_of_one_frame() -> None:
     ]
     maps = [shape.as_map() for shape in shapes]
     (frame,) = decoded(
-        framing.encode_notices([framing.encode(shape) for shape in maps])
+        framing.encode_notices(
+            len(maps), b"".join(framing.encode(shape) for shape in maps)
+        )
     )
     assert exact(frame) == exact(["notices", maps])
     FROM_US.validate(frame)

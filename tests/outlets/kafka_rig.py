@@ -21,6 +21,7 @@ from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.timer_store import TimerStore
 from tests.helpers import kafka_cluster
 from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
+from tests.helpers.record_batches import batch_of
 
 USERS: Final = 50
 AT: Final = 1_700_000_000_000
@@ -59,7 +60,7 @@ class Service:
 
     def add(self, *records: Record | TimerRecord) -> None:
         writer = self._sidecar.log_writer
-        batch = Batch(records=[*records], due=[0.0] * len(records))
+        batch = Batch(batch_of(records))
         self._store.write(batch)
         writer.durable_seq = records[-1].seq
         self._sidecar.feed.publish(batch)

@@ -25,6 +25,7 @@ from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import TailEntry
 from tests.helpers import disk, kafka_cluster
 from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
+from tests.helpers.record_batches import batch_of
 from tests.helpers.tree import ROOT
 from tests.outlets.kafka_rig import AT, check, record, run_outlet
 
@@ -94,7 +95,7 @@ async def test_a_gap_is_a_message_without_a_key(
     with closing(LogStore(tmp_path / "state")) as store:
         for first in (11, 1_011):
             page = [record(seq) for seq in range(first, first + 1_000)]
-            store.write(Batch(records=[*page]))
+            store.write(Batch(batch_of(page)))
         store.delete_oldest(oldest_ms=AT + 1_500, most_bytes=2**40)
     async with running() as service:
         await service.until_delivered()

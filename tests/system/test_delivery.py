@@ -15,6 +15,7 @@ from liveness.core.cursors import CursorRow
 from liveness.core.records import Logged
 from liveness.core.records import Record as Decided
 from liveness.service.storage.log_store import Batch, LogStore
+from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import HARD_UIDS
 from tests.helpers.wire import Record
 from tests.system.client import Client, Uid
@@ -275,8 +276,8 @@ def write_old_log(state: Path) -> None:
     row = CursorRow(3, 2**50, None)
     cursors = {("gateway", "left"): row, ("gateway", "right"): row}
     with closing(LogStore(state)) as store:
-        store.write(Batch(records=records[:-1], cursors=cursors))
-        store.write(Batch(records=records[-1:]))
+        store.write(Batch(batch_of(records[:-1]), cursors=cursors))
+        store.write(Batch(batch_of(records[-1:])))
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from liveness.service.storage.timer_store import (
 )
 from tests.helpers import disk
 from tests.helpers.needs import require
+from tests.helpers.record_batches import batch_of
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 from tests.system.test_disk import crowd, readiness_until, uids
@@ -247,7 +248,7 @@ def commits(store: LogStore, count: int) -> None:
         _, seq = store.bounds()
         made = range(seq, seq + COMMIT_RECORDS)
         records = [Record(n, "online", f"u{n}", "g", n, 1, "login", 1) for n in made]
-        store.write(Batch([*records]))
+        store.write(Batch(batch_of(records)))
 
 
 def test_on_a_full_filesystem_the_reserve_lets_old_records_be_deleted(

@@ -18,13 +18,13 @@ import trio
 from liveness.core.cursors import ReadPosition
 from liveness.core.framing import encode_notices
 from liveness.core.outbox import NOTICES_BYTES, LimitMet, Outbox
-from liveness.core.records import Record
+from liveness.core.record_batch import Encoded
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.spools import SpoolFull, Spools, TooLarge
-from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
+from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.log_writer import LogWriter
 
 # The pause after a failure to read the disk.
@@ -174,41 +174,28 @@ class LinkWriter:
             return False
         wall_ms = delivery.clock.wall_ms()
         try:
-            entries = await reader.take(room, wall_ms=wall_ms, most_bytes=NOTICES_BYTES)
+            found = await reader.take_encoded(
+                room, wall_ms=wall_ms, most_bytes=NOTICES_BYTES, own=outbox.gateway
+            )
         except (sqlite3.Error, OSError) as error:
             message = "the log cannot be read; it is tried again"
             delivery.every(_log.warning, message, key=message, error=str(error))
             self._notices_retry_at = trio.current_time() + RETRY_S
             return False
-        if entries:
-            outbox.records_begin([entry.record.seq for entry in entries], position)
-            frame = encode_notices([entry.encoded for entry in entries])
-            count, deadlines = len(entries), self._deadlines(entries)
-            # They take several times the memory of the frame, which may wait for long.
-            del entries
-            await self._send(frame)
-            self._count(count, deadlines)
+        if found.seqs:
+            outbox.records_begin(found.seqs, position)
+            await self._send(encode_notices(len(found.seqs), found.maps))
+            self._count(found)
         outbox.records_sent(delivery.clock.wall_ms())
         if delivery.log_writer.cursors.has_moved:
             delivery.log_writer.cursors_moved()
         return True
 
-    def _count(self, notices: int, deadlines: list[float]) -> None:
-        self._delivery.counts.notices_sent += notices
+    def _count(self, sent: Encoded) -> None:
+        self._delivery.counts.notices_sent += len(sent.seqs)
         now = self._delivery.clock.mono()
-        for deadline in deadlines:
+        for deadline in sent.deadlines:
             self._delivery.counts.lateness["sent"].observe(now - deadline)
-
-    def _deadlines(self, entries: list[TailEntry]) -> list[float]:
-        """The deadlines of records that are sent to their own gateway."""
-        return [
-            entry.due
-            for entry in entries
-            # A gap has no deadline, and a watcher may read a gateway's records too.
-            if entry.due
-            and isinstance(entry.record, Record)
-            and self._outbox.is_own(entry.record.gateway)
-        ]
 
     async def _send(self, data: bytes) -> None:
         view = memoryview(data)

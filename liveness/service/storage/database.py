@@ -32,6 +32,10 @@ from liveness.service.storage.private_folders import (
 )
 
 _T = TypeVar("_T")
+
+# Rows of one statement. With a few sizes, SQLite's compiled statements are used again; a
+# larger one has more values than SQLite allows by default.
+ROWS_AT_ONCE: Final = (256, 16, 1)
 # The WAL is cut back to this after a burst.
 WAL_BYTES: Final = 64 * 2**20
 # Bytes of one read in `read_through`.
@@ -392,3 +396,19 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 def batches(rows: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
     """Split rows into parts of at most *size*."""
     return (rows[at : at + size] for at in range(0, len(rows), size))
+
+
+def put_rows(
+    db: sqlite3.Connection, table: str, columns: int, values: Sequence[object]
+) -> None:
+    """Insert or replace rows, many in a statement; *values* has one behind the other.
+
+    This takes half the time of `json_each`, which reads each row as JSON for each column.
+    """
+    row = f"({', '.join('?' * columns)})"
+    at = 0
+    for rows in ROWS_AT_ONCE:
+        statement = f"insert or replace into {table} values {', '.join([row] * rows)}"
+        while len(values) - at >= rows * columns:
+            db.execute(statement, values[at : at + rows * columns])
+            at += rows * columns

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from liveness.core.framing import decode, encode
+from liveness.core.framing import decode
+from liveness.core.record_batch import RecordBatch
 from liveness.core.records import TIMER, Logged, Record, TimerRecord, record_of
 from liveness.service.storage.damaged_records import SeqRange
 
@@ -83,20 +84,24 @@ class _ListedPage(NamedTuple):
     size: int
 
 
-def rows_of(records: Sequence[Logged]) -> Iterator[tuple[int, int, int, bytes, int]]:
-    """Encode records as rows of the log: last, first, newest stamp, records, checksum.
+def rows_of(batch: RecordBatch) -> Iterator[tuple[int, int, int, bytes, int]]:
+    """Encode records as rows of the log: last, first, newest stamp, records, checksum."""
+    for start in range(0, len(batch), PAGE_RECORDS):
+        yield from _rows_of(batch, start, min(start + PAGE_RECORDS, len(batch)))
 
-    One row, unless payloads of timers make it larger than `PAGE_BYTES`.
-    """
-    encoded = encode(records)
-    if len(encoded) > PAGE_BYTES and len(records) > 1:
-        half = len(records) // 2
-        yield from rows_of(records[:half])
-        yield from rows_of(records[half:])
+
+def _rows_of(
+    batch: RecordBatch, start: int, stop: int
+) -> Iterator[tuple[int, int, int, bytes, int]]:
+    """One row, unless payloads of timers make it larger than `PAGE_BYTES`."""
+    newest, records = batch.packed(start, stop)
+    if len(records) > PAGE_BYTES and stop - start > 1:
+        half = (start + stop) // 2
+        yield from _rows_of(batch, start, half)
+        yield from _rows_of(batch, half, stop)
         return
-    last, first = records[-1].seq, records[0].seq
-    newest = max(record.at for record in records)
-    yield last, first, newest, encoded, _checksum(last, first, newest, encoded)
+    last, first = batch.first + stop - 1, batch.first + start
+    yield last, first, newest, records, _checksum(last, first, newest, records)
 
 
 def records_in(page: LogPage) -> list[Logged]:

@@ -3,10 +3,10 @@
 A copy, as in a backup, must not continue the same log: copy and original would give the
 same seqs to different records. So a copy takes a new log id when it is first opened.
 
-Rows are written by few statements with many rows each, through `json_each`. `executemany`
-takes and releases the interpreter lock for each row; beside a busy main thread that is
-the difference between 9,000 rows a second and 100,000. Only the pages of the log are
-written by `executemany`: a commit has few of them.
+Rows are written by few statements with many rows each. `executemany` takes and releases the
+interpreter lock for each row; beside a busy main thread that is the difference between
+9,000 rows a second and 100,000. Only the pages of the log are written by `executemany`: a
+commit has few of them.
 
 Timers have their own file (`timer_store`), which follows the log: there may be ten
 million, and no commit of the log should wait for them.
@@ -27,6 +27,7 @@ import structlog
 
 from liveness.core.cursors import CursorRow
 from liveness.core.framing import encode
+from liveness.core.record_batch import RecordBatch
 from liveness.core.records import (
     TIMER,
     Logged,
@@ -48,6 +49,7 @@ from liveness.service.storage.database import (
     meta,
     open_files,
     pragma,
+    put_rows,
     reading,
     size_of,
     transaction,
@@ -92,7 +94,6 @@ def _put(table: str, columns: int) -> str:
     return f"insert or replace into {table} select {values} from json_each(?)"
 
 
-_PUT_ONLINE: Final = _put("online", 6)
 _FORGET_ONLINE: Final = (
     "delete from online where session in (select value from json_each(?))"
 )
@@ -129,9 +130,8 @@ class LogRows(NamedTuple):
 class Batch:
     """The content of one transaction: queued `Changes`, merged."""
 
-    records: list[Logged] = field(default_factory=list)
-    due: list[float] = field(default_factory=list)
-    online: dict[int, OnlineRow | None] = field(default_factory=dict)
+    records: RecordBatch = field(default_factory=RecordBatch)
+    online: dict[int, OnlineRow] = field(default_factory=dict)
     cursors: Mapping[tuple[str, str], CursorRow | None] = field(default_factory=dict)
     runs: list[Fire] = field(default_factory=list)  # for the timers' table, afterwards
     changes: int = 0  # how many `Changes`
@@ -333,29 +333,29 @@ class LogStore:
             sqlite3.Error: It cannot be written; an `IntegrityError` if another process
                 has written to the log.
         """
-        opened = [row for row in batch.online.values() if row is not None]
-        closed = [session for session, row in batch.online.items() if row is None]
+        closed = batch.records.closed
+        opened = batch.records.opened()
+        if batch.online:
+            ended = {*closed}
+            for session, row in batch.online.items():
+                if session not in ended:
+                    opened += row
         cursors = [
             (*key, *row) for key, row in batch.cursors.items() if row is not None
         ]
         forgotten = [key for key, row in batch.cursors.items() if row is None]
-        pages = [
-            row
-            for part in batches(batch.records, PAGE_RECORDS)
-            for row in rows_of(part)
-        ]
+        pages = [*rows_of(batch.records)]
         db = self._db
         with transaction(db):
             db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)
-            changes: tuple[tuple[str, list[Any]], ...] = (
-                (_FORGET_ONLINE, closed),
-                (_PUT_ONLINE, opened),
-                (_PUT_CURSORS, cursors),
-                (_FORGET_CURSORS, forgotten),
-            )
-            for statement, rows in changes:
-                for part in batches(rows, PAGE_RECORDS):
-                    db.execute(statement, [json.dumps(part, ensure_ascii=False)])
+            self._put_many(_FORGET_ONLINE, closed)
+            put_rows(db, "online", 6, opened)
+            self._put_many(_PUT_CURSORS, cursors)
+            self._put_many(_FORGET_CURSORS, forgotten)
+
+    def _put_many(self, statement: str, rows: Sequence[Any]) -> None:
+        for part in batches(rows, PAGE_RECORDS):
+            self._db.execute(statement, [json.dumps(part, ensure_ascii=False)])
 
     def log_bytes(self) -> int:
         """Bytes of the file that are in use, by all tables."""

@@ -16,7 +16,8 @@ import trio
 
 from liveness.core.cursors import ReadPosition
 from liveness.core.framing import encode
-from liveness.core.records import Gap, Logged, Subscription, TimerRecord
+from liveness.core.record_batch import Encoded, RecordBatch
+from liveness.core.records import Gap, Logged, Subscription
 from liveness.service.common.threads import in_thread
 from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_writer import LogWriter
@@ -34,11 +35,10 @@ GUESTS: Final = 2
 class TailEntry:
     """A record in the tail. It is encoded once, when the first reader needs it."""
 
-    __slots__ = ("_encoded", "_event", "_json", "due", "record")
+    __slots__ = ("_encoded", "_event", "_json", "record")
 
-    def __init__(self, record: Logged | Gap, due: float = 0.0) -> None:
+    def __init__(self, record: Logged | Gap) -> None:
         self.record = record
-        self.due = due
         self._encoded: bytes | None = None
         self._json: str | None = None
         self._event: bytes | None = None
@@ -65,30 +65,29 @@ class TailEntry:
         return self._event
 
 
-def _weight(record: Logged) -> int:
-    """The memory that a record takes, in units of a record without a payload."""
-    if type(record) is not TimerRecord or record.payload is None:
-        return 1
-    return 1 + getsizeof(record.payload) // RECORD_BYTES
-
-
 class TailCommit:
-    """The records of one commit: all, and by gateway."""
+    """The records of one commit, with an entry for each that was asked for."""
 
-    __slots__ = ("by_gateway", "entries", "first", "last", "weight")
+    __slots__ = ("_entries", "first", "gateways", "last", "records", "weight")
 
-    def __init__(self, batch: Batch) -> None:
-        self.entries = [
-            TailEntry(record, due)
-            for record, due in zip(batch.records, batch.due, strict=True)
-        ]
-        self.first, self.last = batch.records[0].seq, batch.records[-1].seq
-        self.weight = sum(map(_weight, batch.records))
-        self.by_gateway: dict[str, list[TailEntry]] = {}
-        for entry, record in zip(self.entries, batch.records, strict=True):
-            self.by_gateway.setdefault(record.gateway, []).append(entry)
-            if record.from_gateway not in (None, record.gateway):
-                self.by_gateway.setdefault(record.from_gateway, []).append(entry)
+    def __init__(self, records: RecordBatch) -> None:
+        self.records = records
+        self.first, self.last = records.first, records.last
+        self.gateways = records.gateways
+        # The memory that they take, in units of a record without a payload.
+        self.weight = len(records) + sum(
+            getsizeof(timer.payload) // RECORD_BYTES
+            for timer in records.timers
+            if timer.payload is not None
+        )
+        self._entries: dict[int, TailEntry] = {}  # by place
+
+    def entry(self, place: int) -> TailEntry:
+        """The entry of the record at a place, the same one for all readers."""
+        entry = self._entries.get(place)
+        if entry is None:
+            entry = self._entries[place] = TailEntry(self.records[place])
+        return entry
 
 
 class Follower(Protocol):
@@ -119,7 +118,7 @@ class LogTail:
     def publish(self, batch: Batch) -> None:
         """Add a durable batch, and wake the readers that it concerns."""
         if batch.records:
-            commit = TailCommit(batch)
+            commit = TailCommit(batch.records)
             self._tail.append(commit)
             self._weight += commit.weight
             while self._weight > self._keep and len(self._tail) > 1:
@@ -156,23 +155,21 @@ class LogTail:
         """Whether all records above *after* are in memory."""
         return bool(self._tail) and self._tail[0].first <= after + 1
 
-    def since(self, after: int, wanted: Subscription) -> Iterator[TailEntry]:
-        """The entries above *after* that concern a reader, from memory."""
+    def commits(self, after: int) -> list[TailCommit]:
+        """The commits with records above *after*, the oldest first."""
         # Search from the newest back: a live reader needs only the last one or two.
         commits: list[TailCommit] = []
         for commit in reversed(self._tail):
             if commit.last <= after:
                 break
             commits.append(commit)
-        for commit in reversed(commits):
-            entries = commit.entries
-            if wanted.gateway is not None:
-                entries = commit.by_gateway.get(wanted.gateway, [])
-            for entry in entries:
-                record = entry.record
-                assert not isinstance(record, Gap)  # a gap is made for one reader only
-                if record.seq > after and wanted.wants(record):
-                    yield entry
+        return commits[::-1]
+
+    def since(self, after: int, wanted: Subscription) -> Iterator[TailEntry]:
+        """The entries above *after* that concern a reader, from memory."""
+        for commit in self.commits(after):
+            places = commit.records.places(after, wanted, limit=len(commit.records))
+            yield from map(commit.entry, places)
 
     def newest(self, after: int, wanted: Subscription, limit: int) -> list[TailEntry]:
         """The newest entries above *after* that concern a reader, from memory.
@@ -183,13 +180,11 @@ class LogTail:
         for commit in reversed(self._tail):
             if commit.last <= after:
                 break
-            for entry in reversed(commit.entries):
-                record = entry.record
-                assert not isinstance(record, Gap)
-                if record.seq > after and wanted.wants(record):
-                    found.append(entry)
-                    if len(found) == limit:
-                        return found[::-1]
+            places = commit.records.places(after, wanted, limit=len(commit.records))
+            for place in reversed(places):
+                found.append(commit.entry(place))
+                if len(found) == limit:
+                    return found[::-1]
         return found[::-1]
 
 
@@ -229,7 +224,7 @@ class TailReader:
         had read everything before the commit.
         """
         gateway = self._reading.wanted.gateway
-        if gateway is None or gateway in commit.by_gateway:
+        if gateway is None or gateway in commit.gateways:
             return False
         if self._reading.seq == commit.first - 1:
             self._reading.seq = commit.last
@@ -253,6 +248,29 @@ class TailReader:
         """
         if self._feed.reaches(self.position):
             return self._from_memory(limit, most_bytes)
+        return await self._from_disk(limit, wall_ms, most_bytes)
+
+    async def take_encoded(
+        self, limit: int, *, wall_ms: int, most_bytes: float, own: str | None
+    ) -> Encoded:
+        """As `take`, for a link: the records as msgpack maps.
+
+        Args:
+            limit: At most this many.
+            wall_ms: The time now, as the stamp of a gap.
+            most_bytes: As in `take`.
+            own: The link's own gateway; None: it has none.
+        """
+        if self._feed.reaches(self.position):
+            return self._encoded_from_memory(limit, most_bytes, own)
+        # Of records that are read from disk, no deadline is known.
+        entries = await self._from_disk(limit, wall_ms, most_bytes)
+        maps = b"".join(entry.encoded for entry in entries)
+        return Encoded([entry.record.seq for entry in entries], maps, [])
+
+    async def _from_disk(
+        self, limit: int, wall_ms: int, most_bytes: float
+    ) -> list[TailEntry]:
         read = partial(
             self._log_writer.store.read,
             after=self.position,
@@ -278,6 +296,25 @@ class TailReader:
             size += len(entry.encoded) if most_bytes < inf else 0
             if len(taken) == limit or size >= most_bytes:
                 end = entry.record.seq
+                break
+        self._reading.seq = end
+        return taken
+
+    def _encoded_from_memory(
+        self, limit: int, most_bytes: float, own: str | None
+    ) -> Encoded:
+        taken, end = Encoded([], b"", []), self._log_writer.durable_seq
+        for commit in self._feed.commits(self.position):
+            more = commit.records.encoded(
+                self.position,
+                self._reading.wanted,
+                limit=limit - len(taken.seqs),
+                most_bytes=most_bytes - len(taken.maps),
+                own=own,
+            )
+            taken = taken.joined(more)
+            if len(taken.seqs) == limit or len(taken.maps) >= most_bytes:
+                end = taken.seqs[-1]
                 break
         self._reading.seq = end
         return taken

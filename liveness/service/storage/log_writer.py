@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from liveness.core.changes import Commit, Decisions
+from liveness.core.record_batch import RecordBatch
 from liveness.core.records import GATEWAY
 from liveness.core.timer_states import Fire, TimerCommand
 from liveness.metrics import Counts
@@ -166,7 +167,7 @@ class LogWriter:
         """Queue a commit. It is durable once `durable_ticket` reaches its ticket."""
         changes, ticket, with_cursors = commit
         self._appended = ticket
-        self._observe("decided", changes.due)
+        self._observe("decided", changes.records)
         commands: list[TimerCommand] = [
             command for command in changes.commands if not isinstance(command, Fire)
         ]
@@ -333,16 +334,15 @@ class LogWriter:
             self.cursors_moved()
 
     def _gather(self) -> Batch:
-        batch = Batch()
+        batch = Batch(self._decided.new_batch())
         for changes, *_ in self._queue:
             if batch.records and (
                 len(batch.records) + len(changes.records) > COMMIT_RECORDS
             ):
                 break
             batch.changes += 1
-            batch.records += changes.records
+            batch.records.extend(changes.records)
             batch.runs += [run for run in changes.commands if isinstance(run, Fire)]
-            batch.due += changes.due
             batch.weight += changes.weight
             batch.ends += changes.ends
             batch.online.update(changes.online)
@@ -383,30 +383,27 @@ class LogWriter:
         except sqlite3.Error as error:
             self._warn("the log was not trimmed", error)
 
-    def _observe(self, stage: str, due: list[float]) -> None:
+    def _observe(self, stage: str, records: RecordBatch) -> None:
         """Count how late each record with a deadline reached a stage."""
         now, lateness = self._clock.mono(), self._counts.lateness[stage]
-        for moment in due:
-            if moment:
-                lateness.observe(now - moment)
+        for due in records.due:
+            if due:
+                lateness.observe(now - due)
 
     def _publish(self, batch: Batch) -> None:
         for _ in range(batch.changes):
             self._queue.popleft()
         if batch.records:
             # Before the attempt is published, so that its answer is queued behind it.
-            self.timers.add_fires(batch.runs, until=batch.records[-1].seq)
+            self.timers.add_fires(batch.runs, until=batch.records.last)
         self.records_pending -= batch.weight
         self.pending_ends -= batch.ends
         if batch.records:
-            self.durable_seq = batch.records[-1].seq
+            self.durable_seq = batch.records.last
             now_ms = self._clock.wall_ms()
-            for name in {record.gateway for record in batch.records} | {
-                record.from_gateway for record in batch.records
-            }:
-                if name is not None:
-                    self._note_use((GATEWAY, name), now_ms)
-        self._observe("durable", batch.due)
+            for name in batch.records.gateways:
+                self._note_use((GATEWAY, name), now_ms)
+        self._observe("durable", batch.records)
         self._published(batch)
         self.notify_flushed()
 

@@ -36,6 +36,7 @@ from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.timer_store import TimerStore
 from tests.core.timers_rig import Rig
 from tests.helpers import disk
+from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import BOUNDED, calls
 from tests.service.storage.journals import online, pending, write
 
@@ -304,7 +305,7 @@ def test_runs_applied_last_have_the_effect_they_had_in_time(
         if not table.has_live:
             late = []  # of timers that have ended nothing is looked up
         for at in range(0, len(rig.log), page):
-            log.write(Batch([*rig.log[at : at + page]]))
+            log.write(Batch(batch_of(rig.log[at : at + page])))
         _catch_up(table, log, LATER_MS)
         caught_up = rows(table)
         assert caught_up == settled([*in_time, *late])

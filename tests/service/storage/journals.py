@@ -9,11 +9,11 @@ from typing import Final
 
 import trio
 
-from liveness.core.changes import Decisions
+from liveness.compiled import RecordBatch
+from liveness.core.changes import Changes, Decisions
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.records import (
     KINDS,
-    Changes,
     Logged,
     OnlineRow,
     Record,
@@ -32,6 +32,7 @@ from liveness.service.storage.outlet_schema import TABLES
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 from tests.helpers import disk
+from tests.helpers.record_batches import batch_of
 
 ALL: Final = Subscription(None, frozenset(KINDS))
 
@@ -42,6 +43,14 @@ def online(
     """The record of a login, of a new user unless one is named."""
     user = f"u{seq}" if uid is None else uid
     return Record(seq, "online", user, gateway, seq, None, "login", at)
+
+
+def offline(seq: int, session: int) -> Record:
+    """The record of the end of a session."""
+    user = f"u{session}"
+    return Record(
+        seq, "offline", user, "g", session, None, "logout", 1_000, 1_000, "logout", 0.0
+    )
 
 
 def row(
@@ -59,7 +68,7 @@ def users(count: int, first: int = 1) -> list[OnlineRow]:
 
 
 def write(store: LogStore, *records: Logged) -> None:
-    store.write(Batch(records=list(records)))
+    store.write(Batch(batch_of(records)))
 
 
 def add_outlets(folder: Path, log: str, seq: int) -> None:
@@ -156,7 +165,9 @@ def journal_of(
         yield LogWriter(
             store,
             TimerWriter(table, clock=clock, on_applied=on_applied),
-            Decisions(store.bounds()[1], Cursors(store.cursors())),
+            Decisions(
+                store.bounds()[1], Cursors(store.cursors()), new_batch=RecordBatch
+            ),
             clock=clock,
             counts=counts or Counts(),
             published=published,
@@ -251,7 +262,7 @@ def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log
 
 def publish(log: Log, *records: Logged) -> None:
     """One more commit, of a log that no writer is running for."""
-    batch = Batch([*records], [0.0] * len(records))
+    batch = Batch(batch_of(records))
     log.log_writer.store.write(batch)
     log.log_writer.durable_seq = records[-1].seq
     log.feed.publish(batch)

@@ -34,6 +34,7 @@ from liveness.service.storage.log_schema import SCHEMA
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from liveness.service.storage.read_only_access import opened_unchanged
 from tests.helpers.disk import tear_a_leaf
+from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import online, row
 
 # The bytes of each occur in another uid, a kind, a gateway or a number.
@@ -76,7 +77,7 @@ RECORDS = written()
 def write(store: LogStore, records: list[Logged], sizes: Iterator[int]) -> None:
     left = iter(records)
     while page := list(islice(left, next(sizes))):
-        store.write(Batch(records=page))
+        store.write(Batch(batch_of(page)))
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def test_records_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
         online(6, "ada/b"),  # too
     ]
     for record in records:
-        store.write(Batch(records=[record]))
+        store.write(Batch(batch_of([record])))
     with open_log(store.folder, clock=still, separator="/") as book:
         of_ada = RecordFilter("ada", separator="/")
         assert [record.seq for record in book.records(of_ada)] == [1, 3, 4, 6]
@@ -182,7 +183,7 @@ def test_records_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
 def test_sessions_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
     uids: list[Uid] = ["ada", "ada/a", "adam/a", "/ada", 7, "7/a", "ada/b"]
     sessions = {n: row(n, uid) for n, uid in enumerate(uids, start=1)}
-    store.write(Batch(records=[online(9)], online={**sessions}))
+    store.write(Batch(batch_of([online(9)]), online={**sessions}))
     with open_log(store.folder, clock=still, separator="/") as book:
         for user, devices in (
             ("ada", ["ada", "ada/a", "ada/b"]),
@@ -198,7 +199,7 @@ def test_sessions_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
 def test_only_the_first_separator_makes_a_device(store: LogStore) -> None:
     uids: list[Uid] = ["/x", "/x/phone", "a///b", "a//", 213]
     sessions = {n: row(n, uid) for n, uid in enumerate(uids, start=1)}
-    store.write(Batch(records=[online(9)], online={**sessions}))
+    store.write(Batch(batch_of([online(9)]), online={**sessions}))
     for separator, user, devices in (
         ("/", "/x", ["/x"]),
         ("//", "a/", []),
@@ -233,7 +234,7 @@ def test_records_after_the_clock_was_set_back_are_found(
     ]
     with closing(LogStore(tmp_path)) as store:
         for seq, at in enumerate(stamps, 1):
-            store.write(Batch(records=[online(seq, at=at)]))
+            store.write(Batch(batch_of([online(seq, at=at)])))
     with open_log(tmp_path, clock=still) as book:
         found = book.records(RecordFilter(until=1_000_002))
         assert [record.seq for record in found] == [1, 3]
@@ -374,7 +375,7 @@ def test_a_reader_that_pauses_does_not_keep_the_wal_growing(
 def test_a_command_reads_what_a_sidecar_has_just_committed(store: LogStore) -> None:
     with open_log(store.folder, clock=still) as book:
         for record in RECORDS[:3]:
-            store.write(Batch(records=[record]))
+            store.write(Batch(batch_of([record])))
             assert book.record(record.seq) == record
 
 
@@ -421,7 +422,7 @@ def test_a_killed_sidecars_log_and_wal_are_read_and_left(
 def test_a_read_while_a_sidecar_starts_is_repeated(tmp_path: Path) -> None:
     def live(*records: Logged) -> None:
         with closing(LogStore(tmp_path)) as store:
-            store.write(Batch(records=[*records]))
+            store.write(Batch(batch_of(records)))
 
     live(RECORDS[0])
     path = tmp_path / DATABASE
@@ -437,7 +438,7 @@ def test_a_read_while_a_sidecar_starts_is_repeated(tmp_path: Path) -> None:
         tear()
     # Once there is a WAL the file is read with it.
     with closing(LogStore(tmp_path)) as store, opened_unchanged(path) as db:
-        store.write(Batch(records=[RECORDS[3]]))
+        store.write(Batch(batch_of([RECORDS[3]])))
         assert db.execute("select max(last) from log").fetchone() == (4,)
 
     disturbances = [RECORDS[4], RECORDS[5]]

@@ -25,6 +25,7 @@ from liveness.core.records import (
 from liveness.service.storage.log_pages import PAGE_BYTES
 from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader
+from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import BOUNDED, examples
 from tests.service.storage.journals import Log, log_of
 
@@ -47,8 +48,7 @@ def batches(sizes: Sequence[int]) -> list[Batch]:
     """For each count, a commit of that many records of gateway g."""
     numbers = count(1)
     return [
-        Batch([record(next(numbers)) for _ in range(size)], [0.0] * size)
-        for size in sizes
+        Batch(batch_of([record(next(numbers)) for _ in range(size)])) for size in sizes
     ]
 
 
@@ -117,7 +117,7 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
     for commit in commits:
         made = [record(next(numbers), *drawn) for drawn in commit]
         made = [each._replace(uid=UIDS[each.seq % 3]) for each in made]
-        written.append(Batch([*made], [0.0] * len(commit)))
+        written.append(Batch(batch_of(made)))
     everything = [each for batch in written for each in batch.records]
     expected = [
         each
@@ -164,7 +164,7 @@ async def test_records_with_large_payloads_are_taken_in_bounded_parts(
         TimerRecord(seq, TIMER, "g", f"k{seq}", payload, None, 0, 1, 0)
         for seq in range(1, 201)
     ]
-    written = [Batch([*carried], [0.0] * 200), Batch([record(201)], [0.0])]
+    written = [Batch(batch_of(carried)), Batch(batch_of([record(201)]))]
     parts = list[list[TailEntry]]()
     with log_of(written, folder, keep=keep) as log:
         cursor = log.cursor()
@@ -198,7 +198,7 @@ def test_payloads_of_timers_count_by_their_memory() -> None:
     feed = LogTail(keep=100)
     for seq, payload in enumerate(["", "p" * 4_096, "p" * 4_092 + "\N{BUG}"] * 9, 1):
         timer = TimerRecord(seq, TIMER, "g", "k", payload, None, 0, 1, 0)
-        feed.publish(Batch([timer], [0.0]))
+        feed.publish(Batch(batch_of([timer])))
     kept = seqs([entry.record for entry in feed.since(0, EVERYTHING)])
     assert 3 <= len(kept) <= 9
     assert kept == [*range(28 - len(kept), 28)]
@@ -302,7 +302,7 @@ async def test_a_trim_in_steps_is_one_gap_in_all(folder: Path) -> None:
     rows = {("gateway", "g"): CursorRow(2, 1, None)}
     others = [record(seq)._replace(gateway="h") for seq in range(7, 11)]
     written = [Batch(cursors=rows), *batches([6])]
-    written += [Batch([other], [0.0]) for other in others]
+    written += [Batch(batch_of([other])) for other in others]
     with log_of(written, folder, keep=1) as log:
         log.feed = LogTail(keep=1)
         for below in (7, 8, 9, 10):

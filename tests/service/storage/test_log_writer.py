@@ -8,8 +8,9 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from liveness.core.changes import Changes
 from liveness.core.cursors import CursorRow
-from liveness.core.records import Changes, OnlineRow
+from liveness.core.records import OnlineRow
 from liveness.errors import StateError
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
@@ -21,12 +22,14 @@ from liveness.service.storage.log_writer import (
     TRIM_EVERY_S,
 )
 from tests.helpers import disk
+from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import (
     append,
     forget,
     introduce,
     journal_of,
     move_cursor,
+    offline,
     online,
     trimming,
     writing,
@@ -96,9 +99,12 @@ def changes(
     first: int, count: int = 1, *, due: float = 0.0, has_online: bool = True
 ) -> Changes:
     records = [online(seq, at=LONG_AGO_MS) for seq in range(first, first + count)]
-    rows = (OnlineRow(r.seq, r.uid, LONG_AGO_MS, None, "g", None) for r in records)
-    kept = {row.session: row for row in rows if has_online}
-    return Changes([*records], [due] * count, {**kept})
+    rows = [
+        OnlineRow(r.seq, r.uid, LONG_AGO_MS, None, "g", None)
+        for r in records
+        if has_online
+    ]
+    return Changes(batch_of(records, due=due, opened=rows))
 
 
 # --- commits -----------------------------------------------------------------------
@@ -154,10 +160,11 @@ async def test_the_last_decision_in_a_commit_about_a_session_is_kept(rig: Rig) -
         append(rig.log_writer, changes(1))
         await wait_all_tasks_blocked()
         append(rig.log_writer, changes(2))
-        append(rig.log_writer, Changes(online={2: None, 1: None}))
-        append(rig.log_writer, changes(3))
+        ends = [offline(3, 2), offline(4, 1)]
+        append(rig.log_writer, Changes(batch_of(ends)))
+        append(rig.log_writer, changes(5))
     await rig.log_writer.flushed()
-    assert [uid for _, uid, *_ in rig.store.online()] == ["u3"]
+    assert [uid for _, uid, *_ in rig.store.online()] == ["u5"]
 
 
 async def test_lateness_is_counted_once_a_record_is_on_disk(rig: Rig) -> None:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveness.compiled import Wheel
-from liveness.core.records import Changes
+from liveness.core.changes import Changes
 from liveness.core.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.core.timer_states import (
     CANCELLED,

@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from liveness.core.changes import Decisions
+from liveness.compiled import RecordBatch
+from liveness.core.changes import Changes, Decisions
 from liveness.core.cursors import Cursors
-from liveness.core.records import TIMER, Changes, Logged, TimerRecord
+from liveness.core.records import TIMER, Logged, TimerRecord
 from liveness.core.timer_states import (
     CancelTimer,
     CompleteTimer,
@@ -46,6 +47,7 @@ from liveness.service.storage.timer_writer import (
     TimerWriter,
 )
 from tests.helpers import disk
+from tests.helpers.record_batches import batch_of
 from tests.helpers.strategies import BOUNDED
 from tests.service.storage.journals import (
     append,
@@ -72,7 +74,9 @@ class Rig:
         self.log_writer = LogWriter(
             store,
             self.timers,
-            Decisions(store.bounds()[1], Cursors(store.cursors())),
+            Decisions(
+                store.bounds()[1], Cursors(store.cursors()), new_batch=RecordBatch
+            ),
             clock=clock,
             counts=Counts(),
             published=self._published,
@@ -147,7 +151,7 @@ def asked(first: int, count: int = 1, *, ext: str | None = None) -> list[TimerCo
 
 
 def login(seq: int) -> Changes:
-    return Changes([online(seq)], [0.0])
+    return Changes(batch_of([online(seq)]))
 
 
 def fire(number: int, seq: int) -> Fire:
@@ -157,7 +161,7 @@ def fire(number: int, seq: int) -> Fire:
 def run(seq: int, number: int) -> Changes:
     """The first run of a timer: its record, and the order that notes it in the table."""
     record = TimerRecord(seq, TIMER, "g", f"k{number}", None, None, AT_MS, 1, AT_MS)
-    return Changes([record], [0.0], commands=[fire(number, seq)], ends=1)
+    return Changes(batch_of([record]), commands=[fire(number, seq)], ends=1)
 
 
 def done(number: int) -> TimerCommand:

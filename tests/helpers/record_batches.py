@@ -1,0 +1,21 @@
+"""Batches of records for tests."""
+
+from collections.abc import Iterable
+
+from liveness.compiled import RecordBatch
+from liveness.core.record_batch import Opening
+from liveness.core.records import Logged, OnlineRow
+
+
+def batch_of(
+    records: Iterable[Logged],
+    *,
+    due: float = 0.0,
+    opened: Iterable[OnlineRow] = (),
+) -> RecordBatch:
+    """A batch of these records, which open the sessions of the rows *opened*."""
+    openings = {row.session: Opening(row.start_ms, row.timeout) for row in opened}
+    batch = RecordBatch()
+    for record in records:
+        batch.append(record, due=due, opening=openings.get(record.seq))
+    return batch
