@@ -59,10 +59,8 @@ WHEEL: Final = "reference" if WHY_PURE_PYTHON else "compiled"
 
 if WHY_PURE_PYTHON:
     from liveness.core.framing import Reader
-    from liveness.core.record_batch import RecordBatch
     from liveness.core.wheel import Wheel
 else:
-    from liveness.core._records import RecordBatch
     from liveness.core._wheel import Wheel
     from liveness.core._wire import Reader
 
@@ -71,7 +69,6 @@ __all__ = [
     "WHEEL",
     "WHY_PURE_PYTHON",
     "Reader",
-    "RecordBatch",
     "Wheel",
     "environment",
 ]

@@ -95,7 +95,7 @@ class _VirtualDay:
         self._wheel = Wheel(timeout=TIMEOUT_S, slots=SLOTS)
         self._presence = Presence(
             self._wheel,
-            decided=Decisions(1),
+            decided=Decisions(1, new_batch=Wheel.Batch),
             timeout=TIMEOUT_S,
             gateway_hold=60.0,
             reconnect_grace=0.0,

@@ -29,6 +29,7 @@ cdef class Devices:
     cdef void moved(self, Table table, int32_t before, int32_t place) noexcept
     cdef int32_t count(self, Table table, int32_t place) noexcept
     cdef object shown(self, Table table, int32_t place, int32_t count)
+    cdef int size_of_user(self, Table table, int32_t place) noexcept
     cdef list of(self, Table table, object user, int64_t limit)
     cdef Device *device(self, int32_t place) noexcept
     cdef void user_at(self, Table table, int32_t place, Sign *user) noexcept

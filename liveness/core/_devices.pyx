@@ -162,13 +162,17 @@ cdef class Devices:
 
     cdef object shown(self, Table table, int32_t place, int32_t count):
         """The size of the user of the entry at a place, with its number of devices."""
+        return self.size_of_user(table, place), count
+
+    cdef int size_of_user(self, Table table, int32_t place) noexcept:
+        """How many characters of a uid are its user; 0: all."""
         cdef Sign user
         cdef int at, size = 0
         self.user_at(table, place, &user)
         if user.size != table.cell(place).size:
             for at in range(user.size):
                 size += user.key.text[at] & 0xC0 != 0x80  # a byte that begins a character
-        return size, count
+        return size
 
     cdef list of(self, Table table, object user, int64_t limit):
         """The uids of a user's devices, at most *limit*, in the order of their logins."""

@@ -508,6 +508,12 @@ cdef class RecordBatch:
         self.count += 1
         return item
 
+    cdef void remove_last(self) noexcept:
+        """Take back the last `add`."""
+        self.count -= 1
+        if self.items[self.count].uid_kind == STRING:
+            self.text_bytes -= self.items[self.count].uid_size
+
     cdef int make_room(self, Py_ssize_t more, Py_ssize_t more_text) except -1:
         cdef Py_ssize_t room
         # They are of records that were here before.

@@ -11,7 +11,7 @@ functions of the table, since gcc drops a function that only prefetches.
 
 cimport cython
 from cpython.mem cimport PyMem_Free
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, NAN, rint
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
@@ -19,14 +19,20 @@ from array import array
 
 from liveness.core._devices cimport Devices
 from liveness.core._table cimport (
-    NONE, List, Table, User, fetch, hash_of, is_of, more_room, resize, room_for,
+    NONE, List, Table, User, fetch, hash_of, is_of, more_room, resize, room_for, sign_of,
 )
-from liveness.core._wire cimport NO_CONN, NOBODY, PackedActivity, Sign, packed
+from liveness.core._records cimport (
+    NOTHING, OFFLINE_KIND, ONLINE_KIND, Item, RecordBatch,
+)
+from liveness.core._wire cimport (
+    NO_CONN, NOBODY, PackedActivity, Sign, packed, set_key,
+)
 from liveness.core import intervals
+from liveness.core.records import EVENTS, SILENCE
 from liveness.core.table import EXACT_START, NOT_COUNTED, OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
-    BAD_UID, BUCKET_S, MAX_BUCKETS_PER_SLOT, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Slot,
-    Snapshot,
+    BAD_UID, BUCKET_S, EARLY_S, Ended, MAX_BUCKETS_PER_SLOT, HORIZON_S, OTHER_CONN,
+    OTHER_GATEWAY, UNKNOWN, Slot, Snapshot,
 )
 
 cdef enum:
@@ -45,12 +51,18 @@ assert OWN == OWN_TIMEOUT and AGAIN == RENEWED and EXACT == EXACT_START
 assert BUCKETS == intervals.BUCKETS and 1 << STEP_BITS == intervals.STEPS
 assert SAMPLED == intervals.SAMPLED
 assert LOWEST == (1023 + intervals.LOWEST_EXPONENT) << STEP_BITS
-cdef double HORIZON = HORIZON_S
+assert len(EVENTS) == 5
+cdef double HORIZON = HORIZON_S, ROUNDING = EARLY_S
 cdef int WHY_UNKNOWN = UNKNOWN, WHY_BAD_UID = BAD_UID
 cdef int WHY_OTHER_GATEWAY = OTHER_GATEWAY, WHY_OTHER_CONN = OTHER_CONN
 
 cdef struct Queue:
     int32_t first, last
+
+
+cdef inline int64_t unix_ms(int64_t wall_ms, double mono, double moment) noexcept nogil:
+    """As `records.Instant.unix_ms`."""
+    return wall_ms - <int64_t> rint((mono - moment) * 1000)
 
 
 cdef inline int bucket_of(double silence) noexcept nogil:
@@ -73,6 +85,7 @@ cdef class Wheel:
     """The timing wheel and the table of all users on it; see `wheel.Wheel`."""
 
     steps = 50_000
+    Batch = RecordBatch
 
     cdef readonly int slots
     cdef readonly double bucket_s
@@ -240,6 +253,55 @@ cdef class Wheel:
         user.timeout, user.deadline = whole, now + whole
         return self.add(uid, &user)
 
+    def begin(
+        self, RecordBatch batch not None, logins, Py_ssize_t first, *, int64_t limit,
+        int64_t seq, at,
+    ):
+        """Begin the sessions of users that have none; see `wheel.Wheel.begin`."""
+        cdef Table table = self.table
+        cdef Sign sign
+        cdef User user
+        cdef Item *item
+        cdef int32_t name = batch.number_of(logins.name), place
+        cdef int32_t reason = batch.number_of(EVENTS[logins.event])
+        cdef double now = at.now, mono = at.mono, start = logins.start, own, whole
+        cdef int64_t wall_ms = at.wall_ms, number = 0, stop = len(logins.uids) - first
+        cdef bint has_own = logins.timeout is not None
+        uids, conns, begun = logins.uids, logins.conns, logins.begun
+        user.gateway, user.event = self.checked(logins.gateway), logins.event
+        own = logins.timeout if has_own else NAN
+        whole = own if has_own else self.timeouts[user.gateway]
+        limit = min(limit, stop)
+        while number < limit:
+            uid, conn, began = uids[first + number], conns[first + number], begun[first + number]
+            set_key(uid, &sign)
+            if sign.kind == NOBODY:
+                raise ValueError(f"{uid!r} is no uid")
+            if table.search(&sign, hash_of(&sign)) != NONE:
+                break
+            item = batch.add(seq + number, &sign)
+            try:
+                user.flags = (OWN if has_own else 0) | (0 if began is None else EXACT)
+                user.session = seq + number
+                user.conn = NO_CONN if conn is None else conn
+                user.start = start if began is None else began
+                user.seen, user.timeout, user.deadline = mono, whole, now + whole
+                place = self.insert(uid, &user)
+            except BaseException:
+                batch.remove_last()
+                raise
+            item.kind, item.session, item.at = ONLINE_KIND, seq + number, wall_ms
+            item.conn = NOTHING if conn is None else user.conn
+            item.gateway, item.reason = name, reason
+            item.opens = True
+            item.start_ms = unix_ms(wall_ms, mono, user.start)
+            item.timeout = own
+            if self.devices is not None:
+                item.devices = self.devices.add(table, place)
+                item.user_size = self.devices.size_of_user(table, place)
+            number += 1
+        return number
+
     def put(self, entry):
         """Add an entry as it is; its user has none."""
         cdef User user
@@ -354,6 +416,56 @@ cdef class Wheel:
             gone.append(self.remove(due.first))
             limit -= 1
         return gone
+
+    def end(self, RecordBatch batch not None, endings, *, int64_t seq, at):
+        """End sessions of due users, and record their offlines; see `wheel.Wheel.end`."""
+        cdef Table table = self.table
+        cdef List *due = table.lists + self.due_list(endings.gateway, endings.renewed)
+        cdef User *user
+        cdef Item *item
+        cdef Sign sign
+        cdef int32_t place, left
+        cdef int32_t name = batch.number_of(endings.name)
+        cdef int32_t reason = batch.number_of(endings.reason)
+        cdef int32_t[5] events
+        cdef double mono = at.mono, until = endings.until
+        cdef double held_above = endings.held_above, held_until = endings.held_until
+        cdef double counted_above = endings.counted_above
+        cdef int64_t wall_ms = at.wall_ms, limit = endings.limit
+        cdef int64_t number = 0, early = 0, counted = 0
+        cdef bint is_silence = endings.reason == SILENCE, was_held
+        for event, text in enumerate(EVENTS):
+            events[event] = batch.number_of(text) if event else NOTHING
+        while number < limit and due.count:
+            place = due.first
+            user = table.user(place)
+            if user.deadline > until:
+                break
+            sign_of(table.cell(place), &sign)
+            item = batch.add(seq + number, &sign)
+            item.kind, item.session, item.at = OFFLINE_KIND, user.session, wall_ms
+            item.conn = NOTHING if user.conn == NO_CONN else user.conn
+            item.gateway, item.reason, item.last = name, reason, events[user.event]
+            item.restored = not user.event
+            if user.event:
+                item.seen = unix_ms(wall_ms, mono, user.seen)
+            item.silence = rint((mono - user.seen) * 1000) / 1000
+            was_held = user.flags & AGAIN or held_above < user.deadline <= held_until
+            if is_silence and not was_held:
+                item.due = user.seen + user.timeout
+            early += mono - user.seen < user.timeout - ROUNDING
+            counted += user.deadline > counted_above
+            batch.close(user.session)
+            if self.devices is None:
+                table.remove(place)
+            else:
+                item.user_size = self.devices.size_of_user(table, place)
+                item.devices = self.devices.remove(table, place)
+                self.devices.prepare_move(table)
+                table.remove(place)
+                self.devices.moved(table, table.count, place)
+            number += 1
+        return Ended(number, early, counted)
 
     def renew(
         self, int32_t gateway, *, double until, int64_t limit, double most=INFINITY
@@ -503,15 +615,22 @@ cdef class Wheel:
 
     cdef object add(self, object uid, User *user):
         """Add a user with this uid, to the list that it belongs in; see `open`."""
+        cdef int32_t place = self.insert(uid, user)
+        if self.devices is None:
+            return NOT_COUNTED
+        return self.devices.shown(
+            self.table, place, self.devices.add(self.table, place)
+        )
+
+    cdef int32_t insert(self, object uid, User *user) except -1:
+        """Add a user to table and list; its device is prepared, and not added yet."""
         cdef Table table = self.table
         cdef int32_t target = self.current_list(user), place
         if self.devices is not None:
             self.devices.prepare(uid, table.count)
         place = table.add(uid, user)
         table.append(place, table.user(place), target)
-        if self.devices is None:
-            return NOT_COUNTED
-        return self.devices.shown(table, place, self.devices.add(table, place))
+        return place
 
     cdef object remove(self, int32_t place):
         """Remove the user at a place; return its entry."""

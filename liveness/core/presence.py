@@ -8,6 +8,7 @@ long ago.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from liveness.core import wheel as wheels
@@ -31,8 +32,8 @@ from liveness.core.records import (
 )
 from liveness.core.session_table import NO_LIMIT, SessionTable
 from liveness.core.storm_guard import Guard, GuardRules
-from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
-from liveness.core.wheel import Slot, Wheel
+from liveness.core.table import EXACT_START, OWN_TIMEOUT, Entry
+from liveness.core.wheel import Ended, Endings, Logins, Slot, Wheel
 
 # Why an event changed no session, as `liveness_events_ignored_total{why}` shows it.
 WHY_OTHER_GATEWAY: Final = "other_gateway"
@@ -56,9 +57,6 @@ WHY_BEGAN_UNUSED: Final = (WHY_OTHER_CLOCK, WHY_FUTURE)
 # A login may give a `began` this far after the login was read: its gateway may round to
 # milliseconds.
 ROUNDING_S: Final = 0.001
-
-# `early` compares sums of readings of one clock; a smaller difference is their rounding.
-EARLY_S: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,39 +171,72 @@ class Presence(SessionTable):
             Users for whom there was no room; None if there was room for all.
         """
         self.events[LOGIN] += len(login.uids)
-        by_age = at.mono - login.age
-        began_times = self._began_times(gateway, login, at)
+        logins = Logins(
+            gateway.number, gateway.name, login.uids, login.conns,
+            self._began_times(gateway, login, at), at.mono - login.age, login.timeout,
+            EVENT_NUMBER[LOGIN],
+        )  # fmt: skip
         left_out: list[int] = []
-        full = ""
-        for index, (uid, conn, began) in enumerate(
-            zip(login.uids, login.conns, began_times, strict=True)
-        ):
-            entry = self.wheel.find(uid)
-            is_here = entry is not None and entry.gateway == gateway.number
-            if entry is not None:
-                if is_here and entry.conn in (conn, None):
-                    self._login_again(gateway, entry, conn, login.timeout, began, at)
-                    continue
-                if self._is_older(entry, began, by_age):
-                    self.ignored[WHY_OLDER] += 1
-                    if began is not None and entry.flags & EXACT_START:
-                        self._record_older_login(gateway, conn, entry, at)
-                    continue
-            if not is_here and (
-                limit := self._limit_met(gateway, is_new=entry is None)
-            ):
+        full, index = "", 0
+        while (index := self._begin_new(gateway, logins, index, at)) < len(login.uids):
+            if limit := self._login_known(gateway, logins, index, at):
                 full = limit
                 left_out.append(index)
-                continue
-            if entry is not None:
-                self._close(self.wheel.close(uid))
-            start, exact = (by_age, False) if began is None else (began, True)
-            kind = ONLINE if entry is None else MOVED
-            self._open(
-                kind, gateway, uid, conn, LOGIN, at, start, exact, login.timeout, entry
-            )
+            index += 1
         self.ignored[WHY_NO_ROOM] += len(left_out)
         return NoRoom(full, left_out) if left_out else None
+
+    def _begin_new(
+        self, gateway: GatewayState, logins: Logins, first: int, at: Instant
+    ) -> int:
+        """Begin sessions of users that have none, while there is room; return where to go on.
+
+        There is a user with a session, or one for whom there is no room.
+        """
+        decided = self.decided
+        begun = self.wheel.begin(
+            decided.changes.records,
+            logins,
+            first,
+            limit=self._room(gateway),
+            seq=decided.next_seq,
+            at=at,
+        )
+        decided.next_seq += begun
+        gateway.users += begun
+        self.opened[LOGIN] += begun
+        return first + begun
+
+    def _login_known(
+        self, gateway: GatewayState, logins: Logins, index: int, at: Instant
+    ) -> str:
+        """Apply the login of a user that has a session, or for whom there is no room.
+
+        Returns:
+            The limit that was met; or "".
+        """
+        uid, conn = logins.uids[index], logins.conns[index]
+        began = logins.begun[index]
+        entry = self.wheel.find(uid)
+        if entry is None:
+            return self._limit_met(gateway, is_new=True)
+        is_here = entry.gateway == gateway.number
+        if is_here and entry.conn in (conn, None):
+            self._login_again(gateway, entry, conn, logins.timeout, began, at)
+            return ""
+        if self._is_older(entry, began, logins.start):
+            self.ignored[WHY_OLDER] += 1
+            if began is not None and entry.flags & EXACT_START:
+                self._record_older_login(gateway, conn, entry, at)
+            return ""
+        if not is_here and (limit := self._limit_met(gateway, is_new=False)):
+            return limit
+        self._close(self.wheel.close(uid))
+        start, exact = (logins.start, False) if began is None else (began, True)
+        self._open(
+            MOVED, gateway, uid, conn, LOGIN, at, start, exact, logins.timeout, entry
+        )
+        return ""
 
     def logout(self, gateway: GatewayState, logout: Logout, at: Instant) -> None:
         """Apply a logout of any number of users."""
@@ -421,45 +452,51 @@ class Presence(SessionTable):
         if renewals == limit:
             return renewals
         cleared_renewed = gateway.clearance_of_renewed(at.now)
+        held_above, held_until, counted_above = inf, -inf, inf
         if self.guard is not None:
             cleared, cleared_renewed = self.guard.clear(
                 gateway, cleared, cleared_renewed, at.now
             )
-        number, wheel, ended = gateway.number, self.wheel, list[Entry]()
-        for which, renewed in ((cleared_renewed, True), (cleared, False)):
-            left = limit - renewals - len(ended)
-            silent = wheel.fire(
-                number, until=which.silence, limit=left, renewed=renewed
-            )
-            for entry in silent:
-                due = 0.0 if self._was_held(entry) else entry.seen + entry.timeout
-                self._end(entry, SILENCE, at, due)
-                if at.mono - entry.seen < entry.timeout - EARLY_S:
-                    self.early += 1
-            left -= len(silent)
-            lost = wheel.fire(number, until=which.lost, limit=left, renewed=renewed)
-            for entry in lost:
-                self._end(entry, GATEWAY_LOST, at)
-            ended += silent + lost
+            held_above, held_until = self.guard.held_range(gateway)
+            counted_above = self.guard.counted_above(gateway, at.now)
+        ended = counted = 0
+        for renewed, reason, until in (
+            (True, SILENCE, cleared_renewed.silence),
+            (True, GATEWAY_LOST, cleared_renewed.lost),
+            (False, SILENCE, cleared.silence),
+            (False, GATEWAY_LOST, cleared.lost),
+        ):
+            left = limit - renewals - ended
+            endings = Endings(
+                gateway.number, gateway.name, reason, until, left, renewed, held_above,
+                held_until, counted_above,
+            )  # fmt: skip
+            done = self._end_due(gateway, endings, at)
+            ended += done.sessions
+            counted += done.counted
         if self.guard is not None:
-            self.guard.judged(gateway, ended, at.now)
-        return renewals + len(ended)
+            self.guard.judged(gateway, ended, counted, at.now)
+        return renewals + ended
+
+    def _end_due(self, gateway: GatewayState, endings: Endings, at: Instant) -> Ended:
+        """End sessions of due users of a gateway."""
+        decided = self.decided
+        ended = self.wheel.end(
+            decided.changes.records, endings, seq=decided.next_seq, at=at
+        )
+        decided.next_seq += ended.sessions
+        decided.changes.ends += ended.sessions
+        gateway.users -= ended.sessions
+        self.ended[endings.reason] += ended.sessions
+        if endings.reason == SILENCE:
+            self.early += ended.early
+        return ended
 
     def _why_held(self, gateway: GatewayState, now: float) -> str | None:
         """What due users of a gateway wait for."""
         if self.guard is not None and self.guard.holds(gateway):
             return STORM
         return gateway.clearance(now, hold=self._hold).why
-
-    def _was_held(self, entry: Entry) -> bool:
-        """Whether the delay of this offline was caused outside the detector.
-
-        A user renewed after a hold waited for its gateway; one that the storm guard held
-        waited for an operator.
-        """
-        if entry.flags & RENEWED:
-            return True
-        return self.guard is not None and self.guard.has_held(entry)
 
 
 def _one_event(uid: Uid, conn: int | None, event: int) -> ActivityBatch:

@@ -53,6 +53,10 @@ class Instant(NamedTuple):
         """Unix milliseconds of an earlier moment, given in monotonic seconds."""
         return self.wall_ms - round((self.mono - mono) * 1000)
 
+    def silence(self, seen: float) -> float:
+        """Seconds since an earlier moment, given in monotonic seconds; to a millisecond."""
+        return round((self.mono - seen) * 1000) / 1000
+
 
 class HostTime(NamedTuple):
     """One moment on two clocks that all processes of a host may share."""

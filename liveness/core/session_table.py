@@ -16,7 +16,6 @@ from liveness.core.record_batch import Opening
 from liveness.core.records import (
     EVENT_NUMBER,
     EVENTS,
-    OFFLINE,
     OFFLINE_REASONS,
     Instant,
     OnlineFields,
@@ -25,7 +24,7 @@ from liveness.core.records import (
     Uid,
 )
 from liveness.core.table import OWN_TIMEOUT, Entry
-from liveness.core.wheel import Wheel
+from liveness.core.wheel import Wheel, offline_of
 
 NO_LIMIT: Final = 2**63 - 1
 
@@ -247,6 +246,11 @@ class SessionTable:
 
     # --- sessions -------------------------------------------------------------
 
+    def _room(self, gateway: GatewayState) -> int:
+        """How many new users this gateway may have more."""
+        of_gateway = self._max_gateway_users - gateway.users
+        return max(0, min(of_gateway, self._max_users - len(self.wheel)))
+
     def _limit_met(self, gateway: GatewayState, *, is_new: bool) -> str:
         """The limit that forbids this gateway one more user, new or moved; or ""."""
         if gateway.users >= self._max_gateway_users:
@@ -303,25 +307,16 @@ class SessionTable:
         gateway.users -= 1
         return gateway
 
-    def _end(self, entry: Entry, reason: str, at: Instant, due: float = 0.0) -> None:
+    def _end(self, entry: Entry, reason: str, at: Instant) -> None:
         """Record the offline of a session that is off the wheel.
 
         Args:
             entry: The session.
             reason: One of `OFFLINE_REASONS`.
             at: Now.
-            due: Monotonic seconds of its deadline, for the lateness; 0.0: do not count.
         """
         gateway = self._close(entry)
         self.ended[reason] += 1
         self.decided.changes.ends += 1
-        user_size, devices = entry.user_devices
-        record = Record(
-            self.decided.next_seq, OFFLINE, entry.uid, gateway.name, entry.session,
-            entry.conn, reason, at.wall_ms,
-            at.unix_ms(entry.seen) if entry.event else None,
-            EVENTS[entry.event] if entry.event else None,
-            round(at.mono - entry.seen, 3), not entry.event,
-            None, None, None, user_size, devices,
-        )  # fmt: skip
-        self.decided.record(record, due=due)
+        name, seq = gateway.name, self.decided.next_seq
+        self.decided.record(offline_of(entry, seq, name, reason, at))

@@ -21,13 +21,12 @@ that cannot be held, no storm begins, so such users are never counted.
 The guard has no clock: `now` is attended seconds, as for the wheel.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
 from liveness.core.clearance import NEVER, STORM, Clearance, GatewayState
-from liveness.core.table import Entry
 from liveness.core.wheel import Wheel
 
 # A revolution is counted in this many pieces. So a count is up to a thirtieth of a
@@ -225,16 +224,25 @@ class Guard:
         is_on = watch.ends_at is not None
         return _limited(cleared, limit, is_on), _limited(renewed, limit, is_on)
 
+    def counted_above(self, gateway: GatewayState, now: float) -> float:
+        """Of users that end now, those with a deadline above this one count."""
+        return max(self._watch(gateway).released, now - self._rules.revolution)
+
     def judged(
-        self, gateway: GatewayState, entries: Iterable[Entry], now: float
+        self, gateway: GatewayState, users: int, counted: int, now: float
     ) -> None:
-        """Count users of a gateway that went offline by silence, or with the gateway."""
+        """Count users of a gateway that went offline by silence, or with the gateway.
+
+        Args:
+            gateway: The gateway.
+            users: How many.
+            counted: How many of them had a deadline above `counted_above`.
+            now: Attended seconds.
+        """
         watch = self._watch(gateway)
-        since = max(watch.released, now - self._rules.revolution)
-        deadlines = [entry.deadline for entry in entries]
-        watch.ended_in_storm += len(deadlines)
-        if came := sum(deadline > since for deadline in deadlines):
-            watch.offlines.add(came, now)
+        watch.ended_in_storm += users
+        if counted:
+            watch.offlines.add(counted, now)
 
     def reset_sessions(self, gateway: GatewayState, now: float) -> None:
         """End the storm of a gateway that came back without its sessions."""
@@ -254,12 +262,13 @@ class Guard:
         """Whether the gateway's storm is on."""
         return gateway.number in self._storms
 
-    def has_held(self, entry: Entry) -> bool:
-        """Whether a user, taken off a due list just now, had to wait for a storm."""
-        watch = self._watches.get(entry.gateway)
-        if watch is None or entry.deadline <= watch.held_above:
-            return False
-        return watch.ends_at is not None or entry.deadline <= watch.released
+    def held_range(self, gateway: GatewayState) -> tuple[float, float]:
+        """Of due users that end now, those with deadlines in here have waited for a storm.
+
+        The first deadline is not among them, the last is.
+        """
+        watch = self._watch(gateway)
+        return watch.held_above, inf if watch.ends_at is not None else watch.released
 
     def storms(self, now: float) -> list[Storm]:
         """Return the storms that are on, the largest first."""

@@ -26,14 +26,24 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
 
 from liveness.core.devices import Devices
 from liveness.core.intervals import SAMPLED, Silences
 from liveness.core.link_requests import ActivityBatch
-from liveness.core.records import Uid
+from liveness.core.record_batch import Opening, RecordBatch
+from liveness.core.records import (
+    EVENTS,
+    OFFLINE,
+    ONLINE,
+    SILENCE,
+    Instant,
+    Record,
+    Uid,
+)
 from liveness.core.table import (
     EXACT_START,
     NO_CONN,
@@ -59,6 +69,9 @@ MAX_BUCKETS_PER_SLOT: Final = 500
 # No deadline is further ahead than this: 400 days, for timers of up to 366.
 HORIZON_S: Final = 400 * 86_400
 
+# `Ended.early` compares sums of readings of one clock; a smaller difference is rounding.
+EARLY_S: Final = 1e-6
+
 # Why `touch` did not apply an event.
 UNKNOWN: Final = 1
 BAD_UID: Final = 2
@@ -74,6 +87,45 @@ class Snapshot(NamedTuple):
     remaining: array[float]
     seen: array[float]
     events: array[int]
+
+
+class Logins(NamedTuple):
+    """Users that log in through one gateway, in order; see `Wheel.begin`."""
+
+    gateway: int
+    name: str  # of that gateway
+    uids: Sequence[Uid]
+    conns: Sequence[int | None]
+    # When each connection began, in monotonic seconds; None: `start`, which is not exact.
+    begun: Sequence[float | None]
+    start: float
+    timeout: float | None  # their own; None: the gateway's
+    event: int  # index into `records.EVENTS`
+
+
+class Endings(NamedTuple):
+    """Which sessions of a gateway `Wheel.end` ends, and what their records say.
+
+    `held_above` and `held_until` bound the deadlines of users that the storm guard held.
+    """
+
+    gateway: int
+    name: str  # of that gateway
+    reason: str
+    until: float  # the latest deadline, in attended seconds
+    limit: int
+    renewed: bool  # those of the second due list
+    held_above: float = inf
+    held_until: float = -inf
+    counted_above: float = inf
+
+
+class Ended(NamedTuple):
+    """How many sessions `Wheel.end` has ended."""
+
+    sessions: int
+    early: int  # of them, before their timeout was over
+    counted: int  # of them, with a deadline above `counted_above`
 
 
 class Slot(NamedTuple):
@@ -96,6 +148,8 @@ class Wheel:
 
     # A sensible `steps` for `advance`: some milliseconds of work.
     steps: Final = 4_000
+    # What `begin` and `end` fill.
+    Batch: Final = RecordBatch
 
     def __init__(
         self, *, timeout: float, slots: int, now: float = 0.0, separator: str = ""
@@ -258,6 +312,52 @@ class Wheel:
         )
         return NOT_COUNTED if self._devices is None else self._devices.count(uid)
 
+    def begin(
+        self,
+        batch: RecordBatch,
+        logins: Logins,
+        first: int,
+        *,
+        limit: int,
+        seq: int,
+        at: Instant,
+    ) -> int:
+        """Begin the sessions of users that have none, and record their onlines.
+
+        Args:
+            batch: Gets the records.
+            logins: The users.
+            first: Index of the first of them to look at.
+            limit: Begin at most this many.
+            seq: Of the first record.
+            at: Now.
+        Returns:
+            How many: up to the limit, the end, or a user that has a session.
+        """
+        users = zip(logins.uids, logins.conns, logins.begun, strict=True)
+        for number, (uid, conn, began) in enumerate(islice(users, first, None)):
+            if number == limit or self.find(uid) is not None:
+                return number
+            start = logins.start if began is None else began
+            user_size, devices = self.open(
+                uid,
+                gateway=logins.gateway,
+                session=seq + number,
+                conn=conn,
+                start=start,
+                timeout=logins.timeout,
+                event=logins.event,
+                now=at.now,
+                mono=at.mono,
+                exact=began is not None,
+            )
+            record = Record(
+                seq + number, ONLINE, uid, logins.name, seq + number, conn,
+                EVENTS[logins.event], at.wall_ms, user_size=user_size, devices=devices,
+            )  # fmt: skip
+            batch.append(record, opening=Opening(at.unix_ms(start), logins.timeout))
+        return len(logins.uids) - first
+
     def put(self, entry: EntryFields) -> None:
         """Add an entry as it is; its user has none."""
         place = self._table.add(entry)
@@ -366,6 +466,39 @@ class Wheel:
         """
         places = self._due_places(2 * gateway + renewed, until, limit)
         return [self._remove(place) for place in places]
+
+    def end(
+        self, batch: RecordBatch, endings: Endings, *, seq: int, at: Instant
+    ) -> Ended:
+        """End sessions of due users, longest due first, and record their offlines.
+
+        A record of an ordinary silence has a deadline, by which lateness is measured. One
+        of a user that was held has none, nor one of a lost gateway.
+
+        Args:
+            batch: Gets the records.
+            endings: Which, and why.
+            seq: Of the first record.
+            at: Now.
+        """
+        early = counted = 0
+        entries = self.fire(
+            endings.gateway,
+            until=endings.until,
+            limit=endings.limit,
+            renewed=endings.renewed,
+        )
+        for number, entry in enumerate(entries):
+            was_held = (
+                entry.flags & RENEWED
+                or endings.held_above < entry.deadline <= endings.held_until
+            )
+            is_measured = endings.reason == SILENCE and not was_held
+            early += at.mono - entry.seen < entry.timeout - EARLY_S
+            counted += entry.deadline > endings.counted_above
+            record = offline_of(entry, seq + number, endings.name, endings.reason, at)
+            batch.append(record, due=is_measured * (entry.seen + entry.timeout))
+        return Ended(len(entries), early, counted)
 
     def renew(
         self, gateway: int, *, until: float, limit: int, most: float = inf
@@ -491,3 +624,16 @@ class Wheel:
             if table.deadline[place] > until:
                 return
             yield place
+
+
+def offline_of(
+    entry: Entry, seq: int, gateway: str, reason: str, at: Instant
+) -> Record:
+    """The record of the end of a session that is off the wheel."""
+    user_size, devices = entry.user_devices
+    event = EVENTS[entry.event] or None
+    return Record(
+        seq, OFFLINE, entry.uid, gateway, entry.session, entry.conn, reason, at.wall_ms,
+        at.unix_ms(entry.seen) if event else None, event, at.silence(entry.seen),
+        not event, None, None, None, user_size, devices,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from liveness import assembly
 from liveness.cluster.questions import ClusterQuestions
-from liveness.compiled import Reader, RecordBatch
+from liveness.compiled import Reader, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
@@ -120,7 +120,7 @@ class SidecarService:
         self.feed = LogTail(keep=config.limits.tail)
         self._spools = Spools(store.folder, most_bytes=config.limits.max_spool_bytes)
         decided = Decisions(
-            store.bounds()[1], Cursors(store.cursors()), new_batch=RecordBatch
+            store.bounds()[1], Cursors(store.cursors()), new_batch=Wheel.Batch
         )
         attended = assembly.make_attended_clock(
             config, mono=clock.mono(), cpu=clock.cpu()

@@ -16,7 +16,7 @@ from typing import Final, assert_never
 import anyio
 
 from liveness.assembly import make_attended_clock, make_server
-from liveness.compiled import Reader, RecordBatch
+from liveness.compiled import Reader, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
@@ -205,7 +205,7 @@ class ScriptedHost:
         """Start a server on what is on disk, and listen."""
         disk, cursors = self.disk, Cursors(self.disk.cursors)
         decided, self.cursors = (
-            Decisions(disk.durable_seq + 1, cursors, new_batch=RecordBatch),
+            Decisions(disk.durable_seq + 1, cursors, new_batch=Wheel.Batch),
             cursors,
         )
         disk.waiting.clear()

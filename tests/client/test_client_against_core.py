@@ -173,7 +173,7 @@ class Sidecar:
         )
         self.presence = Presence(
             wheel_class(timeout=TIMEOUT_S, slots=30),
-            decided=Decisions(disk.newest + 1),
+            decided=Decisions(disk.newest + 1, new_batch=wheel_class.Batch),
             timeout=TIMEOUT_S,
             gateway_hold=HOLD_S,
             reconnect_grace=SETTLE_S,

@@ -75,7 +75,7 @@ class Scene:
                 now=self.now,
                 separator=self.separator,
             ),
-            decided=Decisions(len(self.log) + 1),
+            decided=Decisions(len(self.log) + 1, new_batch=self.wheel_class.Batch),
             timeout=self.timeout,
             gateway_hold=self.hold,
             reconnect_grace=self.reconnect_grace,

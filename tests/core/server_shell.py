@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from liveness.assembly import make_attended_clock, make_server
-from liveness.compiled import Reader
+from liveness.compiled import Reader, Wheel
 from liveness.config.cluster import ClusterSettings
 from liveness.config.settings import (
     Config,
@@ -57,7 +57,7 @@ class Shell:
             0,
         )
         self.cursors = Cursors()
-        self.decided = Decisions(1, self.cursors)
+        self.decided = Decisions(1, self.cursors, new_batch=Wheel.Batch)
         self.attended = make_attended_clock(config, mono=0.0, cpu=0.0)
         self.server = self._server(config)
 

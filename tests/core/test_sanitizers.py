@@ -104,7 +104,7 @@ def test_the_compiled_parts_touch_no_memory_but_their_own(
     assert "runtime error" not in done.stdout
     # And they were at work: in the process, and in the code that it ran.
     compiled = [*sanitized.glob("liveness/core/*.so")]
-    assert len(compiled) == 4
+    assert len(compiled) == 5
     for name in ("/libasan.so", "/libubsan.so", *map(str, compiled)):
         assert name in done.stdout
     for code in compiled:

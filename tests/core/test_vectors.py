@@ -83,7 +83,7 @@ class Sidecar:
         wheel = Wheel(timeout=30, slots=30)
         self.presence = Presence(
             wheel,
-            decided=Decisions(NEXT),
+            decided=Decisions(NEXT, new_batch=wheel.Batch),
             timeout=30,
             gateway_hold=60,
             reconnect_grace=2,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from liveness.compiled import RecordBatch
-from liveness.core.record_batch import Opening
+from liveness.compiled import Wheel
+from liveness.core.record_batch import Opening, RecordBatch
 from liveness.core.records import Logged, OnlineRow
 
 
@@ -15,7 +15,7 @@ def batch_of(
 ) -> RecordBatch:
     """A batch of these records, which open the sessions of the rows *opened*."""
     openings = {row.session: Opening(row.start_ms, row.timeout) for row in opened}
-    batch = RecordBatch()
+    batch = Wheel.Batch()
     for record in records:
         batch.append(record, due=due, opening=openings.get(record.seq))
     return batch

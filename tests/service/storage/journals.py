@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from liveness.compiled import RecordBatch
+from liveness.compiled import Wheel
 from liveness.core.changes import Changes, Decisions
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.records import (
@@ -166,7 +166,7 @@ def journal_of(
             store,
             TimerWriter(table, clock=clock, on_applied=on_applied),
             Decisions(
-                store.bounds()[1], Cursors(store.cursors()), new_batch=RecordBatch
+                store.bounds()[1], Cursors(store.cursors()), new_batch=Wheel.Batch
             ),
             clock=clock,
             counts=counts or Counts(),
