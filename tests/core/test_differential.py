@@ -23,9 +23,10 @@ from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.devices import user_of
 from liveness.core.framing import Reader, encode
 from liveness.core.link_requests import ActivityBatch, ListedActivity
-from liveness.core.records import Uid
+from liveness.core.record_batch import RecordBatch
+from liveness.core.records import GATEWAY_LOST, SILENCE, Instant, Uid
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
-from liveness.core.wheel import Wheel
+from liveness.core.wheel import Endings, Logins, Wheel
 from tests.core.link_trace import told
 from tests.helpers.strategies import (
     BOUNDED,
@@ -127,6 +128,26 @@ class Pair:
         for entry in self.same("fire", gateway, **which):
             del self.online[entry.uid]
 
+    def begin(self, logins: Logins, first: int, limit: int) -> None:
+        for record in self.same_records("begin", logins, first, limit=limit):
+            self.met[record.uid] = self.online[record.uid] = None
+
+    def end(self, endings: Endings) -> None:
+        for record in self.same_records("end", endings):
+            del self.online[record.uid]
+
+    def same_records(self, method: str, *args: Any, **options: Any) -> list[Any]:
+        """Call a method that fills a batch; the records must be the same, too."""
+        at = Instant(now=self.now, mono=self.now + 0.5, wall_ms=1_700_000_000_000)
+        answers = []
+        for wheel in (self.reference, self.compiled):
+            batch: RecordBatch = wheel.Batch()
+            options |= {"seq": len(self.met) + 1, "at": at}
+            answer = getattr(wheel, method)(batch, *args, **options)
+            answers.append((answer, [*batch], batch.due, batch.opened(), batch.closed))
+        assert repr(answers[1]) == repr(answers[0])
+        return [*answers[0][1]]
+
     # --- what must be the same at any time ------------------------------------------
 
     def check(self) -> None:
@@ -186,8 +207,9 @@ devices = st.builds(
 )
 pool = st.sampled_from(HARD_UIDS) | st.integers(0, 40) | long_uids | uids | devices
 STEPS: Final = (
-    *("open", "open", "put", "put", "listed", "listed", "packed", "packed", "advance"),
-    *("advance", "advance", "advance", "amend", "close", "fire", "fire", "renew"),
+    *("open", "open", "put", "put", "begin", "begin", "listed", "listed", "packed"),
+    *("packed", "advance", "advance", "advance", "advance", "amend", "close", "fire"),
+    *("fire", "end", "end", "renew"),
     *("add_gateway", "set_timeout", "owned", "crowd", "leave"),
     *("halve_silences", "forget_silences"),
 )
@@ -264,6 +286,36 @@ def take_step(
         case "fire":
             renewed = data.draw(st.booleans())
             pair.fire(gateway, until=until, limit=limit, renewed=renewed)
+        case "begin":
+            columns = [
+                *zip(
+                    *data.draw(
+                        st.lists(
+                            st.tuples(pool, conns, st.none() | gap),
+                            min_size=1,
+                            max_size=40,
+                        )
+                    ),
+                    strict=True,
+                )
+            ]
+            logins = Logins(
+                gateway, f"g{gateway}", *columns, pair.now - data.draw(gap),
+                data.draw(st.none() | timeouts), data.draw(st.integers(1, 3)),
+            )  # fmt: skip
+            pair.begin(
+                logins, data.draw(st.sampled_from([0, 0, len(columns[0])])), limit
+            )
+        case "end":
+            reason = data.draw(st.sampled_from([SILENCE, GATEWAY_LOST]))
+            above, until_held, counted = (data.draw(gap) for _ in range(3))
+            pair.end(
+                Endings(
+                    gateway, f"g{gateway}", reason, until, limit,
+                    data.draw(st.booleans()), pair.now - above, pair.now - until_held,
+                    pair.now - counted,
+                )
+            )  # fmt: skip
         case "renew":
             most = data.draw(st.just(inf) | gap)
             pair.same("renew", gateway, until=until, limit=limit, most=most)

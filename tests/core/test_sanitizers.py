@@ -88,7 +88,11 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("files", "only", "marked"),
     [
-        (("differential", "crowds", "wheel", "framing"), "not reference", "not slow"),
+        (
+            ("differential", "crowds", "wheel", "framing", "record_batch"),
+            "not reference",
+            "not slow",
+        ),
         (("crowds",), "ten_million", "slow"),
     ],
     ids=["the tests", "ten million operations"],

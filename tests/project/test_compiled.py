@@ -89,7 +89,9 @@ def test_a_choice_that_is_none_is_one_line_and_78(tmp_path: Path, command: str) 
     )
 
 
-@pytest.mark.parametrize("module", ["_table", "_devices", "_wheel", "_wire"])
+@pytest.mark.parametrize(
+    "module", ["_table", "_devices", "_records", "_wheel", "_wire"]
+)
 def test_half_of_what_is_compiled_does_not_serve(tmp_path: Path, module: str) -> None:
     shutil.copytree(
         ROOT / "liveness", tmp_path / "liveness", ignore=without(f"{module}.*.so")
