@@ -184,7 +184,10 @@ class LinkWriter:
             return False
         if found.seqs:
             outbox.records_begin(found.seqs, position)
-            await self._send(encode_notices(len(found.seqs), found.maps))
+            frame = encode_notices(len(found.seqs), found.maps)
+            # They are in the frame, which may wait for long.
+            found = found._replace(maps=b"")
+            await self._send(frame)
             self._count(found)
         outbox.records_sent(delivery.clock.wall_ms())
         if delivery.log_writer.cursors.has_moved:

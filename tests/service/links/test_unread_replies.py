@@ -10,9 +10,9 @@ from typing import Any, Final
 import pytest
 import trio
 
+from liveness.core.record_batch import Encoded
 from liveness.service.links.link_writer import LINGER_S
 from liveness.service.links.spools import SpoolFull, Spools, TooLarge
-from liveness.service.storage.log_tail import TailEntry
 from tests.helpers.wire import contents
 from tests.service.http.asgi import Answer, ask
 from tests.service.rig import Caller, Rig, running
@@ -146,15 +146,15 @@ async def test_a_link_keeps_one_frame_of_unread_records(tmp_path: Path) -> None:
         gateway = await with_users(rig)
         await gateway.send(["login", ["last"]])
         await gateway.sync()
-        before = _entries()
+        before = _encoded_bytes()
         await rig.watcher("hung", after=0, ack=False)
         await blocks(rig, 2)
-        assert _entries() == before
+        assert _encoded_bytes() == before
 
 
-def _entries() -> int:
+def _encoded_bytes() -> int:
     gc.collect()  # those of the tests before, in this process
-    return sum(isinstance(it, TailEntry) for it in gc.get_objects())
+    return sum(len(it.maps) for it in gc.get_objects() if isinstance(it, Encoded))
 
 
 async def test_over_the_bound_links_that_do_not_read_end(tmp_path: Path) -> None:
