@@ -287,25 +287,13 @@ def take_step(
             renewed = data.draw(st.booleans())
             pair.fire(gateway, until=until, limit=limit, renewed=renewed)
         case "begin":
-            columns = [
-                *zip(
-                    *data.draw(
-                        st.lists(
-                            st.tuples(pool, conns, st.none() | gap),
-                            min_size=1,
-                            max_size=40,
-                        )
-                    ),
-                    strict=True,
-                )
-            ]
+            login = st.tuples(pool, conns, st.none() | gap)
+            rows = data.draw(st.lists(login, min_size=1, max_size=40))
             logins = Logins(
-                gateway, f"g{gateway}", *columns, pair.now - data.draw(gap),
+                gateway, f"g{gateway}", *columns_of(rows), pair.now - data.draw(gap),
                 data.draw(st.none() | timeouts), data.draw(st.integers(1, 3)),
             )  # fmt: skip
-            pair.begin(
-                logins, data.draw(st.sampled_from([0, 0, len(columns[0])])), limit
-            )
+            pair.begin(logins, data.draw(st.sampled_from([0, 0, len(rows)])), limit)
         case "end":
             reason = data.draw(st.sampled_from([SILENCE, GATEWAY_LOST]))
             above, until_held, counted = (data.draw(gap) for _ in range(3))
@@ -337,6 +325,12 @@ def take_step(
                     pair.close(uid)
         case _:
             raise AssertionError(step)
+
+
+def columns_of(
+    rows: Sequence[tuple[Uid, int | None, float | None]],
+) -> tuple[list[Uid], list[int | None], list[float | None]]:
+    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
 
 
 def test_a_touch_changes_every_kind_of_entry_as_the_reference_does() -> None:
