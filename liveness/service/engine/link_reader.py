@@ -1,7 +1,8 @@
 """Reads links without waiting, within a time budget per turn of the engine.
 
 A link is read piece by piece, and the server applies each piece before the next is read.
-While many records wait for the disk, a link is read by one small piece a turn.
+While many records wait for the disk, a turn reads about one small piece of each link. A link
+that sends less is still read empty, so that its due users can go offline.
 """
 
 from collections.abc import Callable
@@ -136,7 +137,8 @@ class LinkReader:
         taken = 0
         mono = clock.mono()
         while taken < must_read_bytes or (
-            mono < until and not (taken and server.pressure.reads_small_pieces)
+            mono < until
+            and not (taken >= PIECE_BYTES and server.pressure.reads_small_pieces)
         ):
             may_read = server.may_read(link, must=taken < must_read_bytes)
             if may_read is not MayRead.YES:

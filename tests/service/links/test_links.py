@@ -310,6 +310,20 @@ async def test_a_replaced_link_is_read_to_its_end_on_a_slow_disk(rig: Rig) -> No
         assert len(rig.presence) == 800 + len(sent)
 
 
+@pytest.mark.rig(pause_reading=1_200)
+async def test_a_link_that_sends_little_is_read_empty_on_a_slow_disk(rig: Rig) -> None:
+    # Or its due users would wait for another turn, whenever it acknowledges something.
+    gateway, other = await rig.gateway("g"), await rig.gateway("other")
+    state = rig.presence.gateways["g"]
+    with rig.disk_full():
+        await other.send(["login", crowd(800)])
+        await rig.until(lambda: rig.log_writer.failure)
+        before = state.heard_at
+        await gateway.send(["ack", 0])
+        await rig.until(lambda: state.heard_at > before)
+        assert state.empty_at == state.heard_at
+
+
 async def test_a_replaced_link_that_does_not_read_is_closed(rig: Rig) -> None:
     stuck = await rig.gateway("g")
     await stuck.send(*(["ping", LARGE] for _ in range(10)))
