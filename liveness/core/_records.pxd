@@ -52,6 +52,7 @@ cdef class RecordBatch:
     cdef Item *add(self, int64_t seq, const Sign *uid) except NULL
     cdef int make_room(self, Py_ssize_t more, Py_ssize_t more_text) except -1
     cdef void remove_last(self) noexcept
+    cdef int fill(self, Item *item, object record, object opening) except -1
     cdef void close(self, int64_t session) noexcept
     cdef int begin(self, Search *search, int64_t after, object wanted) except -1
     cdef Py_ssize_t next_place(self, Search *search, object wanted) except -2

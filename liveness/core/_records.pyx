@@ -129,29 +129,38 @@ cdef class RecordBatch:
         """Add the next record; see `record_batch.RecordBatch.append`."""
         cdef Sign sign
         cdef Item *item
-        cdef int64_t seq
-        if type(record) is not Record:
+        cdef bint is_timer = type(record) is not Record
+        if is_timer:
             sign.kind, sign.size, sign.key.number = INTEGER, 0, 0
-            item = self.add(record.seq, &sign)
-            item.kind, item.at, item.due = KIND_NUMBER[record.kind], record.at, due
-            item.gateway = self.number_of(record.gateway)
-            self.others[self.count - 1] = record
-            return
+        else:
+            set_key(record.uid, &sign)
+            if sign.kind == NOBODY:
+                raise ValueError(f"{record.uid!r} is no uid")
+        item = self.add(record.seq, &sign)
+        item.due = due
+        try:
+            if is_timer:
+                item.kind, item.at = TIMER_KIND, record.at
+                item.gateway = self.number_of(record.gateway)
+                self.others[self.count - 1] = record
+            else:
+                self.fill(item, record, opening)
+        except BaseException:
+            self.remove_last()
+            raise
+
+    cdef int fill(self, Item *item, object record, object opening) except -1:
+        """Set the columns of a session's record, but for its uid and deadline."""
         (
-            seq, kind, uid, gateway, session, conn, reason, at, seen, last, silence,
-            restored, from_gateway, from_session, from_conn, user_size, devices,
+            _, kind, _, gateway, item.session, conn, reason, item.at, seen, last, silence,
+            item.restored, from_gateway, from_session, from_conn, user_size, devices,
         ) = record
-        set_key(uid, &sign)
-        if sign.kind == NOBODY:
-            raise ValueError(f"{uid!r} is no uid")
-        item = self.add(seq, &sign)
-        item.kind, item.session, item.at, item.due = KIND_NUMBER[kind], session, at, due
+        item.kind = KIND_NUMBER[kind]
         item.gateway, item.reason = self.number_of(gateway), self.number_of(reason)
         item.conn = NOTHING if conn is None else conn
         item.last = self.number_of(last)
         item.seen = NEVER if seen is None else seen
         item.silence = NAN if silence is None else silence
-        item.restored = restored
         item.from_gateway = self.number_of(from_gateway)
         item.from_session = NOTHING if from_session is None else from_session
         item.from_conn = NOTHING if from_conn is None else from_conn
@@ -161,10 +170,8 @@ cdef class RecordBatch:
             item.opens = True
             item.start_ms, timeout = opening
             item.timeout = NAN if timeout is None else timeout
-        if item.kind == OFFLINE_KIND:
-            self.close(item.session)
-        elif item.kind == MOVED_KIND and item.from_session != NOTHING:
-            self.close(item.from_session)
+        self.close(closed_by(item))
+        return 0
 
     def extend(self, RecordBatch batch not None):
         """Add the records of another batch; see `record_batch.RecordBatch.extend`."""
@@ -198,11 +205,7 @@ cdef class RecordBatch:
                 item.from_gateway = numbers[item.from_gateway]
         at, self.count = self.count, self.count + batch.count
         for at in range(at, self.count):
-            item = self.items + at
-            if item.kind == OFFLINE_KIND:
-                self.close(item.session)
-            elif item.kind == MOVED_KIND and item.from_session != NOTHING:
-                self.close(item.from_session)
+            self.close(closed_by(self.items + at))
 
     @property
     def last(self):
@@ -276,14 +279,12 @@ cdef class RecordBatch:
     def closed(self):
         """The sessions that these records close, also those that they open."""
         cdef Py_ssize_t at
-        cdef Item *item
+        cdef int64_t session
         found = []
         for at in range(self.count):
-            item = self.items + at
-            if item.kind == OFFLINE_KIND:
-                found.append(item.session)
-            elif item.kind == MOVED_KIND and item.from_session != NOTHING:
-                found.append(item.from_session)
+            session = closed_by(self.items + at)
+            if session != NOTHING:
+                found.append(session)
         return found
 
     def opened(self):
@@ -619,6 +620,13 @@ cdef class RecordBatch:
             out[0] = <char> NIL
             return out + 1
         return put(out, self.packed_names[number])
+
+
+cdef inline int64_t closed_by(const Item *item) noexcept nogil:
+    """The session that a record closes, or `NOTHING`."""
+    if item.kind == OFFLINE_KIND:
+        return item.session
+    return item.from_session if item.kind == MOVED_KIND else NOTHING
 
 
 cdef inline bint is_wanted(const Search *which, const Item *item) noexcept nogil:

@@ -207,6 +207,10 @@ def offline(seq: int, session: int, uid: str = "ada") -> Entry:
     return record, 0.0, None
 
 
+def timer(seq: int) -> TimerRecord:
+    return TimerRecord(seq, TIMER, "g", "key", None, None, 9, 1, 9)
+
+
 def test_a_session_that_opens_and_ends_in_a_batch_is_not_stored(
     make: Callable[[], RecordBatch],
 ) -> None:
@@ -225,6 +229,26 @@ def test_a_move_closes_one_session_and_opens_another(
     batch = filled(make, [(move, 0.0, Opening(8, 2.5))])
     assert (batch.opened(), batch.closed) == ([7, "ada", 8, 5, "h", 2.5], [3])
     assert batch.gateways == {"g", "h"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        offline(8, 7)[0]._replace(conn=2**63),
+        offline(8, 7)[0]._replace(kind="gap"),
+        timer(8)._replace(at=2**63),
+    ],
+    ids=["conn", "kind", "timer"],
+)
+@pytest.mark.skipif(len(BATCHES) == 1, reason="the reference takes any number")
+def test_a_record_that_does_not_fit_is_not_added(bad: Logged) -> None:
+    batch = filled(BATCHES[-1].RecordBatch, [online(7)])
+    with pytest.raises((OverflowError, KeyError)):
+        batch.append(bad)
+    batch.append(offline(8, 3, "bob")[0])
+    assert [*seen_of(batch)] == [
+        *seen_of(filled(RecordBatch, [online(7), offline(8, 3, "bob")]))
+    ]
 
 
 def test_an_empty_batch_has_nothing(make: Callable[[], RecordBatch]) -> None:
