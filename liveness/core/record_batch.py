@@ -43,16 +43,6 @@ class Encoded(NamedTuple):
     # For each record of the reader's own gateway that has a deadline: its monotonic seconds.
     deadlines: list[float]
 
-    def joined(self, more: "Encoded") -> "Encoded":
-        """These records, and *more* behind them."""
-        if not self.seqs:
-            return more
-        return Encoded(
-            self.seqs + more.seqs,
-            self.maps + more.maps,
-            self.deadlines + more.deadlines,
-        )
-
 
 class RecordBatch(Sequence[Logged]):
     """Records of a log, in order of their seqs, which have no gaps."""

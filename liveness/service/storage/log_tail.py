@@ -82,6 +82,10 @@ class TailCommit:
         )
         self._entries: dict[int, TailEntry] = {}  # by place
 
+    def concerns(self, wanted: Subscription) -> bool:
+        """Whether there may be records here that a reader gets."""
+        return wanted.gateway is None or wanted.gateway in self.gateways
+
     def entry(self, place: int) -> TailEntry:
         """The entry of the record at a place, the same one for all readers."""
         entry = self._entries.get(place)
@@ -155,19 +159,13 @@ class LogTail:
         """Whether all records above *after* are in memory."""
         return bool(self._tail) and self._tail[0].first <= after + 1
 
-    def commits(self, after: int) -> list[TailCommit]:
-        """The commits with records above *after*, the oldest first."""
-        # Search from the newest back: a live reader needs only the last one or two.
-        commits: list[TailCommit] = []
-        for commit in reversed(self._tail):
-            if commit.last <= after:
-                break
-            commits.append(commit)
-        return commits[::-1]
+    def commits(self, after: int, wanted: Subscription) -> list[TailCommit]:
+        """The commits above *after* that may concern a reader, the oldest first."""
+        return [*self._newest_commits(after, wanted)][::-1]
 
     def since(self, after: int, wanted: Subscription) -> Iterator[TailEntry]:
         """The entries above *after* that concern a reader, from memory."""
-        for commit in self.commits(after):
+        for commit in self.commits(after, wanted):
             places = commit.records.places(after, wanted, limit=len(commit.records))
             yield from map(commit.entry, places)
 
@@ -177,15 +175,21 @@ class LogTail:
         They are at most *limit*, the oldest first.
         """
         found: list[TailEntry] = []
-        for commit in reversed(self._tail):
-            if commit.last <= after:
-                break
+        for commit in self._newest_commits(after, wanted):
             places = commit.records.places(after, wanted, limit=len(commit.records))
             for place in reversed(places):
                 found.append(commit.entry(place))
                 if len(found) == limit:
                     return found[::-1]
         return found[::-1]
+
+    def _newest_commits(self, after: int, wanted: Subscription) -> Iterator[TailCommit]:
+        """As `commits`, but the newest first: a live reader needs only one or two."""
+        for commit in reversed(self._tail):
+            if commit.last <= after:
+                break
+            if commit.concerns(wanted):
+                yield commit
 
 
 class TailReader:
@@ -223,8 +227,7 @@ class TailReader:
         another one costs more than the records do. The position moves only if the reader
         had read everything before the commit.
         """
-        gateway = self._reading.wanted.gateway
-        if gateway is None or gateway in commit.gateways:
+        if commit.concerns(self._reading.wanted):
             return False
         if self._reading.seq == commit.first - 1:
             self._reading.seq = commit.last
@@ -303,18 +306,25 @@ class TailReader:
     def _encoded_from_memory(
         self, limit: int, most_bytes: float, own: str | None
     ) -> Encoded:
-        taken, end = Encoded([], b"", []), self._log_writer.durable_seq
-        for commit in self._feed.commits(self.position):
-            more = commit.records.encoded(
+        seqs: list[int] = []
+        maps: list[bytes] = []
+        deadlines: list[float] = []
+        size, end = 0, self._log_writer.durable_seq
+        wanted = self._reading.wanted
+        for commit in self._feed.commits(self.position, wanted):
+            found = commit.records.encoded(
                 self.position,
-                self._reading.wanted,
-                limit=limit - len(taken.seqs),
-                most_bytes=most_bytes - len(taken.maps),
+                wanted,
+                limit=limit - len(seqs),
+                most_bytes=most_bytes - size,
                 own=own,
             )
-            taken = taken.joined(more)
-            if len(taken.seqs) == limit or len(taken.maps) >= most_bytes:
-                end = taken.seqs[-1]
+            seqs += found.seqs
+            maps.append(found.maps)
+            deadlines += found.deadlines
+            size += len(found.maps)
+            if len(seqs) == limit or size >= most_bytes:
+                end = seqs[-1]
                 break
         self._reading.seq = end
-        return taken
+        return Encoded(seqs, b"".join(maps), deadlines)

@@ -1,8 +1,9 @@
 """A cursor gives the same records from memory as from disk, in order, without a gap."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from liveness.core.cursors import CursorRow
 from liveness.core.frames import MAX_TEXT_BYTES
+from liveness.core.framing import encode
 from liveness.core.records import (
     KINDS,
     SESSION_KINDS,
@@ -66,6 +68,22 @@ async def all_of(cursor: TailReader, limit: int = 1_000) -> list[Logged | Gap]:
         assert cursor.position > before
         taken += [entry.record for entry in entries]
     return taken
+
+
+async def all_encoded(cursor: TailReader, limit: int) -> bytes:
+    """As `all_of`, but as a link takes them."""
+    taken = b""
+    while cursor.is_behind:
+        found = await cursor.take_encoded(
+            limit, wall_ms=WALL_MS, most_bytes=inf, own=None
+        )
+        assert len(found.seqs) <= limit
+        taken += found.maps
+    return taken
+
+
+def encode_all(records: Iterable[Logged | Gap]) -> bytes:
+    return b"".join(encode(record.as_map()) for record in records)
 
 
 def trim(log: Log, *, below: int) -> None:
@@ -139,6 +157,9 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
             cursor = log.cursor(wanted, position=position)
             assert trio.run(all_of, cursor, limit) == expected
             assert cursor.position >= len(everything)
+            cursor = log.cursor(wanted, position=position)
+            assert trio.run(all_encoded, cursor, limit) == encode_all(expected)
+            assert cursor.position >= len(everything)
 
 
 async def test_records_in_memory_are_given_without_the_disk(folder: Path) -> None:
@@ -166,11 +187,16 @@ async def test_records_with_large_payloads_are_taken_in_bounded_parts(
     ]
     written = [Batch(batch_of(carried)), Batch(batch_of([record(201)]))]
     parts = list[list[TailEntry]]()
+    most = 10 * MAX_TEXT_BYTES
     with log_of(written, folder, keep=keep) as log:
         cursor = log.cursor()
         while cursor.is_behind:
-            most = 10 * MAX_TEXT_BYTES
             parts.append(await cursor.take(1_000, wall_ms=WALL_MS, most_bytes=most))
+            found = await log.cursor(position=parts[-1][0].record.seq - 1).take_encoded(
+                1_000, wall_ms=WALL_MS, most_bytes=most, own=None
+            )
+            assert found.seqs == [entry.record.seq for entry in parts[-1]]
+            assert found.maps == b"".join(entry.encoded for entry in parts[-1])
     assert [entry.record.seq for part in parts for entry in part] == [*range(1, 202)]
     sizes = [sum(len(entry.encoded) for entry in part) for part in parts]
     bounded = most + PAGE_BYTES + MAX_TEXT_BYTES
