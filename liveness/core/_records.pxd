@@ -57,6 +57,7 @@ cdef class RecordBatch:
     cdef int begin(self, Search *search, int64_t after, object wanted) except -1
     cdef Py_ssize_t next_place(self, Search *search, object wanted) except -2
     cdef int sort(self) except -1
+    cdef void forget_order(self) noexcept
     cdef Py_ssize_t most_bytes(self, Py_ssize_t start, Py_ssize_t stop) noexcept
     cdef object record(self, Py_ssize_t at)
     cdef object name_at(self, int32_t number)

@@ -100,8 +100,7 @@ cdef class RecordBatch:
     def __dealloc__(self):
         PyMem_Free(self.items)
         PyMem_Free(self.texts)
-        PyMem_Free(self.sorted)
-        PyMem_Free(self.starts)
+        self.forget_order()
 
     def __len__(self):
         return self.count
@@ -241,6 +240,8 @@ cdef class RecordBatch:
         cdef char *out
         cdef bytes made
         stop = min(stop, self.count)
+        if not 0 <= start < stop:
+            raise ValueError("a page may not be empty")
         newest = self.items[start].at
         for at in range(start, stop):
             newest = max(newest, self.items[at].at)
@@ -342,7 +343,7 @@ cdef class RecordBatch:
         seqs, deadlines = [], []
         self.begin(&search, after, wanted)
         try:
-            while len(seqs) < limit and size < most_bytes:
+            while len(seqs) < limit:
                 at = self.next_place(&search, wanted)
                 if at == NOTHING:
                     break
@@ -365,6 +366,8 @@ cdef class RecordBatch:
                     if item.due and item.gateway == own_number:
                         deadlines.append(item.due)
                 seqs.append(self.first + at)
+                if size >= most_bytes:
+                    break
             return Encoded(seqs, PyBytes_FromStringAndSize(maps, size), deadlines)
         finally:
             PyMem_Free(maps)
@@ -442,6 +445,12 @@ cdef class RecordBatch:
         self.starts = starts
         return 0
 
+    cdef void forget_order(self) noexcept:
+        """Undo `sort`, before a record or a name is added."""
+        PyMem_Free(self.sorted)
+        PyMem_Free(self.starts)
+        self.sorted = self.starts = NULL
+
     cdef char *put_map(self, char *out, Py_ssize_t at) noexcept:
         cdef Item *item = self.items + at
         cdef char *head = out
@@ -517,10 +526,7 @@ cdef class RecordBatch:
 
     cdef int make_room(self, Py_ssize_t more, Py_ssize_t more_text) except -1:
         cdef Py_ssize_t room
-        # They are of records that were here before.
-        PyMem_Free(self.sorted)
-        PyMem_Free(self.starts)
-        self.sorted = self.starts = NULL
+        self.forget_order()
         if self.count + more > self.room:
             room = max(self.count + more, 2 * self.room, 16)
             items = <Item *> PyMem_Realloc(self.items, room * sizeof(Item))
@@ -541,6 +547,7 @@ cdef class RecordBatch:
             return NOTHING
         number = self.numbers.get(name)
         if number is None:
+            self.forget_order()  # it has no place for this name
             packed = encode(name)
             self.names.append(name)
             self.packed_names.append(packed)
@@ -622,6 +629,9 @@ cdef class RecordBatch:
         return put(out, self.packed_names[number])
 
 
+Sequence.register(RecordBatch)
+
+
 cdef inline int64_t closed_by(const Item *item) noexcept nogil:
     """The session that a record closes, or `NOTHING`."""
     if item.kind == OFFLINE_KIND:
@@ -665,7 +675,11 @@ cdef inline char *put_array(char *out, Py_ssize_t length) noexcept nogil:
     if length < 16:
         out[0] = <char> (0x90 | length)
         return out + 1
-    out[0] = <char> 0xdc
+    if length < 0x10000:
+        out[0] = <char> 0xdc
+    else:
+        out[0], out[1], out[2] = <char> 0xdd, <char> (length >> 24), <char> (length >> 16)
+        out += 2
     out[1], out[2] = <char> (length >> 8), <char> length
     return out + 3
 

@@ -449,7 +449,8 @@ cdef class Wheel:
             item.restored = not user.event
             if user.event:
                 item.seen = unix_ms(wall_ms, mono, user.seen)
-            item.silence = rint((mono - user.seen) * 1000) / 1000
+            # An integer first, as in the reference: there is no -0.0.
+            item.silence = <int64_t> rint((mono - user.seen) * 1000) / 1000.0
             was_held = user.flags & AGAIN or held_above < user.deadline <= held_until
             if is_silence and not was_held:
                 item.due = user.seen + user.timeout

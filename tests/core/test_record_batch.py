@@ -22,11 +22,13 @@ from liveness.core.records import (
     ONLINE,
     SILENCE,
     TIMER,
+    Instant,
     Logged,
     Record,
     Subscription,
     TimerRecord,
 )
+from liveness.core.wheel import Endings, Logins, Wheel
 from tests.core.conftest import is_compiled
 from tests.helpers.strategies import BOUNDED, conns, uids
 
@@ -191,7 +193,7 @@ def test_batches_that_are_joined_are_like_one(
     whole = filled(RecordBatch, given)
     assert [*seen_of(joined)] == [*seen_of(whole)]
     wanted = data.draw(subscriptions)
-    for most_bytes in (1, 200, inf):
+    for most_bytes in (0, 200, inf):
         assert joined.encoded(
             0, wanted, limit=9, most_bytes=most_bytes
         ) == whole.encoded(0, wanted, limit=9, most_bytes=most_bytes)
@@ -251,6 +253,14 @@ def test_a_record_that_does_not_fit_is_not_added(bad: Logged) -> None:
     ]
 
 
+def test_two_batches_of_equal_records_are_equal(
+    make: Callable[[], RecordBatch],
+) -> None:
+    batch = filled(make, [online(7)])
+    assert batch == filled(make, [online(7)])
+    assert batch != filled(make, [online(8)])
+
+
 def test_an_empty_batch_has_nothing(make: Callable[[], RecordBatch]) -> None:
     batch = make()
     assert (len(batch), [*batch], batch.closed, batch.opened()) == (0, [], [], [])
@@ -258,13 +268,31 @@ def test_an_empty_batch_has_nothing(make: Callable[[], RecordBatch]) -> None:
     assert not batch
     with pytest.raises(IndexError):
         batch[0]
+    with pytest.raises(ValueError, match="empty"):
+        batch.packed(0, 9)
 
 
-def test_a_page_of_a_thousand_records_is_whole(
-    make: Callable[[], RecordBatch],
+@pytest.mark.parametrize("number", [1_000, 2**16])
+def test_a_page_of_many_records_is_whole(
+    make: Callable[[], RecordBatch], number: int
 ) -> None:
-    batch = filled(make, [online(seq, f"user-{seq}") for seq in range(1, 1_001)])
-    _, page = batch.packed(0, 1_000)
+    batch = filled(make, [online(seq, f"user-{seq}") for seq in range(1, number + 1)])
+    _, page = batch.packed(0, number)
     assert [fields[2] for fields in decode(page)] == [
-        f"user-{seq}" for seq in range(1, 1_001)
+        f"user-{seq}" for seq in range(1, number + 1)
     ]
+
+
+def test_a_name_without_records_is_added_to_a_batch_that_was_read(
+    wheel_class: type[Wheel],
+) -> None:
+    wheel = wheel_class(timeout=30.0, slots=30)
+    number, batch = wheel.add_gateway(), wheel_class.Batch()
+    at = Instant(now=0.0, mono=0.0, wall_ms=0)
+    logins = Logins(number, "g", ["ada"], [None], [None], 0.0, None, 1)
+    wheel.begin(batch, logins, 0, limit=1, seq=1, at=at)
+    for name in ("g", *map(str, range(300))):
+        endings = Endings(number, name, SILENCE, 0.0, 1, renewed=False)
+        assert wheel.end(batch, endings, seq=2, at=at) == (0, 0, 0)
+        found = batch.encoded(0, Subscription(name, frozenset(KINDS)), limit=1)
+        assert found.seqs == ([1] if name == "g" else [])
