@@ -178,8 +178,16 @@ class Presence(SessionTable):
         )  # fmt: skip
         left_out: list[int] = []
         full, index = "", 0
-        while (index := self._begin_new(gateway, logins, index, at)) < len(login.uids):
-            if limit := self._login_known(gateway, logins, index, at):
+        while index < len(login.uids):
+            entry = self.wheel.find(login.uids[index])
+            if entry is not None:
+                limit = self._login_known(gateway, entry, logins, index, at)
+            elif begun := self._begin_new(gateway, logins, index, at):
+                index += begun
+                continue
+            else:
+                limit = self._limit_met(gateway, is_new=True)
+            if limit:
                 full = limit
                 left_out.append(index)
             index += 1
@@ -189,10 +197,7 @@ class Presence(SessionTable):
     def _begin_new(
         self, gateway: GatewayState, logins: Logins, first: int, at: Instant
     ) -> int:
-        """Begin sessions of users that have none, while there is room; return where to go on.
-
-        There is a user with a session, or one for whom there is no room.
-        """
+        """Begin sessions of users that have none, while there is room; return how many."""
         decided = self.decided
         begun = self.wheel.begin(
             decided.changes.records,
@@ -205,21 +210,19 @@ class Presence(SessionTable):
         decided.next_seq += begun
         gateway.users += begun
         self.opened[LOGIN] += begun
-        return first + begun
+        return begun
 
     def _login_known(
-        self, gateway: GatewayState, logins: Logins, index: int, at: Instant
+        self,
+        gateway: GatewayState,
+        entry: Entry,
+        logins: Logins,
+        index: int,
+        at: Instant,
     ) -> str:
-        """Apply the login of a user that has a session, or for whom there is no room.
-
-        Returns:
-            The limit that was met; or "".
-        """
+        """Apply the login of a user that has a session; return the limit met, or ""."""
         uid, conn = logins.uids[index], logins.conns[index]
         began = logins.begun[index]
-        entry = self.wheel.find(uid)
-        if entry is None:
-            return self._limit_met(gateway, is_new=True)
         is_here = entry.gateway == gateway.number
         if is_here and entry.conn in (conn, None):
             self._login_again(gateway, entry, conn, logins.timeout, began, at)

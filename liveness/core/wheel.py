@@ -27,7 +27,6 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
 
@@ -334,9 +333,15 @@ class Wheel:
         Returns:
             How many: up to the limit, the end, or a user that has a session.
         """
-        users = zip(logins.uids, logins.conns, logins.begun, strict=True)
-        for number, (uid, conn, began) in enumerate(islice(users, first, None)):
-            if number == limit or self.find(uid) is not None:
+        stop = min(limit, len(logins.uids) - first)
+        for number in range(stop):
+            index = first + number
+            uid, conn, began = (
+                logins.uids[index],
+                logins.conns[index],
+                logins.begun[index],
+            )
+            if self.find(uid) is not None:
                 return number
             start = logins.start if began is None else began
             user_size, devices = self.open(
@@ -356,7 +361,7 @@ class Wheel:
                 EVENTS[logins.event], at.wall_ms, user_size=user_size, devices=devices,
             )  # fmt: skip
             batch.append(record, opening=Opening(at.unix_ms(start), logins.timeout))
-        return len(logins.uids) - first
+        return stop
 
     def put(self, entry: EntryFields) -> None:
         """Add an entry as it is; its user has none."""
