@@ -31,6 +31,7 @@ cdef struct Search:
     int kinds  # bits
     bint has_gateway, has_uid, users
     int32_t gateway, runs
+    Sign uid
     bint is_sorted  # `at` and `stop` are places in `sorted`
     Py_ssize_t at, stop, least
 
@@ -55,7 +56,7 @@ cdef class RecordBatch:
     cdef int fill(self, Item *item, object record, object opening) except -1
     cdef void close(self, int64_t session) noexcept
     cdef int begin(self, Search *search, int64_t after, object wanted) except -1
-    cdef Py_ssize_t next_place(self, Search *search, object wanted) except -2
+    cdef Py_ssize_t next_place(self, Search *search) noexcept
     cdef int sort(self) except -1
     cdef void forget_order(self) noexcept
     cdef Py_ssize_t most_bytes(self, Py_ssize_t start, Py_ssize_t stop) noexcept

@@ -12,7 +12,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.math cimport INFINITY, NAN, isnan
 from libc.stdint cimport INT64_MIN, int32_t, int64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from collections.abc import Sequence
 
@@ -323,7 +323,7 @@ cdef class RecordBatch:
         found = []
         self.begin(&search, after, wanted)
         while len(found) < limit:
-            at = self.next_place(&search, wanted)
+            at = self.next_place(&search)
             if at == NOTHING:
                 break
             found.append(at)
@@ -344,7 +344,7 @@ cdef class RecordBatch:
         self.begin(&search, after, wanted)
         try:
             while len(seqs) < limit:
-                at = self.next_place(&search, wanted)
+                at = self.next_place(&search)
                 if at == NOTHING:
                     break
                 item = self.items + at
@@ -382,6 +382,7 @@ cdef class RecordBatch:
         search.gateway = self.known_number(wanted.gateway)
         search.runs = self.known_number(wanted.runs)
         search.has_uid = wanted.uid is not None
+        set_key(wanted.uid, &search.uid)
         search.users = wanted.users
         search.least = search.at = max(0, after + 1 - self.first)
         search.stop = self.count
@@ -396,17 +397,14 @@ cdef class RecordBatch:
                 search.stop = self.starts[search.gateway + 1]
         return 0
 
-    cdef Py_ssize_t next_place(self, Search *search, object wanted) except -2:
+    cdef Py_ssize_t next_place(self, Search *search) noexcept:
         """Where the next record is that is searched for; `NOTHING` behind the last one."""
         cdef Py_ssize_t at
         while search.at < search.stop:
             at = self.sorted[search.at] if search.is_sorted else search.at
             search.at += 1
-            if at < search.least or not is_wanted(search, self.items + at):
-                continue
-            if search.has_uid and not wanted.wants(self.record(at)):
-                continue
-            return at
+            if at >= search.least and is_wanted(search, self.items + at, self.texts):
+                return at
         return NOTHING
 
     cdef int sort(self) except -1:
@@ -616,11 +614,9 @@ cdef class RecordBatch:
         return put_text(out, self.texts + item.uid, item.uid_size)
 
     cdef char *put_user(self, char *out, const Item *item) noexcept:
-        cdef size_t size = item.uid_size
-        if item.uid_kind == STRING and item.user_size > 0:
-            size = bytes_of(self.texts + item.uid, size, item.user_size)
-            return put_text(out, self.texts + item.uid, size)
-        return self.put_uid(out, item)
+        if item.uid_kind == INTEGER:
+            return put_number(out, item.uid)
+        return put_text(out, self.texts + item.uid, user_bytes(item, self.texts))
 
     cdef char *put_name(self, char *out, int32_t number) noexcept:
         if number == NOTHING:
@@ -639,8 +635,10 @@ cdef inline int64_t closed_by(const Item *item) noexcept nogil:
     return item.from_session if item.kind == MOVED_KIND else NOTHING
 
 
-cdef inline bint is_wanted(const Search *which, const Item *item) noexcept nogil:
-    """As `records.Subscription.wants`, but for the uid."""
+cdef inline bint is_wanted(
+    const Search *which, const Item *item, const char *texts
+) noexcept nogil:
+    """As `records.Subscription.wants`."""
     if item.kind == TIMER_KIND and which.runs != NOTHING and item.gateway == which.runs:
         return True
     if not which.kinds >> item.kind & 1:
@@ -650,7 +648,27 @@ cdef inline bint is_wanted(const Search *which, const Item *item) noexcept nogil
         or which.gateway != item.gateway and which.gateway != item.from_gateway
     ):
         return False
+    if which.has_uid and not is_of(item, &which.uid, texts):
+        return False
     return not which.users or item.kind == TIMER_KIND or is_users(item)
+
+
+cdef inline bint is_of(const Item *item, const Sign *uid, const char *texts) noexcept nogil:
+    """As `records.Record.is_of`; `records.TimerRecord.is_of`."""
+    if item.kind == TIMER_KIND or item.uid_kind != uid.kind:
+        return False
+    if uid.kind == INTEGER:
+        return item.uid == uid.key.number
+    if uid.size > item.uid_size or memcmp(texts + item.uid, uid.key.text, uid.size):
+        return False
+    return uid.size in (item.uid_size, user_bytes(item, texts))
+
+
+cdef inline size_t user_bytes(const Item *item, const char *texts) noexcept nogil:
+    """How many bytes of a text are its user."""
+    if item.user_size <= 0:
+        return item.uid_size
+    return bytes_of(texts + item.uid, item.uid_size, item.user_size)
 
 
 cdef inline bint is_users(const Item *item) noexcept nogil:

@@ -27,6 +27,7 @@ from liveness.core.records import (
     Record,
     Subscription,
     TimerRecord,
+    Uid,
 )
 from liveness.core.wheel import Endings, Logins, Wheel
 from tests.core.conftest import is_compiled
@@ -259,6 +260,38 @@ def test_two_batches_of_equal_records_are_equal(
     batch = filled(make, [online(7)])
     assert batch == filled(make, [online(7)])
     assert batch != filled(make, [online(8)])
+
+
+@pytest.mark.parametrize(
+    ("uid", "expected"),
+    [
+        ("né/1", [0]),
+        ("né", [0, 1, 2]),
+        ("né/", []),
+        ("n", []),
+        (7, [3]),
+        ("7", [4]),
+        ("\ud800", []),
+        (None, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_reader_of_a_user_gets_the_records_of_its_devices(
+    make: Callable[[], RecordBatch], uid: Uid | None, expected: list[int]
+) -> None:
+    batch = make()
+    for seq, (of, size) in enumerate(
+        [("né/1", 2), ("né/2", 2), ("né", 0), (7, 0), ("7", None)], start=FIRST
+    ):
+        record, _, opening = online(seq)
+        assert isinstance(record, Record)
+        batch.append(
+            record._replace(uid=of, user_size=size, devices=1), opening=opening
+        )
+    batch.append(timer(FIRST + 5))
+    wanted = Subscription(None, frozenset(KINDS), uid=uid)
+    assert batch.encoded(0, wanted, limit=9).seqs == [
+        FIRST + place for place in expected
+    ]
 
 
 def test_an_empty_batch_has_nothing(make: Callable[[], RecordBatch]) -> None:
