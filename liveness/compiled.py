@@ -2,7 +2,7 @@
 
 The wheel, the reader of frames and the batch of records exist twice, in Python and in
 Cython, and behave the same; the reference is slower. The compiled ones are used if all can
-be loaded, otherwise none is.
+be loaded, otherwise none of them.
 
 The choice is made once, at import. The core reads no environment, so the classes are
 passed to it.
@@ -64,14 +64,7 @@ else:
     from liveness.core._wheel import Wheel
     from liveness.core._wire import Reader
 
-__all__ = [
-    "PURE_WHEEL",
-    "WHEEL",
-    "WHY_PURE_PYTHON",
-    "Reader",
-    "Wheel",
-    "environment",
-]
+__all__ = ["PURE_WHEEL", "WHEEL", "WHY_PURE_PYTHON", "Reader", "Wheel", "environment"]
 
 
 def environment() -> dict[str, str]:

@@ -237,8 +237,8 @@ def test_a_move_closes_one_session_and_opens_another(
 @pytest.mark.parametrize(
     "bad",
     [
-        offline(8, 7)[0]._replace(conn=2**63),
-        offline(8, 7)[0]._replace(kind="gap"),
+        Record(8, OFFLINE, "ada", "g", 7, 2**63, LOGOUT, 9),
+        Record(8, "gap", "ada", "g", 7, None, LOGOUT, 9),
         timer(8)._replace(at=2**63),
     ],
     ids=["conn", "kind", "timer"],
@@ -279,14 +279,12 @@ def test_a_reader_of_a_user_gets_the_records_of_its_devices(
     make: Callable[[], RecordBatch], uid: Uid | None, expected: list[int]
 ) -> None:
     batch = make()
-    for seq, (of, size) in enumerate(
-        [("né/1", 2), ("né/2", 2), ("né", 0), (7, 0), ("7", None)], start=FIRST
-    ):
-        record, _, opening = online(seq)
-        assert isinstance(record, Record)
-        batch.append(
-            record._replace(uid=of, user_size=size, devices=1), opening=opening
-        )
+    online_uids: list[tuple[Uid, int | None]] = [
+        ("né/1", 2), ("né/2", 2), ("né", 0), (7, 0), ("7", None),
+    ]  # fmt: skip
+    for seq, (device, size) in enumerate(online_uids, start=FIRST):
+        record = Record(seq, ONLINE, device, "g", seq, None, LOGIN, 9)
+        batch.append(record._replace(user_size=size, devices=1))
     batch.append(timer(FIRST + 5))
     wanted = Subscription(None, frozenset(KINDS), uid=uid)
     assert batch.encoded(0, wanted, limit=9).seqs == [
@@ -329,3 +327,15 @@ def test_a_name_without_records_is_added_to_a_batch_that_was_read(
         assert wheel.end(batch, endings, seq=2, at=at) == (0, 0, 0)
         found = batch.encoded(0, Subscription(name, frozenset(KINDS)), limit=1)
         assert found.seqs == ([1] if name == "g" else [])
+
+
+def test_a_silence_of_a_rounding_below_zero_is_zero(wheel_class: type[Wheel]) -> None:
+    wheel = wheel_class(timeout=30.0, slots=30)
+    number, batch = wheel.add_gateway(), wheel_class.Batch()
+    logins = Logins(number, "g", ["ada"], [None], [None], 0.0, None, 1)
+    at = Instant(now=0.0, mono=1.0, wall_ms=0)
+    wheel.begin(batch, logins, 0, limit=1, seq=1, at=at)
+    wheel.advance(40.0, 10**6)
+    endings = Endings(number, "g", SILENCE, 40.0, 1, renewed=False)
+    wheel.end(batch, endings, seq=2, at=at._replace(mono=0.9997))
+    assert repr(batch[1]).count("silence=0.0,") == 1
