@@ -20,6 +20,7 @@ PURE_WHEEL: Final = "LIVENESS_PURE_WHEEL"
 _COMPILED: Final = (
     "liveness.core._table",
     "liveness.core._devices",
+    "liveness.core._restart",
     "liveness.core._wheel",
     "liveness.core._wire",
     "liveness.core._records",

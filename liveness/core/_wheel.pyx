@@ -15,8 +15,6 @@ from libc.math cimport INFINITY, NAN, rint
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from array import array
-
 from liveness.core._devices cimport Devices
 from liveness.core._table cimport (
     NONE, List, Table, User, fetch, hash_of, is_of, more_room, resize, room_for, sign_of,
@@ -24,6 +22,7 @@ from liveness.core._table cimport (
 from liveness.core._records cimport (
     NOTHING, OFFLINE_KIND, ONLINE_KIND, Item, RecordBatch,
 )
+from liveness.core._restart cimport SessionRestorer, clocks_of
 from liveness.core._wire cimport (
     NO_CONN, NOBODY, PackedActivity, Sign, packed, set_key,
 )
@@ -32,7 +31,7 @@ from liveness.core.records import EVENTS, SILENCE
 from liveness.core.table import EXACT_START, NOT_COUNTED, OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
     BAD_UID, BUCKET_S, EARLY_S, Ended, MAX_BUCKETS_PER_SLOT, HORIZON_S, OTHER_CONN,
-    OTHER_GATEWAY, UNKNOWN, Slot, Snapshot,
+    OTHER_GATEWAY, UNKNOWN, Slot,
 )
 
 cdef enum:
@@ -86,6 +85,7 @@ cdef class Wheel:
 
     steps = 50_000
     Batch = RecordBatch
+    Restorer = SessionRestorer
 
     cdef readonly int slots
     cdef readonly double bucket_s
@@ -310,6 +310,17 @@ cdef class Wheel:
         user.gateway, user.event, user.flags = self.checked(gateway), event, flags
         user.conn = NO_CONN if conn is None else conn
         self.add(uid, &user)
+
+    def restore(self, SessionRestorer restorer not None, list rows, Py_ssize_t first):
+        """Add entries of rows of the online set; see `wheel.Wheel.restore`."""
+        cdef User user
+        cdef Py_ssize_t index
+        for index in range(first, len(rows)):
+            uid = restorer.entry(rows[index], &user)
+            if uid is None:
+                return index
+            self.add(uid, &user)
+        return len(rows)
 
     def amend(self, uid, *, conn, timeout, start=None):
         """Set the connection and own timeout of *uid*; see `wheel.Wheel.amend`."""
@@ -582,24 +593,9 @@ cdef class Wheel:
             queued = self.table.lists[queued].after
         return users
 
-    def snapshot(self, double now):
-        """Return every user's clock at *now*, in columns; see `wheel.Wheel.snapshot`."""
-        cdef int32_t place
-        cdef User *user
-        cdef Table table = self.table
-        columns = [array(code, bytes(8 * table.count)) for code in "qddd"]
-        cdef int64_t[::1] sessions = columns[0]
-        cdef double[::1] timeouts = columns[1]
-        cdef double[::1] remaining = columns[2]
-        cdef double[::1] seen = columns[3]
-        events = array("b", bytes(table.count))
-        cdef signed char[::1] event = events
-        for place in range(table.count):
-            user = table.user(place)
-            sessions[place], timeouts[place] = user.session, user.timeout
-            remaining[place] = max(0.0, user.deadline - now)
-            seen[place], event[place] = user.seen, user.event
-        return Snapshot(*columns, events)
+    def clocks(self, double now, double mono):
+        """Return every user's clock at *now*; see `wheel.Wheel.clocks`."""
+        return clocks_of(self.table, now, mono)
 
     # --- within ---------------------------------------------------------------
 

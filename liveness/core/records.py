@@ -298,6 +298,3 @@ class OnlineRow(NamedTuple):
 
 # The same as a plain tuple: a restart reads a million of them.
 OnlineFields: TypeAlias = tuple[int, Uid, int, int | None, str, float | None]
-# A session's clock at a planned stop: the session; the timeout that its last event began;
-# seconds left of it; seconds since that event; the event's index in EVENTS.
-Stopped: TypeAlias = tuple[int, float, float, float, int]

@@ -41,10 +41,10 @@ from liveness.core.records import (
     HostReading,
     Instant,
     OnlineFields,
-    Stopped,
     TimerRecord,
 )
 from liveness.core.requests import Requests
+from liveness.core.restart import Clocks
 from liveness.core.skipped_ranges import SkippedRanges
 from liveness.core.storm_guard import Storm
 from liveness.core.timer_scheduler import Due, TimerScheduler
@@ -150,14 +150,16 @@ class Server:
         self._warnings = OperatorWarnings(self.effects, presence)
 
     def restore(
-        self, online: Iterable[OnlineFields], stopped: Iterable[Stopped], at: Instant
+        self, online: Iterable[OnlineFields], at: Instant, clocks: Clocks
     ) -> None:
         """Resume the sessions that were open when the last process ended.
 
         Args:
             online: The online set on disk, in order of sessions.
-            stopped: Their clocks at a planned stop; empty after a crash.
             at: Now.
+            clocks: Theirs at a planned stop; empty after a crash.
+        Raises:
+            ValueError: A row of the online set is damaged.
         """
         presence = self.presence
         for (role, name), cursor in self._decided.cursors.items():
@@ -166,7 +168,7 @@ class Server:
             if role == GATEWAY and (cursor.timeout or in_force > timeout):
                 gateway = presence.gateway(name)
                 presence.set_timeout(gateway, cursor.timeout, at.now, in_force=in_force)
-        presence.restore(online, at, stopped)
+        presence.restore(online, at, clocks)
 
     # --- links ----------------------------------------------------------------
 

@@ -40,9 +40,11 @@ from liveness.core.records import (
     ONLINE,
     SILENCE,
     Instant,
+    OnlineFields,
     Record,
     Uid,
 )
+from liveness.core.restart import Clocks, SessionRestorer
 from liveness.core.table import (
     EXACT_START,
     NO_CONN,
@@ -76,16 +78,6 @@ UNKNOWN: Final = 1
 BAD_UID: Final = 2
 OTHER_GATEWAY: Final = 3
 OTHER_CONN: Final = 4
-
-
-class Snapshot(NamedTuple):
-    """Every user's clock at one moment, in columns; see `Wheel.snapshot`."""
-
-    sessions: array[int]
-    timeouts: array[float]
-    remaining: array[float]
-    seen: array[float]
-    events: array[int]
 
 
 class Logins(NamedTuple):
@@ -147,8 +139,9 @@ class Wheel:
 
     # A sensible `steps` for `advance`: some milliseconds of work.
     steps: Final = 4_000
-    # What `begin` and `end` fill.
+    # What `begin` and `end` fill, and what `restore` needs.
     Batch: Final = RecordBatch
+    Restorer: Final = SessionRestorer
 
     def __init__(
         self, *, timeout: float, slots: int, now: float = 0.0, separator: str = ""
@@ -370,6 +363,27 @@ class Wheel:
         if self._devices is not None:
             self._devices.add(entry[0])
 
+    def restore(
+        self, restorer: SessionRestorer, rows: Sequence[OnlineFields], first: int
+    ) -> int:
+        """Add the entries of rows of the online set, whose users have none.
+
+        Args:
+            restorer: Makes the entries.
+            rows: A list of rows, in the order of their sessions.
+            first: Index of the first of them to look at.
+        Returns:
+            The index of a row whose gateway *restorer* does not know, or else their number.
+        Raises:
+            ValueError: A row is damaged.
+        """
+        for index in range(first, len(rows)):
+            entry = restorer.entry(rows[index])
+            if entry is None:
+                return index
+            self.put(entry)
+        return len(rows)
+
     def timeout_of(self, gateway: int) -> float:
         """The silence timeout of *gateway*'s users."""
         return self._gateway_timeout[gateway]
@@ -575,19 +589,20 @@ class Wheel:
         """Count the users in each layer, lowest first; see `Layers`."""
         return self._layers.layer_users()
 
-    def snapshot(self, now: float) -> Snapshot:
-        """Return every user's clock at *now*, in columns.
+    def clocks(self, now: float, mono: float) -> Clocks:
+        """Return every user's clock, in the order of their sessions.
 
-        `timeouts` and `remaining` are seconds, `remaining` never below 0; `seen` is
-        monotonic seconds.
+        Args:
+            now: Attended seconds.
+            mono: Monotonic seconds of the same moment.
         """
         table = self._table
-        places = table.index.values()
-        return Snapshot(
+        places = sorted(table.index.values(), key=table.session.__getitem__)
+        return Clocks(
             array("q", (table.session[place] for place in places)),
             array("d", (table.timeout[place] for place in places)),
             array("d", (max(0.0, table.deadline[place] - now) for place in places)),
-            array("d", (table.seen[place] for place in places)),
+            array("d", (mono - table.seen[place] for place in places)),
             array("b", (table.event[place] for place in places)),
         )
 

@@ -68,6 +68,7 @@ from liveness.service.links.spools import Spools
 from liveness.service.outlet_wiring import outlets_of
 from liveness.service.readings import readings
 from liveness.service.storage import clocks_file
+from liveness.service.storage.database import damage_error
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
@@ -302,18 +303,25 @@ class SidecarService:
     # --- start and stop -------------------------------------------------------
 
     def restore(self) -> None:
-        """Resume the sessions that were open when the last process ended."""
+        """Resume the sessions that were open when the last process ended.
+
+        Raises:
+            sqlite3.DatabaseError: They cannot be read.
+        """
         mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
         at = self._clock.instant(self.engine.attended, mono)
-        stopped = clocks_file.take(
+        clocks = clocks_file.take(
             self._store.folder,
             log=self._store.log,
             seq=self.log_writer.durable_seq,
             wall_ms=wall_ms,
         )
-        self.server.restore(self._store.online(), stopped, at)
+        try:
+            self.server.restore(self._store.online(), at, clocks)
+        except ValueError as error:
+            raise damage_error(f"its table of open sessions: {error}") from error
         if len(self.presence):
-            _log.info("restored", users=len(self.presence), clocks=len(stopped))
+            _log.info("restored", users=len(self.presence), clocks=len(clocks.sessions))
 
     async def _stop_links(self, links: trio.Nursery) -> None:
         """Read what links have sent, wait for the disk, answer, and send `bye`."""
@@ -357,14 +365,14 @@ class SidecarService:
             await self.log_writer.flushed_for(None)
         if writing.cancelled_caught:
             return
+        mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
         write = partial(
             clocks_file.write,
             self._store.folder,
             log=self._store.log,
             seq=self.log_writer.durable_seq,
-            mono=self._clock.mono(),
-            wall_ms=self._clock.wall_ms(),
-            everyone=self.presence.wheel.snapshot(self.engine.attended),
+            wall_ms=wall_ms,
+            clocks=self.presence.wheel.clocks(self.engine.attended, mono),
         )
         try:
             if not self._store.is_in_place:

@@ -9,7 +9,8 @@ from liveness.core.changes import Commit
 from liveness.core.cursors import CursorRow, Cursors
 from liveness.core.framing import encode
 from liveness.core.outbox import NOTICES_BYTES
-from liveness.core.records import Gap, Logged, OnlineRow, Stopped, Subscription
+from liveness.core.records import Gap, Logged, OnlineRow, Subscription
+from liveness.core.restart import Clocks
 from liveness.core.timer_scheduler import Coming, Due, LoadedWindow, TimerScheduler
 from liveness.core.timer_states import RETRY_POLICY, TimerTransaction
 
@@ -26,7 +27,8 @@ class ScriptedDisk:
     first: int = 1  # the first seq that is not trimmed
     online: dict[int, OnlineRow] = field(default_factory=dict)
     cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
-    clocks: list[Stopped] = field(default_factory=list)  # of a planned stop
+    # Of a planned stop, and the monotonic seconds at it; None after a crash.
+    stopped: tuple[Clocks, float] | None = None
     timers: dict[int, Due] = field(default_factory=dict)  # by id
     parted: dict[str, int] = field(default_factory=dict)
     failure: str | None = None

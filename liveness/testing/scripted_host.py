@@ -55,6 +55,7 @@ from liveness.core.records import (
     TimerRecord,
     Uid,
 )
+from liveness.core.restart import no_clocks
 from liveness.core.server import MayRead
 from liveness.core.uids import is_uid
 from liveness.core.wheel import BUCKET_S
@@ -226,12 +227,12 @@ class ScriptedHost:
             new_conversation=lambda limits: ScriptedConversation(limits, self),
         )
         mono = self.at().mono
-        clocks = [
-            (session, timeout, left, mono - seen, event)
-            for session, timeout, left, seen, event in disk.clocks
-        ]
-        disk.clocks = []
-        self.server.restore([*disk.online.values()], clocks, self.at())
+        clocks = no_clocks()
+        if disk.stopped is not None:
+            clocks, stopped_at = disk.stopped
+            clocks = clocks._replace(away=mono - stopped_at)
+            disk.stopped = None
+        self.server.restore(disk.online.values(), self.at(), clocks)
         for gateway in self.server.presence.gateways.values():
             gateway.unlinked(self.at().now)  # its time to connect begins now
         if disk.timers:  # a gateway cannot answer them before it is back
@@ -261,12 +262,9 @@ class ScriptedHost:
 
     def save_clocks(self) -> None:
         """Note for the next start how much is left of each user's timeout."""
-        now, wheel = self.at().now, self.server.presence.wheel
-        for session, row in self.disk.online.items():
-            if (entry := wheel.find(row.uid)) is not None:
-                left = max(0.0, entry.deadline - now)
-                clock = (session, entry.timeout, left, entry.seen, entry.event)
-                self.disk.clocks.append(clock)
+        at = self.at()
+        clocks = self.server.presence.wheel.clocks(at.now, at.mono)
+        self.disk.stopped = clocks, at.mono
 
     # --- sockets --------------------------------------------------------------
 

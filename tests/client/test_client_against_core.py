@@ -41,10 +41,10 @@ from liveness.core.records import (
     Instant,
     Logged,
     OnlineRow,
-    Stopped,
     Uid,
 )
-from liveness.core.wheel import Snapshot, Wheel
+from liveness.core.restart import Clocks, no_clocks
+from liveness.core.wheel import Wheel
 from tests.helpers.strategies import BOUNDED, examples, pieces
 
 STEP_S: Final = 0.25
@@ -110,7 +110,7 @@ class Disk:
     cursors: dict[str, int] = field(default_factory=dict)
     timeouts: dict[str, float | None] = field(default_factory=dict)
     applied: set[tuple[str, int | None]] = field(default_factory=set)
-    stopped: tuple[Snapshot, float] | None = None
+    stopped: tuple[Clocks, float] | None = None
 
     @property
     def newest(self) -> int:
@@ -184,18 +184,12 @@ class Sidecar:
         at, disk, presence = self.at(mono), self.disk, self.presence
         for name, timeout in self.timeouts.items():
             presence.set_timeout(presence.gateway(name), timeout, self.clock.now)
-        stopped: list[Stopped] = []
+        clocks = no_clocks()
         if disk.stopped is not None:
-            shot, stopped_at = disk.stopped
-            silences = [
-                mono - stopped_at + max(0.0, stopped_at - seen) for seen in shot.seen
-            ]
-            columns = (
-                shot.sessions, shot.timeouts, shot.remaining, silences, shot.events
-            )  # fmt: skip
-            stopped = sorted(zip(*columns, strict=True))
+            clocks, stopped_at = disk.stopped
+            clocks = clocks._replace(away=mono - stopped_at)
             disk.stopped = None
-        presence.restore(disk.online.values(), at, stopped)
+        presence.restore(disk.online.values(), at, clocks)
         if len(presence):
             self.clock.pause(mono)
 
@@ -395,7 +389,7 @@ class Sidecar:
         self.tell(mono)
         for link in [*self.links]:
             self.end(link, ["bye", {"reason": "the sidecar stops"}])
-        self.disk.stopped = self.presence.wheel.snapshot(self.clock.now), mono
+        self.disk.stopped = self.presence.wheel.clocks(self.clock.now, mono), mono
 
 
 # --- a gateway -----------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -48,7 +47,7 @@ from liveness.core.records import (
     Record,
     Uid,
 )
-from liveness.core.wheel import Snapshot
+from liveness.core.restart import no_clocks
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import Batch, LogStore
 from tests.helpers.record_batches import batch_of
@@ -374,10 +373,7 @@ def test_after_a_planned_stop_nothing_is_missed_here(
     lines = [{"uid": "bob", "at": at} for at in (SILENT, SILENT + 10_000)]
     _, shown, _ = compared(lines)
     assert "bob  line 2" in shown
-    nobody = Snapshot(array("q"), array("d"), array("d"), array("d"), array("b"))
-    clocks_file.write(
-        state, log=log, seq=7, mono=0, wall_ms=SILENT + 500, everyone=nobody
-    )
+    clocks_file.write(state, log=log, seq=7, wall_ms=SILENT + 500, clocks=no_clocks())
     _, shown, told = compared(lines)
     assert told.endswith("the sidecar's stop\n")
     assert "bob  line 2" not in shown

@@ -15,6 +15,7 @@ from liveness.core.framing import encode
 from liveness.core.link_requests import ActivityBatch, Login, Logout
 from liveness.core.presence import Presence
 from liveness.core.records import Instant, OnlineRow, Record, Uid
+from liveness.core.restart import no_clocks
 from liveness.core.storm_guard import GuardRules
 from liveness.core.wheel import Wheel
 
@@ -187,21 +188,17 @@ class Scene:
         """Start again with what is on disk, and a monotonic clock of another boot."""
         self.now, self.mono = 0.0, 50.0
         self.start()
-        self.presence.restore(self.disk.values(), self.at)
+        self.presence.restore(self.disk.values(), self.at, no_clocks())
 
     def stop_and_start(self, away: float) -> None:
         """Stop in an orderly way and start again *away* seconds later."""
-        shot = self.presence.wheel.snapshot(self.now)
-        silences = [self.mono - seen + away for seen in shot.seen]
+        clocks = self.presence.wheel.clocks(self.now, self.mono)
         self.now, self.mono = 0.0, 50.0
         self.wall_ms += round(away * 1_000)
         self.start()
-        assert sorted(shot.sessions) == [*self.disk]
-        columns = (
-            shot.sessions, shot.timeouts, shot.remaining, silences, shot.events
-        )  # fmt: skip
-        stopped = sorted(zip(*columns, strict=True))
-        self.presence.restore(self.disk.values(), self.at, stopped)
+        assert [*clocks.sessions] == [*self.disk]
+        clocks = clocks._replace(away=away)
+        self.presence.restore(self.disk.values(), self.at, clocks)
 
     # --- the disk -----------------------------------------------------------------
 

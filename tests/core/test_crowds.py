@@ -144,11 +144,11 @@ class Crowds:
     def check(self) -> None:
         self.devices = +self.devices
         assert self.wheel.users == len(self.devices)
-        shot = self.wheel.snapshot(self.now)
-        assert len(self.wheel) == len(shot.sessions) == len(self.deadlines)
-        assert len(set(shot.sessions)) == len(shot.sessions)
+        clocks = self.wheel.clocks(self.now, self.now)
+        assert len(self.wheel) == len(clocks.sessions) == len(self.deadlines)
+        assert sorted({*clocks.sessions}) == [*clocks.sessions]
         left = [max(0.0, at - self.now) for at in self.deadlines.values()]
-        assert sorted(shot.remaining) == sorted(left)
+        assert sorted(clocks.remaining) == sorted(left)
         uids = [*self.deadlines]
         for uid in self.random.sample(uids, min(100, len(uids))):
             entry = self.wheel.find(uid)

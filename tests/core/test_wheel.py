@@ -280,18 +280,19 @@ class Model:
         self.check_copies()
 
     def check_copies(self) -> None:
-        """A snapshot has every user's clock, and `owned` every user of a gateway."""
-        shot = self.wheel.snapshot(self.now)
-        clocks = {session: clock for session, *clock in zip(*shot, strict=True)}
-        assert clocks == {
-            entry.session: [
+        """`clocks` has every user's, in order, and `owned` every user of a gateway."""
+        mono = self.now + 0.1
+        *columns, _ = self.wheel.clocks(self.now, mono)
+        assert [*zip(*columns, strict=True)] == sorted(
+            (
+                entry.session,
                 entry.timeout,
                 max(0.0, entry.deadline - self.now),
-                entry.seen,
+                mono - entry.seen,
                 entry.event,
-            ]
+            )
             for entry in self.entries.values()
-        }
+        )
         for gateway in range(GATEWAYS):
             uids, place = self.wheel.owned([gateway], 0, ALL)
             owned = [e.uid for e in self.entries.values() if e.gateway == gateway]

@@ -6,21 +6,15 @@ silent, and its last event. The file names the log and the newest seq that it be
 The next start deletes it, even if it cannot use it.
 """
 
-# array.array cannot be subscripted at run time before Python 3.12.
-from __future__ import annotations
-
 import os
 import zlib
-from array import array
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from liveness.core.framing import decode, encode
-from liveness.core.records import Stopped
-from liveness.core.wheel import Snapshot
+from liveness.core.restart import Clocks, no_clocks
 from liveness.errors import StateError
 
 NAME: Final = "stopped"
@@ -31,63 +25,17 @@ _VERSION: Final = 3
 _log = structlog.get_logger("start")
 
 
-class Clocks:
-    """Each user's clock at a stop, in the order of their sessions.
-
-    Stored in columns, as there may be a million users: session, timeout in seconds,
-    seconds left of it, seconds of silence, index of the last event.
-    """
-
-    def __init__(self, packs: Sequence[bytes] = (), *, away: float = 0.0) -> None:
-        """Unpack the columns; add *away*, the seconds since the stop, to each silence.
-
-        Raises:
-            ValueError: The columns are of different lengths.
-        """
-        columns: list[array[Any]] = [array(code) for code in "qdddb"]
-        for column, pack in zip(columns, packs, strict=bool(packs)):
-            column.frombytes(pack)
-        self.sessions, self.timeouts, self.remaining, silences, self.events = columns
-        self.silences = array("d", (silence + away for silence in silences))
-        if any(len(column) != len(self) for column in columns):
-            raise ValueError("its columns are of different lengths")
-
-    def __len__(self) -> int:
-        return len(self.sessions)
-
-    def __iter__(self) -> Iterator[Stopped]:
-        return zip(
-            self.sessions, self.timeouts, self.remaining, self.silences, self.events,
-            strict=True,
-        )  # fmt: skip
-
-
-def write(
-    folder: Path, *, log: str, seq: int, mono: float, wall_ms: int, everyone: Snapshot
-) -> None:
+def write(folder: Path, *, log: str, seq: int, wall_ms: int, clocks: Clocks) -> None:
     """Write the file, synced.
 
     Args:
         folder: The state directory.
         log: The log's id.
         seq: Its newest record. A start can use the file only if the log ends there.
-        mono: Monotonic seconds now.
         wall_ms: Unix milliseconds now.
-        everyone: The wheel's snapshot.
+        clocks: Those of the wheel.
     """
-    silences = array("d", (mono - seen for seen in everyone.seen))
-    columns = (
-        everyone.sessions, everyone.timeouts, everyone.remaining, silences,
-        everyone.events,
-    )  # fmt: skip
-    # Nearly sorted already, as the wheel's order is close to that of the logins.
-    order = sorted(range(len(silences)), key=everyone.sessions.__getitem__)
-    body = encode(
-        [
-            array(column.typecode, map(column.__getitem__, order)).tobytes()
-            for column in columns
-        ]
-    )
+    body = encode([column.tobytes() for column in clocks.columns])
     head = encode([_VERSION, log, seq, wall_ms])
     path = folder / NEW
     try:
@@ -117,21 +65,24 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
     path = folder / NAME
     packed = _read(path)
     if packed is None:
-        return Clocks()
+        return no_clocks()
     path.unlink()
     # Without a sync, a power failure could bring the file back, with outdated clocks.
     _sync(folder)
     try:
         stopped_ms, body = _unpack_for(packed, log, seq)
-        clocks = Clocks(decode(body), away=max(0.0, (wall_ms - stopped_ms) / 1000))
+        clocks = no_clocks()
+        for column, content in zip(clocks.columns, decode(body), strict=True):
+            column.frombytes(content)
+        clocks.check()
     except (ValueError, TypeError) as error:
         _log.warning(
             "the file of the last stop is not used; everyone gets a fresh timeout",
             path=str(path),
             error=str(error),
         )
-        return Clocks()
-    return clocks
+        return no_clocks()
+    return clocks._replace(away=max(0.0, (wall_ms - stopped_ms) / 1000))
 
 
 def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:

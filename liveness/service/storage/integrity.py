@@ -242,7 +242,7 @@ def _names(db: sqlite3.Connection) -> str:
 
 
 def _check_rows(db: sqlite3.Connection, table: str) -> None:
-    count = unsound_rows(db, log_pages.next_seq(db))[table]
+    count = unsound_rows(db, table, log_pages.next_seq(db))
     if count:
         raise Damaged(f"{count:,} rows of {table} make no sense")
 

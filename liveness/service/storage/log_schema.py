@@ -58,7 +58,8 @@ def _timeout(column: str) -> str:
     return f"({column} is null or {column} > 0 and {column} <= {MAX_TIMEOUT_S})"
 
 
-# By table; the query that checks a rule takes a second for a million rows.
+# By table. For a million rows of `online`, the query takes half a second: a start leaves
+# it out, as `core/restart.py` finds the same damage.
 _SOUND: Final = {
     "online": (
         "session between 1 and :next - 1 "
@@ -77,10 +78,8 @@ _SOUND: Final = {
 TABLES_BESIDE_LOG: Final = ("meta", *_SOUND)
 
 
-def unsound_rows(db: sqlite3.Connection, next_seq: int) -> dict[str, int]:
-    """Count the invalid rows, by table. No valid row refers to *next_seq* or above."""
-    query = "select count(*) from {} where ({}) is not true"
-    return {
-        table: db.execute(query.format(table, rule), {"next": next_seq}).fetchone()[0]
-        for table, rule in _SOUND.items()
-    }
+def unsound_rows(db: sqlite3.Connection, table: str, next_seq: int) -> int:
+    """Count the invalid rows of a table. No valid row refers to *next_seq* or above."""
+    query = f"select count(*) from {table} where ({_SOUND[table]}) is not true"
+    (count,) = db.execute(query, {"next": next_seq}).fetchone()
+    return int(count)

@@ -10,52 +10,47 @@ from pathlib import Path
 import pytest
 import structlog
 
-from liveness.core.records import Stopped
-from liveness.core.wheel import Snapshot
+from liveness.core.restart import Clocks
 from liveness.errors import StateError
 from liveness.service.storage import clocks_file
 
 STOPPED_MS = 1_000_000
 
+Clock = tuple[int, float, float, float, int]
 
-def snapshot(sessions: Sequence[int]) -> Snapshot:
-    """Sessions whose numbers all differ, last heard at 100, 101, … monotonic seconds."""
+
+def clocks_of(sessions: Sequence[int]) -> Clocks:
+    """Clocks that all differ: of silences of 100, 99, … seconds."""
     n = range(len(sessions))
-    return Snapshot(
+    return Clocks(
         sessions=array("q", sessions),
         timeouts=array("d", (1.5 + i for i in n)),
         remaining=array("d", (0.25 * i for i in n)),
-        seen=array("d", (100.0 + i for i in n)),
+        silences=array("d", (100.0 - i for i in n)),
         events=array("b", (i % 4 for i in n)),
     )
 
 
 def write(folder: Path, sessions: Sequence[int]) -> Path:
-    clocks_file.write(
-        folder,
-        log="abc",
-        seq=7,
-        mono=200.0,
-        wall_ms=STOPPED_MS,
-        everyone=snapshot(sessions),
-    )
+    clocks = clocks_of(sessions)
+    clocks_file.write(folder, log="abc", seq=7, wall_ms=STOPPED_MS, clocks=clocks)
     return folder / clocks_file.NAME
 
 
 def take(
     folder: Path, *, log: str = "abc", seq: int = 7, wall_ms: int = STOPPED_MS
-) -> list[Stopped]:
-    """The whole content of the file."""
+) -> list[Clock]:
+    """The whole content of the file; silences include the time since the stop."""
     clocks = clocks_file.take(folder, log=log, seq=seq, wall_ms=wall_ms)
-    known = list(clocks)
-    assert len(clocks) == len(known)
-    return known
+    silences = array("d", (silence + clocks.away for silence in clocks.silences))
+    *columns, _ = clocks._replace(silences=silences)
+    return [*zip(*columns, strict=True)]
 
 
 def test_every_user_is_restored_in_order_with_the_same_clock(tmp_path: Path) -> None:
-    write(tmp_path, range(2**62 + 50, 2**62, -1))
+    write(tmp_path, range(2**62, 2**62 + 50))
     assert take(tmp_path) == [
-        (2**62 + 50 - i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4) for i in range(49, -1, -1)
+        (2**62 + i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4) for i in range(50)
     ]
 
 

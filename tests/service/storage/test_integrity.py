@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from liveness.cli.check_state import check_state
-from liveness.compiled import Wheel
 from liveness.console.admin_client import CommandError
 from liveness.core.cursors import CursorRow
+from liveness.core.restart import no_clocks
 from liveness.core.timer_states import CreateTimer
 from liveness.errors import StateError
 from liveness.service.storage import clocks_file, integrity
@@ -209,8 +209,7 @@ def test_the_clocks_file_is_checked_and_left(
     folder: Path, damage: Callable[[bytes], bytes], told: str
 ) -> None:
     path = folder / clocks_file.NAME
-    everyone = Wheel(timeout=30, slots=30).snapshot(0.0)
-    clocks_file.write(folder, log="a", seq=40, mono=1.0, wall_ms=1, everyone=everyone)
+    clocks_file.write(folder, log="a", seq=40, wall_ms=1, clocks=no_clocks())
     path.write_bytes(damage(path.read_bytes()))
     assert f"stopped      clocks          {told}" in ran(folder)[1]
     assert path.exists()
