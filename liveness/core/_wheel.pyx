@@ -313,14 +313,20 @@ cdef class Wheel:
 
     def restore(self, SessionRestorer restorer not None, list rows, Py_ssize_t first):
         """Add entries of rows of the online set; see `wheel.Wheel.restore`."""
+        cdef Table table = self.table
         cdef User user
-        cdef Py_ssize_t index
-        for index in range(first, len(rows)):
+        cdef Sign sign
+        cdef Py_ssize_t index, count = len(rows)
+        for index in range(first, count):
+            if index + BLOCK < count:
+                set_key(rows[index + BLOCK][1], &sign)
+                if sign.kind != NOBODY:
+                    fetch(&table.places.index.slots[hash_of(&sign) & table.places.index.mask])
             uid = restorer.entry(rows[index], &user)
             if uid is None:
                 return index
             self.add(uid, &user)
-        return len(rows)
+        return count
 
     def amend(self, uid, *, conn, timeout, start=None):
         """Set the connection and own timeout of *uid*; see `wheel.Wheel.amend`."""
