@@ -246,27 +246,30 @@ class SidecarService:
                 nursery.start_soon(self._ask_cluster, self._cluster_questions)
             timers = trio.CancelScope()
             nursery.start_soon(_within, timers, self._timer_loop.run)
-            for door, sock in doors.items():
-                nursery.start_soon(self._serve_http, door, sock, stop.wait)
-            async with trio.open_nursery() as links:
-                self.engine.start()
-                turns, watch = trio.CancelScope(), trio.CancelScope()
-                nursery.start_soon(_within, turns, partial(run_turns, self.engine))
-                links.start_soon(self._accept_links, listener)
-                sockets = {"gateway": listener, **doors}
-                nursery.start_soon(_within, watch, partial(self._watch_files, sockets))
-                self._listens = True
-                task_status.started()
-                await asked_to_stop()
-                self._listens = False
-                watch.cancel()
-                turns.cancel()
-                timers.cancel()  # the log must not grow once the clocks file is written
-                await self._stop_links(links)
-            await self._write_clocks()
-            stop.set()
-            await trio.lowlevel.checkpoint()
-            nursery.cancel_scope.deadline = trio.current_time() + STOP_HTTP_S
+            async with trio.open_nursery() as http:
+                for door, sock in doors.items():
+                    http.start_soon(self._serve_http, door, sock, stop.wait)
+                async with trio.open_nursery() as links:
+                    self.engine.start()
+                    turns, watch = trio.CancelScope(), trio.CancelScope()
+                    nursery.start_soon(_within, turns, partial(run_turns, self.engine))
+                    links.start_soon(self._accept_links, listener)
+                    sockets = {"gateway": listener, **doors}
+                    nursery.start_soon(
+                        _within, watch, partial(self._watch_files, sockets)
+                    )
+                    self._listens = True
+                    task_status.started()
+                    await asked_to_stop()
+                    self._listens = False
+                    watch.cancel()
+                    turns.cancel()
+                    # The log must not grow once the clocks file is written.
+                    timers.cancel()
+                    await self._stop_links(links)
+                await self._write_clocks()
+                stop.set()
+            nursery.cancel_scope.cancel()
         seq = self.log_writer.durable_seq
         _log.info("stopped", users=len(self.presence), log_seq=seq)
 
