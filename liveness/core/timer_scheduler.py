@@ -153,6 +153,11 @@ class TimerScheduler:
         self._new_under_way = 0  # how many of these commands create a timer
         self._changed_since_read: set[int] = set()
 
+    def resume(self, next_id: int, states: dict[str, int]) -> None:
+        """Go on with the timers of a table; there were none before."""
+        self._next_id = next_id
+        self.states.update(states)
+
     @property
     def loaded(self) -> int:
         """How many timers are on the ring."""

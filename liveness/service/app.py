@@ -188,9 +188,8 @@ def load(
     """
     with store.expecting_damage():
         store.check()
-        _catch_up(table, store, clock.wall_ms())
         sidecar = SidecarService(config, store, table, clock, access, token)
-        sidecar.restore()
+        sidecar.restore(partial(_catch_up, table, store, clock.wall_ms()))
     store.reserve.restore()
     return sidecar
 

@@ -142,8 +142,8 @@ class SidecarService:
             counts=counts,
             access=access,
             at=clock.instant(attended.now, clock.mono()),
-            next_timer=table.next_id,
-            timer_states=table.states(),
+            next_timer=1,  # `restore` sets both
+            timer_states={},
             new_conversation=lambda limits: Conversation(limits, Reader),
             host=config.cluster.host_name if config.cluster.is_on else "",
         )
@@ -305,24 +305,30 @@ class SidecarService:
 
     # --- start and stop -------------------------------------------------------
 
-    def restore(self) -> None:
-        """Resume the sessions that were open when the last process ended.
+    def restore(self, catch_up: Callable[[], None]) -> None:
+        """Resume the sessions and timers of the last process.
 
+        Args:
+            catch_up: Has the timers' table follow the log. It is called once the sessions
+                were read: a start that is refused leaves every file as it was.
         Raises:
-            sqlite3.DatabaseError: They cannot be read.
+            sqlite3.DatabaseError: The open sessions cannot be read.
         """
         mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
         at = self._clock.instant(self.engine.attended, mono)
-        clocks = clocks_file.take(
+        with clocks_file.taken(
             self._store.folder,
             log=self._store.log,
             seq=self.log_writer.durable_seq,
             wall_ms=wall_ms,
-        )
-        try:
-            self.server.restore(self._store.online(), at, clocks)
-        except ValueError as error:
-            raise damage_error(f"its table of open sessions: {error}") from error
+        ) as clocks:
+            try:
+                self.server.restore(self._store.online(), at, clocks)
+            except ValueError as error:
+                raise damage_error(f"its table of open sessions: {error}") from error
+            catch_up()
+        table = self.log_writer.timers.table
+        self.scheduler.resume(table.next_id, table.states())
         if len(self.presence):
             _log.info("restored", users=len(self.presence), clocks=len(clocks.sessions))
 

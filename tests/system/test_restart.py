@@ -7,6 +7,7 @@ scripted sidecar runs some of these tests too (`tests/testing/test_scripted.py`)
 
 import shutil
 import signal
+import sqlite3
 from contextlib import closing
 
 import pytest
@@ -313,3 +314,23 @@ def test_devices_are_counted_from_a_restart_on_and_no_more_from_another(
     sidecar.kill()
     sidecar.start(presence_device_separator="")
     assert ended("ada/c") == {"user": None, "devices": None}
+
+
+def test_a_start_with_a_damaged_session_is_refused_and_changes_no_file(
+    start: Start,
+) -> None:
+    sidecar = start()
+    link = sidecar.gateway("a")
+    link.send("login", "user")
+    link.send("after", "key", 86_400)
+    link.sync()
+    sidecar.stop()
+    with closing(sqlite3.connect(sidecar.database)) as db:
+        db.execute("update online set conn = -1")
+        db.commit()
+    files = (sidecar.database, sidecar.timers, sidecar.state / clocks_file.NAME)
+    before = [path.read_bytes() for path in files]
+    code, said = sidecar.refused_start()
+    assert code == 1
+    assert "its table of open sessions: session 1 makes no sense" in said
+    assert [path.read_bytes() for path in files] == before

@@ -8,6 +8,8 @@ The next start deletes it, even if it cannot use it.
 
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -54,10 +56,11 @@ def write(folder: Path, *, log: str, seq: int, wall_ms: int, clocks: Clocks) -> 
     _sync(folder)
 
 
-def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
-    """Read the file and delete it.
+@contextmanager
+def taken(folder: Path, *, log: str, seq: int, wall_ms: int) -> Iterator[Clocks]:
+    """Use the file in the block, and delete it at its end; an error leaves the file.
 
-    Returns:
+    Yields:
         The clocks; empty if there is no file, or it cannot be used for this log and seq.
     Raises:
         StateError: The file cannot be read.
@@ -65,24 +68,30 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
     path = folder / NAME
     packed = _read(path)
     if packed is None:
-        return no_clocks()
-    path.unlink()
-    # Without a sync, a power failure could bring the file back, with outdated clocks.
-    _sync(folder)
+        yield no_clocks()
+        return
     try:
-        stopped_ms, body = _unpack_for(packed, log, seq)
-        clocks = no_clocks()
-        for column, content in zip(clocks.columns, decode(body), strict=True):
-            column.frombytes(content)
-        clocks.check()
+        clocks = _clocks(packed, log, seq, wall_ms)
     except (ValueError, TypeError) as error:
         _log.warning(
             "the file of the last stop is not used; everyone gets a fresh timeout",
             path=str(path),
             error=str(error),
         )
-        return no_clocks()
-    return clocks._replace(away=max(0.0, (wall_ms - stopped_ms) / 1000))
+        clocks = no_clocks()
+    yield clocks
+    path.unlink()
+    # Without a sync, a power failure could bring the file back, with outdated clocks.
+    _sync(folder)
+
+
+def _clocks(packed: bytes, log: str, seq: int, wall_ms: int) -> Clocks:
+    stopped_ms, body = _unpack_for(packed, log, seq)
+    clocks = no_clocks()._replace(away=max(0.0, (wall_ms - stopped_ms) / 1000))
+    for column, content in zip(clocks.columns, decode(body), strict=True):
+        column.frombytes(content)
+    clocks.check()
+    return clocks
 
 
 def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:

@@ -41,7 +41,8 @@ def take(
     folder: Path, *, log: str = "abc", seq: int = 7, wall_ms: int = STOPPED_MS
 ) -> list[Clock]:
     """The whole content of the file; silences include the time since the stop."""
-    clocks = clocks_file.take(folder, log=log, seq=seq, wall_ms=wall_ms)
+    with clocks_file.taken(folder, log=log, seq=seq, wall_ms=wall_ms) as clocks:
+        pass
     silences = array("d", (silence + clocks.away for silence in clocks.silences))
     *columns, _ = clocks._replace(silences=silences)
     return [*zip(*columns, strict=True)]
@@ -70,6 +71,17 @@ def test_the_file_is_used_once(tmp_path: Path) -> None:
     assert take(tmp_path) != []
     assert not path.exists()
     assert take(tmp_path) == []
+
+
+def test_the_file_stays_if_the_start_fails(tmp_path: Path) -> None:
+    path = write(tmp_path, [1])
+    with (
+        pytest.raises(StateError),
+        clocks_file.taken(tmp_path, log="abc", seq=7, wall_ms=STOPPED_MS),
+    ):
+        raise StateError("the start fails")
+    assert path.exists()
+    assert take(tmp_path) != []
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
