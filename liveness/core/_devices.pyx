@@ -3,7 +3,7 @@
 
     device  12 bytes for each entry of the table: its neighbours in the ring of the devices
             of its user, in the order of their logins, and in the first one their number
-    index   16 bytes a user on average, as that of the table: where the first device is
+    index   10 to 11 bytes a user, as that of the table: where the first device is
 
 The names of the users are not kept: each is the beginning of its devices' uids.
 """
@@ -13,8 +13,9 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from liveness.core._table cimport (
-    CHUNK, CHUNK_BITS, GONE, NONE, Index, Places, Slot, Table, drop_places, erase, fetch,
-    free_pages, grow, hash_of, insert, more_room, new_places, pages, resize, sign_of, slot_of,
+    CHUNK, CHUNK_BITS, GONE, NONE, Index, Places, Slot, Table, behind, drop_places, erase,
+    fetch, free_pages, grow, hash_of, home, insert, more_room, new_places, pages, resize,
+    sign_of, slot_of,
 )
 from liveness.core._wire cimport INTEGER, NOBODY, STRING, Sign, set_key
 
@@ -25,7 +26,7 @@ cdef extern from *:
     void *memmem(const void *, size_t, const void *, size_t) noexcept nogil
 
 cdef enum:
-    STEP = 8  # slots of the old index moved with each device that is removed
+    STEP = 16  # slots of the old index moved with each device that is removed
 
 
 cdef class Devices:
@@ -65,7 +66,7 @@ cdef class Devices:
         if user.kind != NOBODY:  # else the table refuses it
             self.cut(&user)
             self.hashed = hash_of(&user)
-            fetch(&self.places.index.slots[self.hashed & self.places.index.mask])
+            fetch(&self.places.index.slots[home(&self.places.index, self.hashed)])
         return 0
 
     cdef int32_t add(self, Table table, int32_t place) noexcept:
@@ -127,7 +128,7 @@ cdef class Devices:
         self.user_at(table, table.count - 1, &user)
         self.hashed = hash_of(&user)
         fetch(self.device(table.count - 1))
-        fetch(&self.places.index.slots[self.hashed & self.places.index.mask])
+        fetch(&self.places.index.slots[home(&self.places.index, self.hashed)])
 
     cdef void moved(self, Table table, int32_t before, int32_t place) noexcept:
         """Note that the table has removed an entry at *place*, and put its last one there.
@@ -224,7 +225,7 @@ cdef class Devices:
     cdef Slot *find_in(
         self, const Index *index, Table table, const Sign *user, uint32_t hashed
     ) noexcept:
-        cdef uint64_t at = hashed & index.mask
+        cdef uint64_t at = home(index, hashed)
         cdef Slot *slot = &index.slots[at]
         cdef Sign known
         while slot.place:
@@ -234,7 +235,7 @@ cdef class Devices:
                     known.key.text, user.key.text, user.size
                 ):
                     return slot
-            at = (at + 1) & index.mask
+            at = behind(index, at)
             slot = &index.slots[at]
         return NULL
 

@@ -57,9 +57,11 @@ cdef struct Slot:
     uint32_t hash
     int32_t place  # of the entry, plus one; 0 if the slot is free
 
+# Slots are in the order of their hashes, but for collisions. So an index is read and
+# written from front to back while it is moved, and can have any size.
 cdef struct Index:
     Slot *slots
-    uint64_t mask
+    uint64_t size
 
 # The place of each key by its hash, in one index or two: while it is resized, the slots of
 # the old one are moved to the other.
@@ -94,6 +96,16 @@ cdef inline uint32_t hash_of(const Sign *sign) noexcept nogil:
     else:
         hashed = ~keyed_hash(&sign.key.number, sizeof(int64_t))
     return <uint32_t> (hashed ^ hashed >> 32)
+
+
+cdef inline uint64_t home(const Index *index, uint32_t hashed) noexcept nogil:
+    """Where the search for a hash begins."""
+    return hashed * index.size >> 32
+
+
+cdef inline uint64_t behind(const Index *index, uint64_t at) noexcept nogil:
+    """Where it goes on."""
+    return at + 1 if at + 1 < index.size else 0
 
 
 cdef inline bint is_of(const Cell *cell, const Sign *sign) noexcept nogil:
@@ -160,24 +172,24 @@ cdef class Table:
     cdef inline int32_t search_in(
         self, const Index *index, const Sign *sign, uint32_t hashed
     ) noexcept nogil:
-        cdef uint64_t at = hashed & index.mask
+        cdef uint64_t at = home(index, hashed)
         cdef Slot slot = index.slots[at]
         while slot.place:
             if slot.hash == hashed and slot.place != GONE:
                 if is_of(self.cell(slot.place - 1), sign):
                     return slot.place - 1
-            at = (at + 1) & index.mask
+            at = behind(index, at)
             slot = index.slots[at]
         return NONE
 
     cdef inline int32_t likely(self, uint32_t hashed) noexcept nogil:
         """The first place with this hash, nearly always the right one; or NONE."""
         cdef Index *index = &self.places.index
-        cdef uint64_t at = hashed & index.mask
+        cdef uint64_t at = home(index, hashed)
         while index.slots[at].place:
             if index.slots[at].hash == hashed:
                 return index.slots[at].place - 1
-            at = (at + 1) & index.mask
+            at = behind(index, at)
         return NONE
 
     cdef inline void append(self, int32_t place, User *user, int32_t number) noexcept nogil:

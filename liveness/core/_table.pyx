@@ -3,13 +3,13 @@
 
     entry   64 bytes, a cache line: the clocks of one user, and its links in a list
     cell    24 bytes: its uid, or a pointer to a uid of more than 22 bytes
-    index   16 bytes on average: the place of each uid's entry; a hash table with open
-            addressing, a quarter to three quarters full
+    index   10 to 11 bytes: the place of each uid's entry; a hash table with open
+            addressing, seven to eight tenths full, and emptier only after users left
 
 Entries are dense, in chunks of 32,768: the last one replaces one that is removed. So
 growth copies no entries, and after a mass offline the memory is freed chunk by chunk.
-The index grows and shrinks by moving to a second one: a few slots with each entry that is
-added or removed, and some thousands with each `advance`.
+The index grows by an eighth and shrinks by moving to a second one: a few slots with each
+entry that is added or removed, and some thousands with each `advance`.
 
 Lists have numbers and no sentinels: the table keeps each list's first and last entry.
 
@@ -59,9 +59,9 @@ keyed_hash = PyHash_GetFuncDef().hash
 
 cdef enum:
     SMALLEST_INDEX = 1024
-    # Slots of the old index moved with each entry that is added or removed. Two would be
-    # just enough.
-    STEP = 8
+    # Slots of the old index moved with each entry that is added or removed. Ten would be
+    # just enough: another tenth of the slots fills until the new index has to grow.
+    STEP = 16
     MOST_USERS = 2147450880  # whole chunks that an int32 can number
 
 cdef object new_tuple = tuple.__new__
@@ -226,7 +226,7 @@ cdef class Table:
 
 cdef int new_places(Places *places) except -1:
     places.index = Index(
-        <Slot *> pages(SMALLEST_INDEX * sizeof(Slot)), SMALLEST_INDEX - 1
+        <Slot *> pages(SMALLEST_INDEX * sizeof(Slot)), SMALLEST_INDEX
     )
     return 0
 
@@ -244,41 +244,47 @@ cdef void insert(Places *places, uint32_t hashed, int32_t place) noexcept:
 cdef Slot *slot_of(Places *places, uint32_t hashed, int32_t place) noexcept:
     """The slot of an entry, in either index; *place* is its place plus one."""
     cdef Index *index = &places.index
-    cdef uint64_t at = hashed & index.mask
+    cdef uint64_t at = home(index, hashed)
     while index.slots[at].place:
         if index.slots[at].place == place:
             return &index.slots[at]
-        at = (at + 1) & index.mask
+        at = behind(index, at)
     index = &places.old
-    at = hashed & index.mask
+    at = home(index, hashed)
     while index.slots[at].place != place:
-        at = (at + 1) & index.mask
+        at = behind(index, at)
     return &index.slots[at]
 
 
 cdef void erase(Places *places, uint32_t hashed, int32_t place) noexcept:
     """Free a slot, and move back the slots that a collision had put behind it."""
-    cdef Slot *slots = places.index.slots
+    cdef Index *index = &places.index
+    cdef Slot *slots = index.slots
     cdef Slot *slot = slot_of(places, hashed, place)
-    cdef uint64_t mask = places.index.mask, at, gap
-    if not slots <= slot <= slots + mask:
+    cdef uint64_t at, gap
+    if not slots <= slot < slots + index.size:
         slot.place = GONE
         return
     gap = at = slot - slots
     while True:
-        at = (at + 1) & mask
+        at = behind(index, at)
         if not slots[at].place:
             break
-        if ((at - slots[at].hash) & mask) >= ((at - gap) & mask):
+        if way(index, home(index, slots[at].hash), at) >= way(index, gap, at):
             slots[gap] = slots[at]
             gap = at
     slots[gap].place = 0
 
 
+cdef uint64_t way(const Index *index, uint64_t start, uint64_t stop) noexcept:
+    """How many slots *stop* is behind *start*; the first slot is behind the last one."""
+    return stop - start if start <= stop else index.size - start + stop
+
+
 cdef int grow(Places *places, uint64_t count) except -1:
     """Make room for one more entry than *count*."""
     resize(places, count, STEP)
-    if 16 * (count + 1) > 15 * (places.index.mask + 1):
+    if 16 * (count + 1) > 15 * places.index.size:
         raise MemoryError("the index cannot grow")
     return 0
 
@@ -288,42 +294,42 @@ cdef void resize(Places *places, uint64_t count, uint64_t steps) noexcept:
 
     Without memory for it, the next call tries again.
     """
-    cdef uint64_t size = places.index.mask + 1
+    cdef uint64_t size = places.index.size
     cdef Slot slot
     cdef Slot *slots
     if places.old.slots == NULL:
-        if 4 * count > 3 * size:
-            size *= 2
-        elif 8 * count < size and size > SMALLEST_INDEX:
-            size //= 2
+        if 5 * count > 4 * size:
+            size += size // 8
+        elif 4 * count < size and size > SMALLEST_INDEX:
+            size = max(size // 2, SMALLEST_INDEX)
         else:
             return
         slots = <Slot *> take_pages(size * sizeof(Slot))
         if slots == NULL:
             return
-        places.old, places.index = places.index, Index(slots, size - 1)
+        places.old, places.index = places.index, Index(slots, size)
         places.moved = 0
-    while steps and places.moved <= places.old.mask:
+    while steps and places.moved < places.old.size:
         slot = places.old.slots[places.moved]
         if slot.place > 0:
             insert_in(&places.index, slot.hash, slot.place)
             places.old.slots[places.moved].place = GONE
         places.moved += 1
         steps -= 1
-    if places.moved > places.old.mask:
+    if places.moved == places.old.size:
         drop_index(&places.old)
 
 
 cdef void insert_in(Index *index, uint32_t hashed, int32_t place) noexcept:
-    cdef uint64_t at = hashed & index.mask
+    cdef uint64_t at = home(index, hashed)
     while index.slots[at].place:
-        at = (at + 1) & index.mask
+        at = behind(index, at)
     index.slots[at] = Slot(hashed, place)
 
 
 cdef void drop_index(Index *index) noexcept:
     if index.slots != NULL:
-        free_pages(index.slots, (index.mask + 1) * sizeof(Slot))
+        free_pages(index.slots, index.size * sizeof(Slot))
         index.slots = NULL
 
 

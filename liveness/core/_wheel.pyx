@@ -17,7 +17,8 @@ from libc.string cimport memcpy, memset
 
 from liveness.core._devices cimport Devices
 from liveness.core._table cimport (
-    NONE, List, Table, User, fetch, hash_of, is_of, more_room, resize, room_for, sign_of,
+    NONE, Index, List, Table, User, fetch, hash_of, home, is_of, more_room, resize, room_for,
+    sign_of,
 )
 from liveness.core._records cimport (
     NOTHING, OFFLINE_KIND, ONLINE_KIND, Item, RecordBatch,
@@ -316,15 +317,16 @@ cdef class Wheel:
         cdef Table table = self.table
         cdef User user
         cdef Sign sign
-        cdef Py_ssize_t index, count = len(rows)
-        for index in range(first, count):
-            if index + BLOCK < count:
-                set_key(rows[index + BLOCK][1], &sign)
+        cdef const Index *index = &table.places.index
+        cdef Py_ssize_t at, count = len(rows)
+        for at in range(first, count):
+            if at + BLOCK < count:
+                set_key(rows[at + BLOCK][1], &sign)
                 if sign.kind != NOBODY:
-                    fetch(&table.places.index.slots[hash_of(&sign) & table.places.index.mask])
-            uid = restorer.entry(rows[index], &user)
+                    fetch(&index.slots[home(index, hash_of(&sign))])
+            uid = restorer.entry(rows[at], &user)
             if uid is None:
-                return index
+                return at
             self.add(uid, &user)
         return count
 
@@ -760,13 +762,17 @@ cdef class Wheel:
         cdef int32_t place
         cdef int why
         cdef Table table = self.table
+        cdef const Index *index = &table.places.index
+        cdef const Index *old = &table.places.old
         cdef User *user
         cdef const Sign *sign
         for at in range(start, stop):
             hashes[at - start] = hash_of(signs + at)
-            fetch(&table.places.index.slots[hashes[at - start] & table.places.index.mask])
-            if table.places.old.slots != NULL:
-                fetch(&table.places.old.slots[hashes[at - start] & table.places.old.mask])
+            # Collisions take a search into the next cache line often enough to fetch it.
+            fetch(&index.slots[home(index, hashes[at - start])])
+            fetch(&index.slots[home(index, hashes[at - start])] + 5)
+            if old.slots != NULL:
+                fetch(&old.slots[home(old, hashes[at - start])])
         for at in range(start, stop):
             place = places[at - start] = table.likely(hashes[at - start])
             if place != NONE:

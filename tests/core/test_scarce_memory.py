@@ -5,7 +5,7 @@ import sys
 
 from tests.core.conftest import WHEELS
 
-# An index of 1,024 slots is to grow at 768 users, and may not.
+# An index of 1,024 slots is to grow at 820 users, and may not.
 SCARCE = """
 import resource
 from pathlib import Path
