@@ -68,7 +68,13 @@ def full_options(users: int) -> BenchOptions:
     """The options for which the floors for *users* are promised."""
     is_large = users > BenchOptions().users
     sizes = tuple(size for size in SIZES if size <= 4 * users)
-    return BenchOptions(users=users, rate=33_000 if is_large else 3_000, sizes=sizes)
+    return BenchOptions(
+        users=users,
+        rate=33_000 if is_large else 3_000,
+        # Above a million, a keepalive of each user takes the load seconds.
+        timeout_s=30.0 if users > 1_000_000 else BenchOptions().timeout_s,
+        sizes=sizes,
+    )
 
 
 FULL: Final = full_options(100_000)

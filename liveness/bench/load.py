@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
@@ -56,16 +56,27 @@ def uid(number: int, kind: str = "user") -> str:
 
 
 class LoadUsers:
-    """Simulated users, each on one connection, numbered from 0; *suffix* ends each uid."""
+    """Simulated users, each on one connection, numbered from 0; *suffix* ends each uid.
+
+    Their uids are computed when they are needed: ten million would take 0.7 GB.
+    """
 
     def __init__(self, count: int, *, kind: str = "user", suffix: str = "") -> None:
-        self.uids = [uid(number, kind) + suffix for number in range(count)]
+        self._kind, self._suffix = kind, suffix
         # As the protocol advises: start time in units of 2^-20 s, and a counter.
         first = time.time_ns() * 2**20 // 10**9
         self._conns = range(first, first + count)
 
     def __len__(self) -> int:
-        return len(self.uids)
+        return len(self._conns)
+
+    def uid(self, number: int) -> str:
+        """The uid of a user."""
+        return uid(number, self._kind) + self._suffix
+
+    def number(self, uid: str) -> int:
+        """The number of the user with this uid."""
+        return int(uid[5:17])
 
     def logins(self, part: range, **options: object) -> bytes:
         """Frames of 1,000 that log in the users of *part*."""
@@ -91,12 +102,12 @@ class LoadUsers:
     def single(self, number: int, event: str = "keepalive", **options: object) -> bytes:
         """A frame for one user."""
         options["conn"] = self._conns[number]
-        return packed(event, self.uids[number], options)
+        return packed(event, self.uid(number), options)
 
     def _frame(
         self, event: str, numbers: Sequence[int], options: dict[str, object]
     ) -> bytes:
-        uids = [self.uids[number] for number in numbers]
+        uids = [self.uid(number) for number in numbers]
         conns = [self._conns[number] for number in numbers]
         return packed(event, uids, {**options, "conn": conns})
 
@@ -173,11 +184,20 @@ class LoadGateway:
 
     Args:
         path: The server's socket.
+        use: What the thread calls with all that it receives, instead of keeping it in
+            `notices`: the records of ten million users would fill the memory.
         hello: Options of the hello; the default name is `bench`.
     """
 
-    def __init__(self, path: Path, **hello: object) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        use: Callable[[Notices], None] | None = None,
+        **hello: object,
+    ) -> None:
         self.notices: list[Notices] = []
+        self._use = self.notices.append if use is None else use
         self._records = WaitableCount()
         self._replies: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._writing = threading.Lock()
@@ -205,14 +225,14 @@ class LoadGateway:
         """Return once everything sent so far is applied and on disk."""
         self._request("pong", "ping", 1)
 
-    def sessions(self) -> dict[str, int]:
-        """Ask for this gateway's sessions: session number by uid."""
-        sessions: dict[str, int] = {}
+    def sessions(self) -> Iterator[tuple[str, int]]:
+        """Ask for this gateway's sessions: uid and session number of each."""
         _, rows, *seq = self._request("list", "list")
         while True:
-            sessions |= {uid: session for uid, _gateway, session, _conn in rows}
+            for uid, _gateway, session, _conn in rows:
+                yield uid, session
             if seq:
-                return sessions
+                return
             _, rows, *seq = self._reply("list")
 
     @property
@@ -256,7 +276,7 @@ class LoadGateway:
 
     def _take(self, notices: Notices) -> None:
         self.send(packed("ack", notices.records[-1]["seq"]))
-        self.notices.append(notices)
+        self._use(notices)
         self._records.add(len(notices.records))
 
     def _close(self) -> None:

@@ -35,6 +35,8 @@ TICK_S: Final = 0.02  # what is due within a tick is reported together
 # Added to a timeout after each replacement, until records come at their usual time again.
 AFTER_S: Final = 3.0
 LOGINS_PER_CHECKPOINT: Final = 2_000
+# Users that stay, at most: the client library of this process has objects for each.
+MOST_STAYERS: Final = 1_000_000
 PATIENCE_S: Final = 60.0
 KINDS: Final = (ONLINE, OFFLINE)
 
@@ -114,7 +116,7 @@ class ReplacementLoad:
         """The users that stay, with a timeout longer than the pause between two turns."""
         options = self._options
         long_s = options.timeout_s + 3 * options.users / options.rate
-        for number in range(options.users):
+        for number in range(min(options.users, MOST_STAYERS)):
             conn, stayer = sidecar.new_conn(), uid(number)
             self._stayers[conn] = stayer
             sidecar.login(stayer, conn=conn, timeout=long_s)

@@ -1,20 +1,25 @@
 """Scenarios that measure the sidecar alone, each on a fresh process."""
 
+# array.array cannot be subscripted when it runs, before Python 3.12.
+from __future__ import annotations
+
 import time
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from operator import ne
 from typing import Final
 
 from liveness.bench import BenchOptions, floors
 from liveness.bench.figures import Figure
 from liveness.bench.floors import NONE, promised
-from liveness.bench.load import LoadGateway, LoadUsers, Moment, now
+from liveness.bench.load import LoadGateway, LoadUsers, Moment, Notices, cut, now
 from liveness.bench.program import Window
 from liveness.bench.replacement import replacement
 from liveness.bench.sidecar_process import SidecarProcess, fresh_sidecar, linked_sidecar
 from liveness.bench.stragglers import Stragglers
-from liveness.bench.systems import LONG_S
-from liveness.bench.verdict import judge, mistakes, quantile
+from liveness.bench.systems import LOGINS_AT_ONCE, LONG_S
+from liveness.bench.verdict import Judge, mistakes, quantile
 from liveness.bench.virtual_day import DAY_S, borders
 from liveness.console.admin_client import AdminConnection
 from liveness.console.progress import Stage, time_share
@@ -72,10 +77,14 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
     users, timeout_s = LoadUsers(options.users), options.timeout_s
     floor = promised(options)
     most_s = floor.silence_s
-    with _all_online(options, users, stage) as (sidecar, gateway):
-        last = _send_keepalives(gateway, users)
-        first_due = last[users.uids[0]].mono + timeout_s
-        until = last[users.uids[-1]].mono + timeout_s + floor.patience_s
+    keepalives, last = users.keepalives(), dict[str, Moment]()
+    judge = Judge(last, timeout_s=timeout_s)
+    with _all_online(options, users, stage, judge.take) as (sidecar, gateway):
+        sent = _send_keepalives(gateway, keepalives)
+        for part, moment in sent:
+            last.update(dict.fromkeys(map(users.uid, part), moment))
+        first_due = sent[0][1].mono + timeout_s
+        until = sent[-1][1].mono + timeout_s + floor.patience_s
         first_s = max(1.0, first_due - time.perf_counter())
         with Stragglers(
             sidecar.socket, first_s=first_s, seconds=floor.patience_s
@@ -97,7 +106,7 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
                 decided_ms=floors.OTHERS_DECIDED_MS,
                 delivered_ms=floors.OTHERS_DELIVERED_MS,
             )
-    verdict = judge(gateway.notices, last, timeout_s=timeout_s)
+    verdict = judge.verdict()
     decided_s = quantile(verdict.decided_s, 1.0)
     delivered_s = quantile(verdict.delivered_s, 1.0)
     return [
@@ -159,30 +168,31 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
     should have renewed. Finally both restarts again, under load, with the socket kept open.
     """
     users, watch_s = LoadUsers(options.users), options.timeout_s + RENEWED_S
-    ready_s = promised(options).ready_s
+    ready_s, keepalives = promised(options).ready_s, users.keepalives()
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
         sidecar.start()
         with LoadGateway(sidecar.socket, timeout=LONG_S) as first:
             stage("everyone logs in", None)
-            first.send(users.logins(range(len(users))))
-            before = first.sessions()
+            for part in cut(range(len(users)), LOGINS_AT_ONCE):
+                first.send(users.logins(part))
+            before = _sessions(first, users)
         stage("a planned stop, and a start", None)
         stopped_s = sidecar.stop()
         planned_s = sidecar.start()
         with LoadGateway(sidecar.socket) as second:
-            _send_keepalives(second, users)
-            lost = _lost(before, second)
+            _send_keepalives(second, keepalives)
+            lost = _lost(before, second, users)
         stage("a crash, and a start", None)
         sidecar.kill()
         crash_s = sidecar.start()
         with LoadGateway(sidecar.socket) as third:
-            _send_keepalives(third, users)
+            _send_keepalives(third, keepalives)
             stage("everyone sends, nobody may go offline", time_share(watch_s))
             until = time.perf_counter() + watch_s
             while (left_s := until - time.perf_counter()) > 0:
                 time.sleep(min(left_s, options.timeout_s / 3))
-                _send_keepalives(third, users)
-            lost += _lost(before, third)
+                _send_keepalives(third, keepalives)
+            lost += _lost(before, third, users)
         sidecar.check()
     false = sum(gateway.count for gateway in (first, second, third))
     return [
@@ -197,28 +207,37 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
 
 @contextmanager
 def _all_online(
-    options: BenchOptions, users: LoadUsers, stage: Stage
+    options: BenchOptions,
+    users: LoadUsers,
+    stage: Stage,
+    use: Callable[[Notices], None],
 ) -> Iterator[tuple[SidecarProcess, LoadGateway]]:
-    """A sidecar with all users online; their next event begins the short timeout."""
+    """A sidecar with all users online; their next event begins the short timeout.
+
+    What the gateway receives then goes to *use*.
+    """
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
         sidecar.start()
         with LoadGateway(sidecar.socket, timeout=LONG_S) as first:
             stage("everyone logs in", None)
-            first.send(users.logins(range(len(users))))
+            for part in cut(range(len(users)), LOGINS_AT_ONCE):
+                first.send(users.logins(part))
             first.ping()
-        with LoadGateway(sidecar.socket) as gateway:
+        with LoadGateway(sidecar.socket, use=use) as gateway:
             yield sidecar, gateway
         sidecar.check()
 
 
-def _send_keepalives(gateway: LoadGateway, users: LoadUsers) -> dict[str, Moment]:
-    """Send a keepalive for each user; returns the moment before that, by uid."""
-    last: dict[str, Moment] = {}
-    for part, frame in users.keepalives():
-        last |= dict.fromkeys(users.uids[part.start : part.stop], now())
+def _send_keepalives(
+    gateway: LoadGateway, keepalives: Sequence[tuple[range, bytes]]
+) -> list[tuple[range, Moment]]:
+    """Send a keepalive for each user; returns users with the moment before theirs."""
+    sent = list[tuple[range, Moment]]()
+    for part, frame in keepalives:
+        sent.append((part, now()))
         gateway.send(frame)
     gateway.ping()
-    return last
+    return sent
 
 
 def _listed_over_http(sidecar: SidecarProcess) -> int:
@@ -235,6 +254,14 @@ def _listed_over_http(sidecar: SidecarProcess) -> int:
     return lines - 1 if b'"seq"' in last and b'"uid"' not in last else 0
 
 
-def _lost(before: dict[str, int], gateway: LoadGateway) -> int:
+def _sessions(gateway: LoadGateway, users: LoadUsers) -> array[int]:
+    """The session of each user, by its number; 0 if it is not online."""
+    sessions = array("q", bytes(8 * len(users)))
+    for uid, session in gateway.sessions():
+        sessions[users.number(uid)] = session
+    return sessions
+
+
+def _lost(before: array[int], gateway: LoadGateway, users: LoadUsers) -> int:
     """How many users are not online any more in the session that they had."""
-    return len(before.items() - gateway.sessions().items())
+    return sum(map(ne, before, _sessions(gateway, users)))

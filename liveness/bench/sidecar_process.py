@@ -15,6 +15,11 @@ from liveness.console.admin_client import CommandError, readiness
 
 SOCKET: Final = "gateway.sock"
 AS_INSTALLED: Final[Mapping[str, str]] = MappingProxyType({})
+# Scenarios have up to ten million users, and a few more.
+MANY_USERS: Final = {
+    "LIVENESS_LIMITS_MAX_USERS": "11000000",
+    "LIVENESS_LIMITS_MAX_GATEWAY_USERS": "11000000",
+}
 
 
 class SidecarProcess(Program):
@@ -48,7 +53,7 @@ class SidecarProcess(Program):
         for fd in fds:
             script = [sys.executable, "-S", socket_activation.__file__]
             command = [*script, str(fd), "gateway", *command]
-        super().__init__(folder, command, env=env, fds=fds)
+        super().__init__(folder, command, env={**MANY_USERS, **env}, fds=fds)
 
     def is_ready(self) -> bool:
         """Whether hello and `/readyz` succeed."""

@@ -58,7 +58,7 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
         gateway.ping()
     # Of several activities of a user the last one remains.
     last = {
-        users.uids[number]: moment
+        users.uid(number): moment
         for number, moment in zip(order, pace.moments(), strict=True)
         if number < falling
     }

@@ -34,10 +34,10 @@ class Stragglers:
         self._due: dict[str, Moment] = {}
         self._gateway = LoadGateway(path, name="stragglers")
         users = LoadUsers(round(max(seconds, LEAST_S) * PER_S), kind="slow")
-        for number, uid in enumerate(users.uids):
+        for number in range(len(users)):
             timeout_s = first_s + number / PER_S
             frame = users.single(number, "login", timeout=timeout_s)
-            self._due[uid] = now().after(timeout_s)
+            self._due[users.uid(number)] = now().after(timeout_s)
             self._gateway.send(frame)
             if number % AT_ONCE == AT_ONCE - 1:
                 self._gateway.ping()

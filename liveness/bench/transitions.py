@@ -98,8 +98,7 @@ class TransitionLoad:
             gateway.ping()
         moments = [*pace.moments()]
         last: dict[str, Moment] = {
-            uid: moments[at]
-            for uid, at in zip(self.silent.uids, self.last, strict=True)
+            self.silent.uid(number): moments[at] for number, at in enumerate(self.last)
         }
         silences = [
             Notices(

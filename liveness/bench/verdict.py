@@ -1,7 +1,11 @@
 """How late silent users were reported, on the client's clocks, and what went wrong."""
 
+# array.array cannot be subscripted when it runs, before Python 3.12.
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,11 +21,55 @@ AT_MS: Final = 1.0
 class Verdict:
     """Seconds from each deadline to decision and delivery; early, false and missing."""
 
-    decided_s: list[float] = field(default_factory=list)
-    delivered_s: list[float] = field(default_factory=list)
+    decided_s: array[float] = field(default_factory=lambda: array("d"))
+    delivered_s: array[float] = field(default_factory=lambda: array("d"))
     early: int = 0
     false: int = 0
     missing: int = 0
+
+
+class Judge:
+    """Compares records with the users that really fell silent, or with timers.
+
+    Args:
+        expected: By uid, the moment before the last activity was written. The server
+            received it later, so an offline within the timeout from here is too early.
+            Of timers, by key, the moment that each is due. Those that are reported are
+            taken out.
+        timeout_s: The users' timeout.
+        key: The field of a record that names its user ("uid") or its timer ("key").
+    """
+
+    def __init__(
+        self,
+        expected: MutableMapping[str, Moment],
+        *,
+        timeout_s: float = 0.0,
+        key: str = "uid",
+    ) -> None:
+        self._expected, self._timeout_s, self._key = expected, timeout_s, key
+        self._verdict = Verdict()
+
+    def take(self, notices: Notices) -> None:
+        """Judge some records."""
+        verdict, key, timeout_s = self._verdict, self._key, self._timeout_s
+        for record in notices.records:
+            moment = self._expected.pop(record.get(key, ""), None)
+            is_other = key == "uid" and record.get("reason") != "silence"
+            if moment is None or is_other:
+                verdict.false += 1
+                continue
+            decided_s = (record["at"] - moment.wall_ms) / 1000 - timeout_s
+            delivered_s = notices.received - moment.mono - timeout_s
+            if decided_s + AT_MS / 1000 < 0 or delivered_s < 0:
+                verdict.early += 1
+            verdict.decided_s.append(decided_s)
+            verdict.delivered_s.append(delivered_s)
+
+    def verdict(self) -> Verdict:
+        """The verdict; those that were not reported yet are missing."""
+        self._verdict.missing = len(self._expected)
+        return self._verdict
 
 
 def judge(
@@ -31,32 +79,11 @@ def judge(
     timeout_s: float = 0.0,
     key: str = "uid",
 ) -> Verdict:
-    """Compare the records with the users that really fell silent, or with timers.
-
-    Args:
-        notices: All that the gateway received.
-        last: By uid, the moment before the last activity was written. The server received
-            it later, so an offline within the timeout from here is too early. Of timers,
-            by key, the moment that each is due.
-        timeout_s: The users' timeout.
-        key: The field of a record that names its user ("uid") or its timer ("key").
-    """
-    verdict, expected = Verdict(), dict(last)
-    for received, records in notices:
-        for record in records:
-            moment = expected.pop(record.get(key, ""), None)
-            is_other = key == "uid" and record.get("reason") != "silence"
-            if moment is None or is_other:
-                verdict.false += 1
-                continue
-            decided_s = (record["at"] - moment.wall_ms) / 1000 - timeout_s
-            delivered_s = received - moment.mono - timeout_s
-            if decided_s + AT_MS / 1000 < 0 or delivered_s < 0:
-                verdict.early += 1
-            verdict.decided_s.append(decided_s)
-            verdict.delivered_s.append(delivered_s)
-    verdict.missing = len(expected)
-    return verdict
+    """Judge all that a gateway received; see `Judge`."""
+    judge = Judge(dict(last), timeout_s=timeout_s, key=key)
+    for received in notices:
+        judge.take(received)
+    return judge.verdict()
 
 
 def mistakes(scenario: str, verdict: Verdict) -> list[Figure]:

@@ -109,7 +109,7 @@ class _VirtualDay:
         self._is_measuring = self._is_busy = False
         for part in cut(range(len(users)), BATCH):
             self.now = part.start / len(users)
-            uids = users.uids[part.start : part.stop]
+            uids = [users.uid(number) for number in part]
             login = Login(uids, [None] * len(uids), DAY_S, 0.0)
             self._presence.login(self._gateways[1], login, self._at())
             self._presence.decided.take()
