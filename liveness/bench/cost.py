@@ -25,11 +25,13 @@ from liveness.console.progress import Stage
 
 SINGLES_RATIO: Final = 4.0
 BATCHES_RATIO: Final = 8.0
-GROWTH: Final = 2.5
 MEMORY_RATIO: Final = 1.0
-# The ratios are promised for this number of users; the growth, from one number to another.
+# The ratios are promised for this number of users.
 RATIOS_USERS: Final = 1_000_000
-GROWTH_USERS: Final = (100_000, 4_000_000)
+# How much more an event may cost with many users than with few.
+GROWTHS: Final = ((100_000, 4_000_000, 2.5), (1_000_000, 10_000_000, 1.5))
+# The most bytes a user of ours, by the number of users.
+MOST_MEMORY_B: Final = {10_000_000: 110.0}
 
 EVENTS: Final = 500_000  # a round, or one for each user if there are fewer
 APART_S: Final = 1.1  # a slot and a little
@@ -72,7 +74,9 @@ def _measured(
             yield from _costs(how, system, streams, min(users, EVENTS), drain, figure)
     time.sleep(SETTLE_S)
     memory_mb = system.program.memory_mb()
-    yield figure(MEMORY, (memory_mb - empty_mb) * 1e6 / users, "B")
+    of_a_user = figure(MEMORY, (memory_mb - empty_mb) * 1e6 / users, "B")
+    most_b = MOST_MEMORY_B.get(users) if of_a_user.system == OURS else None
+    yield replace(of_a_user, most=most_b)
     yield figure("memory", memory_mb, "MB")
 
 
@@ -139,7 +143,8 @@ def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]
                 yield replace(figure, most=most, least=least)
             elif math.isfinite(figure.value):
                 yield figure
-    if {*GROWTH_USERS} <= promised:
-        few, many = ((OURS, users, batches) for users in GROWTH_USERS)
-        name = f"{CPU} / that with {GROWTH_USERS[0]:,}, {BATCHES}"
-        yield replace(ratio(name, many, few), most=GROWTH)
+    for few, many, most in GROWTHS:
+        if {few, many} <= promised:
+            name = f"{CPU} / that with {few:,}, {BATCHES}"
+            growth = ratio(name, (OURS, many, batches), (OURS, few, batches))
+            yield replace(growth, most=most)

@@ -294,6 +294,7 @@ SINGLES = "SETEX's server CPU an event / ours, one-uid frames"
 BATCHES = "SETEX's server CPU an event / ours, batches"
 MEMORY = "memory a user / redis-server's"
 GROWTH = "server CPU an event / that with 100,000, batches"
+GROWTH_TO_TEN = "server CPU an event / that with 1,000,000, batches"
 
 
 def compared(
@@ -326,6 +327,7 @@ def test_a_promise_that_was_not_measured_is_missed_unless_redis_was_left_out() -
     assert all(math.isnan(value) and met is False for value, met in found.values())
     assert {*compared([], replace(options, without=("redis",)))} == {(FOUR, GROWTH)}
     assert compared([], full_options(100_000)) == {}
+    assert (10 * MILLION, GROWTH_TO_TEN) in compared([], full_options(10 * MILLION))
     assert (MILLION, SINGLES) in compared(
         [], replace(full_options(100), sizes=(MILLION,))
     )
