@@ -28,9 +28,9 @@ from tests.simulation.timers import broken_timers
 
 # Reads are gathered for 20 ms, and then it has 50.
 PROMPT_S: Final = 0.020 + 0.050
-# Two commits of the log, as long as the disk takes for one in a quiet hour, and a page
-# of it read by one that is behind.
-DELIVERED_S: Final = 0.050
+# The log gathers for 50 ms. Then two commits of it, as long as the disk takes for one in a
+# quiet hour, and a page of it read by one that is behind.
+DELIVERED_S: Final = 0.050 + 0.050
 # What the sidecar and a gateway make of one moment, by adding and taking away.
 ROUNDING_S: Final = 1e-6
 # So long after its link began or ended a gateway may still be taken for there, or away.

@@ -109,6 +109,7 @@ class LinkWriter:
 
     async def _wait(self) -> None:
         if self._outbox.waits_for_disk:
+            self._delivery.log_writer.hurry()
             self._delivery.feed.notify_at_commit(self.wake.notify)
         now = trio.current_time()
         later = [at for at in (self._list_retry_at, self._notices_retry_at) if at > now]

@@ -1,9 +1,14 @@
 """Writes the log and the cursors of all names, with group commit.
 
-All changes that are queued during a commit go into the next one. No record is delivered
-before it is durable: each batch is published after its commit. A commit that fails is
-repeated, whole, until it succeeds. Meanwhile the sidecar is not ready, and pending
-records grow up to the bounds at which the server stops firing and then reading.
+A change that comes after a quiet time is written at once. While changes keep coming, a
+commit begins at most every `COMMIT_EVERY_S` and takes all that came meanwhile, since a
+commit with its delivery costs more CPU than the decisions in it. It begins earlier if
+something waits for it, as a reply does, or if many records wait.
+
+No record is delivered before it is durable: each batch is published after its commit. A
+commit that fails is repeated, whole, until it succeeds. Meanwhile the sidecar is not
+ready, and pending records grow up to the bounds at which the server stops firing and then
+reading.
 
 Timer commands go to a writer of their own (`timer_writer`). An attempt is recorded in the
 log first; the timers' table follows.
@@ -28,7 +33,7 @@ from liveness.service.common import threads
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
-from liveness.service.storage.log_pages import END
+from liveness.service.storage.log_pages import END, PAGE_RECORDS
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.timer_writer import TimerWriter
 from liveness.service.storage.writer import Writer
@@ -36,6 +41,12 @@ from liveness.service.storage.writer import Writer
 # The most records of one transaction. They take about 25 ms to write, the longest that a
 # new record should wait for those before it.
 COMMIT_RECORDS: Final = 4_000
+# The least time between the beginnings of two commits, unless the second one is awaited.
+# It delays a record by as much at most: half of what delivery may take.
+COMMIT_EVERY_S: Final = 0.05
+# So many records are written at once. More would not make a commit cheaper: they fill a
+# page of the log.
+FULL_COMMIT: Final = PAGE_RECORDS
 # If only cursors moved, a commit waits this long. After a crash, records acknowledged
 # meanwhile are delivered again.
 CURSOR_DELAY_S: Final = 1.0
@@ -93,8 +104,9 @@ class LogWriter:
         self._queue: deque[Commit] = deque()
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
-        self._is_urgent = False
-        self._cursors_wait = False  # `run` was woken for them
+        self._awaited = 0  # something waits for this ticket
+        self._began_at = -math.inf  # when the last commit began
+        self._cursors_at = math.inf  # when the first of the cursors to write has moved
         # `trim` sets these two.
         self._note_use_after_ms = math.inf
         self._most_bytes = END
@@ -177,13 +189,19 @@ class LogWriter:
             self._queue.append(commit)
             self.records_pending += changes.weight
             self.pending_ends += changes.ends
-            self._is_urgent = True
-            self._wake.notify()
+            if len(self._queue) == 1 or self.records_pending >= FULL_COMMIT:
+                self._wake.notify()
 
     def cursors_moved(self) -> None:
         """Write the cursors that moved, with the next commit or a little later."""
-        if not self._cursors_wait:
-            self._cursors_wait = True
+        if self._cursors_at == math.inf:
+            self._cursors_at = self._clock.mono()
+            self._wake.notify()
+
+    def hurry(self) -> None:
+        """Write what is queued without waiting for more, as something waits for it."""
+        if self._awaited < self._appended:
+            self._awaited = self._appended
             self._wake.notify()
 
     def write_attempt(self, gateway: str, key: str) -> None:
@@ -200,12 +218,14 @@ class LogWriter:
     async def flushed(self) -> None:
         """Wait until all changes so far are durable, except timers without space."""
         ticket = self.flush()
+        self.hurry()
         while self.durable_ticket < ticket:
             await self._flush_progress.wait()
 
     async def flushed_for(self, gateway: str | None) -> None:
         """Wait as `flushed`, but only for timer commands of *gateway*; None: for none."""
         ticket = self.flush()
+        self.hurry()
         while self.log_ticket < ticket or self.timers.writes(gateway, ticket):
             await self._flush_progress.wait()
 
@@ -214,14 +234,21 @@ class LogWriter:
     async def run(self) -> None:
         """Write for ever. A failed commit is repeated; nothing is dropped."""
         while True:
-            await self._wake.wait()
-            if not self._is_urgent:
-                with trio.move_on_after(CURSOR_DELAY_S):
-                    while not self._is_urgent:
-                        await self._wake.wait()
-            self._is_urgent = False
-            while self._queue or self.cursors.has_moved:
+            if self._next_at <= self._clock.mono():
                 await self._commit()
+            else:
+                with trio.move_on_at(self._next_at):
+                    await self._wake.wait()
+
+    @property
+    def _next_at(self) -> float:
+        """When to commit next, if nothing comes before."""
+        if not self._queue:
+            return self._cursors_at + CURSOR_DELAY_S
+        is_awaited = self._queue[0].ticket <= self._awaited
+        if is_awaited or self.records_pending >= FULL_COMMIT:
+            return -math.inf
+        return self._began_at + COMMIT_EVERY_S
 
     async def trim(
         self,
@@ -347,12 +374,12 @@ class LogWriter:
             batch.ends += changes.ends
             batch.online.update(changes.online)
         batch.cursors = self.cursors.take_moved()
-        self._cursors_wait = False
+        self._cursors_at = math.inf
         return batch
 
     async def _commit(self) -> None:
         batch = self._gather()
-        began = self._clock.mono()
+        self._began_at = began = self._clock.mono()
         before = self.log_bytes
 
         def write() -> int:

@@ -22,6 +22,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import link_reader
 from liveness.service.links.link_writer import LINGER_S
+from liveness.service.storage.log_writer import COMMIT_EVERY_S
 from tests.helpers.tree import ROOT
 from tests.helpers.wire import packed
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
@@ -113,6 +114,15 @@ async def test_a_pong_with_nothing_before_it_waits_for_no_disk(rig: Rig) -> None
     await gateway.send(["keepalive", "u"])
     await gateway.sync()
     assert rig.log_writer._decided.ticket == before
+
+
+async def test_a_commit_that_a_pong_waits_for_is_not_delayed(rig: Rig) -> None:
+    gateway = await rig.gateway("g")
+    for n in range(5):  # so far apart, commits would be a little later each time
+        began = trio.current_time()
+        await gateway.send(["login", f"u{n}"], ["ping", n])
+        await gateway.expect("pong")
+        assert trio.current_time() - began < COMMIT_EVERY_S / 2
 
 
 async def test_a_session_keeps_its_timeout_over_a_crash(

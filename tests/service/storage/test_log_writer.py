@@ -17,8 +17,10 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import (
+    COMMIT_EVERY_S,
     COMMIT_RECORDS,
     CURSOR_DELAY_S,
+    FULL_COMMIT,
     TRIM_EVERY_S,
 )
 from tests.helpers import disk
@@ -129,6 +131,39 @@ async def test_changes_queued_during_a_commit_go_into_the_next(rig: Rig) -> None
     assert (rig.sizes, rig.pending, rig.marks) == ([2, 3], [3, 0], [first, second])
     assert (log_writer.durable_seq, log_writer.pending) == (5, 0)
     assert rig.store.bounds() == (1, 6)
+
+
+async def test_changes_that_keep_coming_are_gathered(rig: Rig) -> None:
+    began, step = trio.current_time(), COMMIT_EVERY_S * 0.4
+    for seq in range(1, 6):
+        append(rig.log_writer, changes(seq))
+        await trio.sleep(step)
+    await trio.sleep(COMMIT_EVERY_S * 1.5)
+    append(rig.log_writer, changes(6))
+    await trio.sleep(step)
+    assert rig.sizes == [1, 2, 2, 1]
+    moments = [(at - began) / COMMIT_EVERY_S for at in rig.at]
+    assert moments == pytest.approx([0, 1, 2, 3.5])
+
+
+@pytest.mark.parametrize(
+    ("count", "is_awaited"), [(1, True), (FULL_COMMIT, False)], ids=["awaited", "many"]
+)
+async def test_what_is_awaited_or_fills_a_page_is_not_gathered(
+    rig: Rig, count: int, is_awaited: bool
+) -> None:
+    began, soon = trio.current_time(), COMMIT_EVERY_S / 10
+    append(rig.log_writer, changes(1))
+    await trio.sleep(soon)
+    append(rig.log_writer, changes(2, count))
+    if is_awaited:
+        rig.log_writer.hurry()
+    await trio.sleep(soon)
+    append(rig.log_writer, changes(2 + count))
+    await trio.sleep(2 * COMMIT_EVERY_S)
+    assert rig.sizes == [1, count, 1]
+    moments = [at - began for at in rig.at]
+    assert moments == pytest.approx([0, soon, soon + COMMIT_EVERY_S])
 
 
 async def test_a_commit_that_is_not_queued_yet_is_not_durable(rig: Rig) -> None:

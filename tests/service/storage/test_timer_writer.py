@@ -537,6 +537,7 @@ def test_marks_are_reached_in_time_and_runs_not_known_too_soon(
         few.setattr(timer_writer, "LATE_FIRES", 1)
         few.setattr(timer_writer, "MOST_WAITING_FIRES", 4)
         few.setattr(log_writer, "COMMIT_RECORDS", 2)
+        few.setattr(log_writer, "COMMIT_EVERY_S", 0.0)
         trio.run(live, clock=clock)
 
 
