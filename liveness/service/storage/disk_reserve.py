@@ -19,8 +19,8 @@ from liveness.service.storage.private_folders import bytes_left, open_own
 T = TypeVar("T")
 
 NAME: Final = "reserve"
-# When its WAL is written back, a database may grow by the 4 MB at which SQLite starts to
-# do so, plus one transaction. The rest is for the deletion itself.
+# When its WAL is written back, a database may grow by the 4 MiB at which that begins on a
+# disk with little room, plus one transaction. The rest is for the deletion itself.
 RESERVE_BYTES: Final = 16 * 2**20
 # Commits need this for a WAL, even if a database has free pages.
 WAL_ROOM_BYTES: Final = 4 * 2**20

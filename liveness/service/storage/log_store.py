@@ -38,8 +38,10 @@ from liveness.core.records import (
 from liveness.core.timer_states import Fire
 from liveness.core.uids import is_natural
 from liveness.service.storage import log_pages, migrations, online_list, timer_store
+from liveness.service.storage.checkpoints import Wal
 from liveness.service.storage.damaged_records import DamagedRecords
 from liveness.service.storage.database import (
+    WAL_BYTES,
     batches,
     check_structure,
     connect,
@@ -54,7 +56,6 @@ from liveness.service.storage.database import (
     size_of,
     transaction,
     write_ahead,
-    write_back,
 )
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_pages import END, PAGE_RECORDS, records_in, rows_of
@@ -184,6 +185,7 @@ class LogStore:
             db.execute("commit")
         else:
             migrations.migrate(db, self.path, stored, SCHEMA, migrations.LOG)
+        self.wal = Wal(db, self.path, self.reserve, most_bytes=WAL_BYTES)
         log = meta(db, "log")
         try:
             parted = json.loads(str(meta(db, "parted") or "{}"))
@@ -224,6 +226,7 @@ class LogStore:
 
     def close(self) -> None:
         """Close the file and unlock the directory."""
+        self.wal.close()
         self._db.close()
         self._resources.close()
 
@@ -353,6 +356,7 @@ class LogStore:
             put_rows(db, "online", 6, opened)
             self._put_many(_PUT_CURSORS, cursors)
             self._put_many(_FORGET_CURSORS, forgotten)
+        self.wal.keep_growth_small()
 
     def _put_many(self, statement: str, rows: Sequence[Any]) -> None:
         for part in batches(rows, PAGE_RECORDS):
@@ -455,10 +459,6 @@ class LogStore:
             if not log_pages.is_damage(error):
                 raise
             # The free pages stay in the file, and are used again.
-
-    def write_back(self) -> None:
-        """Checkpoint the WAL into the file; on a full disk, use the reserve."""
-        self.reserve.lend(self._db, partial(write_back, self._db))
 
 
 def check_not_emptied(folder: Path) -> None:

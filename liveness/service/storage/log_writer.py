@@ -33,6 +33,7 @@ from liveness.service.common import threads
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
+from liveness.service.storage.checkpoints import Checkpoints
 from liveness.service.storage.log_pages import END, PAGE_RECORDS
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.timer_writer import TimerWriter
@@ -114,6 +115,7 @@ class LogWriter:
         self._flushed_seq = 0
         self._flush_progress = trio.Event()
         self._writer = Writer("the log", store.path, clock=clock)
+        self.checkpoints = Checkpoints(store.wal, self._writer, clock=clock)
 
     @property
     def failure(self) -> str | None:
@@ -315,7 +317,7 @@ class LogWriter:
                 room = max(0, self._most_bytes - self.log_bytes)
                 await self._writer.once(partial(store.reserve.make, log_bytes=room))
             else:
-                await self._writer.once(store.write_back)
+                await self._writer.once(store.wal.write_back_the_rest)
         except sqlite3.Error as error:
             self._warn("the log was not trimmed", error)
         return is_behind

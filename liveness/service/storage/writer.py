@@ -33,6 +33,7 @@ class Writer:
     def __init__(self, what: str, path: Path, *, clock: Clock) -> None:
         self.failure: str | None = None  # why the file cannot be written at present
         self.failures = 0  # attempts that failed
+        self.has_written = False  # since `Checkpoints` last wrote the WAL back
         self._what = what
         self._path = path
         self._clock = clock
@@ -42,7 +43,10 @@ class Writer:
 
     async def once(self, call: Callable[[], T]) -> T:
         """Call in a thread, when no other call runs; raise a failure, do not repeat."""
-        return await in_thread(call, limiter=self._limiter)
+        try:
+            return await in_thread(call, limiter=self._limiter)
+        finally:
+            self.has_written = True
 
     async def write(
         self,
