@@ -41,6 +41,15 @@ CPU: Final = "server CPU an event"
 MEMORY: Final = "memory a user"
 SINGLES: Final = "one-uid frames"
 BATCHES: Final = "batches"
+SINGLES_RATIO_NAME: Final = f"SETEX's {CPU} / ours, {SINGLES}"
+BATCHES_RATIO_NAME: Final = f"SETEX's {CPU} / ours, {BATCHES}"
+MEMORY_RATIO_NAME: Final = f"{MEMORY} / redis-server's"
+# The comparison with Redis: its ratios by name, and whether a larger one is better.
+MORE_IS_BETTER: Final = {
+    SINGLES_RATIO_NAME: True,
+    BATCHES_RATIO_NAME: True,
+    MEMORY_RATIO_NAME: False,
+}
 
 MakeFigure: TypeAlias = Callable[..., Figure]
 Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
@@ -129,11 +138,11 @@ def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]
     measured = {figure.users for figure in figures if figure.users}
     counts = measured | ({RATIOS_USERS} & promised)
     for users in sorted(counts) if SETEX not in options.without else ():
-        theirs, name = (SETEX, users, singles), f"SETEX's {CPU} / ours"
-        of_singles = ratio(f"{name}, {SINGLES}", theirs, (OURS, users, singles))
-        of_batches = ratio(f"{name}, {BATCHES}", theirs, (OURS, users, batches))
+        theirs = (SETEX, users, singles)
+        of_singles = ratio(SINGLES_RATIO_NAME, theirs, (OURS, users, singles))
+        of_batches = ratio(BATCHES_RATIO_NAME, theirs, (OURS, users, batches))
         memory = ((OURS, users, MEMORY), (SETEX, users, MEMORY))
-        of_memory = ratio(f"{MEMORY} / redis-server's", *memory)
+        of_memory = ratio(MEMORY_RATIO_NAME, *memory)
         for figure, most, least in (
             (of_singles, None, SINGLES_RATIO),
             (of_batches, None, BATCHES_RATIO),

@@ -161,7 +161,7 @@ def reports(folder: Path = RESULTS) -> list[PerformanceReport]:
     """The committed runs, those with fewer users first."""
     contents = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     contents.sort(key=lambda content: (content["parameters"]["users"], content["date"]))
-    return [PerformanceReport(content, [*_figures(content)]) for content in contents]
+    return [PerformanceReport(content, [*figures_of(content)]) for content in contents]
 
 
 def digest(folder: Path = RESULTS) -> str:
@@ -210,7 +210,8 @@ def main() -> None:
         draw(figures, RESULTS, digest())
 
 
-def _figures(content: Mapping[str, Any]) -> Iterator[Figure]:
+def figures_of(content: Mapping[str, Any]) -> Iterator[Figure]:
+    """The figures of a report."""
     for row in content["figures"]:
         fields = {name: value for name, value in row.items() if name != "met"}
         value = math.nan if row["value"] is None else row["value"]

@@ -100,8 +100,7 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
         left_out += system_kinds.plan(options).left_out
     for line in left_out:
         print(f"left out: {line}", file=out, flush=True)
-    with _without_garbage_collection(), exit_on_signals():
-        figures = _measured(names, options, out)
+    figures = measured(names, options, out)
     print(summary(figures), file=out, flush=True)
     if report is not None:
         content = {
@@ -118,11 +117,19 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
     return 0 if are_met(figures) else MISSED
 
 
-def _measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[Figure]:
-    """All figures; printed on *out* even if an error or a signal ends the run early."""
+def measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[Figure]:
+    """All figures; printed on *out* even if an error or a signal ends the run early.
+
+    Raises:
+        BenchError: A scenario failed.
+    """
     figures: list[Figure] = []
     try:
-        with progress_bar(sys.stderr) as show:
+        with (
+            _without_garbage_collection(),
+            exit_on_signals(),
+            progress_bar(sys.stderr) as show,
+        ):
             for number, name in enumerate(names, start=1):
                 position = f"{number}/{len(names)} {name}"
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter, Token
 
 from liveness.bench import COMPARED_SYSTEMS, FULL, QUICK, SCENARIOS, full_options
+from liveness.bench.regression import REPORT, TOLERANCE
+from liveness.bench.regression import guard as measure_and_compare
 from liveness.bench.suite import run
 from liveness.cli.options import declared, file_at, number
 
@@ -47,6 +49,11 @@ def _writable_at(_kind: Any, tokens: Sequence[Token]) -> str:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{text!r} cannot be written")
     return text
+
+
+def _path_of(_kind: Any, tokens: Sequence[Token]) -> Path:
+    """The name of a file."""
+    return Path(file_at(_kind, tokens))
 
 
 Scenario = Annotated[
@@ -118,6 +125,15 @@ ReportFile = Annotated[
         allow_leading_hyphen=True,  # of "-"
     ),
 ]
+EarlierReport = Annotated[
+    Path,
+    Parameter(
+        name="REPORT",
+        help="a report of `bench cost --json` (default: the one in the clone); a ratio "
+        f"may be worse by {TOLERANCE:.0%}",
+        converter=_path_of,
+    ),
+]
 
 command: Final = declared("bench", "bench steady silence --users 50000")
 
@@ -147,3 +163,14 @@ def bench(
 
     options = replace(QUICK if quick else full_options(users or FULL.users), **given)
     return run(scenario or SCENARIOS, options, report=json)
+
+
+@command.command(help_epilogue="Example: liveness bench guard")
+def guard(report: EarlierReport = REPORT, /) -> int:
+    """Measure whether the sidecar costs more than before, compared with Redis.
+
+    Runs a short comparison with redis-server, in less than a minute, and compares its
+    ratios with those of an earlier report. The exit code is 0 if none is worse by more
+    than the tolerance, 1 if one is, 2 if redis-server or the report is missing.
+    """
+    return measure_and_compare(report)

@@ -318,3 +318,8 @@ def test_at_a_high_rate_frames_go_together_and_nobody_is_wronged(
     content = json.loads(report.read_text())
     found = {one["name"]: one["value"] for one in content["figures"]}
     assert found["early offlines"] == found["false offlines"] == found["missing"] == 0
+
+
+@pytest.mark.slow
+def test_the_sidecar_has_not_fallen_behind_redis() -> None:
+    assert main.main(["bench", "guard"]) == 0
