@@ -40,6 +40,7 @@ COMPARED_SYSTEMS: Final = {
     "reference": "the sidecar with its wheel in Python",
     "redis": "redis-server, a key with a TTL for each user",
     "zset": "redis-server, a sorted set of deadlines, swept every second",
+    "valkey": "valkey-server, a key with a TTL for each user, if it is installed",
     "asyncio": "a process with a timer for each user",
 }
 

@@ -70,7 +70,7 @@ GREY: Final = "#808080"
 COLOURS: Final = dict(
     zip(
         SYSTEMS,
-        ("#2f81f7", "#8a6df0", "#e5534b", "#d9822b", "#3fa45b", "#b0872c"),
+        ("#2f81f7", "#8a6df0", "#e5534b", "#d9822b", "#c2569b", "#3fa45b", "#b0872c"),
         strict=True,
     )
 )

@@ -149,11 +149,16 @@ class OfflineStream:
 
 
 class RedisServer(Program):
-    """A redis-server without a disk, on a Unix socket; *options* are further ones."""
+    """A redis-server without a disk, on a Unix socket; *options* are further ones.
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    *program* may name another server that takes the same ones.
+    """
+
+    def __init__(
+        self, folder: Path, *options: str, program: str = "redis-server"
+    ) -> None:
         self.socket = folder / "redis.sock"
-        words = ["redis-server", "--port", "0", "--unixsocket", str(self.socket)]
+        words = [program, "--port", "0", "--unixsocket", str(self.socket)]
         words += ["--dir", str(folder), "--save", "", "--appendonly", "no", *options]
         super().__init__(folder, words)
 
@@ -256,11 +261,13 @@ def swept(sock: socket.socket) -> Iterator[Sequence[str]]:
 def redis_system(
     use: Callable[[Program, Pipeline, OfflineStream], Setex],
     listen: Callable[[socket.socket], Iterator[Sequence[str]]],
+    program: str,
     folder: Path,
     _count: int,
 ) -> Iterator[Setex]:
-    """A redis-server with both links; *listen* yields the uids that it reports silent."""
-    with RedisServer(folder, "--notify-keyspace-events", "Ex") as server:
+    """A server with both links; *listen* yields the uids that it reports silent."""
+    events = ("--notify-keyspace-events", "Ex")
+    with RedisServer(folder, *events, program=program) as server:
         server.start()
         with (
             connected(server.socket) as sock,

@@ -25,18 +25,23 @@ class SystemKind(NamedTuple):
     # Takes a folder for its files, and the number of users.
     open: Callable[[Path, int], AbstractContextManager[System]]
     program: str | None = None  # that it needs, from the Debian package of this name
+    is_optional: bool = False  # without its program it is left out
     most: int | None = None  # users; more would take too long
 
 
 REFERENCE: Final = "reference"
 SETEX: Final = "redis"
 REDIS: Final = "redis-server"
+VALKEY: Final = "valkey-server"
 _REFERENCE: Final = partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"})
 KINDS: Final[dict[str, SystemKind]] = {
     OURS: SystemKind(partial(measured, sidecar)),
     REFERENCE: SystemKind(partial(measured, _REFERENCE), most=1_000_000),
-    SETEX: SystemKind(partial(redis_system, Setex, expired), REDIS),
-    "zset": SystemKind(partial(redis_system, Zset, swept), REDIS),
+    SETEX: SystemKind(partial(redis_system, Setex, expired, REDIS), REDIS),
+    "zset": SystemKind(partial(redis_system, Zset, swept, REDIS), REDIS),
+    "valkey": SystemKind(
+        partial(redis_system, Setex, expired, VALKEY), VALKEY, is_optional=True
+    ),
     "asyncio": SystemKind(partial(measured, AsyncioTimers)),
 }
 
@@ -52,6 +57,11 @@ def plan(options: BenchOptions) -> SystemPlan:
     """The runs that fit into memory and that are not left out."""
     runs: list[tuple[int, str]] = []
     left_out = [f"{name}: by --without" for name in KINDS if name in options.without]
+    left_out += [
+        f"{name}: {kind.program} is not installed"
+        for name, kind in KINDS.items()
+        if name not in options.without and _is_absent(kind)
+    ]
     most_users = available_bytes() // USER_BYTES
     for users in sorted(set(options.sizes)):
         if users > most_users:
@@ -81,7 +91,16 @@ def missing_program(options: BenchOptions) -> str:
 
 
 def _chosen(options: BenchOptions) -> list[str]:
-    return [name for name in KINDS if name not in options.without]
+    return [
+        name
+        for name, kind in KINDS.items()
+        if name not in options.without and not _is_absent(kind)
+    ]
+
+
+def _is_absent(kind: SystemKind) -> bool:
+    """Whether a system is left out as its program is missing."""
+    return kind.is_optional and shutil.which(kind.program or "") is None
 
 
 @contextmanager

@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_left_out_and_said(
 ) -> None:
     monkeypatch.setattr(system_kinds, "available_bytes", lambda: 4_000_000_000)
     sizes = (100, 2_000_000, 5_000_000)
-    it = plan(replace(QUICK, sizes=sizes, without=("redis", "zset")))
+    it = plan(replace(QUICK, sizes=sizes, without=("redis", "zset", "valkey")))
     assert it.runs == [
         (100, "liveness"),
         (100, "reference"),
@@ -262,9 +262,24 @@ def test_what_does_not_fit_is_left_out_and_said(
     assert it.left_out == [
         "redis: by --without",
         "zset: by --without",
+        "valkey: by --without",
         "reference, 2,000,000 users: measured with at most 1,000,000",
         "5,000,000 users: there is memory for 4,000,000",
     ]
+
+
+def test_valkey_is_measured_only_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    others = tuple(name for name in COMPARED_SYSTEMS if name != "valkey")
+    options = replace(QUICK, sizes=(100,), without=others)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert plan(options).runs == [(100, "liveness")]
+    assert plan(options).left_out[-1] == "valkey: valkey-server is not installed"
+    assert system_kinds.missing_program(options) == ""
+    server = tmp_path / "valkey-server"
+    server.touch(mode=0o700)
+    assert plan(options).runs == [(100, "liveness"), (100, "valkey")]
 
 
 def test_the_systems_of_the_help_are_those_that_can_be_measured() -> None:

@@ -25,6 +25,7 @@ from liveness.bench.system_kinds import KINDS, opened
 from liveness.bench.systems import Stream
 from liveness.bench.virtual_day import borders
 from liveness.cli import main
+from tests.helpers.needs import needs
 from tests.helpers.tree import ROOT
 
 SCHEMA = json.loads((ROOT / "liveness/bench/report.schema.json").read_text())
@@ -124,6 +125,13 @@ def running_in(folder: Path) -> list[int]:
             if str(folder) in path.read_text(errors="replace"):
                 found.append(int(path.parent.name))
     return found
+
+
+def installed(name: str) -> object:
+    """A system by name, for a test that is skipped without an optional program."""
+    kind = KINDS[name]
+    marks = [needs(kind.program or "")] if kind.is_optional else []
+    return pytest.param(name, marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +259,7 @@ def test_a_sidecar_that_is_lost_ends_it_with_its_last_lines(
 # --- other systems
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [installed(name) for name in KINDS])
 def test_each_system_takes_signs_of_life_and_tells_who_fell_silent(
     name: str, tmp_path: Path
 ) -> None:
@@ -268,7 +276,7 @@ def test_each_system_takes_signs_of_life_and_tells_who_fell_silent(
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("name", COMPARED_SYSTEMS)
+@pytest.mark.parametrize("name", [installed(name) for name in COMPARED_SYSTEMS])
 def test_of_each_system_there_is_what_it_costs_and_how_late_it_tells(
     name: str, tmp_path: Path
 ) -> None:
