@@ -68,6 +68,7 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
     falling_name = f"server CPU with {FALLS_PER_S} offlines a second"
     sending_name = "server CPU while all speak, nobody due"
     count = len(order) - due
+    offline_ns = (cpu - sending_cpu) / 100 / FALLS_PER_S * 1e9
     rows: list[tuple[str, float, str, float | None]] = [
         ("decided p99", p99_ms(decided_s), "ms", DECIDED_MS),
         ("decided last", 1000 * quantile(decided_s, 1.0), "ms", None),
@@ -79,6 +80,7 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
         *mistakes("steady", verdict),
         Figure("steady", sending_name, sending_cpu, "%", floor.speaking_cpu_percent),
         Figure("steady", falling_name, cpu, "%", floor.steady_cpu_percent),
+        Figure("steady", "server CPU an offline by itself", offline_ns, "ns"),
         Figure("steady", "server CPU a frame", window.server_ns(count), "ns"),
         Figure("steady", "frames a second", count / window.took_s, ""),
         Figure("steady", "load CPU", window.load_percent, "%"),
