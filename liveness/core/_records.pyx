@@ -419,7 +419,9 @@ cdef class RecordBatch:
         if starts == NULL:
             raise MemoryError
         memset(starts, 0, (names + 2) * sizeof(int32_t))
-        # Two places further on than its own: what is there then begins the next one's.
+        # starts[n + 2] counts the positions of name n. Summed up, starts[n + 1] is where
+        # they begin. Each that is put there moves it on, at last to where those of n + 1
+        # begin, as is wanted.
         for at in range(self.count):
             item = self.items + at
             starts[item.gateway + 2] += 1
