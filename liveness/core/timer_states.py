@@ -21,6 +21,7 @@ Source: the retries of payment notifications: a table with states and a fixed sc
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 PENDING: Final = "pending"
@@ -62,6 +63,9 @@ class TimerState(NamedTuple):
     def is_live(self) -> bool:
         """Whether it is pending or fired."""
         return self.next is not None
+
+
+_STATE: Final = itemgetter(TimerState._fields.index("state"))
 
 
 class RetryPolicy(NamedTuple):
@@ -269,11 +273,12 @@ class TimerTransaction:
             if self.before.get(number) is not timer
         ]
         # By how much the number of timers in each state changes.
-        self.states: Counter[str] = Counter()
-        for timer in self.changed:
-            self.states[timer.state] += 1
-            if timer.id in self.before:
-                self.states[self.before[timer.id].state] -= 1
+        self.states = Counter(map(_STATE, self.changed))
+        self.states.subtract(
+            self.before[timer.id].state
+            for timer in self.changed
+            if timer.id in self.before
+        )
 
     # --- commands -------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from liveness.core.timer_states import FIRED, LIVE, PENDING, TimerState
 from liveness.service.storage.timer_sql import (
     IS_VALID,
     TIMER_COLUMNS,
-    read_json,
+    RowsStatement,
     single_value,
 )
 
@@ -36,10 +36,12 @@ PAYLOAD_CHARACTERS: Final = 2**20
 
 # --- timers that come due -----------------------------------------------------
 
-_DUE: Final = f"""
-select json_group_array(json_array({TIMER_COLUMNS}, timers.payload)) from timers
-where id in (select value from json_each(?)) and next is not null
-"""
+_DUE: Final = RowsStatement(
+    f"select json_group_array(json_array({TIMER_COLUMNS}, timers.payload)) from timers "
+    "where next is not null and id in (",
+    "?",
+    ")",
+)
 # As bytes, since a text may be damaged.
 _NAMES: Final = """
 select cast(json_array(id, gateway, key) as blob) from timers where id = ?
@@ -64,7 +66,8 @@ def read_due(
     db: sqlite3.Connection, ids: Sequence[int]
 ) -> tuple[list[Due], list[DamagedTimer]]:
     """Read timers that came due: the ones that are still live, and the damaged ones."""
-    rows, damaged = read_json(db, _DUE, ids)
+    rows, unreadable = _DUE.read(db, ids)
+    damaged = [number for (number,) in unreadable]
     found = list[Due]()
     for row in rows:
         timer = TimerState._make(row[:-1])

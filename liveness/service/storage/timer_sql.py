@@ -1,8 +1,9 @@
 """timers.db in SQL: its tables, and the statements that find and change its rows.
 
-A statement takes and returns many rows as one JSON value. For every single row, sqlite3
-would release the interpreter lock; beside a busy main thread, getting the lock back costs
-more than the row.
+A statement takes many rows, and returns them as one JSON value. For every single row,
+sqlite3 would release the interpreter lock; beside a busy main thread, getting the lock
+back costs more than the row. What a statement takes is bound as values, one by one: from
+JSON, SQLite would parse each row again for each of its columns.
 
 Ids only grow. So the newest timer of a key is the last one in the index of keys, and new
 rows lie together at the end of the table.
@@ -10,7 +11,7 @@ rows lie together at the end of the table.
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -22,10 +23,7 @@ from liveness.core.timer_states import (
     STATES,
     TimerState,
 )
-from liveness.service.storage.database import batches
-
-# Rows in one statement. Making and parsing their JSON holds the interpreter lock.
-STATEMENT_ROWS: Final = 1_000
+from liveness.service.storage.database import ROWS_AT_ONCE
 
 ENDED_STATES: Final = (DONE, FAILED, CANCELLED, REPLACED)
 
@@ -94,17 +92,79 @@ where next > :now and state = 'fired' and fired > :now
 
 TIMER_COLUMNS: Final = ", ".join(f"timers.{column}" for column in TimerState._fields)
 
-NEWEST_OF_KEYS: Final = f"""
-select json_group_array(json_array({TIMER_COLUMNS})) from timers where id in (
-    select (select max(id) from timers where gateway = json_extract(value, '$[0]')
-        and key = json_extract(value, '$[1]'))
-    from json_each(?))
-"""
 
-TIMERS_BY_ID: Final = f"""
-select json_group_array(json_array({TIMER_COLUMNS})) from timers
-where id in (select value from json_each(?))
-"""
+class RowsStatement:
+    """A statement for any number of rows, some of them at a time.
+
+    Args:
+        before: The statement up to its rows.
+        row: A row, with a `?` for each value.
+        after: The rest of the statement.
+    """
+
+    def __init__(self, before: str, row: str, after: str = "") -> None:
+        self._width = row.count("?")
+        self._texts = {
+            rows: f"{before} {', '.join([row] * rows)} {after}" for rows in ROWS_AT_ONCE
+        }
+
+    def execute(self, db: sqlite3.Connection, values: Sequence[object]) -> None:
+        """Execute it for rows whose values are one behind the other."""
+        for statement, given in self._parts(values):
+            db.execute(statement, given)
+
+    def read(
+        self, db: sqlite3.Connection, values: Sequence[object]
+    ) -> tuple[list[Any], list[Sequence[object]]]:
+        """Execute a query that returns one JSON array of rows.
+
+        Returns:
+            The rows; and the given rows for which a text is not UTF-8.
+        """
+        found, damaged = list[Any](), list[Sequence[object]]()
+        for statement, given in self._parts(values):
+            try:
+                found += json.loads(single_value(db, statement, given))
+            except sqlite3.OperationalError as error:
+                # SQLite does not check UTF-8; Python does, and gives no SQLite code.
+                if hasattr(error, "sqlite_errorcode"):
+                    raise
+                if len(given) == self._width:
+                    damaged.append(given)
+                    continue
+                half = (len(given) // self._width + 1) // 2 * self._width
+                for part in (given[:half], given[half:]):
+                    more_found, more_damaged = self.read(db, part)
+                    found += more_found
+                    damaged += more_damaged
+        return found, damaged
+
+    def _parts(
+        self, values: Sequence[object]
+    ) -> Iterator[tuple[str, Sequence[object]]]:
+        at = 0
+        for rows, statement in self._texts.items():
+            size = rows * self._width
+            while len(values) - at >= size:
+                yield statement, values[at : at + size]
+                at += size
+
+
+NEWEST_OF_KEYS: Final = RowsStatement(
+    "with named (gateway, key) as (values",
+    "(?, ?)",
+    f""")
+    select json_group_array(json_array({TIMER_COLUMNS})) from named cross join timers
+    where timers.id = (select max(id) from timers
+        where gateway = named.gateway and key = named.key)
+    """,
+)
+
+TIMERS_BY_ID: Final = RowsStatement(
+    f"select json_group_array(json_array({TIMER_COLUMNS})) from timers where id in (",
+    "?",
+    ")",
+)
 
 # The live timers of some exts, in their order, and the index of the last ext reached.
 LIVE_IDS_OF_EXTS: Final = """
@@ -116,13 +176,15 @@ select json_array(json_group_array(id), max(place)) from (
     limit :most)
 """
 
-_ADDED: Final = ("id", "gateway", "key", "ext", "payload", "due", "since", "created")
-INSERT_TIMERS: Final = f"""
-insert into timers (state, next, attempts, changed, {", ".join(_ADDED)})
-select 'pending', json_extract(value, '$[5]'), 0, json_extract(value, '$[7]'),
-    {", ".join(f"json_extract(value, '$[{at}]')" for at in range(len(_ADDED)))}
-from json_each(?)
-"""
+_ADDING: Final = (
+    "id", "gateway", "key", "ext", "state", "due", "next", "since", "created", "changed",
+)  # fmt: skip
+# Without the columns of an attempt, which a new timer has not had: to bind their nulls
+# would take a third more time.
+INSERT_TIMERS: Final = RowsStatement(
+    f"insert into timers (attempts, {', '.join(_ADDING)}, payload) values",
+    f"(0, {', '.join('?' * len(_ADDING))}, ?)",
+)
 
 _CHANGING: Final = (
     "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
@@ -136,21 +198,18 @@ def _values_of(columns: tuple[str, ...]) -> "itemgetter[Any]":
     return itemgetter(*map(TimerState._fields.index, columns))
 
 
-changed_values, end_values, attempt_values = map(
-    _values_of, (_CHANGING, _CHANGING_AT_END, _CHANGING_BY_ATTEMPT)
+added_values, changed_values, end_values, attempt_values = map(
+    _values_of, (_ADDING, _CHANGING, _CHANGING_AT_END, _CHANGING_BY_ATTEMPT)
 )
 
 
-def _update(columns: tuple[str, ...], also: str = "") -> str:
-    """An update of these columns, from a JSON array of rows that begin with the id."""
+def _update(columns: tuple[str, ...], also: str = "") -> RowsStatement:
+    """An update of these columns; the first is the id."""
     sets = ", ".join(f"{column} = given.{column}" for column in columns[1:])
-    given = ", ".join(
-        f"json_extract(value, '$[{at}]') as {column}"
-        for at, column in enumerate(columns)
-    )
-    return (
-        f"update timers set {sets}{also} from (select {given} from json_each(?)) "
-        "as given where timers.id = given.id"
+    return RowsStatement(
+        f"with given ({', '.join(columns)}) as (values",
+        f"({', '.join('?' * len(columns))})",
+        f") update timers set {sets}{also} from given where timers.id = given.id",
     )
 
 
@@ -186,33 +245,3 @@ def single_value(db: sqlite3.Connection, query: str, values: Any = ()) -> Any:
 def add_to_states(db: sqlite3.Connection, added: dict[str, int]) -> None:
     """Add to the counts of the states."""
     db.execute(ADD_TO_STATES, {"added": json.dumps(added)})
-
-
-def read_json(
-    db: sqlite3.Connection, query: str, values: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
-    """Read the rows for some values.
-
-    Args:
-        db: Any connection.
-        query: It takes a JSON array of values, and gives a JSON array of rows.
-        values: What to look up.
-    Returns:
-        The rows; and the values whose rows have a text that is not UTF-8.
-    """
-    try:
-        found = single_value(db, query, [json.dumps(values, ensure_ascii=False)])
-    except sqlite3.OperationalError as error:
-        # SQLite does not check UTF-8. Python does, and its error has no SQLite code.
-        if hasattr(error, "sqlite_errorcode"):
-            raise
-    else:
-        return json.loads(found), []
-    if len(values) == 1:
-        return [], [*values]
-    rows, damaged = list[Any](), list[Any]()
-    for half in batches(values, (len(values) + 1) // 2):
-        more_rows, more_damaged = read_json(db, query, half)
-        rows += more_rows
-        damaged += more_damaged
-    return rows, damaged

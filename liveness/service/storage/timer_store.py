@@ -20,6 +20,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -38,7 +39,6 @@ from liveness.core.timer_states import (
 )
 from liveness.service.storage import migrations, timer_damage, timer_sql
 from liveness.service.storage.database import (
-    batches,
     check_structure,
     connect,
     created_private,
@@ -337,41 +337,31 @@ class TimerStore:
             )
             if len(ids) == EXT_STEP:
                 unfinished = [*exts][place:]
-        found: list[TimerState] = []
-        for query, values_of_query in (
-            (timer_sql.NEWEST_OF_KEYS, [*keys]),
-            (timer_sql.TIMERS_BY_ID, ids),
-        ):
-            for part in batches(values_of_query, timer_sql.STATEMENT_ROWS):
-                rows, _ = timer_sql.read_json(self._db, query, part)
-                found += map(TimerState._make, rows)
-        return found, unfinished
+        rows, _ = timer_sql.NEWEST_OF_KEYS.read(self._db, [*chain.from_iterable(keys)])
+        rows += timer_sql.TIMERS_BY_ID.read(self._db, ids)[0]
+        return [*map(TimerState._make, rows)], unfinished
 
     def _store(self, outcome: TimerTransaction) -> None:
-        """Write the rows that a transaction added or changed."""
-        added = [
-            (timer.id, timer.gateway, timer.key, timer.ext, payload, timer.due,
-             timer.since, timer.created)
-            for timer, payload in outcome.added
-        ]  # fmt: skip
-        new = {command.timer.id: command.timer for command in outcome.added}
-        changed, ended = list[Any](), list[Any]()
+        """Write the rows that a transaction added or changed, as they are now."""
+        payloads = {command.timer.id: command.payload for command in outcome.added}
+        added, changed, ended = list[Any](), list[Any](), list[Any]()
+        attempt = timer_sql.attempt_values
         for timer in outcome.changed:
-            if new.get(timer.id) is timer:
-                continue
-            before = new.get(timer.id) or outcome.before[timer.id]
-            attempt = timer_sql.attempt_values
-            if timer.is_live or attempt(timer) != attempt(before):
-                changed.append(timer_sql.changed_values(timer))
+            number = timer.id
+            if number in payloads:
+                added += timer_sql.added_values(timer)
+                added.append(payloads[number])
+                if timer.seq is not None:
+                    changed += timer_sql.changed_values(timer)
+            elif timer.next is not None or attempt(timer) != attempt(
+                outcome.before[number]
+            ):
+                changed += timer_sql.changed_values(timer)
             else:
-                ended.append(timer_sql.end_values(timer))
-        for statement, rows in (
-            (timer_sql.INSERT_TIMERS, added),
-            (timer_sql.UPDATE_TIMERS, changed),
-            (timer_sql.END_TIMERS, ended),
-        ):
-            for part in batches(rows, timer_sql.STATEMENT_ROWS):
-                self._db.execute(statement, [json.dumps(part, ensure_ascii=False)])
+                ended += timer_sql.end_values(timer)
+        timer_sql.INSERT_TIMERS.execute(self._db, added)
+        timer_sql.UPDATE_TIMERS.execute(self._db, changed)
+        timer_sql.END_TIMERS.execute(self._db, ended)
         if states := {state: count for state, count in outcome.states.items() if count}:
             timer_sql.add_to_states(self._db, states)
 

@@ -37,9 +37,8 @@ from liveness.core.timer_states import (
 )
 from liveness.errors import StateError
 from liveness.service.storage import integrity, timer_damage, timer_reader
-from liveness.service.storage.database import reading
+from liveness.service.storage.database import ROWS_AT_ONCE, reading
 from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.timer_sql import STATEMENT_ROWS
 from liveness.service.storage.timer_store import DATABASE, EXT_STEP, TimerStore
 from tests.core.timers_rig import Rig
 from tests.helpers import disk
@@ -185,7 +184,7 @@ def test_orders_that_fail_leave_nothing(table: TimerStore) -> None:
     fill(table, 1)
     before = rows(table)
     # Enough for a statement that succeeds before the one that does not.
-    new = [*map(pending, range(2, STATEMENT_ROWS + 2)), pending(1, "again")]
+    new = [*map(pending, range(2, ROWS_AT_ONCE[0] + 2)), pending(1, "again")]
     with pytest.raises(sqlite3.IntegrityError):
         table.write([first_run(1, 7, 5), *(CreateTimer(timer, None) for timer in new)])
     assert rows(table) == before
@@ -378,7 +377,7 @@ def test_due_and_coming_timers_are_found_through_an_index(table: TimerStore) -> 
     fill(table, 1_000)
     with reading(table.path) as db:
         with steps(db) as found:
-            timer_reader.read_due(db, [1, 2, 3])
+            timer_reader.read_due(db, [1])
         assert [step.split(" USING ")[1] for step in found if " timers" in step] == [
             "INTEGER PRIMARY KEY (rowid=?)"
         ]
