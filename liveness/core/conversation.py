@@ -40,6 +40,7 @@ from liveness.core.link_requests import (
     ListSessions,
     Refusal,
     Request,
+    TimerBatch,
 )
 from liveness.core.records import (
     EVENT_NUMBER,
@@ -124,7 +125,7 @@ class Conversation:
                 self.n = self._reader.n
                 if type(frame) is not tuple:
                     yield from self._flush()
-                    assert isinstance(frame, ActivityBatch)
+                    assert isinstance(frame, ActivityBatch | TimerBatch)
                     yield frame
                     continue
                 try:
@@ -253,13 +254,13 @@ class Conversation:
             case "list":
                 return ListSessions()
             case "after":
-                return parse_after(frame)
+                return TimerBatch(self.n, (parse_after(frame),))
             case "cancel":
-                return parse_cancel(frame)
+                return TimerBatch(self.n, (parse_cancel(frame),))
             case "done":
-                return parse_done(frame)
+                return TimerBatch(self.n, (parse_done(frame),))
             case "fail":
-                return parse_fail(frame)
+                return TimerBatch(self.n, (parse_fail(frame),))
             case "ack" if self.hello.ack:
                 return parse_ack(frame, self.n)
             case "ack":

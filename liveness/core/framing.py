@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from liveness.core.link_requests import ActivityBatch
+from liveness.core.link_requests import ActivityBatch, TimerBatch
 from liveness.errors import Code, WireError
 
 Frame: TypeAlias = tuple[Any, ...]
@@ -117,8 +117,8 @@ class Reader:
         for start in range(0, len(data), PIECE_BYTES):
             yield from self._piece(data[start : start + PIECE_BYTES])
 
-    def feed_packing(self, data: bytes) -> Iterator[Frame | ActivityBatch]:
-        """As `feed`; if `packs` is set, keepalives and messages may come as one object.
+    def feed_packing(self, data: bytes) -> Iterator[Frame | ActivityBatch | TimerBatch]:
+        """As `feed`; if `packs` is set, batches may come in place of plain frames.
 
         This reader never packs. `packs` may be set after any frame.
         """

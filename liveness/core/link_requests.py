@@ -171,6 +171,13 @@ class Answer(NamedTuple):
     seq: int | None
 
 
+class TimerBatch(NamedTuple):
+    """Consecutive requests about timers; the first came in frame number `first_n`."""
+
+    first_n: int
+    requests: Sequence[After | Cancel | Answer]
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A frame is refused, or the link itself."""
@@ -213,8 +220,6 @@ Request: TypeAlias = (
     | Ping
     | Where
     | ListSessions
-    | After
-    | Cancel
-    | Answer
+    | TimerBatch
     | Refusal
 )

@@ -24,7 +24,6 @@ from liveness.core.link_requests import (
     Ack,
     ActivityBatch,
     After,
-    Answer,
     Cancel,
     Hello,
     ListSessions,
@@ -33,6 +32,7 @@ from liveness.core.link_requests import (
     Ping,
     Refusal,
     Request,
+    TimerBatch,
     Where,
 )
 from liveness.core.presence import NoRoom, Presence
@@ -126,15 +126,8 @@ class Requests:
         match request:
             # First, as these come in large numbers, and the match of `ActivityBatch`, an
             # abstract class, is slow.
-            case After():
-                if not self._scheduler.after(self._name(link), request, at):
-                    self._registry.refuse(
-                        link, self._too_many_timers(link, request.key)
-                    )
-            case Cancel():
-                self._scheduler.cancel(self._name(link), request, at)
-            case Answer():
-                self._scheduler.answer(self._name(link), request, at)
+            case TimerBatch():
+                self._apply_timers(link, request, at)
             case ActivityBatch():
                 assert gateway is not None
                 for n, position, index in self._presence.heard(gateway, request, at):
@@ -177,6 +170,20 @@ class Requests:
                     self._registry.refuse(link, request)
             case never:
                 assert_never(never)
+
+    def _apply_timers(self, link: Link, batch: TimerBatch, at: Instant) -> None:
+        assert link.gateway is not None
+        name, scheduler = link.gateway.name, self._scheduler
+        for n, request in enumerate(batch.requests, batch.first_n):
+            if isinstance(request, After):
+                if not scheduler.after(name, request, at):
+                    self._registry.refuse(link, self._too_many_timers(n, request.key))
+                    if not link.is_open:
+                        return
+            elif isinstance(request, Cancel):
+                scheduler.cancel(name, request, at)
+            else:
+                scheduler.answer(name, request, at)
 
     def _where(self, link: Link, request: Where, at: Instant) -> None:
         n = link.conversation.n
@@ -222,19 +229,14 @@ class Requests:
         self._counts.limits_met[name] += 1
 
     @staticmethod
-    def _name(link: Link) -> str:
-        assert link.gateway is not None
-        return link.gateway.name
-
-    @staticmethod
-    def _too_many_timers(link: Link, key: str) -> Refusal:
+    def _too_many_timers(n: int, key: str) -> Refusal:
         # Made without the conversation, which closes a link after too many refusals: a
         # full sidecar is no fault of the gateway, and its users need the link.
         return Refusal(
             Code.TOO_MANY_TIMERS,
             "there are as many timers as timers.max_live allows; ask again once some "
             "have ended, or raise it",
-            link.conversation.n,
+            n,
             fatal=False,
             frame="after",
             key=key,

@@ -45,6 +45,7 @@ from liveness.core.link_requests import (
     Logout,
     Refusal,
     Request,
+    TimerBatch,
 )
 from liveness.core.records import (
     EVENTS,
@@ -96,9 +97,15 @@ class ScriptedConversation(Conversation):
                 self._host.note_events(self.hello.name, request)
                 if isinstance(request, Login):
                     request = self._host.clock.in_scripted_time(request)
-            elif isinstance(request, After):
+            elif isinstance(request, TimerBatch):
                 # Otherwise rounding up to whole milliseconds would add one.
-                request = request._replace(seconds=request.seconds - ROUNDING_S)
+                scripted = [
+                    timer._replace(seconds=timer.seconds - ROUNDING_S)
+                    if isinstance(timer, After)
+                    else timer
+                    for timer in request.requests
+                ]
+                request = request._replace(requests=scripted)
             yield request
 
 

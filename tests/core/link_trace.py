@@ -5,7 +5,13 @@ from dataclasses import replace
 
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import Reader
-from liveness.core.link_requests import ActivityBatch, ListedActivity, Refusal, Request
+from liveness.core.link_requests import (
+    ActivityBatch,
+    ListedActivity,
+    Refusal,
+    Request,
+    TimerBatch,
+)
 from liveness.core.uids import is_uid
 from liveness.errors import Code
 
@@ -23,11 +29,14 @@ def told(
 
 
 def told_apart(request: Request) -> list[str]:
-    """A request as text; each sign of life of a run."""
+    """A request as text; each sign of life, and each request of timers, of a run."""
     assert isinstance(request, Request)
     if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
         # The message says how many bytes were seen, which differs between readers.
         request = replace(request, message="")
+    if isinstance(request, TimerBatch):
+        numbered = enumerate(request.requests, request.first_n)
+        return [repr((n, timer)) for n, timer in numbered]
     if not isinstance(request, ActivityBatch):
         return [repr(request)]
     # Bad uids are never packed.

@@ -461,6 +461,39 @@ def odd_signs(draw: st.DrawFn) -> list[Any]:
     ]
 
 
+keys = (
+    st.text(max_size=9) | long_uids | wrong | st.sampled_from(["k", "k", "", "é" * 128])
+)
+texts = keys | st.integers(4_090, 4_100).map(lambda size: "x" * size) | st.just("a\0b")
+seconds = (
+    st.sampled_from([0, 0.1, 0.0999, 1, 366 * 86_400, 366 * 86_400 + 1, 2**63, True])
+    | st.floats()
+    | st.sampled_from([None, "5", -5])
+)
+
+
+def some_of(**options: st.SearchStrategy[Any]) -> st.SearchStrategy[Pairs]:
+    """A map of these options, each perhaps missing or twice."""
+    pairs = [st.tuples(st.just(name), value) for name, value in options.items()]
+    return st.lists(st.one_of(pairs), max_size=3).map(Pairs)
+
+
+timer_frames = st.one_of(
+    st.tuples(
+        *(st.just("after"), keys, seconds),
+        some_of(payload=texts, ext=keys, other=keys) | st.none(),
+    ),
+    st.tuples(st.just("after"), keys, seconds),
+    st.tuples(st.just("cancel"), some_of(key=keys, ext=keys) | wrong),
+    st.tuples(
+        *(st.sampled_from(["done", "fail"]), keys, st.none() | texts),
+        some_of(seq=st.integers(-1, 3) | wrong, final=st.booleans()) | st.none(),
+    ),
+    st.tuples(st.sampled_from(["done", "fail", "cancel", "after"]), keys),
+    st.tuples(st.sampled_from(["done", "fail", "cancel"]), keys, texts),
+).map(list)
+
+
 OTHERS: Final[list[list[Any]]] = [
     ["ping", 1], ["list"], ["ack", 3], ["keepalive"], [], HELLO,
     ["keepaliv", 1], ["messages", 1], ["Message", 7], [Raw(b"\xc4\x07message"), 7],
@@ -481,7 +514,7 @@ def streams(draw: st.DrawFn) -> bytes:
         return draw(st.sampled_from(ways))
 
     good = st.lists(good_signs(), max_size=4)
-    others = odd_signs() | st.sampled_from(OTHERS)
+    others = odd_signs() | timer_frames | st.sampled_from(OTHERS)
     sent = [draw(st.sampled_from(HELLOS)), *draw(good)]
     for frame in draw(st.lists(others, max_size=6)):
         sent += [frame, *draw(good)]

@@ -98,6 +98,8 @@ class Sidecar:
                     self._refused(request)
                 case link_requests.ActivityBatch():
                     self._heard(request)
+                case link_requests.TimerBatch():
+                    self.frames += map(timer_meaning, request.requests)
                 case link_requests.Ack(seq, n) if seq >= NEXT:
                     # Only the service knows `next`, so it refuses this one.
                     self._refuse(Code.BAD_OPTION, "too high", n=n, frame="ack")
@@ -145,21 +147,26 @@ def meaning(request: link_requests.Request) -> dict[str, Any]:
             return {"frame": "hello", **asdict(request), "kinds": kinds}
         case link_requests.Login() | link_requests.Logout() | link_requests.Where():
             return {"frame": type(request).__name__.lower(), **asdict(request)}
-        case link_requests.After() | link_requests.Cancel():
-            return {"frame": type(request).__name__.lower(), **request._asdict()}
         case link_requests.Ack():
             return {"frame": "ack", "seq": request.seq, "cursor": request.cursor}
         case link_requests.Ping():
             return {"frame": "ping", "x": request.payload}
         case link_requests.ListSessions():
             return {"frame": "list"}
-        case link_requests.Answer(key, is_done=is_done):
-            answer = {"key": key, "message": request.message, "seq": request.seq}
-            if is_done:
-                return {"frame": "done", **answer}
-            return {"frame": "fail", **answer, "final": request.final}
         case _:
             raise AssertionError(f"no vector means {request}")
+
+
+def timer_meaning(
+    request: link_requests.After | link_requests.Cancel | link_requests.Answer,
+) -> dict[str, Any]:
+    """A request about a timer as the vectors write it."""
+    if not isinstance(request, link_requests.Answer):
+        return {"frame": type(request).__name__.lower(), **request._asdict()}
+    answer = {"key": request.key, "message": request.message, "seq": request.seq}
+    if request.is_done:
+        return {"frame": "done", **answer}
+    return {"frame": "fail", **answer, "final": request.final}
 
 
 def written_out(frame: dict[str, Any]) -> dict[str, Any]:
