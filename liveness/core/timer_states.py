@@ -167,6 +167,9 @@ class RetryTimer(NamedTuple):
     at: int
 
 
+# A text of fewer characters than this has less than a KiB, in any script.
+SHORT_CHARACTERS: Final = 256
+
 TimerCommand: TypeAlias = (
     CreateTimer
     | CancelTimer
@@ -202,7 +205,9 @@ def weight_of(command: TimerCommand) -> int:
         if isinstance(command, CompleteTimer)
         else None
     )
-    return 1 + len(text.encode()) // 1024 if text else 1
+    if not text or len(text) < SHORT_CHARACTERS:
+        return 1
+    return 1 + len(text.encode()) // 1024
 
 
 def split_new_timers(
@@ -301,8 +306,8 @@ class TimerTransaction:
 
     def _create(self, command: CreateTimer) -> None:
         timer = command.timer
-        former = self._live(timer.gateway, timer.key)
-        if former is not None:
+        number = self._newest.get((timer.gateway, timer.key))
+        if number is not None and (former := self._after[number]).is_live:
             self._end(former, REPLACED, timer.created, former.message)
         self.added.append(command)
         self._set(timer)

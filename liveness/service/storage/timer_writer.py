@@ -348,7 +348,11 @@ class TimerWriter:
                 ticket = self._writing[cancel.gateway]
                 queue.appendleft(_Queued(ticket, [cancel]))
         not_applied |= set(map(id, result.unfinished))
-        applied = [command for command in commands if id(command) not in not_applied]
+        applied = commands
+        if not_applied:
+            applied = [
+                command for command in commands if id(command) not in not_applied
+            ]
         self._writing.clear()
         weights = Counter[str]()
         for command in applied:
