@@ -33,6 +33,7 @@ def facts(folder: Path | None) -> dict[str, Any]:
         "msgpack": version("msgpack"),
         "sqlite": sqlite3.sqlite_version,
         "redis": _version("redis-server", r"v=(\S+)"),
+        "valkey": _version("valkey-server", r"v=(\S+)"),
         "huge_pages": _huge_pages(),
     }
 

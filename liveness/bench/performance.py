@@ -275,7 +275,9 @@ def _facts(content: Mapping[str, Any]) -> str:
     """The machine and versions of a run, and the command to repeat it."""
     machine = content["machine"]
     others = [
-        f"{name} {machine[name]}" for name in ("redis", ETCD) if machine.get(name)
+        f"{name} {machine[name]}"
+        for name in ("redis", "valkey", ETCD)
+        if machine.get(name)
     ]
     versions = ", ".join(
         [f"Python {machine['python']}", f"SQLite {machine['sqlite']}", *others]

@@ -22,9 +22,10 @@ from liveness.errors import LivenessError
 REPORT: Final = RESULTS / "cost.json"
 # So many users take a minute to measure, and are more than the caches of a processor hold.
 USERS: Final = 100_000
-# A ratio of two runs of the same code differed by up to a tenth on a machine with other
-# load. What is worse by more than this has another cause.
-TOLERANCE: Final = 0.2
+# In four runs of the same code, on two quiet cores, the largest of a ratio was above the
+# smallest by 21 % (one-uid frames), 15 % (batches) and 11 % (memory). What is worse by more
+# than this has another cause.
+TOLERANCE: Final = 0.25
 OPTIONS: Final = replace(
     full_options(USERS),
     sizes=(USERS,),
