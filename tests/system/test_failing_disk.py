@@ -18,12 +18,12 @@ from liveness.core.records import Record
 from liveness.core.timer_states import LIVE, CancelTimer, CreateTimer, TimerState
 from liveness.errors import StateError
 from liveness.service.common.logs import REPEAT_LOG_S
+from liveness.service.storage.checkpoints import MOST_GROWTH_BYTES
 from liveness.service.storage.database import companions, is_full
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import COMMIT_RECORDS
 from liveness.service.storage.timer_store import (
-    MOST_GROWTH_BYTES,
     PAGE_BYTES,
     TRIM_ROWS,
     TimerStore,
@@ -331,7 +331,7 @@ def test_on_a_full_filesystem_the_reserve_lets_ended_timers_be_deleted(
     disk_with_room: Path, full_table: TimerStore
 ) -> None:
     with filled(disk_with_room):
-        full_table.write_back()
+        full_table.wal.write_back()
         while full_table.trim(oldest_ms=0, most=100):
             pass
         assert ended(full_table) == 100

@@ -18,7 +18,7 @@ in memory, and writes back what changed. The statements are in `timer_sql`.
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -38,6 +38,7 @@ from liveness.core.timer_states import (
     split_new_timers,
 )
 from liveness.service.storage import migrations, timer_damage, timer_sql
+from liveness.service.storage.checkpoints import SHORT_BYTES, Wal
 from liveness.service.storage.database import (
     check_structure,
     connect,
@@ -53,7 +54,7 @@ from liveness.service.storage.database import (
     transaction,
     write_ahead,
 )
-from liveness.service.storage.disk_reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
+from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.private_folders import bytes_left
 from liveness.service.storage.timer_sql import single_value
 
@@ -65,22 +66,9 @@ PAGE_BYTES: Final = 1_024
 MOST_PAGES: Final = 2**32 - 2  # SQLite's own limit
 CACHE_BYTES: Final = 64 * 2**20
 
-# The WAL is checkpointed while the writer goes on, as a hundred thousand pages all over
-# the file take seconds. SQLite cannot restart a WAL meanwhile. So above this size, or
-# above a quarter of the free disk space if that is less, the writer itself checkpoints
-# the rest.
-RESTART_BYTES: Final = 256 * 2**20
-RESTART_SHARE: Final = 1 / 4
-# If that fails, a commit checkpoints everything once the WAL has this many pages.
-CHECKPOINT_PAGES: Final = 4 * RESTART_BYTES // PAGE_BYTES
-
-# With less free disk space than this, the file may only grow by what fits twice, in the
-# WAL and in the file, with room left for one more WAL: enough to write answers and to
-# delete ended timers.
-SHORT_BYTES: Final = 256 * 2**20
-# The WAL is then checkpointed before the file has to grow by more than this, so that the
-# reserve has room for it and a transaction.
-MOST_GROWTH_BYTES: Final = RESERVE_BYTES // 4
+# A checkpoint may write a hundred thousand pages all over the file, which takes seconds.
+# Commits fill the WAL meanwhile.
+MOST_WAL_BYTES: Final = 256 * 2**20
 
 # A cancel by ext ends this many timers in a transaction, about 10 ms, and continues in
 # the next one: a million timers of one ext delay no other commit.
@@ -179,7 +167,6 @@ class TimerStore:
             db.execute(f"pragma page_size = {PAGE_BYTES}")
         write_ahead(db)
         db.execute(f"pragma cache_size = -{CACHE_BYTES // 1024}")
-        db.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
         self._page_bytes: int = single_value(db, "pragma page_size")
         if schema is None:
             db.executescript(
@@ -188,6 +175,7 @@ class TimerStore:
             )
         else:
             migrations.migrate(db, self.path, schema, SCHEMA, migrations.TIMERS)
+        self.wal = Wal(db, self.path, self._reserve, most_bytes=MOST_WAL_BYTES)
         previous = meta(db, "log")
         if previous != log:
             with transaction(db):
@@ -209,6 +197,7 @@ class TimerStore:
 
     def close(self) -> None:
         """Close the file."""
+        self.wal.close()
         self._db.close()
 
     @property
@@ -293,7 +282,7 @@ class TimerStore:
             self._store(outcome)
             self._write_meta(seq, newest, fired)
         self._raise_meta(seq, newest, fired)
-        self._keep_growth_small()
+        self.wal.keep_growth_small()
         # Of several cancels of one ext, the last one cancels all that is left.
         unfinished = {
             (command.gateway, command.ext): command
@@ -404,7 +393,11 @@ class TimerStore:
     # --- room on the disk -----------------------------------------------------
 
     def _limit_size(self, room: int) -> None:
-        """If the disk is nearly full, keep the file from growing into the last space."""
+        """If the disk is nearly full, keep the file from growing into the last space.
+
+        It may grow by what fits twice, in the WAL and in the file, with room left for one
+        more WAL: enough to write answers and to delete ended timers.
+        """
         pages, growth, free = self._room()
         most = MOST_PAGES
         if free < SHORT_BYTES:
@@ -412,14 +405,6 @@ class TimerStore:
         if most != self._most_pages:
             self._db.execute(f"pragma max_page_count = {most}")
             self._most_pages = most
-
-    def _keep_growth_small(self) -> None:
-        """If the disk is nearly full, checkpoint before the file has to grow by much."""
-        # The commit is done, whatever fails here; the next one meets the same fault.
-        with suppress(sqlite3.Error):
-            _, growth, free = self._room()
-            if growth > MOST_GROWTH_BYTES and free < SHORT_BYTES:
-                _write_back(self._db)
 
     def _room(self) -> tuple[int, int, int]:
         """The database's pages; bytes that its file still has to grow by; bytes free."""
@@ -434,34 +419,6 @@ class TimerStore:
             raise sqlite3.OperationalError(f"{self.path}: {error.strerror}") from error
         return pages, pages * self._page_bytes - size, free
 
-    @property
-    def has_large_wal(self) -> bool:
-        """Whether the WAL is large enough to be restarted."""
-        wal = self.path.with_name(self.path.name + "-wal")
-        free = bytes_left(self.path.parent)
-        return wal.stat().st_size > min(RESTART_BYTES, RESTART_SHARE * free)
-
-    def write_back(self) -> None:
-        """Checkpoint the WAL on another connection, while the writer goes on."""
-        with closing(connect(self.path)) as db:
-            self._reserve.lend(db, partial(_write_back, db))
-
-    def write_back_the_rest(self) -> None:
-        """Checkpoint the rest of the WAL; truncate it if no connection reads from it."""
-        self._reserve.lend(self._db, self._restart_wal)
-
-    def _restart_wal(self) -> None:
-        _write_back(self._db)
-        self._db.execute("pragma busy_timeout = 0")
-        try:
-            self._db.execute("pragma wal_checkpoint(truncate)").fetchone()
-        finally:
-            self._db.execute("pragma busy_timeout = 1000")
-
 
 def _ext_of(cancel: CancelTimer) -> _Ext:
     return cancel.gateway, cancel.ext, cancel.below
-
-
-def _write_back(db: sqlite3.Connection) -> None:
-    db.execute("pragma wal_checkpoint(passive)").fetchone()

@@ -25,7 +25,6 @@ from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
 
-import structlog
 import trio
 
 from liveness.core.fair_share import fair_share
@@ -39,9 +38,8 @@ from liveness.core.timer_states import (
     weight_of,
 )
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
-from liveness.service.common.threads import in_thread
+from liveness.service.storage.checkpoints import Checkpoints
 from liveness.service.storage.timer_store import TimerStore, WriteResult
 from liveness.service.storage.writer import RETRY_S, Writer
 
@@ -60,12 +58,6 @@ ROOM_TRIES: Final = 100
 # While nothing fires, the table follows the log in steps of this many records: the most
 # that a start after a crash has to read, in some tenths of a second.
 FOLLOW_RECORDS: Final = 100_000
-# The pause between two checkpoints. A page that is written several times meanwhile is
-# checkpointed once.
-WRITE_BACK_S: Final = 5.0
-WAL_CHECK_S: Final = 1.0  # the pause if the WAL takes too much of the disk
-
-_log = structlog.get_logger("timers")
 
 
 class _Queued(NamedTuple):
@@ -98,6 +90,7 @@ class TimerWriter:
     ) -> None:
         self.table = table
         self.writer = Writer("the timers' table", table.path, clock=clock)
+        self.checkpoints = Checkpoints(table.wal, self.writer, clock=clock)
         self._clock = clock
         self._on_applied = on_applied
         self.pending = 0  # weight of the commands that are queued or being written
@@ -119,8 +112,6 @@ class TimerWriter:
         self._fires_until = (
             0  # the log's attempts up to this seq were given to `add_fires`
         )
-        self._is_written_back = True
-        self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
 
     @property
@@ -190,31 +181,6 @@ class TimerWriter:
                 await self._wake.wait()
             while self._queues or self._next_at <= self._clock.mono():
                 await self._commit()
-
-    async def write_back(self) -> None:
-        """Checkpoint the WAL from time to time, for ever."""
-        waited_s = 0.0
-        while True:
-            await trio.sleep(WAL_CHECK_S)
-            waited_s += WAL_CHECK_S
-            # On a full disk no commit succeeds until the WAL is restarted: so this goes
-            # on while the writer fails.
-            if self._is_written_back and self.writer.failure is None:
-                waited_s = 0.0
-                continue
-            try:
-                is_large = await in_thread(lambda: self.table.has_large_wal)
-                if not is_large and waited_s < WRITE_BACK_S:
-                    continue
-                waited_s, self._is_written_back = 0.0, True
-                await in_thread(self.table.write_back)
-                if is_large or self.writer.failure is not None:
-                    await self.writer.once(self.table.write_back_the_rest)
-            except (OSError, sqlite3.Error) as error:
-                # The writer meets the same fault and reports it.
-                message = "the WAL was not written back"
-                self._every(_log.warning, message, key=message, error=str(error))
-                self._is_written_back = False
 
     async def follow(self, seq: int) -> None:
         """Store how far the table has followed the log, if that is worth a commit."""
@@ -336,7 +302,6 @@ class TimerWriter:
             pending=lambda: self.pending,
             left=error_left,
         )
-        self._is_written_back = False
         without_room = [*result.without_room, *waiting]
         self._set_aside(retried, without_room, is_full=bool(result.error))
         # A cancel that also waits for room is set aside with the others.

@@ -29,7 +29,6 @@ from liveness.core.timer_states import (
     CompleteTimer,
     CreateTimer,
     Fire,
-    LookLater,
     TimerCommand,
     TimerTransaction,
     gateway_of,
@@ -349,39 +348,6 @@ async def test_gateways_have_equal_shares_of_a_transaction(
     assert shares == ["gggg", "high", "gggg", "ggg"]
     left = timers.oldest_ticket, timers.oldest_ticket_of("g"), timers.pending_by_gateway
     assert left == (None, None, {})
-
-
-# --- what waits to be written back ----------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with disk.mounted(tmp_path / "disk", 12) as folder:
-        yield folder
-
-
-async def test_on_a_small_disk_the_wal_begins_anew_in_time(
-    small_disk: Path, jumping: MockClock
-) -> None:
-    """Each second two thousand pages are written anew, which are 2 MiB of the WAL."""
-    numbers = range(1, 2_001)
-    with (
-        closing(LogStore(small_disk)) as store,
-        closing(TimerStore(small_disk, log=store.log)) as table,
-    ):
-        table.write([after(n)._replace(payload="x" * 700) for n in numbers])
-        table.write([fire(n, n) for n in numbers])
-        rig = Rig(store, table)
-        async with writing(rig.log_writer), trio.open_nursery() as nursery:
-            nursery.start_soon(rig.timers.write_back)
-            for until in range(20):
-                with trio.fail_after(10):
-                    await rig.write(
-                        *(LookLater("g", f"k{n}", n, AT_MS + until) for n in numbers)
-                    )
-                await trio.sleep(1)
-            nursery.cancel_scope.cancel()
-        assert rig.timers.writer.failures == 0
 
 
 # --- in every order -----------------------------------------------------------------
