@@ -622,6 +622,14 @@ class Now:
             "liveness_write_failures", "Failed tries to write to the disk.", "what"
         ),
     ]
+    wal_overflows: Annotated[
+        Values,
+        _counter(
+            "liveness_wal_overflows",
+            "Times that a write-ahead log was above its bound, and commits waited.",
+            "what",
+        ),
+    ]
     log_bytes: Annotated[
         int, _gauge("liveness_log_bytes", "Bytes of the database in use.")
     ]

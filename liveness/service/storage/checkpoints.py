@@ -63,6 +63,7 @@ class Wal:
         self._path = path
         self._reserve = reserve
         self._most_bytes = most_bytes
+        self.overflows = 0  # how often `Checkpoints` found that it `is_large`
         # Open from the start, as the writer's: the path may lead to another file later, and
         # a connection to that one would, on closing, delete the WAL.
         self._own = connect(path)
@@ -141,6 +142,7 @@ class Checkpoints:
                 continue
             try:
                 is_large = await in_thread(lambda: wal.is_large)
+                wal.overflows += is_large
                 writer.has_written = False
                 await in_thread(wal.write_back)
                 if is_large or writer.failure is not None:

@@ -83,6 +83,7 @@ async def test_a_wal_above_its_bound_is_truncated_once_no_reader_needs_it(
             await rig.write(MANY_BYTES)
             await trio.sleep(2 * CHECKPOINT_EVERY_S)
             assert rig.wal_bytes > MANY_BYTES
+            assert store.wal.overflows > 0
         await rig.write(50_000)
         await trio.sleep(2 * CHECKPOINT_EVERY_S)
         assert rig.wal_bytes == 0
