@@ -21,6 +21,7 @@ _COMPILED: Final = (
     "liveness.core._table",
     "liveness.core._devices",
     "liveness.core._restart",
+    "liveness.core._timer_requests",
     "liveness.core._wheel",
     "liveness.core._wire",
     "liveness.core._records",

@@ -14,7 +14,8 @@ integer, which take a third of a second to build.
 msgpack's exceptions have no common base; only `wire_error_for` turns them into ours.
 
 This is the version in pure Python. `_wire.pyx` finds frames the same way, without the
-first unpacker, and keeps keepalives and messages in C.
+first unpacker, and keeps keepalives and messages in C; `_timer_requests.pyx` makes plain
+frames about timers into requests.
 """
 
 from collections.abc import Iterator

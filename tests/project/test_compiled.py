@@ -90,7 +90,11 @@ def test_a_choice_that_is_none_is_one_line_and_78(tmp_path: Path, command: str) 
 
 
 @pytest.mark.parametrize(
-    "module", ["_table", "_devices", "_records", "_restart", "_wheel", "_wire"]
+    "module",
+    [
+        *("_table", "_devices", "_records", "_restart"),
+        *("_timer_requests", "_wheel", "_wire"),
+    ],
 )
 def test_half_of_what_is_compiled_does_not_serve(tmp_path: Path, module: str) -> None:
     shutil.copytree(

@@ -38,7 +38,10 @@ NAME: Final = f"liveness-{liveness.__version__}"
 SUFFIX: Final = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES: Final = {
     f"liveness/core/{name}{SUFFIX}"
-    for name in ("_devices", "_records", "_restart", "_table", "_wheel", "_wire")
+    for name in (
+        *("_devices", "_records", "_restart", "_table"),
+        *("_timer_requests", "_wheel", "_wire"),
+    )
 }
 # Of which no file may be handed on; one lists another, as what there was once.
 LEFT: Final = (
