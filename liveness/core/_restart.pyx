@@ -40,7 +40,7 @@ cdef class SessionRestorer:
         self.now, self.mono, self.wall_ms = at.now, at.mono, at.wall_ms
         self.next_seq = next_seq
 
-    def add_gateway(self, str name, int32_t number, *, double in_force):
+    def add_gateway(self, name, int32_t number, *, double in_force):
         """Let rows have this gateway; see `restart.SessionRestorer.add_gateway`."""
         cdef RestoredGateway gateway = RestoredGateway()
         if not is_text(name, MAX_NAME_BYTES):
@@ -58,6 +58,10 @@ cdef class SessionRestorer:
         gateway = self.gateways.get(name)
         if gateway is None:
             return None
+        if type(number) is not int or not (
+            timeout is None or type(timeout) is float or type(timeout) is int
+        ):
+            raise ValueError(f"session {number} makes no sense")
         session, own = number, 0 if timeout is None else timeout
         if (
             not self.last < session < self.next_seq

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from math import isnan
+from typing import Any, Final, NamedTuple
 
 from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
-from liveness.core.records import Instant, OnlineFields
+from liveness.core.records import EVENTS, Instant, OnlineFields
 from liveness.core.table import OWN_TIMEOUT, EntryFields
 from liveness.core.uids import is_natural, is_text, is_uid
+
+_NUMBERS: Final = (int, float)
+# More than any clock of a host ever shows, and few enough for 64 bits of milliseconds.
+_MOST_SILENCE_S: Final = 1e12
 
 
 class Clocks(NamedTuple):
@@ -36,9 +41,25 @@ class Clocks(NamedTuple):
         return self[:-1]
 
     def check(self) -> None:
-        """Raise ValueError if the columns are of different lengths."""
+        """Raise ValueError if the columns make no sense: for a million, in 0.1 s."""
         if len({len(column) for column in self.columns}) > 1:
             raise ValueError("its columns are of different lengths")
+        if not self.sessions:
+            return
+        # The least and greatest value may hide a NaN; a sum does not.
+        are_sound = (
+            not any(isnan(sum(column)) for column in self.columns[1:4])
+            and min(self.timeouts) > 0
+            and max(self.timeouts) <= MAX_TIMEOUT_S
+            and min(self.remaining) >= 0
+            and max(self.remaining) <= 2 * MAX_TIMEOUT_S  # it may be rounded up
+            and max(self.away, *map(abs, (min(self.silences), max(self.silences))))
+            <= _MOST_SILENCE_S
+            and min(self.events) >= 0
+            and max(self.events) < len(EVENTS)
+        )
+        if not are_sound:
+            raise ValueError("its columns hold values that no stop writes")
 
 
 def no_clocks() -> Clocks:
@@ -102,11 +123,12 @@ class SessionRestorer:
         if gateway is None:
             return None
         is_sound = (
-            self._last < session < self._next_seq
+            type(session) is int
+            and self._last < session < self._next_seq
             and is_uid(uid)
             and type(start_ms) is int
             and (conn is None or is_natural(conn))
-            and (own is None or 0 < own <= MAX_TIMEOUT_S)
+            and (own is None or (type(own) in _NUMBERS and 0 < own <= MAX_TIMEOUT_S))
         )
         if not is_sound:
             raise ValueError(f"session {session} makes no sense")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.records import Instant, OnlineFields, Uid
+from liveness.core.records import EVENTS, Instant, OnlineFields, Uid
 from liveness.core.restart import Clocks, no_clocks
 from liveness.core.wheel import Wheel
 from tests.core.conftest import WHEELS
@@ -17,6 +17,7 @@ from tests.helpers.strategies import BOUNDED, conns, examples, uids
 AT = Instant(5.0, 1_000.0, 1_795_168_800_000)
 NEXT_SEQ = 100
 SOUND: OnlineFields = (7, "ann", AT.wall_ms - 9_000, 1, "a", 4.5)
+INF, NAN = float("inf"), float("nan")
 IN_FORCE = {"a": 30.0, "b": 45.5, "é": 0.25}
 
 seconds = st.floats(0, 90)
@@ -103,20 +104,31 @@ def test_a_row_without_a_clock_gets_the_timeout_that_was_promised(
     [
         (0, 0),
         (0, NEXT_SEQ),
+        (0, "7"),
+        (0, 7.5),
+        (0, None),
         (1, ""),
         (1, b"\0"),
         (1, "a\x7f"),
         (2, 1.5),
+        (2, "1"),
+        (2, None),
         (3, -1),
         (3, 2**63),
         (3, "1"),
         (4, ""),
         (4, "x" * 65),
         (4, "g\x07"),
+        (4, b"a"),
+        (4, 7),
+        (4, None),
         (5, 0.0),
         (5, -1.0),
         (5, 86_401.0),
         (5, float("nan")),
+        (5, float("inf")),
+        (5, "4.5"),
+        (5, b"4.5"),
     ],
 )
 def test_a_damaged_row_is_refused(
@@ -131,6 +143,27 @@ def test_a_damaged_row_is_refused(
 def test_a_session_that_comes_twice_is_refused(wheel_class: type[Wheel]) -> None:
     with pytest.raises(ValueError, match="session 7 makes no sense"):
         Restored(wheel_class, [SOUND, (*SOUND[:1], "bob", *SOUND[2:])], no_clocks())
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *[("timeouts", value) for value in (0.0, -1.0, 86_401.0, INF, NAN)],
+        *[("remaining", value) for value in (-0.1, 2e5, INF, -INF, NAN)],
+        *[("silences", value) for value in (1e300, -1e300, INF, -INF, NAN)],
+        *[("events", value) for value in (-1, len(EVENTS), 127, -128)],
+    ],
+)
+def test_clocks_that_no_stop_writes_are_refused(
+    wheel_class: type[Wheel], column: str, value: float
+) -> None:
+    clocks = Clocks(
+        array("q", [7, 8]), *(array("d", [5, 5]) for _ in range(3)), array("b", [3, 3])
+    )
+    Restored(wheel_class, [SOUND], clocks)
+    getattr(clocks, column)[1] = value
+    with pytest.raises(ValueError, match="that no stop writes"):
+        Restored(wheel_class, [SOUND], clocks)
 
 
 def test_clocks_of_different_lengths_are_refused(wheel_class: type[Wheel]) -> None:
