@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, product
-from math import inf
+from math import inf, nan
 from operator import itemgetter
 from typing import Any, Final
 
@@ -359,7 +359,8 @@ def test_a_touch_changes_every_kind_of_entry_as_the_reference_does() -> None:
 
 # --- the readers -----------------------------------------------------------------------
 
-LIMITS: Final = ConversationLimits(max_frame_bytes=1_500, max_batch=5, max_refused=6)
+# A frame has room for the longest payload of a timer, and for one that is too long.
+LIMITS: Final = ConversationLimits(max_frame_bytes=4_500, max_batch=5, max_refused=6)
 
 
 class Raw(bytes):
@@ -564,3 +565,82 @@ def test_a_link_says_the_same_at_every_border_of_a_sign_of_life(way: int) -> Non
             stream = [HELLO, ["keepalive", "u"], *sent]
             data = b"".join(written(frame, pick) for frame in stream)
             assert told(_wire.Reader, [data], limits) == told(Reader, [data], limits)
+
+
+# Around every border of what is in a frame about timers.
+TEXTS: Final[list[Any]] = [
+    *[
+        None,
+        True,
+        7,
+        1.5,
+        b"k",
+        [],
+        ["k"],
+        {},
+        {"k": "k"},
+        Raw(b"\xd4\x01\x01"),
+        *BROKEN,
+    ],
+    *["", "\0", "a\0b", "\n", "\x1f", "\x7f", "\x80", "\ud7ff", "\U0010ffff"],
+    *["a" * size for size in (31, 32, 255, 256, 4_095, 4_096, 4_097)],
+    *["\u00e9" * size for size in (127, 128, 2_048, 2_049)],
+]
+SECONDS: Final[list[Any]] = [
+    *[
+        0,
+        1,
+        3,
+        3.0,
+        0.1,
+        0.0999,
+        -1,
+        -0.0,
+        inf,
+        -inf,
+        nan,
+        1e308,
+        True,
+        None,
+        "5",
+        b"5",
+    ],
+    *[31_622_400, 31_622_400.0, 31_622_400.1, 31_622_401, 2**63 - 1, 2**63, 2**64 - 1],
+    *[Raw(b"\xca\x40\x40\0\0"), [3], {"s": 3}, -(2**63), *BROKEN],
+]
+SEQS: Final[list[Any]] = [*SECONDS, 2**32, 127, 128, 255, 256]
+GOOD_OPTIONS: Final = [("payload", "p"), ("ext", "e"), ("other", 1), ("payload", None)]
+
+
+def timers_at_borders() -> Iterator[list[Any]]:
+    for text in TEXTS:
+        yield from (["after", text, 3], ["done", text], ["done", "k", text])
+        yield from (["fail", text, "m"], ["fail", "k", text], ["cancel", text])
+        yield from (["cancel", {name: text}] for name in ("key", "ext", "kez"))
+        yield ["cancel", Pairs([("key", text), ("ext", text)])]
+        yield from (["after", "k", 3, {name: text}] for name in ("payload", "ext"))
+        yield from (["after", "k", 3, text], ["done", "k", "m", text])
+        yield from (
+            [name, text, text, text, text] for name in ("after", "done", "fail")
+        )
+        yield ["after", "k", 3, Pairs([(text, "p")])]
+    for number in SEQS:
+        yield from (["after", "k", number], ["after", "k", number, {"ext": "e"}])
+        for name in ("done", "fail"):
+            yield [name, "k", "m", {"seq": number}]
+            yield [name, "k", "m", Pairs([("seq", 1), ("seq", number)])]
+            yield [name, "k", "m", {"seq": number, "final": True}]
+    for pairs in product(GOOD_OPTIONS, repeat=2):
+        yield ["after", "k", 3, Pairs(pairs)]
+        yield ["after", "k", 3, Pairs([*pairs, ("ext", "last")])]
+    for name, count in product(("after", "cancel", "done", "fail"), range(5)):
+        yield [name, *["k"] * count]
+
+
+@pytest.mark.parametrize("way", [0, -1], ids=["shortest", "longest"])
+def test_a_link_says_the_same_at_every_border_of_a_timer(way: int) -> None:
+    pick: Callable[[list[bytes]], bytes] = itemgetter(way)
+    for frame in timers_at_borders():
+        sent = [HELLO, ["done", "before"], frame, ["cancel", {"key": "behind"}]]
+        data = b"".join(written(value, pick) for value in sent)
+        assert told(_wire.Reader, [data], LIMITS) == told(Reader, [data], LIMITS)
