@@ -157,9 +157,8 @@ def test_a_session_that_comes_twice_is_refused(wheel_class: type[Wheel]) -> None
 def test_clocks_that_no_stop_writes_are_refused(
     wheel_class: type[Wheel], column: str, value: float
 ) -> None:
-    clocks = Clocks(
-        array("q", [7, 8]), *(array("d", [5, 5]) for _ in range(3)), array("b", [3, 3])
-    )
+    fives = array("d", [5, 5])
+    clocks = Clocks(array("q", [7, 8]), fives, fives[:], fives[:], array("b", [3, 3]))
     Restored(wheel_class, [SOUND], clocks)
     getattr(clocks, column)[1] = value
     with pytest.raises(ValueError, match="that no stop writes"):
