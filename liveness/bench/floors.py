@@ -6,7 +6,7 @@ A figure whose floor is None is measured, but not promised.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from liveness.bench import BenchOptions, full_options
+from liveness.bench import FULL, BenchOptions, full_options
 
 # At any number of users.
 IDLE_READY_S: Final = 1.0
@@ -46,6 +46,10 @@ class Floors:
     # growth of the server's memory meanwhile.
     silence_s: float | None = None
     silence_mb: float | None = None
+    # The server's CPU time of a login and of an offline, while all come at once. With few
+    # users it would be that of everything else.
+    login_ns: float | None = None
+    offline_ns: float | None = None
     ready_s: float | None = None  # from exec to ready, with all users restored
     # A user that is not reported this long after its deadline counts as missing: twice the
     # promised time, or ten minutes if none is promised.
@@ -55,28 +59,32 @@ class Floors:
 # By the largest number of users that they are promised for.
 PROMISED: Final[dict[int, Floors]] = {
     100_000: Floors(
-        logins_s=4.0,
+        logins_s=2.0,
         speaking_cpu_percent=3.0,
         steady_cpu_percent=10.0,
         silence_s=8.0,
         silence_mb=100.0,
+        login_ns=3_000.0,
+        offline_ns=5_000.0,
         ready_s=1.0,
         patience_s=16.0,
     ),
     1_000_000: Floors(
-        logins_s=15.0,
+        logins_s=8.0,
         delivered_ms=100.0,
         silence_s=20.0,
         silence_mb=250.0,
-        ready_s=5.0,
+        ready_s=2.5,
         patience_s=40.0,
     ),
 }
 
 
 def promised(options: BenchOptions) -> Floors:
-    """The floors of a run; some apply only with the load of `full_options`."""
+    """The floors of a run; some apply only with the load or the users of `full_options`."""
     found, usual = floors(options.users), full_options(options.users)
+    if options.users < FULL.users:
+        found = replace(found, login_ns=None, offline_ns=None)
     load = (options.rate, options.seconds, options.timeout_s)
     if load == (usual.rate, usual.seconds, usual.timeout_s):
         return found

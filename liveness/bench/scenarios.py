@@ -55,7 +55,7 @@ def idle(options: BenchOptions, stage: Stage) -> list[Figure]:
 
 def logins(options: BenchOptions, stage: Stage) -> list[Figure]:
     """All users log in at once."""
-    users, logins_s = LoadUsers(options.users), promised(options).logins_s
+    users, floor = LoadUsers(options.users), promised(options)
     frames = users.logins(range(len(users)))
     with linked_sidecar(options.folder, timeout_s=LONG_S) as (sidecar, gateway):
         stage("everyone logs in", None)
@@ -63,10 +63,11 @@ def logins(options: BenchOptions, stage: Stage) -> list[Figure]:
             gateway.send(frames)
             gateway.ping()
         memory_mb = sidecar.memory_mb()
+    login_ns = window.server_ns(len(users))
     return [
-        Figure("logins", "all on disk", window.took_s, "s", logins_s),
+        Figure("logins", "all on disk", window.took_s, "s", floor.logins_s),
         Figure("logins", "logins a second", len(users) / window.took_s, ""),
-        Figure("logins", "server CPU a login", window.server_ns(len(users)), "ns"),
+        Figure("logins", "server CPU a login", login_ns, "ns", floor.login_ns),
         Figure("logins", "server memory with all online", memory_mb, "MB"),
         Figure("logins", "load CPU", window.load_percent, "%"),
     ]
@@ -109,6 +110,7 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
     verdict = judge.verdict()
     decided_s = quantile(verdict.decided_s, 1.0)
     delivered_s = quantile(verdict.delivered_s, 1.0)
+    offline_ns = window.server_ns(len(users))
     return [
         Figure("silence", "all decided", decided_s, "s", most_s),
         Figure("silence", "all delivered", delivered_s, "s", most_s),
@@ -116,7 +118,7 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
         *mistakes("silence", verdict),
         *others,
         Figure("silence", "memory growth", growth_mb, "MB", floor.silence_mb),
-        Figure("silence", "server CPU an offline", window.server_ns(len(users)), "ns"),
+        Figure("silence", "server CPU an offline", offline_ns, "ns", floor.offline_ns),
         Figure("silence", "load CPU", 100 * window.load_s / acked_s, "%"),
     ]
 

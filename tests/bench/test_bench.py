@@ -68,11 +68,11 @@ def test_a_million_users_have_floors_of_their_own_and_more_have_none() -> None:
         floors(100_001)
         == floors(1_000_000)
         == Floors(
-            logins_s=15.0,
+            logins_s=8.0,
             delivered_ms=100.0,
             silence_s=20.0,
             silence_mb=250.0,
-            ready_s=5.0,
+            ready_s=2.5,
             patience_s=40.0,
         )
     )
@@ -91,6 +91,8 @@ def test_what_depends_on_the_load_is_promised_of_the_usual_one_only(
         floors(100_000), speaking_cpu_percent=None, steady_cpu_percent=None
     )
     assert promised(replace(full_options(1_000_000), **other)).delivered_ms is None
+    assert promised(usual).login_ns == 3_000.0
+    assert promised(full_options(500)).login_ns is None
 
 
 def test_the_run_of_a_million_has_their_rate_and_their_sizes() -> None:
