@@ -29,7 +29,7 @@ def told(
 
 
 def told_apart(request: Request) -> list[str]:
-    """A request as text; each sign of life, and each request of timers, of a run."""
+    """A request as text; each keepalive or message, and each request about timers, of a run."""
     assert isinstance(request, Request)
     if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
         # The message says how many bytes were seen, which differs between readers.

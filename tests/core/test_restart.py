@@ -53,7 +53,7 @@ class Restored:
             self.restorer.add_gateway(name, number, in_force=in_force)
 
     def seen(self, who: Sequence[Uid]) -> str:
-        """All there is to see; as text, which tells 1 from 1.0 and "1"."""
+        """All there is to see; as text, where 1 is not 1.0 and "1"."""
         gateways = [
             (name, it.number, it.in_force, it.until, it.users)
             for name, it in self.restorer.gateways.items()
