@@ -145,7 +145,8 @@ class LinkReader:
                 self._carry_out()
                 return may_read is MayRead.NO
             is_small = server.pressure.reads_small_pieces
-            data = socket.receive(PIECE_BYTES if is_small else socket.piece_bytes)
+            most = PIECE_BYTES if is_small else socket.piece_bytes
+            data = socket.receive(most)
             if data is None:
                 server.read_empty(link, now)
                 if taken:
@@ -161,5 +162,5 @@ class LinkReader:
             self._carry_out()
             if not data:
                 return True
-            socket.measure(clock.mono() - mono)
+            socket.measure(clock.mono() - mono, was_full=len(data) == most)
         return False

@@ -52,11 +52,15 @@ class LinkSocket:
         ioctl(self.sock, FIONREAD, count)
         return count[0]
 
-    def measure(self, took_s: float) -> None:
-        """Adapt how much to read at once to how long the last piece took."""
+    def measure(self, took_s: float, *, was_full: bool) -> None:
+        """Adapt how much to read at once to how long the last piece took.
+
+        A piece that was not full says nothing of a larger one: otherwise the first burst
+        of a quiet link would be read at once, and thousands of requests hold up all others.
+        """
         if took_s > PIECE_S:
             self.piece_bytes = max(PIECE_BYTES, self.piece_bytes // 2)
-        else:
+        elif was_full:
             self.piece_bytes = min(MOST_PIECE_BYTES, self.piece_bytes * 2)
 
     def send_fault(self) -> None:

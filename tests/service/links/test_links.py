@@ -21,6 +21,7 @@ from liveness.core.requests import RESET_STEPS
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import link_reader
+from liveness.service.links.link_socket import PIECE_BYTES
 from liveness.service.links.link_writer import LINGER_S
 from liveness.service.storage.log_writer import COMMIT_EVERY_S
 from tests.helpers.tree import ROOT
@@ -318,6 +319,14 @@ async def test_a_replaced_link_is_read_to_its_end_on_a_slow_disk(rig: Rig) -> No
         await newer.send(["hello", {"protocol": 1, "name": "g"}])
         await older.last()
         assert len(rig.presence) == 800 + len(sent)
+
+
+async def test_a_link_that_sends_little_is_read_in_small_pieces(rig: Rig) -> None:
+    gateway = await rig.gateway("g")
+    for _ in range(8):
+        await gateway.sync()
+    (socket,) = rig.engine._sockets.values()
+    assert socket.piece_bytes == PIECE_BYTES
 
 
 @pytest.mark.rig(pause_reading=1_200)
