@@ -558,7 +558,11 @@ def redis_is_away(scene: Scene) -> None:
 
 
 def a_host_is_lost(scene: Scene) -> None:
-    scene.hasty.gateway("lost").send("login", ["gone-1", "gone-2"])
+    gateway = scene.hasty.gateway("lost")
+    gateway.send("login", ["gone-1", "gone-2"])
+    gateway.sync()
+    # What Redis does not have yet cannot be reaped.
+    eventually(lambda: not scene.hasty.metric("liveness_cluster_lag_records"))
     scene.until('liveness_gateway_users{gateway="lost"} == 2')
     scene.hasty.signal(signal.SIGSTOP)
     try:
