@@ -115,6 +115,9 @@ def test_the_figures_of_the_readme_are_those_measured() -> None:
     systems = {
         "liveness": "the sidecar",
         "Redis, a key with a TTL each": "redis-server, a key with a TTL for each user",
+        "Valkey, a key with a TTL each": (
+            "valkey-server, a key with a TTL for each user, if it is installed"
+        ),
         "Redis, a sorted set of deadlines": (
             "redis-server, a sorted set of deadlines, swept every second"
         ),
