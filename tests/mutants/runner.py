@@ -51,7 +51,7 @@ AT_ONCE: Final = 2 * (os.cpu_count() or 1)
 TESTS_A_WORKER: Final = 8
 # `--changed`: what has changed in so many commits, or since the last tag if that is less;
 # and of the other mutants one in so many, others with each commit.
-COMMITS: Final = 50
+COMMITS: Final = 25
 ONE_IN: Final = 12
 # A process that has imported these is forked for each run of tests: a test takes half a
 # second of a processor then, not one and a half. Nothing of the project is among them.
