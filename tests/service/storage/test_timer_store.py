@@ -181,14 +181,14 @@ def test_a_file_holds_what_a_dictionary_would(
 
 
 def test_orders_that_fail_leave_nothing(table: TimerStore) -> None:
-    fill(table, 1)
+    fill(table, 2)
     before = rows(table)
     # Enough for a statement that succeeds before the one that does not.
-    new = [*map(pending, range(2, ROWS_AT_ONCE[0] + 2)), pending(1, "again")]
+    new = [*map(pending, range(3, ROWS_AT_ONCE[0] + 3)), pending(2, "again")]
     with pytest.raises(sqlite3.IntegrityError):
         table.write([first_run(1, 7, 5), *(CreateTimer(timer, None) for timer in new)])
     assert rows(table) == before
-    assert states(table) == {"pending": 1} == counted(table)
+    assert states(table) == {"pending": 2} == counted(table)
     assert table.seq == 0
 
 
