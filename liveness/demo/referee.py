@@ -69,12 +69,6 @@ class UserState:
         is_in = self.joined_at is not None
         return is_in and self.left_at is None and not self.is_silent
 
-    @property
-    def has_this_session(self) -> bool:
-        """Whether its session, by the records, belongs to its present connection."""
-        connected_at, since = self.connected_at, self.online_since
-        return connected_at is not None and since is not None and connected_at <= since
-
 
 class Referee:
     """Checks records against what users did, and counts faults.
@@ -270,11 +264,22 @@ class Referee:
             self._fault("false", uid, "was reported offline and was not online", at)
         elif how == "silence":
             self._check_silence(uid, user, decided=decided, at=at)
-        elif how == "gateway_lost" and user.has_this_session:
+        elif how == "gateway_lost" and self._is_connected(user):
             self._fault("false", uid, "was reported lost and is connected", at)
-        elif how == "logout" and user.has_this_session and user.left_at is None:
+        elif how == "logout" and self._is_connected(user) and user.left_at is None:
             what = f"was reported as logged out; its plan is to {user.behaviour}"
             self._fault("false", uid, what, at)
+
+    def _is_connected(self, user: UserState) -> bool:
+        """Whether its session, by the records, belongs to its present connection.
+
+        A connection that was there before the gateway was killed has ended, even if this
+        process has yet to read that.
+        """
+        connected_at, since = user.connected_at, user.online_since
+        if connected_at is None or since is None:
+            return False
+        return self._gateway_killed_at < connected_at <= since
 
     def _check_silence(
         self, uid: str, user: UserState, *, decided: float, at: float

@@ -292,6 +292,13 @@ JUDGED: Final[dict[str, tuple[str, str, list[str], list[float | None]]]] = {
     "back after the gateway's kill": (
         "bob keepalive, eve keepalive", f"{CUT} 105.2", [], [],
     ),
+    "lost before its connection is seen to end": (
+        "bob keepalive, eve keepalive",
+        "100.5 killed, 100.6 offline bob gateway_lost, 100.7 hung_up bob, 101 restarted, "
+        "101 offline eve gateway_lost, 101.1 hung_up eve",
+        [],
+        [],
+    ),
     "back, and not online": (
         "bob keepalive, eve keepalive", f"{CUT} 105.5", ["missed eve"], [],
     ),
