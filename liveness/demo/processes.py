@@ -18,6 +18,7 @@ from liveness.config.settings import Config
 from liveness.config.sources import load
 from liveness.console.gateway_program import filled
 from liveness.demo.gateway import HOST
+from liveness.demo.reminders import RETRY_S, RUN_TIMEOUT_S
 from liveness.errors import LivenessError
 
 START_S: Final = 30.0  # it takes a second or two, unless the machine is very busy
@@ -32,12 +33,10 @@ GATEWAY: Final = (
 )
 SIDECAR: Final = ("-m", "liveness", "serve")
 NAME: Final = "gw-1"
-# Short, so that an attempt that a killed gateway did not finish is retried before the demo
-# is over.
 SETTINGS: Final = f"""
 [timers]
-run_timeout_s = 2
-retries = "{",".join(["1"] * 15)}"
+run_timeout_s = {RUN_TIMEOUT_S}
+retries = "{",".join([str(RETRY_S)] * 15)}"
 """
 
 

@@ -370,6 +370,7 @@ EMPTY_ROOM: Final = (
     "104 offline ann logout, 105 fires, 110 comes ann, 110.3 fires 2, "
     "110.3 heard ann tea"
 )
+TAKEN: Final = "105 fires, 105 killed, 105.1 hung_up ann, 106 restarted, 106 comes ann"
 # After ann, who talks, has asked at 100 s to be reminded at 105 s.
 REMINDED: Final = {
     "when due, and heard": ("105.25 fires, 105.25 heard ann tea, 120", []),
@@ -398,6 +399,11 @@ REMINDED: Final = {
         "105 fires, 105 disruption_begins, 106 disruption_ends, 108 fires 2",
         [],
     ),
+    "heard by the attempt after that of a killed gateway": (
+        f"{TAKEN}, 112.5 fires 2, 112.7 heard ann tea, 120",
+        [],
+    ),
+    "not heard after that of a killed gateway": (f"{TAKEN}, 113.5", ["missed tea"]),
     "again after the room was empty": (
         EMPTY_ROOM,
         ["false ann", "missed ann"],
