@@ -19,6 +19,7 @@ AS_INSTALLED: Final[Mapping[str, str]] = MappingProxyType({})
 MANY_USERS: Final = {
     "LIVENESS_LIMITS_MAX_USERS": "11000000",
     "LIVENESS_LIMITS_MAX_GATEWAY_USERS": "11000000",
+    "LIVENESS_LIMITS_MAX_SPOOL_BYTES": str(2**30),  # one list of all of them
 }
 
 
