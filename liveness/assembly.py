@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from liveness import __version__
-from liveness.compiled import Wheel
+from liveness.compiled import CommandsUnderWay, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.attended_clock import AttendedClock
@@ -107,6 +107,7 @@ def make_server(
     limits, terms = config.limits, _terms(config, host)
     scheduler = TimerScheduler(
         lambda mono: Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono),
+        CommandsUnderWay(),
         decided,
         at=at,
         next_id=next_timer,

@@ -1,8 +1,8 @@
 """Chooses between the compiled implementation and the reference, in pure Python.
 
-The wheel, the reader of frames and the batch of records exist twice, in Python and in
-Cython, and behave the same; the reference is slower. The compiled ones are used if all can
-be loaded, otherwise none of them.
+The wheel, the reader of frames, the batch of records and the commands for timers exist
+twice, in Python and in Cython, and behave the same; the reference is slower. The compiled
+ones are used if all can be loaded, otherwise none of them.
 
 The choice is made once, at import. The core reads no environment, so the classes are
 passed to it.
@@ -21,6 +21,7 @@ _COMPILED: Final = (
     "liveness.core._table",
     "liveness.core._devices",
     "liveness.core._restart",
+    "liveness.core._timer_commands",
     "liveness.core._timer_requests",
     "liveness.core._wheel",
     "liveness.core._wire",
@@ -61,12 +62,35 @@ WHEEL: Final = "reference" if WHY_PURE_PYTHON else "compiled"
 
 if WHY_PURE_PYTHON:
     from liveness.core.framing import Reader
+    from liveness.core.timer_commands import (
+        CommandsUnderWay,
+        TimerTransaction,
+        by_gateway,
+        named_by,
+    )
     from liveness.core.wheel import Wheel
 else:
+    from liveness.core._timer_commands import (
+        CommandsUnderWay,
+        TimerTransaction,
+        by_gateway,
+        named_by,
+    )
     from liveness.core._wheel import Wheel
     from liveness.core._wire import Reader
 
-__all__ = ["PURE_WHEEL", "WHEEL", "WHY_PURE_PYTHON", "Reader", "Wheel", "environment"]
+__all__ = [
+    "PURE_WHEEL",
+    "WHEEL",
+    "WHY_PURE_PYTHON",
+    "CommandsUnderWay",
+    "Reader",
+    "TimerTransaction",
+    "Wheel",
+    "by_gateway",
+    "environment",
+    "named_by",
+]
 
 
 def environment() -> dict[str, str]:

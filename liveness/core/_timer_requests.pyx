@@ -11,6 +11,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from liveness.core._msgpack cimport CONTROL, content_of, load, past_natural
+from liveness.core._named_tuples cimport named_tuple
 from liveness.core.frames import (
     MAX_AFTER_S, MAX_KEY_BYTES, MAX_TEXT_BYTES, MIN_AFTER_S,
 )
@@ -21,6 +22,7 @@ cdef enum:
     LONGEST_TEXT = 4096  # a payload, or the message of an answer
 
 assert (LONGEST_KEY, LONGEST_TEXT) == (MAX_KEY_BYTES, MAX_TEXT_BYTES)
+cdef type AFTER = After, CANCEL = Cancel, ANSWER = Answer
 cdef double LEAST_AFTER_S = MIN_AFTER_S
 cdef double MOST_AFTER_S = MAX_AFTER_S
 
@@ -94,7 +96,7 @@ cdef object after_request(const unsigned char *at, bint has_options):
                 return None
         else:
             return None
-    return After(key, seconds, payload, ext)
+    return named_tuple(AFTER, (key, seconds, payload, ext))
 
 
 cdef object cancel_request(const unsigned char *at):
@@ -108,8 +110,10 @@ cdef object cancel_request(const unsigned char *at):
     if value is None:
         return None
     if memcmp(name.at, b"key", 3) == 0:
-        return Cancel(value, None)
-    return Cancel(None, value) if memcmp(name.at, b"ext", 3) == 0 else None
+        return named_tuple(CANCEL, (value, None))
+    if memcmp(name.at, b"ext", 3) == 0:
+        return named_tuple(CANCEL, (None, value))
+    return None
 
 
 cdef object answer_request(const unsigned char *at, int values, bint is_done):
@@ -134,7 +138,7 @@ cdef object answer_request(const unsigned char *at, int values, bint is_done):
             return None
         if past_natural(at + 5, &seq) == NULL or seq == 0:
             return None
-    return Answer(key, is_done, message, False, seq or None)
+    return named_tuple(ANSWER, (key, is_done, message, False, seq or None))
 
 
 cdef const unsigned char *past_text(const unsigned char *at, Text *text) noexcept nogil:

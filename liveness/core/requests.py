@@ -24,7 +24,6 @@ from liveness.core.link_requests import (
     Ack,
     ActivityBatch,
     After,
-    Cancel,
     Hello,
     ListSessions,
     Login,
@@ -173,17 +172,16 @@ class Requests:
 
     def _apply_timers(self, link: Link, batch: TimerBatch, at: Instant) -> None:
         assert link.gateway is not None
-        name, scheduler = link.gateway.name, self._scheduler
-        for n, request in enumerate(batch.requests, batch.first_n):
-            if isinstance(request, After):
-                if not scheduler.after(name, request, at):
-                    self._registry.refuse(link, self._too_many_timers(n, request.key))
-                    if not link.is_open:
-                        return
-            elif isinstance(request, Cancel):
-                scheduler.cancel(name, request, at)
-            else:
-                scheduler.answer(name, request, at)
+        name, requests, done = link.gateway.name, batch.requests, 0
+        while link.is_open:
+            done = self._scheduler.request(name, requests, at, first=done)
+            if done == len(requests):
+                return
+            refused = requests[done]
+            assert isinstance(refused, After)
+            refusal = self._too_many_timers(batch.first_n + done, refused.key)
+            self._registry.refuse(link, refusal)
+            done += 1
 
     def _where(self, link: Link, request: Where, at: Instant) -> None:
         n = link.conversation.n

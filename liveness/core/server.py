@@ -455,7 +455,7 @@ class Server:
 
     def cancel_timer(self, gateway: str, key: str, at: Instant) -> None:
         """Cancel the live timer of a key."""
-        self.scheduler.cancel(gateway, Cancel(key, None), at)
+        self.scheduler.request(gateway, [Cancel(key, None)], at)
         self.commit()
 
     def retry_timer(self, gateway: str, key: str, at: Instant) -> None:

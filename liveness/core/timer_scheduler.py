@@ -32,14 +32,17 @@ from liveness.core.fair_share import fair_share
 from liveness.core.link_requests import After, Answer, Cancel
 from liveness.core.records import TIMER, Instant, TimerRecord
 from liveness.core.table import OWN_TIMEOUT
+from liveness.core.timer_commands import (
+    CommandsUnderWay,
+    TimerTransaction,
+    exact_ms,
+    mono_of,
+)
 from liveness.core.timer_states import (
     FIRED,
     PENDING,
     RESULTS,
     STATES,
-    CancelTimer,
-    CompleteTimer,
-    CreateTimer,
     Fire,
     GiveUp,
     LookLater,
@@ -47,9 +50,7 @@ from liveness.core.timer_states import (
     RetryTimer,
     TimerCommand,
     TimerState,
-    TimerTransaction,
     Undelivered,
-    key_of,
 )
 from liveness.core.wheel import Wheel
 
@@ -109,18 +110,20 @@ class TimerScheduler:
 
     Args:
         make_wheel: Makes an empty ring that starts at a monotonic moment.
+        under_way: Makes commands, and has none yet.
         decided: Where records and commands go.
         at: The start, to which the timers' clock is anchored.
         next_id: The number of the next timer.
         states: How many timers the table has in each state.
         retry_policy: When the next attempt is made.
-        max_live: Live timers above which `after` is refused.
+        max_live: Live timers above which new ones are refused.
         max_loaded: Timers on the ring above which it is emptied and filled again.
     """
 
     def __init__(
         self,
         make_wheel: Callable[[float], Wheel],
+        under_way: CommandsUnderWay,
         decided: Decisions,
         *,
         at: Instant,
@@ -147,10 +150,7 @@ class TimerScheduler:
         self._horizon = (_NEVER, 0)  # `next` and id: timers up to there are on the ring
         self._reading_until: int | None = None  # how far the present reading goes
         self._claimed: dict[int, int] = {}  # due timers being read: gateway's number
-        # How many commands, by gateway and key or ext. Not a Counter, which is slower.
-        self._under_way: dict[tuple[str, str], int] = {}
-        self._under_way_ext: dict[tuple[str, str], int] = {}
-        self._new_under_way = 0  # how many of these commands create a timer
+        self._under_way = under_way
         self._changed_since_read: set[int] = set()
 
     def resume(self, next_id: int, states: dict[str, int]) -> None:
@@ -165,40 +165,38 @@ class TimerScheduler:
 
     def ms(self, mono: float) -> int:
         """Milliseconds of the timers' clock at a monotonic moment."""
-        return int(self._exact_ms(mono))
+        return int(exact_ms(self._anchor, mono))
 
     # --- commands -------------------------------------------------------------
 
-    def after(self, gateway: str, asked: After, at: Instant) -> bool:
-        """Create a timer; return False if there are too many."""
-        states = self.states
-        if states[PENDING] + states[FIRED] + self._new_under_way >= self._max_live:
-            return False
-        until = at.mono + asked.seconds
-        now, due = self.ms(at.mono), self.ms(until)
-        # Compared as the ring will compare: floats of milliseconds since 1970 are a
-        # quarter of a microsecond apart, and the timer could fire that much early.
-        if self._mono(due) < until:
-            due += 1
-        timer = TimerState(
-            self._next_id, gateway, asked.key, asked.ext, PENDING, due, due, 0, None,
-            self._decided.next_seq, None, now, None, now,
-        )  # fmt: skip
-        self._next_id += 1
-        self._new_under_way += 1
-        self._issue(CreateTimer(timer, asked.payload))
-        return True
+    def request(
+        self,
+        gateway: str,
+        requests: Sequence[After | Cancel | Answer],
+        at: Instant,
+        *,
+        first: int = 0,
+    ) -> int:
+        """Apply a gateway's requests, from the one at *first* on.
 
-    def cancel(self, gateway: str, asked: Cancel, at: Instant) -> None:
-        """Cancel the live timer of a key, or those of an ext."""
-        now = self.ms(at.mono)
-        self._issue(CancelTimer(gateway, asked.key, asked.ext, self._next_id, now))
-
-    def answer(self, gateway: str, answer: Answer, at: Instant) -> None:
-        """Apply a gateway's answer to an attempt."""
-        key, is_done, message, is_final, seq = answer
-        now = self.ms(at.mono)
-        self._issue(CompleteTimer(gateway, key, seq, is_done, message, is_final, now))
+        Returns:
+            How far it came: to the end, or to an `After` that would be a timer too many.
+        """
+        states, under_way = self.states, self._under_way
+        new = under_way.new
+        commands = under_way.requested(
+            gateway,
+            requests,
+            first,
+            start=self._anchor,
+            mono=at.mono,
+            next_id=self._next_id,
+            since=self._decided.next_seq,
+            most_new=self._max_live - states[PENDING] - states[FIRED] - new,
+        )
+        self._next_id += under_way.new - new
+        self._decided.changes.commands += commands
+        return first + len(commands)
 
     def try_again(self, gateway: str, key: str, at: Instant) -> None:
         """Fire a failed or pending timer now, as its first attempt."""
@@ -210,8 +208,7 @@ class TimerScheduler:
 
     def applied(self, commands: Iterable[TimerCommand], done: TimerTransaction) -> None:
         """Update the ring and the counts from a transaction, now that it is on disk."""
-        for command in commands:
-            self._note_applied(command)
+        self._under_way.settle(commands)
         self.results.update(done.results)
         self.states.update(done.states)
         if self._is_reading:
@@ -349,7 +346,7 @@ class TimerScheduler:
                 records. An attempt whose record was not sent yet is not given up.
         """
         fired = Fired([], [])
-        exact, now = self._exact_ms(at.mono), self.ms(at.mono)
+        exact, now = exact_ms(self._anchor, at.mono), self.ms(at.mono)
         claimed, self._claimed = self._claimed, {}
         for timer, payload in rows:
             gateway = claimed.get(timer.id)
@@ -359,11 +356,11 @@ class TimerScheduler:
                 or timer.next is None
             ):
                 continue
-            if self._is_under_way(timer):
+            if self._under_way.has(timer.gateway, timer.key, timer.ext):
                 fired.waiting.append((timer.gateway, timer.key))
                 self._insert(timer.id, gateway, at.mono + LOOK_AGAIN_S)
             elif timer.next > now:
-                self._insert(timer.id, gateway, self._mono(timer.next))
+                self._insert(timer.id, gateway, mono_of(self._anchor, timer.next))
             elif timer.state == PENDING:
                 fired.lateness.append((exact - timer.next) / 1000)
                 self._fire(timer, payload, now, at.wall_ms)
@@ -377,43 +374,16 @@ class TimerScheduler:
     def _is_reading(self) -> bool:
         return self._reading_until is not None or bool(self._claimed)
 
-    def _exact_ms(self, mono: float) -> float:
-        return self._anchor.wall_ms + (mono - self._anchor.mono) * 1000
-
-    def _mono(self, ms: int) -> float:
-        return self._anchor.mono + (ms - self._anchor.wall_ms) / 1000
-
     def _issue(self, command: TimerCommand) -> None:
         self._decided.changes.commands.append(command)
-        key, under_way = key_of(command), self._under_way
-        if key is None:
-            key, under_way = _ext_of(command), self._under_way_ext
-        under_way[key] = under_way.get(key, 0) + 1
-
-    def _note_applied(self, command: TimerCommand) -> None:
-        key, under_way = key_of(command), self._under_way
-        if key is None:
-            key, under_way = _ext_of(command), self._under_way_ext
-        elif isinstance(command, CreateTimer):
-            self._new_under_way -= 1
-        left = under_way[key] - 1
-        if left:
-            under_way[key] = left
-        else:
-            del under_way[key]
-
-    def _is_under_way(self, timer: TimerState) -> bool:
-        gateway = timer.gateway
-        return (gateway, timer.key) in self._under_way or (
-            timer.ext is not None and (gateway, timer.ext) in self._under_way_ext
-        )
+        self._under_way.issue(command)
 
     def _end_attempt(self, timer: TimerState, mono: float, delivered_seq: int) -> None:
         assert timer.seq is not None  # it is fired
         assert timer.fired is not None
         gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
         attempt_ms = self.retry_policy.attempt_ms
-        fired = self._mono(timer.fired)
+        fired = mono_of(self._anchor, timer.fired)
         left_ms = attempt_ms - 1000 * self._absences.listened_s(gateway, fired, mono)
         # Put off in the table too. In memory alone, many such timers would stay the
         # earliest of the table, and no others would be loaded.
@@ -451,7 +421,7 @@ class TimerScheduler:
         if gateway is None:
             gateway = self._gateways[name] = self._wheel.add_gateway()
             self._names.append(name)
-        self._insert(number, gateway, self._mono(next_ms))
+        self._insert(number, gateway, mono_of(self._anchor, next_ms))
 
     def _insert(self, number: int, gateway: int, due: float) -> None:
         """Put a timer on the ring; one that is already due comes next."""
@@ -464,10 +434,3 @@ class TimerScheduler:
         for _ in self._gateways:
             self._wheel.add_gateway()
         self._horizon, self._reading_until = (_NEVER, 0), None
-
-
-def _ext_of(command: TimerCommand) -> tuple[str, str]:
-    """Gateway and ext of the timers that a cancel without a key ends."""
-    assert isinstance(command, CancelTimer)
-    assert command.ext is not None
-    return command.gateway, command.ext

@@ -19,7 +19,8 @@ from liveness.core.access import Access
 from liveness.core.changes import Decisions
 from liveness.core.conversation import Conversation
 from liveness.core.cursors import Cursors
-from liveness.core.timer_states import TimerCommand, TimerTransaction
+from liveness.core.timer_commands import TimerTransaction
+from liveness.core.timer_states import TimerCommand
 from liveness.errors import StateError
 from liveness.metrics import Collector, Counts, HttpRefusal, Now
 from liveness.service.common.clock import Clock

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from secrets import token_hex
 
+from liveness.compiled import TimerTransaction
 from liveness.core.changes import Commit
 from liveness.core.cursors import CursorRow, Cursors
 from liveness.core.framing import encode
@@ -12,7 +13,7 @@ from liveness.core.outbox import NOTICES_BYTES
 from liveness.core.records import Gap, Logged, OnlineRow, Subscription
 from liveness.core.restart import Clocks
 from liveness.core.timer_scheduler import Coming, Due, LoadedWindow, TimerScheduler
-from liveness.core.timer_states import RETRY_POLICY, TimerTransaction
+from liveness.core.timer_states import RETRY_POLICY
 
 LIST_ROWS = 1_000
 FULL = "the disk is full, as the script says"
@@ -74,10 +75,9 @@ class ScriptedDisk:
             changes.change_online(self.online)
             live = [timer for timer, _ in self.timers.values()]
             done = TimerTransaction(changes.commands, live, RETRY_POLICY)
-            payloads = {new.timer.id: new.payload for new in done.added}
             for timer in done.changed:
                 known = self.timers.get(timer.id)
-                payload = payloads[timer.id] if known is None else known.payload
+                payload = done.payloads[timer.id] if known is None else known.payload
                 self.timers[timer.id] = Due(timer, payload)
             scheduler.applied(changes.commands, done)
 

@@ -4,17 +4,19 @@ from types import ModuleType
 
 import pytest
 
-from liveness.core import framing, wheel
+from liveness.core import framing, timer_commands, wheel
 
 try:
-    from liveness.core import _wheel, _wire
+    from liveness.core import _timer_commands, _wheel, _wire
 # Not compiled here? `tests/project/test_compiled.py` says whether it should be.
 except ImportError:
     WHEELS: list[ModuleType] = [wheel]
     READERS: list[ModuleType] = [framing]
+    TIMER_COMMANDS: list[ModuleType] = [timer_commands]
 else:
     WHEELS = [wheel, _wheel]
     READERS = [framing, _wire]
+    TIMER_COMMANDS = [timer_commands, _timer_commands]
 
 
 def is_compiled(module: ModuleType) -> str:
@@ -28,6 +30,12 @@ def wheel_class(request: pytest.FixtureRequest) -> type[wheel.Wheel]:
     """Each implementation of the wheel."""
     implementation: type[wheel.Wheel] = request.param.Wheel
     return implementation
+
+
+def commands_with(wheel_class: type[wheel.Wheel]) -> ModuleType:
+    """The implementation of commands for timers that comes with one of the wheel."""
+    classes = [implementation.Wheel for implementation in WHEELS]
+    return TIMER_COMMANDS[classes.index(wheel_class)]
 
 
 @pytest.fixture(scope="session", params=READERS, ids=is_compiled)

@@ -89,7 +89,10 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("files", "only", "marked"),
     [
         (
-            ("differential", "crowds", "wheel", "framing", "record_batch", "restart"),
+            (
+                *("differential", "crowds", "wheel", "framing", "record_batch"),
+                *("restart", "timer_commands", "timer_states"),
+            ),
             "not reference",
             "not slow",
         ),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liveness.core.timer_commands import TimerTransaction
 from liveness.core.timer_states import (
     CANCELLED,
     DONE,
@@ -24,7 +25,6 @@ from liveness.core.timer_states import (
     Fire,
     TimerCommand,
     TimerState,
-    TimerTransaction,
     split_new_timers,
 )
 from liveness.core.wheel import Wheel

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from liveness.core.changes import Decisions
 from liveness.core.link_requests import After, Answer, Cancel
 from liveness.core.records import Instant, TimerRecord
+from liveness.core.timer_commands import TimerTransaction
 from liveness.core.timer_scheduler import (
     RING_SLOTS,
     Coming,
@@ -28,10 +29,10 @@ from liveness.core.timer_states import (
     RetryPolicy,
     TimerCommand,
     TimerState,
-    TimerTransaction,
     key_of,
 )
 from liveness.core.wheel import Wheel
+from tests.core.conftest import commands_with
 
 # An engine sleeps no shorter; and a ring that is begun must not keep it awake for ever.
 LEAST_S: Final = 0.0005
@@ -70,6 +71,7 @@ class Rig:
         slots: int = RING_SLOTS,
     ) -> None:
         self.wheel_class = wheel_class
+        self.implementation = commands_with(wheel_class)
         self.retry_policy = retry_policy
         self.max_live, self.max_loaded = max_live, max_loaded
         self.rows_at_once, self.taken_at_once = rows_at_once, taken_at_once
@@ -95,6 +97,7 @@ class Rig:
             lambda mono: self.wheel_class(
                 timeout=self.slots, slots=self.slots, now=mono
             ),
+            self.implementation.CommandsUnderWay(),
             self.decided,
             at=self.began,
             next_id=max(self.table, default=0) + 1,
@@ -149,11 +152,12 @@ class Rig:
             lot = self.given.popleft()
             orders += lot.orders
             self.log += lot.records
-        done = TimerTransaction(orders, self._found(orders), self.retry_policy)
-        new = {order.timer.id: order.payload for order in done.added}
+        done: TimerTransaction = self.implementation.TimerTransaction(
+            orders, self._found(orders), self.retry_policy
+        )
         for timer in done.changed:
             former = self.table.get(timer.id)
-            payload = new[timer.id] if former is None else former.payload
+            payload = done.payloads[timer.id] if former is None else former.payload
             self.table[timer.id] = Due(timer, payload)
         self.written = orders, done
         return True
@@ -298,14 +302,13 @@ class Rig:
         ext: str | None = None,
         gateway: str = "g",
     ) -> bool:
-        return self.timetable.after(
-            gateway, After(key, seconds, payload, ext), self.now
-        )
+        asked = After(key, seconds, payload, ext)
+        return self.timetable.request(gateway, [asked], self.now) == 1
 
     def cancel(
         self, key: str | None = None, *, ext: str | None = None, gateway: str = "g"
     ) -> None:
-        self.timetable.cancel(gateway, Cancel(key, ext), self.now)
+        self.timetable.request(gateway, [Cancel(key, ext)], self.now)
 
     def done(
         self,
@@ -316,7 +319,7 @@ class Rig:
         gateway: str = "g",
     ) -> None:
         answer = Answer(key, is_done=True, message=message, final=False, seq=seq)
-        self.timetable.answer(gateway, answer, self.now)
+        self.timetable.request(gateway, [answer], self.now)
 
     def fail(
         self,
@@ -328,7 +331,7 @@ class Rig:
         gateway: str = "g",
     ) -> None:
         answer = Answer(key, is_done=False, message=message, final=final, seq=seq)
-        self.timetable.answer(gateway, answer, self.now)
+        self.timetable.request(gateway, [answer], self.now)
 
     def try_again(self, key: str, *, gateway: str = "g") -> None:
         self.timetable.try_again(gateway, key, self.now)

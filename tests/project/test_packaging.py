@@ -40,7 +40,7 @@ MODULES: Final = {
     f"liveness/core/{name}{SUFFIX}"
     for name in (
         *("_devices", "_records", "_restart", "_table"),
-        *("_timer_requests", "_wheel", "_wire"),
+        *("_timer_commands", "_timer_requests", "_wheel", "_wire"),
     )
 }
 # Of which no file may be handed on; one lists another, as what there was once.

@@ -12,9 +12,9 @@ rows lie together at the end of the table.
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from typing import Any, Final
 
+from liveness.core.timer_commands import ADDED, CHANGED, ENDED
 from liveness.core.timer_states import (
     CANCELLED,
     DONE,
@@ -176,30 +176,11 @@ select json_array(json_group_array(id), max(place)) from (
     limit :most)
 """
 
-_ADDING: Final = (
-    "id", "gateway", "key", "ext", "state", "due", "next", "since", "created", "changed",
-)  # fmt: skip
 # Without the columns of an attempt, which a new timer has not had: to bind their nulls
 # would take a third more time.
 INSERT_TIMERS: Final = RowsStatement(
-    f"insert into timers (attempts, {', '.join(_ADDING)}, payload) values",
-    f"(0, {', '.join('?' * len(_ADDING))}, ?)",
-)
-
-_CHANGING: Final = (
-    "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
-)  # fmt: skip
-# Nearly all changes only end a timer: writing just these columns takes half the work.
-_CHANGING_AT_END: Final = ("id", "state", "message", "changed")
-_CHANGING_BY_ATTEMPT: Final = ("due", "attempts", "seq", "fired")
-
-
-def _values_of(columns: tuple[str, ...]) -> "itemgetter[Any]":
-    return itemgetter(*map(TimerState._fields.index, columns))
-
-
-added_values, changed_values, end_values, attempt_values = map(
-    _values_of, (_ADDING, _CHANGING, _CHANGING_AT_END, _CHANGING_BY_ATTEMPT)
+    f"insert into timers (attempts, {', '.join(ADDED)}, payload) values",
+    f"(0, {', '.join('?' * len(ADDED))}, ?)",
 )
 
 
@@ -213,8 +194,8 @@ def _update(columns: tuple[str, ...], also: str = "") -> RowsStatement:
     )
 
 
-UPDATE_TIMERS: Final = _update(_CHANGING)
-END_TIMERS: Final = _update(_CHANGING_AT_END, ", next = null")
+UPDATE_TIMERS: Final = _update(CHANGED)
+END_TIMERS: Final = _update(ENDED, ", next = null")
 
 ADD_TO_STATES: Final = """
 update states set timers = timers + json_extract(:added, '$.' || state)

@@ -20,21 +20,18 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from liveness.compiled import TimerTransaction, named_by
+from liveness.core.timer_commands import Named
 from liveness.core.timer_states import (
     LIVE,
     RETRY_POLICY,
     STATES,
     CancelTimer,
-    Fire,
     RetryPolicy,
     TimerCommand,
-    TimerState,
-    TimerTransaction,
-    key_of,
     split_new_timers,
 )
 from liveness.service.storage import migrations, timer_damage, timer_sql
@@ -79,7 +76,7 @@ TRIM_ROWS: Final = 2_000
 TRIM_ROWS_IF_FULL: Final = 200
 
 # Gateway and ext of a cancel, and the id below which it cancels.
-_Ext: TypeAlias = tuple[str, str | None, int]
+_Ext: TypeAlias = tuple[str, str, int]
 
 
 def check_not_emptied(path: Path, *, next_seq: int) -> None:
@@ -272,22 +269,23 @@ class TimerStore:
             The outcome; and the cancels to repeat in the next transaction, as they were
             about too many timers for this one.
         """
-        fires = [command for command in commands if isinstance(command, Fire)]
-        newest = max((fire.seq for fire in fires), default=0)
-        fired = max((fire.at for fire in fires), default=0)
+        named = named_by(commands)
         self._limit_size(room)
         with transaction(self._db):
-            timers, unfinished_exts = self._find(commands)
-            outcome = TimerTransaction(commands, timers, self.retry_policy)
+            rows, unfinished_exts = self._find(named)
+            outcome = TimerTransaction(commands, rows, self.retry_policy)
             self._store(outcome)
-            self._write_meta(seq, newest, fired)
-        self._raise_meta(seq, newest, fired)
+            self._write_meta(seq, named.newest, named.fired)
+        self._raise_meta(seq, named.newest, named.fired)
         self.wal.keep_growth_small()
+        if not unfinished_exts:
+            return outcome, []
         # Of several cancels of one ext, the last one cancels all that is left.
         unfinished = {
             (command.gateway, command.ext): command
             for command in commands
-            if isinstance(command, CancelTimer) and _ext_of(command) in unfinished_exts
+            if isinstance(command, CancelTimer)
+            and (command.gateway, command.ext, command.below) in unfinished_exts
         }
         return outcome, [*unfinished.values()]
 
@@ -307,50 +305,25 @@ class TimerStore:
         self.seq, self.newest = max(self.seq, seq), max(self.newest, newest)
         self._fired = max(self._fired, fired)
 
-    def _find(
-        self, commands: Sequence[TimerCommand]
-    ) -> tuple[list[TimerState], list[_Ext]]:
-        """The timers that commands are about; and the exts that may have more timers."""
-        keys = {key: None for command in commands if (key := key_of(command))}
-        exts = {
-            _ext_of(command): None
-            for command in commands
-            if isinstance(command, CancelTimer) and command.ext is not None
-        }
+    def _find(self, named: Named) -> tuple[list[list[Any]], list[_Ext]]:
+        """The rows that commands are about; and the exts that may have more timers."""
         ids: list[int] = []
         unfinished: list[_Ext] = []
-        if exts:
-            values = {"exts": json.dumps([*exts]), "most": EXT_STEP}
+        if named.exts:
+            values = {"exts": json.dumps(named.exts), "most": EXT_STEP}
             ids, place = json.loads(
                 single_value(self._db, timer_sql.LIVE_IDS_OF_EXTS, values)
             )
             if len(ids) == EXT_STEP:
-                unfinished = [*exts][place:]
-        rows, _ = timer_sql.NEWEST_OF_KEYS.read(self._db, [*chain.from_iterable(keys)])
-        rows += timer_sql.TIMERS_BY_ID.read(self._db, ids)[0]
-        return [*map(TimerState._make, rows)], unfinished
+                unfinished = named.exts[place:]
+        rows, _ = timer_sql.NEWEST_OF_KEYS.read(self._db, named.keys)
+        return rows + timer_sql.TIMERS_BY_ID.read(self._db, ids)[0], unfinished
 
     def _store(self, outcome: TimerTransaction) -> None:
         """Write the rows that a transaction added or changed, as they are now."""
-        payloads = {command.timer.id: command.payload for command in outcome.added}
-        added, changed, ended = list[Any](), list[Any](), list[Any]()
-        attempt = timer_sql.attempt_values
-        for timer in outcome.changed:
-            number = timer.id
-            if number in payloads:
-                added += timer_sql.added_values(timer)
-                added.append(payloads[number])
-                if timer.seq is not None:
-                    changed += timer_sql.changed_values(timer)
-            elif timer.next is not None or attempt(timer) != attempt(
-                outcome.before[number]
-            ):
-                changed += timer_sql.changed_values(timer)
-            else:
-                ended += timer_sql.end_values(timer)
-        timer_sql.INSERT_TIMERS.execute(self._db, added)
-        timer_sql.UPDATE_TIMERS.execute(self._db, changed)
-        timer_sql.END_TIMERS.execute(self._db, ended)
+        timer_sql.INSERT_TIMERS.execute(self._db, outcome.added_values)
+        timer_sql.UPDATE_TIMERS.execute(self._db, outcome.changed_values)
+        timer_sql.END_TIMERS.execute(self._db, outcome.ended_values)
         if states := {state: count for state, count in outcome.states.items() if count}:
             timer_sql.add_to_states(self._db, states)
 
@@ -418,7 +391,3 @@ class TimerStore:
         except OSError as error:
             raise sqlite3.OperationalError(f"{self.path}: {error.strerror}") from error
         return pages, pages * self._page_bytes - size, free
-
-
-def _ext_of(cancel: CancelTimer) -> _Ext:
-    return cancel.gateway, cancel.ext, cancel.below

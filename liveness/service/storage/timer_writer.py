@@ -27,11 +27,11 @@ from typing import Final, NamedTuple
 
 import trio
 
+from liveness.compiled import TimerTransaction, by_gateway
 from liveness.core.fair_share import fair_share
 from liveness.core.timer_states import (
     Fire,
     TimerCommand,
-    TimerTransaction,
     gateway_of,
     key_of,
     split_new_timers,
@@ -63,6 +63,7 @@ FOLLOW_RECORDS: Final = 100_000
 class _Queued(NamedTuple):
     ticket: int
     commands: Sequence[TimerCommand]
+    weight: int  # of them together
 
 
 class _WaitingFire(NamedTuple):
@@ -152,13 +153,12 @@ class TimerWriter:
 
     def append(self, commands: list[TimerCommand], *, ticket: int) -> None:
         """Queue commands under *ticket*, which must not be lower than the last one."""
-        by_gateway: dict[str, list[TimerCommand]] = {}
-        for command in commands:
-            by_gateway.setdefault(gateway_of(command), []).append(command)
-        for gateway, queued in by_gateway.items():
+        for gateway, (queued, weight) in by_gateway(commands).items():
             if gateway in self._fire_keys:
-                queued = self._with_fires(gateway, queued)
-            self._queue(gateway, ticket, queued)
+                both = self._with_fires(gateway, queued)
+                weight += len(both) - len(queued)  # each `Fire` weighs 1
+                queued = both
+            self._queue(gateway, ticket, queued, weight)
 
     def add_fires(self, fires: list[Fire], *, until: int) -> None:
         """Take the attempts of the log up to the seq *until*, which is on disk."""
@@ -172,7 +172,8 @@ class TimerWriter:
 
     def write_fire_now(self, gateway: str, key: str, *, ticket: int) -> None:
         """Queue the waiting `Fire` of a timer now, if there is one, under *ticket*."""
-        self._queue(gateway, ticket, self._pop_fire(gateway, key))
+        if fires := self._pop_fire(gateway, key):
+            self._queue(gateway, ticket, fires, len(fires))
 
     async def run(self) -> None:
         """Write for ever. A failed commit is repeated; nothing is dropped."""
@@ -200,13 +201,12 @@ class TimerWriter:
         return min(self._next_fire_at, self._room_retry_at)
 
     def _queue(
-        self, gateway: str, ticket: int, commands: Sequence[TimerCommand]
+        self, gateway: str, ticket: int, commands: Sequence[TimerCommand], weight: int
     ) -> None:
-        if commands:
-            queue = self._queues.setdefault(gateway, deque())
-            queue.append(_Queued(ticket, commands))
-            self._count(gateway, sum(map(weight_of, commands)))
-            self._wake.notify()
+        queue = self._queues.setdefault(gateway, deque())
+        queue.append(_Queued(ticket, commands, weight))
+        self._count(gateway, weight)
+        self._wake.notify()
 
     def _count(self, gateway: str, weight: int) -> None:
         """Add *weight*, which may be negative, to what is pending."""
@@ -242,29 +242,40 @@ class TimerWriter:
             del self._fire_keys[gateway]
         return [waiting.fire]
 
-    def _late_fires(self, most: int) -> list[TimerCommand]:
+    def _late_fires(self, most: int) -> list[Fire]:
         """Take the `Fire`s that have waited enough; their timers have nothing queued."""
-        fires = list[TimerCommand]()
+        fires = list[Fire]()
         while len(fires) < most and self._next_fire_at <= self._clock.mono():
             fires += self._pop_fire(*next(iter(self._fires)))
         return fires
 
-    def _take(self) -> list[TimerCommand]:
-        """Take the commands of one transaction, an equal share from each gateway."""
-        taken = list[TimerCommand]()
+    def _take(self) -> tuple[list[TimerCommand], Counter[str]]:
+        """Take the commands of one transaction, an equal share from each gateway.
+
+        Returns:
+            The commands, and their weight by gateway.
+        """
+        taken, weights = list[TimerCommand](), Counter[str]()
 
         def take(gateway: str, most: int) -> int:
             queue, weight = self._queues[gateway], 0
             while queue and weight < most:
-                ticket, commands = queue.popleft()
+                ticket, commands, left = queue.popleft()
                 self._writing.setdefault(gateway, ticket)
+                if weight + left <= most:
+                    weight += left
+                    taken.extend(commands)
+                    continue
                 count = 0
                 while count < len(commands) and weight < most:
-                    weight += weight_of(commands[count])
+                    one = weight_of(commands[count])
+                    weight += one
+                    left -= one
                     count += 1
                 taken.extend(commands[:count])
                 if count < len(commands):
-                    queue.appendleft(_Queued(ticket, commands[count:]))
+                    queue.appendleft(_Queued(ticket, commands[count:], left))
+            weights[gateway] += weight
             return weight
 
         names = sorted(self._queues)
@@ -273,14 +284,15 @@ class TimerWriter:
         fair_share(names, COMMIT_COMMANDS, take)
         self._first = names[0] if names else ""
         self._queues = {name: queue for name, queue in self._queues.items() if queue}
-        return taken
+        return taken, weights
 
     async def _commit(self) -> None:
         """Write one transaction."""
-        commands = self._take()
+        commands, weights = self._take()
         late_fires = self._late_fires(max(COMMIT_COMMANDS - len(commands), LATE_FIRES))
         for fire in late_fires:
-            self._count(gateway_of(fire), 1)
+            self._count(fire.gateway, 1)
+            weights[fire.gateway] += 1
         commands += late_fires
         seq = 0  # this commit brings the table up to this seq of the log; 0: unknown
         if not self._queues:
@@ -311,17 +323,17 @@ class TimerWriter:
                 # To the front: its gateway's later tickets must not be durable before it.
                 queue = self._queues.setdefault(cancel.gateway, deque())
                 ticket = self._writing[cancel.gateway]
-                queue.appendleft(_Queued(ticket, [cancel]))
+                queue.appendleft(_Queued(ticket, [cancel], 1))
         not_applied |= set(map(id, result.unfinished))
         applied = commands
-        if not_applied:
+        if not_applied or retried:
             applied = [
                 command for command in commands if id(command) not in not_applied
             ]
+            weights = Counter()
+            for command in applied:
+                weights[gateway_of(command)] += weight_of(command)
         self._writing.clear()
-        weights = Counter[str]()
-        for command in applied:
-            weights[gateway_of(command)] += weight_of(command)
         for gateway, weight in weights.items():
             self._count(gateway, -weight)
         self._on_applied(applied, result.outcome)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from liveness.compiled import Wheel
 from liveness.core.records import TIMER, Logged, TimerRecord
+from liveness.core.timer_commands import TimerTransaction
 from liveness.core.timer_states import (
     RETRY_POLICY,
     CancelTimer,
@@ -26,7 +27,6 @@ from liveness.core.timer_states import (
     RetryTimer,
     TimerCommand,
     TimerState,
-    TimerTransaction,
     key_of,
 )
 from liveness.service import app

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from liveness.compiled import Wheel
 from liveness.core.changes import Changes
+from liveness.core.timer_commands import TimerTransaction
 from liveness.core.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.core.timer_states import (
     CANCELLED,
@@ -33,7 +34,6 @@ from liveness.core.timer_states import (
     RetryPolicy,
     TimerCommand,
     TimerState,
-    TimerTransaction,
 )
 from liveness.errors import StateError
 from liveness.service.storage import integrity, timer_damage, timer_reader

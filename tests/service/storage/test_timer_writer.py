@@ -24,13 +24,13 @@ from liveness.compiled import Wheel
 from liveness.core.changes import Changes, Decisions
 from liveness.core.cursors import Cursors
 from liveness.core.records import TIMER, Logged, TimerRecord
+from liveness.core.timer_commands import TimerTransaction
 from liveness.core.timer_states import (
     CancelTimer,
     CompleteTimer,
     CreateTimer,
     Fire,
     TimerCommand,
-    TimerTransaction,
     gateway_of,
 )
 from liveness.metrics import Counts
