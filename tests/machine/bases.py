@@ -1,0 +1,71 @@
+"""What the runs on whole machines begin with: Debian's files, and the locked wheels.
+
+Both are kept from run to run in the user's cache folder, and made anew once they are old
+or what they are made of has changed.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from time import time_ns
+from typing import Final
+
+from tests.helpers.needs import require
+from tests.helpers.processes import ran, succeeded
+
+# Debian corrects what it has released; a base of last month lacks that.
+MOST_AGE_S: Final = 14 * 86_400
+MAKE_S: Final = 600.0
+
+
+def base(*packages: str, suite: str = "bookworm") -> Path:
+    """A tar file with a root folder: a minimal Debian of this suite, and these packages."""
+    name = f"{suite}-{_digest(' '.join(sorted(packages)).encode())}.tar"
+    if _is_fresh(tar := _cache() / name):
+        return tar
+    made = Path(mkdtemp(dir=_cache()), name)
+    include = f"--include={','.join(sorted(packages))}"
+    words = [require("mmdebstrap"), "--quiet", "--variant=minbase", include]
+    succeeded(ran(*words, suite, made, timeout=MAKE_S))
+    return _kept(made, tar)
+
+
+def wheels(locks: Sequence[Path]) -> Path:
+    """A folder with each distribution that these locks name, for this Python."""
+    content = b"".join(lock.read_bytes() for lock in locks)
+    folder = _cache() / f"wheels-{_digest(sys.version.encode() + content)}"
+    if _is_fresh(folder):
+        return folder
+    made = Path(mkdtemp(dir=_cache()), folder.name)
+    words = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes"]
+    for lock in locks:
+        succeeded(ran(*words, "-d", made, "-r", lock, timeout=MAKE_S))
+    return _kept(made, folder)
+
+
+def _kept(made: Path, place: Path) -> Path:
+    """Moves what was made to its place; another run may have put the same there."""
+    if place.is_dir():
+        shutil.rmtree(place)
+    made.replace(place)
+    made.parent.rmdir()
+    return place
+
+
+def _is_fresh(place: Path) -> bool:
+    return place.exists() and time_ns() / 1e9 - place.stat().st_mtime < MOST_AGE_S
+
+
+def _cache() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "liveness"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
