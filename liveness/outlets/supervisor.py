@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # The pause before an outlet that failed begins again.
 RESTART_S: Final = 60.0
+# At the end, how long a change to the database may take that somebody asked for.
+CLOSE_S: Final = 0.5
 
 _log = structlog.get_logger("outlet")
 
@@ -113,7 +115,8 @@ class Outlets:
                 for outlet in self.with_cursors:
                     nursery.start_soon(self._run_alone, outlet)
         finally:
-            self._store.close()
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await self._store.close()
 
     async def _run_alone(self, outlet: Outlet) -> None:
         """Run one outlet, and again whenever it fails; no error leaves this task."""

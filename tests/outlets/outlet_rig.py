@@ -5,10 +5,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import trio
+
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import Gap, Logged, Record
 from liveness.outlets.common.outlet_log import LogAccess, OutletLog
 from liveness.outlets.common.outlet_store import OutletStore
+from liveness.outlets.supervisor import CLOSE_S
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.storage.log_tail import TailEntry
 from tests.service.storage.journals import Log, VirtualClock, log_of, publish
@@ -41,7 +44,8 @@ class OutletRig:
             yield found
         finally:
             found.close()
-            self.store.close()
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await self.store.close()
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """An outlet's place in the log: where it begins, what it takes, and when it moves."""
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import TimerRecord
@@ -245,7 +246,7 @@ async def test_an_outlet_that_was_not_there_for_long_is_forgotten(
         await rig.store.run(fill)
     await trio.sleep(10)
     await rig.store.open(keep=[NAME], unused_s=5)
-    rig.store.close()
+    await rig.store.close()
     for table in ("cursors", "dead", "batches"):
         names = disk.rows(rig.store.path, f"select outlet from {table} order by outlet")
         assert names == [("new",), (NAME,)]
@@ -260,6 +261,25 @@ async def test_a_cursor_that_finds_no_room_is_stored_later(rig: OutletRig) -> No
         assert await rig.store.cursor(NAME) == StoredCursor(log.log, 0)
         await log.store_cursor()
         assert await rig.store.cursor(NAME) == StoredCursor(log.log, 1)
+
+
+async def test_a_change_that_runs_at_the_stop_is_kept(rig: OutletRig) -> None:
+    cursor, may_end = StoredCursor(LOG, 5), threading.Event()
+
+    def change(db: sqlite3.Connection) -> None:
+        put_cursor(db, NAME, cursor, 0)
+        may_end.wait()
+
+    await rig.store.open(keep=[NAME], unused_s=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.store.run, change)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(rig.store.close)
+        await wait_all_tasks_blocked()
+        may_end.set()
+    assert not rig.store.is_open
+    await rig.store.open(keep=[NAME], unused_s=1)
+    assert await rig.store.cursor(NAME) == cursor
 
 
 async def test_a_damaged_file_says_what_to_do(rig: OutletRig) -> None:

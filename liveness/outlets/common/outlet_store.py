@@ -70,21 +70,24 @@ class OutletStore:
         """Whether `run` may be called."""
         return self._db is not None
 
-    def close(self) -> None:
-        """Close the database."""
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+    async def close(self) -> None:
+        """Close the database once no call is running."""
+        async with self._turn:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
 
     async def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
         """Run *call* in a transaction of its own, to its end even if cancelled.
 
         Raises:
-            sqlite3.Error: The disk refuses it; nothing is changed.
+            sqlite3.Error: The disk refuses it, or the database is closed; nothing is
+                changed.
         """
         async with self._turn:
             db = self._db
-            assert db is not None
+            if db is None:
+                raise sqlite3.ProgrammingError("the database is closed")
 
             def run() -> T:
                 with transaction(db):
