@@ -14,10 +14,19 @@ def main() -> int | str:
     Returns:
         Its exit code, or the one line that `sys.exit` prints before it exits with 1.
     """
-    if sys.argv[1:2] == ["serve"]:
+    serves = sys.argv[1:2] == ["serve"]
+    if serves:
         # A SIGHUP would end a starting sidecar; `liveness.service.app` unblocks it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
+        from liveness.console.terminal import open_closed
+
+        open_closed()
+        if serves:
+            from liveness.service.common import logs
+
+            logs.configure("auto", "warning")  # `serve` does it again by its settings
+            logs.log_uncaught()
         from liveness.cli.main import main
 
         return main()
@@ -27,10 +36,15 @@ def main() -> int | str:
         missing = (error.name or "liveness").partition(".")[0]
         if missing == "liveness" or missing in sys.stdlib_module_names:
             raise  # a bug of ours, or a broken Python
-        return (
-            f"liveness: the sidecar's packages are not installed (no module {missing}); "
+        text = (
+            f"the sidecar's packages are not installed (no module {missing}); "
             "in the clone or unpacked sdist: pip install '.[sidecar]'"
         )
+        if serves and not sys.stderr.isatty():  # its log is JSON
+            from liveness.service.common.journal import failed_line
+
+            return failed_line(text, 1, sys.stderr)
+        return f"liveness: {text}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The command line: arguments in, exit code out.
 
 A user error is one line on stderr that says what is wrong, where, and what to do; wrong
-settings are a line each. A traceback means a bug in liveness.
+settings are a line each. A traceback means a bug in liveness. `serve` logs what ends it,
+if its log is JSON.
 """
 
 import sys
@@ -11,8 +12,9 @@ from typing import Final
 
 from cyclopts import App, Parameter
 
-from liveness.cli.mistakes import mistake_in
-from liveness.console.terminal import Output, open_closed, report_line
+from liveness.cli.mistakes import Mistake, mistake_in
+from liveness.console.terminal import Output, report_line
+from liveness.text import printable
 
 HELP: Final = ("--help", "-h")
 
@@ -41,7 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings, 130 after Ctrl-C, 141 if the reader of the output has gone, 1 for any
         other failure.
     """
-    open_closed()
     if arguments is None:
         arguments = sys.argv[1:]
     try:
@@ -56,9 +57,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mistake = mistake_in(error)
         if mistake is None:
             raise
-        for line in mistake.lines:
-            report_line(line)
+        if arguments[:1] != ["serve"] or not _logged(mistake):
+            for line in mistake.lines:
+                report_line(line)
         return mistake.code
+
+
+def _logged(mistake: Mistake) -> bool:
+    """Log what ends the sidecar; False if its log is text, as a terminal gets it."""
+    from liveness.service.common import logs
+
+    if not logs.is_json():
+        return False
+    if mistake.lines:
+        logs.log_failure("\n".join(map(printable, mistake.lines)), mistake.code)
+    return True
 
 
 app: Final = App(

@@ -7,12 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
-from liveness.cli.mistakes import mistake_in
+import structlog
+
 from liveness.cli.options import ConfigFile, Socket, State, declared, setting_flag
 from liveness.config.settings import Config
 from liveness.config.sources import Loaded, gather, load
 from liveness.console.terminal import report_line
-from liveness.text import printable
+from liveness.service.common import logs
 
 command: Final = declared("serve", "serve --timeout 10 --slots 100")
 
@@ -43,13 +44,8 @@ def serve(
         return again.config
 
     gathered = gather(flags, file=file)
-    try:
-        _run(gathered.loaded(), read_again)
-    except (Exception, BaseExceptionGroup) as error:
-        code = _logged(error, gathered.log_format)
-        if code is None:
-            raise
-        return code
+    logs.configure(gathered.logging.format, gathered.logging.level)
+    _run(gathered.loaded(), read_again)
     return 0
 
 
@@ -61,10 +57,8 @@ def _run(loaded: Loaded, read_again: Callable[[], Config]) -> None:
 
     from liveness.config.paths import make_socket_folder
     from liveness.service import app as service
-    from liveness.service.common import logs
 
     settings = loaded.config
-    logs.configure(settings.logging.format, settings.logging.level)
     _warn_of_ignored(loaded)
     # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
     faulthandler.enable()
@@ -98,27 +92,6 @@ def places(config: Config, *, unix_user: int) -> Iterator[str]:
     yield "log: here, on stderr"
 
 
-def _logged(error: BaseException, format: str) -> int | None:
-    """Log a mistake if log lines are JSON; its exit code, or None if it was not logged.
-
-    A terminal gets the line of the other commands. A bug keeps its traceback.
-    """
-    import structlog
-
-    from liveness.service.common import logs
-
-    mistake = mistake_in(error)
-    if mistake is None or not mistake.lines or logs.is_text(format, sys.stderr):
-        return None
-    logs.configure(format, "error")  # wrong settings are found before it was
-    text = "\n".join(map(printable, mistake.lines))
-    structlog.get_logger("sidecar").error("failed", error=text, exit_code=mistake.code)
-    logs.drain()
-    return mistake.code
-
-
 def _warn_of_ignored(loaded: Loaded) -> None:
-    import structlog
-
     for text in loaded.ignored:
         structlog.get_logger("settings").warning("a setting is ignored", detail=text)

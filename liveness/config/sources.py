@@ -24,6 +24,7 @@ from liveness.config.settings import (
     SETTINGS,
     Config,
     HttpSettings,
+    LoggingSettings,
     outlet_settings,
 )
 from liveness.config.settings_file import FILE_VARIABLE, read_tables
@@ -81,10 +82,9 @@ class Gathered:
         return Loaded(_build(self.values), self.sources, self.ignored)
 
     @property
-    def log_format(self) -> str:
-        """The value of `logging.format`; its default if the sources have no valid one."""
-        name = "logging.format"
-        return str(self.values.get(name, _BY_NAME[name].default))
+    def logging(self) -> LoggingSettings:
+        """How to log; the default of a setting that the sources have no valid value of."""
+        return LoggingSettings(**_section("logging", self.values))
 
 
 def load(

@@ -6,7 +6,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from liveness.core.records import KINDS
 from liveness.core.timer_states import STATES
 from liveness.errors import ConfigError, LivenessError
 from tests.helpers.admin_server import answering
-from tests.helpers.processes import Done, ran, succeeded
+from tests.helpers.journal import journaled
+from tests.helpers.log_setup import log_setup_restored
+from tests.helpers.processes import Done, environment, ran, succeeded
 
 COMMANDS = sorted(name for name in main.app if not name.startswith("-"))
 TIMERS, GUARD, WEBHOOKS = (
@@ -33,12 +35,13 @@ Run = Callable[[str], tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
+def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """Runs `liveness` with the arguments of a line; its exit code, stdout and stderr."""
-    return lambda line: (
-        main.main(line.split(" ") if line else []),
-        *capsys.readouterr(),
-    )
+    with log_setup_restored():  # `serve` configures it
+        yield lambda line: (
+            main.main(line.split(" ") if line else []),
+            *capfd.readouterr(),
+        )
 
 
 def process(*arguments: str, **options: Any) -> Done:
@@ -204,12 +207,56 @@ def test_a_failed_start_is_one_line_of_the_log() -> None:
     assert line == {"event": "failed", "level": "error", "exit_code": 78}
 
 
-def test_a_bug_in_the_sidecar_is_not_logged_as_a_mistake(
-    monkeypatch: pytest.MonkeyPatch,
+def broken(folder: Path, package: str, error: str) -> str:
+    """A PYTHONPATH on which the import of *package* raises *error*."""
+    (folder / f"{package}.py").write_text(f"raise {error}")
+    return str(folder)
+
+
+MISSING = "ModuleNotFoundError(name=__name__)"
+BUG = "ZeroDivisionError"
+
+
+@pytest.mark.parametrize(
+    ("flags", "package", "why", "code", "priority", "error"),
+    [
+        ("--timeot 3", "", "", 2, 3, "Unknown option: --timeot. Did you mean --timeo"),
+        ("--timeout 0", "", "", 78, 3, "timeout_s is '0' (flag --timeout): it must be"),
+        ("", "structlog", MISSING, 1, 3, "the sidecar's packages"),
+        ("", "cyclopts", MISSING, 1, 3, "the sidecar's packages"),
+        ("", "cyclopts", BUG, 1, 2, "ZeroDivisionError()"),
+        ("", "hypercorn", BUG, 1, 2, "ZeroDivisionError()"),
+    ],
+    ids=["flag", "setting", "structlog", "cyclopts", "early bug", "bug"],
+)
+def test_what_ends_serve_is_an_entry_of_the_journal(
+    flags: str,
+    package: str,
+    why: str,
+    code: int,
+    priority: int,
+    error: str,
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("liveness.cli.serve._run", raising(ZeroDivisionError()))
-    with pytest.raises(ZeroDivisionError):
-        main.main(["serve"])
+    command = [sys.executable, "-m", "liveness", "serve", *flags.split()]
+    path = broken(tmp_path, package or "unused", why)
+    ended, entries = journaled(*command, PYTHONPATH=path, LIVENESS_STATE_DIR=path)
+    assert ended == code
+    ((level, line),) = entries
+    assert level == priority
+    assert line["error"].startswith(error)
+    assert (line["event"], line["exit_code"]) == ("failed", code)
+    assert ("Traceback" in line.get("exception", "")) == (why == BUG)
+    assert re.fullmatch(r"[\d-]+T[\d:.]+Z", line["timestamp"])
+
+
+def test_a_bug_has_its_traceback_where_the_log_is_text(tmp_path: Path) -> None:
+    path = broken(tmp_path, "hypercorn", BUG)
+    environ = environment(PYTHONPATH=path, LIVENESS_LOGGING_FORMAT="text")
+    ended = process("serve", env=environ)
+    assert ended.returncode == 1
+    assert re.search(r"\[critical *\] failed", ended.stderr.splitlines()[0])
+    assert "Traceback (most recent call last):\n" in ended.stderr
 
 
 @pytest.mark.parametrize(

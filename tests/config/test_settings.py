@@ -239,7 +239,7 @@ def test_the_format_of_the_log_is_known_if_other_settings_are_wrong(
 ) -> None:
     environ = {**HOME, "LIVENESS_LOGGING_FORMAT": text, "LIVENESS_SLOTS": "x"}
     gathered = gather(environ=environ, default_file=Path("/absent"))
-    assert gathered.log_format == format
+    assert gathered.logging.format == format
     assert len(gathered.faults) == 1 + (text == "xml")
 
 

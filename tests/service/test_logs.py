@@ -14,28 +14,25 @@ from typing import Any, TextIO
 import pytest
 import structlog
 
+from liveness.service.common.journal import PREFIXES
 from liveness.service.common.logs import (
     MAX_LINES,
     MAX_VALUE_BYTES,
     LogThrottle,
     configure,
+    drain,
     shortened,
 )
+from tests.helpers.journal import file_number, journaled
+from tests.helpers.log_setup import log_setup_restored
 
 SOON_S = 5  # long after everything here has happened
 
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    handlers, level = logging.root.handlers, logging.root.level
-    yield
-    structlog.reset_defaults()
-    drain()
-    for handler in logging.root.handlers:
-        if handler not in handlers:
-            handler.close()
-    logging.root.handlers = handlers
-    logging.root.setLevel(level)
+    with log_setup_restored():
+        yield
 
 
 @pytest.fixture
@@ -87,12 +84,6 @@ def pipe(tmp_path: Path, _as_it_was: None) -> Iterator[Pipe]:
     pipe.go()  # which ends a write that waits for its reader
     drain()
     pipe.stream.close()
-
-
-def drain() -> None:
-    """Waits as the exit does."""
-    for handler in logging.root.handlers:
-        handler.flush()
 
 
 def text(stream: TextIO) -> str:
@@ -149,6 +140,29 @@ def test_what_is_less_urgent_than_the_level_is_not_said(stream: TextIO) -> None:
     structlog.get_logger().info("no")
     structlog.get_logger().warning("yes")
     assert [line["event"] for line in json_lines(stream)] == ["yes"]
+
+
+@pytest.mark.parametrize("format", ["json", "text"])
+def test_in_the_journal_each_line_has_the_priority_of_its_level(
+    stream: TextIO, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", file_number(stream.fileno()))
+    configure(format, "debug", stream=stream)
+    for level in PREFIXES:
+        structlog.get_logger().log(logging.getLevelNamesMapping()[level.upper()], "up")
+    structlog.get_logger().error("down", exc_info=OSError(28, "No space left"))
+    *lines, _ = text(stream).splitlines()
+    assert [line[:3] for line in lines[:5]] == ["<7>", "<6>", "<4>", "<3>", "<2>"]
+    assert {line[:3] for line in lines[5:]} <= {"<3>"}
+    assert "<" not in "".join(line[3:] for line in lines)
+
+
+def test_a_line_fits_into_an_entry_of_the_journal(stream: TextIO) -> None:
+    configure("json", "info", stream=stream)
+    error = ExceptionGroup("", [OSError("\N{GRINNING FACE}" * 9_000) for _ in range(9)])
+    structlog.get_logger().error("failed", error=repr(error), exc_info=error)
+    assert len(text(stream)) < 48 * 1_024
+    assert "ExceptionGroup" in json_lines(stream)[0]["exception"]
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
@@ -240,6 +254,45 @@ def test_an_exit_waits_at_most_a_second_for_a_stuck_reader(pipe: Pipe) -> None:
     pipe.fill()
     process = chatty(pipe, 100)
     assert process.wait(SOON_S) == 0
+
+
+UNCAUGHT = """
+import threading, warnings
+from liveness.service.common import logs
+
+class Broken:
+    def __del__(self):
+        raise OSError("in a finalizer")
+
+logs.configure("auto", "warning")
+logs.log_uncaught()
+Broken()
+thread = threading.Thread(target=int, args=["in a thread"], name="reader")
+thread.start()
+thread.join()
+warnings.warn("an old name")
+raise ExceptionGroup("in the end", [OSError()])
+"""
+
+
+def test_what_python_would_print_is_logged() -> None:
+    code, entries = journaled(sys.executable, "-c", UNCAUGHT)
+    assert code == 1
+    assert [(priority, line["level"]) for priority, line in entries] == [
+        (3, "error"),
+        (3, "error"),
+        (4, "warning"),
+        (2, "critical"),
+    ]
+    ignored, thread, warning, failed = (line for _, line in entries)
+    assert "Broken.__del__" in ignored["where"]
+    assert ignored["exception"].endswith("OSError: in a finalizer")
+    assert thread["thread"] == "reader"
+    assert "ValueError: invalid literal" in thread["exception"]
+    assert "UserWarning: an old name" in warning["event"]
+    assert (failed["event"], failed["exit_code"]) == ("failed", 1)
+    assert failed["error"] == "ExceptionGroup('in the end', [OSError()])"
+    assert "in the end (1 sub-exception)" in failed["exception"]
 
 
 class Said:

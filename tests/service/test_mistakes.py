@@ -15,7 +15,6 @@ import ast
 import faulthandler
 import gc
 import json
-import logging
 import os
 import re
 import shlex
@@ -32,11 +31,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
-import structlog
 
 from liveness.cli import main
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from liveness.service.storage.timer_store import TimerStore
+from tests.helpers.log_setup import log_setup_restored
 from tests.helpers.needs import require_root
 from tests.helpers.tree import ROOT
 from tests.system.os_users import NOBODY, SOMEBODY, Person, runs_as
@@ -550,11 +549,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undoes what `serve` does to the process that it runs in."""
     monkeypatch.setattr(faulthandler, "enable", lambda: None)
-    handlers, level = logging.root.handlers, logging.root.level
-    yield
-    logging.root.handlers = handlers
-    logging.root.setLevel(level)
-    structlog.reset_defaults()
+    with log_setup_restored():
+        yield
     gc.enable()
 
 

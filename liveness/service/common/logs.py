@@ -1,7 +1,8 @@
 """Log lines of the sidecar, on stderr: text on a terminal, JSON otherwise.
 
 Libraries that use the standard `logging` are logged in the same form, from level warning
-up. Nothing is set up at import: `liveness serve` calls `configure` once.
+up, and so are exceptions that nothing catches. Nothing is set up at import: `liveness
+serve` calls `configure` and `log_uncaught`.
 """
 
 import json
@@ -12,21 +13,28 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from math import inf
+from types import TracebackType
 from typing import Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from liveness.service.common.journal import PREFIXES, is_journal
 from liveness.text import escaped
 
 # Of a text that a user of this host chose, such as a path, in a line. Three of them and
 # the rest of the line "starting" take less than a kilobyte.
 MAX_VALUE_BYTES: Final = 240
+# Of any text in a line of JSON. Tracebacks and lists of faults can be longer, and the
+# journal splits a line of more than 48 KB (LineMax= in journald.conf(5)).
+MAX_JSON_BYTES: Final = 20_000
 # A lasting condition is logged again this often.
 REPEAT_LOG_S: Final = 60.0
 # Far more keys than a sidecar uses in normal operation. It bounds the memory that a link
 # can take up by inventing names.
 MAX_KEYS: Final = 1_000
+# The most bytes that two characters take in JSON: four escapes such as \ud83d.
+MAX_TWO_CHARS: Final = 24
 # Lines that wait to be written to stderr. The burst after a restart, when all links
 # reconnect, fits in; at some hundred bytes a line it is well below a megabyte.
 MAX_LINES: Final = 1_000
@@ -34,9 +42,13 @@ MAX_LINES: Final = 1_000
 # does not read, such as a terminal stopped by Ctrl-S.
 DRAIN_S: Final = 1.0
 
+_log = structlog.get_logger("sidecar")
+
 
 def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
     """Send every log line of this process to *stream*, by default stderr.
+
+    If the stream leads to systemd's journal, each line begins with its priority.
 
     Args:
         format: `text`, `json`, or `auto`: text if the stream is a terminal.
@@ -53,10 +65,10 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            writer.add_lost_count,
+            writer.begin_line,
             *(
                 _text_processors(stream)
-                if is_text(format, stream)
+                if format == "text" or (format == "auto" and stream.isatty())
                 else _json_processors()
             ),
         ],
@@ -70,9 +82,27 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
     set_level(level)
 
 
-def is_text(format: str, stream: TextIO) -> bool:
-    """Whether lines of this format are text on *stream*, and not JSON."""
-    return format == "text" or (format == "auto" and stream.isatty())
+def is_json() -> bool:
+    """Whether `configure` was called, and made each line a JSON object."""
+    last = structlog.get_config()["processors"][-1]
+    return isinstance(last, structlog.processors.JSONRenderer)
+
+
+def log_uncaught() -> None:
+    """Log warnings, and exceptions that nothing catches, where Python would print them.
+
+    Not so what Python prints as it dies of a signal: `faulthandler` cannot log.
+    """
+    sys.excepthook = _log_end
+    threading.excepthook = _log_end_of_thread
+    sys.unraisablehook = _log_ignored
+    logging.captureWarnings(True)
+
+
+def log_failure(error: str, exit_code: int) -> None:
+    """Log what ends the process, and wait until it is written."""
+    _log.error("failed", error=error, exit_code=exit_code)
+    drain()
 
 
 def shortened(text: str, most: int = MAX_VALUE_BYTES) -> str:
@@ -81,8 +111,9 @@ def shortened(text: str, most: int = MAX_VALUE_BYTES) -> str:
         return text
     half = most // 2
     begins, ends = text[:half], text[-half:]
-    while len(json.dumps(f"{begins}…{ends}")) > most:
-        begins, ends = begins[:-1], ends[1:]
+    while (excess := len(json.dumps(f"{begins}…{ends}")) - most) > 0:
+        cut = -(-excess // MAX_TWO_CHARS)
+        begins, ends = begins[:-cut], ends[cut:]
     return f"{begins}…{ends}"
 
 
@@ -163,7 +194,11 @@ def _text_processors(stream: TextIO) -> list[Processor]:
 
 
 def _json_processors() -> list[Processor]:
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [
+        structlog.processors.format_exc_info,
+        _shorten_values,
+        structlog.processors.JSONRenderer(),
+    ]
 
 
 def _escape_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -172,6 +207,29 @@ def _escape_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         key: escaped(value) if isinstance(value, str) else value
         for key, value in event.items()
     }
+
+
+def _shorten_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    return {
+        key: shortened(value, MAX_JSON_BYTES) if isinstance(value, str) else value
+        for key, value in event.items()
+    }
+
+
+def _log_end(
+    _: type[BaseException], error: BaseException, __: TracebackType | None
+) -> None:
+    _log.critical("failed", error=repr(error), exit_code=1, exc_info=error)
+
+
+def _log_end_of_thread(args: threading.ExceptHookArgs) -> None:
+    name = args.thread.name if args.thread else None
+    _log.error("a thread failed", thread=name, exc_info=args.exc_value)
+
+
+def _log_ignored(args: "sys.UnraisableHookArgs") -> None:
+    where = shortened(repr(args.object))
+    _log.error("an exception is ignored", where=where, exc_info=args.exc_value)
 
 
 class _LineWriter:
@@ -190,23 +248,28 @@ class _LineWriter:
         self._lines: deque[tuple[str, int]] = deque()  # a line; its `lines_lost`
         self._lost = 0  # and not yet in the `lines_lost` of any line
         self._is_closed = False
-        self._reported = threading.local()  # from `add_lost_count` to `write` of a line
+        self._is_journal = is_journal(stream)
+        self._line = threading.local()  # from `begin_line` to `write` of a line
         threading.Thread(target=self._run, name="log lines", daemon=True).start()
 
-    def add_lost_count(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
-        """Add `lines_lost` to a line if lines before it were lost."""
+    def begin_line(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        """Add `lines_lost` to a line if lines before it were lost, and note its level."""
+        self._line.prefix = PREFIXES[event["level"]] if self._is_journal else ""
         with self._changed:
-            self._reported.lost, self._lost = self._lost, 0
-        if self._reported.lost:
-            event["lines_lost"] = self._reported.lost
+            self._line.lost, self._lost = self._lost, 0
+        if self._line.lost:
+            event["lines_lost"] = self._line.lost
         return event
 
     def write(self, line: str) -> None:
+        # A traceback in text has many lines: each is an entry of the journal.
+        prefix = self._line.prefix
+        line = prefix + line[:-1].replace("\n", "\n" + prefix) + "\n"
         with self._changed:
             if self._is_closed or len(self._lines) >= MAX_LINES:
-                self._lost += 1 + self._reported.lost
+                self._lost += 1 + self._line.lost
             else:
-                self._lines.append((line, self._reported.lost))
+                self._lines.append((line, self._line.lost))
                 self._changed.notify_all()
 
     def flush(self) -> None:
