@@ -29,7 +29,7 @@ from liveness.compare.offline_lines import offline_in
 from tests.helpers.needs import needs
 from tests.helpers.pages import MANUAL, blocks, example, shell_lines
 from tests.helpers.peer import listening, timer
-from tests.helpers.processes import NO_SETTINGS
+from tests.helpers.processes import NO_SETTINGS, ran, succeeded
 from tests.helpers.redis_servers import RedisServer
 from tests.helpers.tree import ROOT
 from tests.system.client import Client
@@ -471,6 +471,23 @@ def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> 
             for line in SHOWN:
                 if line.startswith("liveness timers"):
                     assert "order:17" in run(line, environ)
+
+
+@needs("jq")
+def test_the_filter_shown_for_the_journal_passes_over_text() -> None:
+    (shown,) = (line for line in shell_lines("docs/deployment.md") if "| jq" in line)
+    refused = {"name": "gw-1", "event": "link refused", "level": "warning"}
+    journal = f"""\
+Starting liveness.service - Connection-liveness sidecar...
+{{"event": "ready", "level": "info"}}
+{json.dumps(refused)}
+Fatal Python error: Aborted
+  File "/opt/liveness/lib/python3.11/site-packages/trio/_core/_run.py", line 2 in run
+liveness.service: Main process exited, code=killed, status=6/ABRT
+"""
+    done = ran("sh", "-c", shown.partition("|")[2], input=journal)
+    assert json.loads(succeeded(done)) == refused
+    assert done.stderr == ""
 
 
 @needs("make")
