@@ -29,9 +29,10 @@ from liveness.core._wire cimport (
 )
 from liveness.core import intervals
 from liveness.core.records import EVENTS, SILENCE
+from liveness.core.session_batches import Ended
 from liveness.core.table import EXACT_START, NOT_COUNTED, OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
-    BAD_UID, BUCKET_S, EARLY_S, Ended, MAX_BUCKETS_PER_SLOT, HORIZON_S, OTHER_CONN,
+    BAD_UID, BUCKET_S, EARLY_S, MAX_BUCKETS_PER_SLOT, HORIZON_S, OTHER_CONN,
     OTHER_GATEWAY, UNKNOWN, Slot,
 )
 

@@ -30,10 +30,11 @@ from liveness.core.records import (
     Record,
     Uid,
 )
+from liveness.core.session_batches import Ended, Endings, Logins
 from liveness.core.session_table import NO_LIMIT, SessionTable
 from liveness.core.storm_guard import Guard, GuardRules
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, Entry
-from liveness.core.wheel import Ended, Endings, Logins, Slot, Wheel
+from liveness.core.wheel import Slot, Wheel
 
 # Why an event changed no session, as `liveness_events_ignored_total{why}` shows it.
 WHY_OTHER_GATEWAY: Final = "other_gateway"

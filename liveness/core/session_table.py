@@ -24,8 +24,9 @@ from liveness.core.records import (
     Uid,
 )
 from liveness.core.restart import Clocks
+from liveness.core.session_batches import offline_of
 from liveness.core.table import Entry
-from liveness.core.wheel import Wheel, offline_of
+from liveness.core.wheel import Wheel
 
 NO_LIMIT: Final = 2**63 - 1
 

@@ -36,7 +36,6 @@ from liveness.core.link_requests import ActivityBatch
 from liveness.core.record_batch import Opening, RecordBatch
 from liveness.core.records import (
     EVENTS,
-    OFFLINE,
     ONLINE,
     SILENCE,
     Instant,
@@ -45,6 +44,7 @@ from liveness.core.records import (
     Uid,
 )
 from liveness.core.restart import Clocks, SessionRestorer
+from liveness.core.session_batches import Ended, Endings, Logins, offline_of
 from liveness.core.table import (
     EXACT_START,
     NO_CONN,
@@ -78,45 +78,6 @@ UNKNOWN: Final = 1
 BAD_UID: Final = 2
 OTHER_GATEWAY: Final = 3
 OTHER_CONN: Final = 4
-
-
-class Logins(NamedTuple):
-    """Users that log in through one gateway, in order; see `Wheel.begin`."""
-
-    gateway: int
-    name: str  # of that gateway
-    uids: Sequence[Uid]
-    conns: Sequence[int | None]
-    # When each connection began, in monotonic seconds; None: `start`, which is not exact.
-    begun: Sequence[float | None]
-    start: float
-    timeout: float | None  # their own; None: the gateway's
-    event: int  # index into `records.EVENTS`
-
-
-class Endings(NamedTuple):
-    """Which sessions of a gateway `Wheel.end` ends, and what their records say.
-
-    `held_above` and `held_until` bound the deadlines of users that the storm guard held.
-    """
-
-    gateway: int
-    name: str  # of that gateway
-    reason: str
-    until: float  # the latest deadline, in attended seconds
-    limit: int
-    renewed: bool  # those of the second due list
-    held_above: float = inf
-    held_until: float = -inf
-    counted_above: float = inf
-
-
-class Ended(NamedTuple):
-    """How many sessions `Wheel.end` has ended."""
-
-    sessions: int
-    early: int  # of them, before their timeout was over
-    counted: int  # of them, with a deadline above `counted_above`
 
 
 class Slot(NamedTuple):
@@ -644,16 +605,3 @@ class Wheel:
             if table.deadline[place] > until:
                 return
             yield place
-
-
-def offline_of(
-    entry: Entry, seq: int, gateway: str, reason: str, at: Instant
-) -> Record:
-    """The record of the end of a session that is off the wheel."""
-    user_size, devices = entry.user_devices
-    event = EVENTS[entry.event] or None
-    return Record(
-        seq, OFFLINE, entry.uid, gateway, entry.session, entry.conn, reason, at.wall_ms,
-        at.unix_ms(entry.seen) if event else None, event, at.silence(entry.seen),
-        not event, None, None, None, user_size, devices,
-    )  # fmt: skip

@@ -25,8 +25,9 @@ from liveness.core.framing import Reader, encode
 from liveness.core.link_requests import ActivityBatch, ListedActivity
 from liveness.core.record_batch import RecordBatch
 from liveness.core.records import GATEWAY_LOST, SILENCE, Instant, Uid
+from liveness.core.session_batches import Endings, Logins
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
-from liveness.core.wheel import Endings, Logins, Wheel
+from liveness.core.wheel import Wheel
 from tests.core.link_trace import told
 from tests.helpers.strategies import (
     BOUNDED,

@@ -29,7 +29,8 @@ from liveness.core.records import (
     TimerRecord,
     Uid,
 )
-from liveness.core.wheel import Endings, Logins, Wheel
+from liveness.core.session_batches import Endings, Logins
+from liveness.core.wheel import Wheel
 from tests.core.conftest import is_compiled
 from tests.helpers.strategies import BOUNDED, conns, uids
 
