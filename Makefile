@@ -218,7 +218,7 @@ $(call STAMP,%):
 		log "$(PYTHON)" -m venv $(VENV)
 	fi
 	say "installing $(LOCK_$*)"
-	log $(VENV)/bin/python -m pip install --require-hashes -r $(LOCK_$*)
+	log $(VENV)/bin/python -m pip install --no-deps --require-hashes -r $(LOCK_$*)
 	touch $(foreach level,$(LEVELS_$*),$(call STAMP,$(level)))
 
 # What does not compile any more must not leave what once did. Only this Python's: another

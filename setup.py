@@ -1,6 +1,13 @@
-"""What pyproject.toml cannot say: the wheel is compiled, and may fail to compile."""
+"""What pyproject.toml cannot say: the wheel is compiled, and may fail to compile.
+
+The same sources give the same bytes where `SOURCE_DATE_EPOCH` is set.
+"""
 
 import os
+import re
+import tarfile
+import tomllib
+from gzip import GzipFile
 from pathlib import Path
 from shutil import rmtree
 
@@ -8,6 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 
 class CopyAnew(build_py):
@@ -56,8 +64,53 @@ class NameAfterwards(bdist_wheel):
         super().run()
 
 
+class PackAlike(sdist):
+    """Who packs the sources, when, and with which umask is nowhere in the archive."""
+
+    def make_archive(self, base_name: str, *_args: object, **options: object) -> str:
+        """Pack a folder; pip and PyPI want a `.tar.gz`."""
+        path, folder = f"{base_name}.tar.gz", str(options["base_dir"])
+        now = Path(folder).stat().st_mtime  # it was just made
+        self.mkpath(self.dist_dir)
+        packed_at = int(os.environ.get("SOURCE_DATE_EPOCH", now))
+
+        def alike(member: tarfile.TarInfo) -> tarfile.TarInfo:
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            member.mtime, member.uid, member.gid = packed_at, 0, 0
+            member.uname = member.gname = ""
+            return member
+
+        with (
+            Path(path).open("wb") as file,
+            GzipFile("", "wb", fileobj=file, mtime=packed_at) as stream,
+            tarfile.open(fileobj=stream, mode="w") as archive,
+        ):
+            archive.add(folder, filter=alike)
+        return path
+
+
+def readme() -> str:
+    """README.md, its links leading to the files of this version at the project's host."""
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    source = Path("liveness/__init__.py").read_text()
+    (version,) = re.findall(r'^__version__ = "(.+)"$', source, re.M)
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link["image"] else "blob"
+        return f"{link[0]}{project['urls']['Repository']}/{kind}/v{version}/"
+
+    relative = r"(?P<image>!?)\[[^][]*\]\((?![a-z]+:|#)"
+    return re.sub(relative, absolute, Path("README.md").read_text())
+
+
 setup(
-    ext_modules=[
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    # Where this is set the reference would serve, whatever is compiled: such a wheel is
+    # for every machine.
+    ext_modules=[]
+    if os.environ.get("LIVENESS_PURE_WHEEL") == "1"
+    else [
         Extension(
             f"liveness.core.{path.stem}",
             [str(path)],
@@ -77,5 +130,6 @@ setup(
         "bdist_wheel": NameAfterwards,
         "build_ext": CompileAnew,
         "build_py": CopyAnew,
+        "sdist": PackAlike,
     },
 )

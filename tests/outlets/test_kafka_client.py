@@ -155,7 +155,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("liveness.outlets.kafka."):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(StartError, match=r"pip install 'liveness\[sidecar,kafka\]'"):
+    with pytest.raises(
+        StartError, match=r"pip install 'liveness-sidecar\[sidecar,kafka\]'"
+    ):
         __import__("liveness.outlets.kafka.kafka_outlet")
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -34,7 +35,7 @@ from tests.helpers.tree import ROOT, tracked
 from tests.system.sidecar import Sidecar
 
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NAME: Final = f"liveness-{liveness.__version__}"
+NAME: Final = f"liveness_sidecar-{liveness.__version__}"
 SUFFIX: Final = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES: Final = {
     f"liveness/core/{name}{SUFFIX}"
@@ -52,11 +53,13 @@ LEFT: Final = (
     f"liveness/core/_wheel{SUFFIX}",
     "liveness/core/__pycache__/wheel.cpython-311.pyc",
     "tests/__pycache__/tree.cpython-311.pyc",
-    "liveness.egg-info/SOURCES.txt",
+    "liveness_sidecar.egg-info/SOURCES.txt",
     "notes.txt",
 )
 # What setuptools adds.
-OF_SETUPTOOLS: Final = re.compile(r"PKG-INFO|setup\.cfg|liveness\.egg-info/[\w.-]+")
+OF_SETUPTOOLS: Final = re.compile(
+    r"PKG-INFO|setup\.cfg|liveness_sidecar\.egg-info/[\w.-]+"
+)
 # Shipped with the sources only.
 NOT_INSTALLED: Final = "liveness/bench/results/"
 # Few and quick, but of everything: the core, proto, deploy, the locks, a process.
@@ -249,14 +252,16 @@ def test_a_wheel_has_the_package_only(wheels: dict[str, Path], kind: str) -> Non
 
 def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
     declared = metadata(wheels["pure"])
-    assert (declared["Name"], declared["Version"]) == ("liveness", liveness.__version__)
+    assert declared["Name"] == PROJECT["name"] == "liveness-sidecar"
+    assert declared["Version"] == liveness.__version__
     assert declared["Requires-Python"] == PROJECT["requires-python"]
     assert declared["License-Expression"] == PROJECT["license"]
     assert declared.get_all("License-File") == PROJECT["license-files"]
     extras = PROJECT["optional-dependencies"]
     assert declared.get_all("Provides-Extra") == [*extras]
     assert [*extras] == ["sidecar", "cluster", "webhooks", "kafka"]
-    assert "Project-URL" not in declared  # the project has no site
+    urls = [f"{name}, {url}" for name, url in PROJECT["urls"].items()]
+    assert declared.get_all("Project-URL") == urls
     wanted = {str(Requirement(it)) for it in declared.get_all("Requires-Dist", [])}
     assert wanted == {str(Requirement(it)) for it in PROJECT["dependencies"]} | {
         str(Requirement(f'{it}; extra == "{extra}"'))
@@ -265,15 +270,62 @@ def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
     }
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # it is compiled twice, with the flags that are shipped
-def test_of_the_same_sources_the_same_wheel_is_made(dist: Path, tmp_path: Path) -> None:
+def test_the_description_leads_to_the_files_of_this_version(
+    wheels: dict[str, Path],
+) -> None:
+    declared = metadata(wheels["pure"])
+    assert declared["Description-Content-Type"] == "text/markdown"
+    host, tag = PROJECT["urls"]["Repository"], f"v{liveness.__version__}"
+    page = MarkdownIt().render(str(declared.get_payload()))
+    links = re.findall(r'(?:href|src)="([^"]*)"', page)
+    outside = {link for link in links if not link.startswith(f"{host}/")}
+    assert outside == {"http://127.0.0.1:9874/"}
+    for link in links:
+        kind, _, name = link.removeprefix(f"{host}/").partition(f"/{tag}/")
+        is_picture = name.endswith(".png")
+        assert link in outside or kind == ("raw" if is_picture else "blob")
+        assert (ROOT / name.partition("#")[0]).exists()
+
+
+def test_pypi_would_take_what_is_made(dist: Path, wheels: dict[str, Path]) -> None:
+    files = (*dist.iterdir(), wheels["pure"])
+    succeeded(run(sys.executable, "-m", "twine", "check", "--strict", *files))
+
+
+def test_of_the_same_commit_the_same_sdist_is_made(copy: Path, tmp_path: Path) -> None:
     made = []
+    for umask in ("022", "027"):
+        place = tmp_path / umask
+        succeeded(run("sh", "-c", f"umask {umask}; cp -r {copy} {place}"))
+        command = (sys.executable, "setup.py", "-q", "sdist")
+        succeeded(run(*command, cwd=place, SOURCE_DATE_EPOCH="1700000000"))
+        made.append((place / "dist" / f"{NAME}.tar.gz").read_bytes())
+    assert made[0] == made[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "pure",
+        # It is compiled twice, with the flags that are shipped.
+        pytest.param("compiled", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
+)
+def test_of_the_same_sources_the_same_wheel_is_made(
+    dist: Path, tmp_path: Path, kind: str
+) -> None:
+    made, pure = [], str(int(kind == "pure"))
     for place in (tmp_path / "here", tmp_path / "further" / "away"):
         place.mkdir(parents=True)
         command = (*PIP_WHEEL, "-w", place, unpacked(dist, place))
-        succeeded(run(*command, SOURCE_DATE_EPOCH="1700000000", REQUIRE_COMPILED="1"))
+        built = run(
+            *command,
+            SOURCE_DATE_EPOCH="1700000000",
+            LIVENESS_PURE_WHEEL=pure,
+            REQUIRE_COMPILED="1",
+        )
+        succeeded(built)
         made += [path.read_bytes() for path in place.glob("*.whl")]
     assert len(made) == 2
     assert made[0] == made[1]
@@ -375,6 +427,6 @@ def test_the_command_names_missing_packages(gateway: Path, program: list[str]) -
     refused = run(gateway / program[0], *program[1:], "version")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
-        "liveness: the sidecar's packages are not installed (no module cyclopts); in "
-        "the clone or unpacked sdist: pip install '.[sidecar]'\n"
+        "liveness: the sidecar's packages are not installed (no module cyclopts): "
+        "pip install 'liveness-sidecar[sidecar]'\n"
     )

@@ -16,7 +16,7 @@ try:
     from confluent_kafka import KafkaError, KafkaException, Producer
 except ImportError:
     raise StartError(
-        "the package confluent-kafka is not installed: pip install 'liveness[sidecar,kafka]', "
+        "the package confluent-kafka is not installed: pip install 'liveness-sidecar[sidecar,kafka]', "
         "or remove [kafka.…] from the settings"
     ) from None
 

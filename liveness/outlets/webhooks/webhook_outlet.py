@@ -61,7 +61,7 @@ def make_webhooks(config: Config, access: LogAccess) -> "list[WebhookOutlet]":
     except ImportError as error:
         raise StartError(
             f"webhooks need the package {error.name}, which is not installed: "
-            "pip install 'liveness[sidecar,webhooks]', or remove [webhooks.…] from the settings"
+            "pip install 'liveness-sidecar[sidecar,webhooks]', or remove [webhooks.…] from the settings"
         ) from None
     from liveness.outlets.webhooks.sender import load_transport
 
