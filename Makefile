@@ -60,7 +60,7 @@ ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231
 # What Kubernetes itself knows; the others, of operators, are looked at by the tests.
 MANIFESTS := deploy/kubernetes/gateway.yaml deploy/kubernetes/service.yaml
 
-.PHONY: help setup demo serve test tests slow simulate mutants fuzz check docs audit bench performance dashboard rules screenshots lock dist install uninstall clean
+.PHONY: help setup demo serve test tests slow simulate mutants fuzz check docs audit bench performance dashboard rules screenshots lock dist wheels release install uninstall clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -152,10 +152,13 @@ lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	compile -o $(LOCK_audit) -c $(LOCK_dev) -c $(LOCK_docs) -c $(LOCK_fuzz) --group test --group dev --group docs --group fuzz --group audit
 
 dist: $(call STAMP,runtime)  ## An sdist, and the wheel that this machine makes of it
-	@rm -rf dist *.egg-info  # which lists what there was once
-	$(VENV)/bin/python setup.py -q sdist
-	$(VENV)/bin/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
-	ls dist/*
+	@VENV="$(VENV)" exec deploy/release dist
+
+wheels: $(call STAMP,dev)  ## An sdist and wheels for any Linux (PYTHONS="python3.11 debian:trixie"; network)
+	@VENV="$(VENV)" exec deploy/release wheels
+
+release: $(call STAMP,audit)  ## All that a release hands on (TRIAL=1: of any commit; network)
+	@VENV="$(VENV)" exec deploy/release release
 
 install:  ## For this host, as root (PREFIX=/opt/liveness; DESTDIR for packages; network)
 	@$(TELL)

@@ -31,7 +31,7 @@ def files(root: Path) -> Iterator[Path]:
 
 
 def is_ours(folder: Path) -> bool:
-    if folder.name.startswith(".") and folder.name != ".ci":
+    if folder.name.startswith(".") and folder.name not in {".ci", ".github"}:
         return False
     if folder.name in {"__pycache__", "build", "dist"}:
         return False

@@ -77,6 +77,7 @@ RUN_GIT: Final = {
     "tests/audit/test_audit.py",
     "tests/mutants/runner.py",
     "tests/project/test_mutants.py",
+    "tests/project/test_releasing.py",
     "tests/helpers/tree.py",
 }
 

@@ -40,7 +40,8 @@ WANTED = {
 ALL_LOCKS = tuple(WANTED)
 TARGETS = (
     "audit bench check clean dashboard demo dist docs fuzz help install lock mutants "
-    "performance rules screenshots serve setup simulate slow test tests uninstall"
+    "performance release rules screenshots serve setup simulate slow test tests uninstall "
+    "wheels"
 )
 # What `.ci/run` looks for, besides what set-up needs.
 NEEDED = (
@@ -203,6 +204,8 @@ def test_the_second_set_up_finds_everything_there(ready: Copy) -> None:
         ("slow", "requirements/test.lock"),
         ("dashboard", "requirements/test.lock"),
         ("dist", "requirements/runtime.lock"),
+        ("wheels", "requirements/dev.lock"),
+        ("release", "requirements/audit.lock"),
         ("check", "requirements/dev.lock"),
         ("performance", "requirements/dev.lock"),
         ("docs", "requirements/docs.lock"),

@@ -1,0 +1,248 @@
+"""What a release is made of, and what `make release` refuses to make.
+
+The wheels are made for real, of a copy of what git tracks, for this Python. What is locked is
+downloaded for that.
+"""
+
+import re
+import shutil
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+from packaging.utils import parse_wheel_filename
+
+import liveness
+from tests.helpers.needs import needs_compiler
+from tests.helpers.processes import succeeded
+from tests.helpers.tree import ROOT, tracked
+from tests.project.test_packaging import MODULES, NOT_INSTALLED, copy, inside, run
+from tests.project.test_repository import TARGETS
+
+__all__ = ["copy"]  # a fixture
+
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION: Final = liveness.__version__
+TAG: Final = f"v{VERSION}"
+WORKFLOW: Final = (ROOT / ".github/workflows/release.yml").read_text()
+HOST: Final = "https://code.invalid/liveness"
+NEXT: Final = "git -c user.name=a -c user.email=a@a.example commit --allow-empty -m it"
+
+
+# --- the wheels
+
+needs_auditwheel: Final = pytest.mark.skipif(
+    find_spec("auditwheel") is None,
+    reason="auditwheel is missing: make setup LEVEL=dev",
+)
+
+
+@pytest.fixture(scope="module")
+def dist(copy: Path) -> Path:
+    """What `make wheels` makes for this Python; optimised it would take long."""
+    chosen = {
+        "PYTHONS": sys.executable,
+        "CFLAGS": "-O0",
+        "SOURCE_DATE_EPOCH": "1700000000",
+    }
+    succeeded(run("deploy/release", "wheels", cwd=copy, **chosen))
+    return copy / "dist"
+
+
+@needs_auditwheel
+@needs_compiler
+@pytest.mark.timeout(600)
+def test_a_compiled_wheel_is_for_every_linux_and_the_pure_one_for_all(
+    dist: Path,
+) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    compiled, pure = sorted(dist.glob("*.whl"))
+    assert {*dist.iterdir()} == {sdist, compiled, pure}
+    tags = parse_wheel_filename(compiled.name)[3]
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    assert {(tag.interpreter, tag.abi) for tag in tags} == {(python, python)}
+    assert all(tag.platform.startswith("manylinux") for tag in tags)
+    assert "manylinux_2_17" in compiled.name
+    assert [*map(str, parse_wheel_filename(pure.name)[3])] == ["py3-none-any"]
+
+
+@needs_auditwheel
+@needs_compiler
+def test_no_wheel_has_more_than_the_package(dist: Path) -> None:
+    ours = {
+        name
+        for name in tracked(ROOT)
+        if name.startswith("liveness/") and not name.startswith(NOT_INSTALLED)
+    }
+    compiled, pure = (
+        {name for name in inside(wheel) if ".dist-info/" not in name}
+        for wheel in sorted(dist.glob("*.whl"))
+    )
+    assert (compiled, pure) == (ours | MODULES, ours)
+
+
+@pytest.mark.parametrize(
+    ("pythons", "said"),
+    [
+        (
+            "python3.11 /nowhere/python3 no-python",
+            "not here, or without the module venv: ",
+        ),
+        ("debian:bookworm", "debian:bookworm needs root and mmdebstrap"),
+    ],
+    ids=["commands", "Debian"],
+)
+def test_a_python_that_is_missing_is_named(
+    copy: Path, tmp_path: Path, pythons: str, said: str
+) -> None:
+    for program in ("bash", "date", "dirname", "id", "realpath", "sh", "stat"):
+        (tmp_path / program).symlink_to(shutil.which(program) or program)
+    (tmp_path / "python3.11").symlink_to(sys.executable)
+    chosen = {"PYTHONS": pythons, "PATH": str(tmp_path)}
+    refused = run("deploy/release", "wheels", cwd=copy, **chosen)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"liveness: {said}")
+    assert ("/nowhere/python3 no-python. Install" in refused.stderr) == (
+        "no-python" in pythons
+    )
+
+
+# --- what is refused
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A commit that may be released, in a clone of its own."""
+    for name in ("deploy/release", "liveness/__init__.py", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
+    )
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+    (tmp_path / ".gitignore").write_text("/.venv\n__pycache__\n")
+    project = tmp_path / "pyproject.toml"
+    project.write_text(project.read_text().replace(PROJECT["urls"]["Repository"], HOST))
+    changes = f"# Changelog\n\n## [Unreleased]\n\n## [{VERSION}] - 2026-11-26\n\n- A.\n"
+    (tmp_path / "CHANGELOG.md").write_text(changes)
+    git(tmp_path, "init")
+    commit(tmp_path)
+    return tmp_path
+
+
+def git(clone: Path, *words: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    succeeded(run("git", "-C", clone, *identity, *words))
+
+
+def commit(clone: Path) -> None:
+    git(clone, "add", ".")
+    git(clone, "commit", "-m", "it")
+    git(clone, "tag", "-f", "-a", "-m", "it", TAG)
+
+
+def refusal(clone: Path, **chosen: str) -> str:
+    """What a release of this clone says, which has nothing to make it with."""
+    released = run(
+        "deploy/release", "release", cwd=clone, PYTHONS="", ENGINE="", **chosen
+    )
+    assert released.returncode != 0
+    assert not (clone / "dist").exists()
+    return released.stderr
+
+
+def test_a_release_is_made_of_a_commit_with_its_tag_and_changes(clone: Path) -> None:
+    assert "setup.py" in refusal(clone, REPOSITORY=HOST)  # the first thing that it runs
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("touch new", "the clone has changes that are not committed"),
+        (f"git tag -d {TAG}", f"does not have the tag {TAG}"),
+        (NEXT, f"does not have the tag {TAG}"),
+    ],
+    ids=["changed", "no tag", "the next one"],
+)
+def test_no_release_of_another_commit(clone: Path, change: str, said: str) -> None:
+    succeeded(run("sh", "-c", change, cwd=clone))
+    assert said in refusal(clone)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("CHANGELOG.md", " - 2026-11-26", "", "CHANGELOG.md does not have the section"),
+        ("CHANGELOG.md", VERSION, "9.9.9", "CHANGELOG.md does not have the section"),
+        (
+            "pyproject.toml",
+            HOST,
+            "https://code.example/it",
+            "is no host: set [project.urls]",
+        ),
+    ],
+    ids=["a date", "a section", "a host"],
+)
+def test_no_release_without(
+    clone: Path, file: str, old: str, new: str, said: str
+) -> None:
+    path = clone / file
+    path.write_text(path.read_text().replace(old, new))
+    commit(clone)
+    assert said in refusal(clone)
+    assert "setup.py" in refusal(clone, TRIAL="1")
+
+
+def test_no_release_from_elsewhere_and_all_faults_are_named(clone: Path) -> None:
+    (clone / "new").touch()
+    said = refusal(clone, REPOSITORY="https://fork.invalid/liveness")
+    assert (
+        f"this is https://fork.invalid/liveness, but [project.urls] in pyproject.toml says {HOST}"
+        in said
+    )
+    assert "the clone has changes" in said
+
+
+# --- the workflow
+
+
+def test_the_workflow_uses_what_is_pinned_and_makes_what_there_is() -> None:
+    used = re.findall(r"uses: (\S+)@(\S+)", WORKFLOW)
+    loose = {
+        name for name, version in used if not re.fullmatch(r"[0-9a-f]{40}", version)
+    }
+    assert loose == {
+        "pypa/gh-action-pypi-publish"
+    }  # docs/releasing.md: pinned before its use
+    assert {*re.findall(r"\bmake (\w+)", WORKFLOW)} <= {*TARGETS.split()}
+
+
+def test_the_job_that_runs_our_code_may_publish_nothing() -> None:
+    workflow = yaml.safe_load(WORKFLOW)
+    assert workflow["permissions"] == {}
+    jobs = workflow["jobs"]
+    assert jobs["make"]["permissions"] == {"contents": "read"}
+    for name, job in jobs.items():
+        uses = " ".join(step.get("uses", "") for step in job["steps"])
+        assert ("actions/checkout" in uses) == (name == "make")
+
+
+# --- what messages and pages say
+
+
+def test_every_installation_is_of_the_distribution_and_its_extras() -> None:
+    names, known = set(), {"sidecar", "cluster", "webhooks", "kafka"}
+    for name in tracked(ROOT):
+        if name.startswith(("liveness/", "docs/", "deploy/")) or name == "README.md":
+            text = (ROOT / name).read_bytes().decode(errors="replace")
+            for package, extras in re.findall(
+                r"\b(liveness[\w-]*)\[([a-z,{}]+)\]", text
+            ):
+                names.add(package)
+                assert {*extras.split(",")} <= known | {"{extra}"}, name
+    assert names == {PROJECT["name"]}
