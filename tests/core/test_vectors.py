@@ -197,17 +197,22 @@ def same_durations(frame: dict[str, Any]) -> dict[str, Any]:
     return frame | single | several
 
 
+def expected_frames(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a case says its bytes mean, as `Sidecar` finds it."""
+    # A sign of life for no user leaves nothing but its number.
+    return [
+        same_durations(written_out(frame))
+        for frame in case["frames"]
+        if not (frame["frame"] in ("keepalive", "message") and frame["uids"] == [])
+    ]
+
+
 @pytest.mark.parametrize("case", TO_SIDECAR, ids=name_of)
 def test_bytes_mean_the_frames(
     case: dict[str, Any],
 ) -> None:
     data = octets(case)
-    # A sign of life for no user leaves nothing but its number.
-    expected = [
-        same_durations(written_out(frame))
-        for frame in case["frames"]
-        if not (frame["frame"] in ("keepalive", "message") and frame["uids"] == [])
-    ]
+    expected = expected_frames(case)
     errors = [case["error"]] if "error" in case else []
     places = range(len(data)) if len(data) <= SINGLY_MOST else range(1, len(data), 997)
     for module, cut in product(READERS, ([data], [*pieces(data, places)])):

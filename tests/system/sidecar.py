@@ -60,6 +60,7 @@ class Sidecar:
         self.settings = settings
         self.under: list[str] = []  # a command that execs the sidecar's
         self.program = [sys.executable, "-m", "liveness"]
+        self.root = ROOT  # the project whose package that is
         self.stdin: int = subprocess.DEVNULL
         self.handed: list[int] = []  # descriptors that it inherits
         self.lines: list[Line] = []
@@ -96,7 +97,7 @@ class Sidecar:
         self._hang_up()
         self._process = subprocess.Popen(
             self.command(),
-            cwd=ROOT,
+            cwd=self.root,
             env=self.environment(),
             stdin=self.stdin,
             stderr=subprocess.PIPE,
@@ -126,7 +127,7 @@ class Sidecar:
         """Starts a process that ends by itself; its exit code, and the error it logs."""
         process = subprocess.run(
             self.command(),
-            cwd=ROOT,
+            cwd=self.root,
             env=self.environment(),
             capture_output=True,
             text=True,

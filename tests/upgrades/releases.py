@@ -4,13 +4,15 @@ The ids are here because tags may be missing, as in a shallow clone of CI. A rel
 its line in the commit after it.
 """
 
-import subprocess
+import fcntl
+import shutil
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
 
 from tests.helpers.needs import require
+from tests.helpers.processes import ran, succeeded
 from tests.helpers.tree import ROOT
 
 
@@ -31,14 +33,19 @@ RELEASES: Final = (Release("0.1.0", "db31186c6056c673ed4520edc7045127033b2542"),
 
 
 def export(release: Release, folder: Path) -> Path:
-    """Put the files of a release into a new folder; skip the test if git lacks them."""
-    git = [require("git"), "-C", str(ROOT)]
-    has_it = [*git, "cat-file", "-e", release.commit]
-    if subprocess.run(has_it, capture_output=True, check=False).returncode:
-        pytest.skip(f"{release.tag} is not here: git fetch origin {release.commit}")
+    """Put the files of a release into a new folder; skip the test if they cannot be had.
+
+    A shallow clone, as in CI, gets the commit from where it was cloned.
+    """
+    git = [require("git"), f"--git-dir={ROOT / '.git'}"]
+    with Path(__file__).open() as lock:  # tests run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ran(*git, "cat-file", "-e", release.commit).returncode:
+            fetched = ran(*git, "fetch", "-q", "--depth=1", "origin", release.commit)
+            if fetched.returncode:
+                pytest.skip(f"git lacks {release.tag}: {fetched.stderr.strip()}")
     folder.mkdir()
-    archive = [*git, "archive", release.commit]
-    with subprocess.Popen(archive, stdout=subprocess.PIPE) as made:
-        subprocess.run(["tar", "-x", "-C", folder], stdin=made.stdout, check=True)
-    assert made.returncode == 0
+    archive = Path(f"{folder}.tar")
+    succeeded(ran(*git, "archive", f"--output={archive}", release.commit))
+    shutil.unpack_archive(archive, folder, filter="tar")
     return folder

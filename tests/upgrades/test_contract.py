@@ -1,0 +1,70 @@
+"""What the last release published of its protocol and its settings still holds."""
+
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+
+from liveness.config.sources import load
+from tests.core import test_vectors as vectors
+from tests.core.conftest import READERS
+from tests.helpers.tree import ROOT
+
+Case = dict[str, Any]
+
+# Frames that have another meaning since, as the changelog says, and a word of its entry.
+CHANGED: Final = {"the-shortest-hello-of-a-watcher": "`scope-all`"}
+
+
+@pytest.fixture(scope="module")
+def cases(previous: Path) -> list[Case]:
+    """The test vectors of the last release, without those whose meaning has changed."""
+    paths = (previous / "proto/vectors").glob("*.json")
+    found = [case for path in paths for case in json.loads(path.read_text())["cases"]]
+    assert {case["name"] for case in found} >= CHANGED.keys()
+    return [case for case in found if case["name"] not in CHANGED]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_frames_to_the_sidecar_mean_the_same(
+    cases: list[Case], reader: ModuleType
+) -> None:
+    for case in cases:
+        if case["direction"] == "to-sidecar":
+            sidecar = vectors.Sidecar(case["before"], reader.Reader)
+            sidecar.receive(vectors.octets(case))
+            was = vectors.expected_frames(case)
+            # What was added since has defaults.
+            frames = [
+                vectors.same_durations({key: frame[key] for key in old})
+                for frame, old in zip(sidecar.frames, was, strict=True)
+            ]
+            errors = [case["error"]] if "error" in case else []
+            assert vectors.exact(frames) == vectors.exact(was), case["name"]
+            assert vectors.exact(sidecar.errors) == vectors.exact(errors), case["name"]
+
+
+def test_frames_of_the_sidecar_are_of_the_schema(cases: list[Case]) -> None:
+    for case in cases:
+        if case["direction"] == "from-sidecar":
+            for frame in vectors.decoded(vectors.octets(case)):
+                vectors.FROM_US.validate(frame)
+
+
+def test_the_changelog_names_each_change_of_a_meaning() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    for word in CHANGED.values():
+        assert word in changes
+
+
+def test_a_file_with_every_setting_of_the_last_release_is_accepted(
+    previous: Path, tmp_path: Path
+) -> None:
+    example = (previous / "deploy/liveness.toml").read_text()
+    file = tmp_path / "liveness.toml"
+    file.write_text(re.sub(r"^#(?=[a-z_]+ = )", "", example, flags=re.MULTILINE))
+    found = load(file=file, environ={}, unix_user=0)
+    assert found.sources["timeout_s"] == str(file)
