@@ -34,7 +34,7 @@ from liveness.text import ID_KEYS, escaped, uid_text
 
 _AGO: Final = re.compile(r"-?(\d{1,9}) ?(s|m|min|h|d)( ago)?", re.ASCII)
 _UNIT_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
-_TIME: Final = re.compile(r"\d?\d:\d\d(:\d\d(\.\d{1,6})?)?", re.ASCII)
+_TIME: Final = re.compile(r"([01]?\d|2[0-3]):\d\d(:\d\d(\.\d{1,6})?)?", re.ASCII)
 # Every key that a record may have: a column each.
 COLUMNS: Final = (
     "seq", "at", "kind", "uid", "gateway", "session", "conn", "reason", "seen", "last",

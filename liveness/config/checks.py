@@ -5,7 +5,7 @@ Each `check_` function raises a ValueError that says what the value must be.
 
 import os
 import re
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ ALLOWED: Final = (
 )
 TIES: Final = "NAME=UNIX_USER, separated by commas"
 ADDRESSES: Final = "HOST:PORT, separated by commas"
+_LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
 _ALLOWED: Final = re.compile(rf"\*|@?{_USER.pattern}")
 
@@ -149,7 +150,8 @@ def is_loopback(host: str) -> bool:
     Any other name may resolve to any address.
     """
     try:
-        return host == "localhost" or ip_address(host).is_loopback
+        # Whether is_loopback includes ::ffff:127.0.0.1 depends on the version of Python.
+        return host == "localhost" or any(ip_address(host) in net for net in _LOOPBACK)
     except ValueError:
         return False
 

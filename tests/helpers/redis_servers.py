@@ -300,8 +300,10 @@ def make_certificates(folder: Path) -> Certificates:
         "ca.crt",
         "-subj",
         "/CN=test authority",
+        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
-    (folder / "names").write_text(f"subjectAltName=DNS:localhost,IP:{LOOPBACK}")
+    names = f"subjectAltName=DNS:localhost,IP:{LOOPBACK}"
+    (folder / "names").write_text(f"{names}\nauthorityKeyIdentifier=keyid\n")
     for name in ("server", "client"):
         run(
             "req",
