@@ -28,7 +28,7 @@ from tests.helpers.tree import ROOT
 from tests.system.client import Client
 from tests.system.host import PIP, PYTHON, SYSTEM, Host, hosting, make, mounted
 from tests.system.os_users import NOBODY
-from tests.system.sidecar import Sidecar
+from tests.system.sidecar import Sidecar, eventually
 
 pytestmark = pytest.mark.timeout(280)  # builds, and fetches what is locked
 
@@ -86,13 +86,17 @@ def host(installed: Path) -> Iterator[Host]:
         Path(host.root / "root").chmod(0o755)  # where the tests' Python may be
         host.run("systemd-sysusers")
         host.run("systemd-tmpfiles", "--create", "liveness.conf")
-        # As far as anybody can tell it runs there.
-        host.path("/run/systemd/system").mkdir(parents=True)
-        systemctl = host.path("/usr/bin/systemctl")
-        systemctl.unlink(missing_ok=True)
-        systemctl.write_text('#!/bin/sh\necho "$@" >>/run/told\n')
-        systemctl.chmod(0o755)
+        pretend_systemd(host)
         yield host
+
+
+def pretend_systemd(host: Host) -> None:
+    """As far as anybody can tell it runs there."""
+    host.path("/run/systemd/system").mkdir(parents=True)
+    systemctl = host.path("/usr/bin/systemctl")
+    systemctl.unlink(missing_ok=True)
+    systemctl.write_text('#!/bin/sh\necho "$@" >>/run/told\n')
+    systemctl.chmod(0o755)
 
 
 def told(host: Host) -> list[str]:
@@ -291,6 +295,36 @@ def test_a_second_install_upgrades_and_finishes_an_interrupted_one(host: Host) -
     assert "wheel: reference" in host.run("liveness", "version").stdout
     with serving(host) as gateway:
         gateway.sync()
+
+
+@contextmanager
+def running(host: Host, user: str) -> Iterator[int]:
+    """A process of a user, by its number."""
+    command = host.command("cat", user=f"{user}:{user}")
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        eventually(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "cat\n")
+        yield process.pid
+        process.communicate()
+
+
+def test_a_purge_that_is_refused_has_stopped_nothing(host: Host) -> None:
+    told(host)
+    with mounted(host.path("/mnt"), "--bind", str(ROOT)):
+        with running(host, "liveness") as pid:
+            process = uninstall(host, PURGE="1")
+        host.run("useradd", "--gid", "liveness", "chat")
+        group = uninstall(host, PURGE="1")
+        host.run("userdel", "chat")
+    end = "Nothing was stopped or removed\n"
+    assert process.stderr == (
+        f"liveness: process {pid} runs as the user liveness: end it first. {end}"
+    )
+    assert group.stderr == (
+        "liveness: liveness is the primary group of the user chat: "
+        f"give it another by usermod -g. {end}"
+    )
+    assert told(host) == []
+    assert host.path(SERVICE).exists()
 
 
 def test_purge_of_a_host_stops_it_and_takes_its_user(host: Host) -> None:
@@ -613,6 +647,21 @@ def test_a_list_of_files_that_another_user_wrote_is_not_removed(bare: Host) -> N
     assert not made.parent.exists()
 
 
+def test_uninstall_leaves_no_socket(bare: Host) -> None:
+    pretend_systemd(bare)
+    bare.path(f"{PREFIX}/.made").touch()
+    socket = bare.path("/run/liveness/gateway.sock")
+    socket.parent.mkdir()
+    socket.touch()
+    done = uninstall(bare)
+    assert done.returncode == 0, done.stderr
+    assert told(bare) == [
+        "disable --now liveness.socket liveness.service",
+        "daemon-reload",
+    ]
+    assert not socket.parent.exists()
+
+
 def test_a_link_into_a_folder_of_others_is_no_way_to_a_program(bare: Host) -> None:
     loose = bare.path("/srv/loose")
     loose.mkdir()
@@ -656,7 +705,6 @@ def test_without_systemd_the_manuals_commands_set_it_up(bare: Host) -> None:
         done = uninstall(bare, PURGE="1")
         assert done.returncode == 1
         assert str(process.pid) in done.stderr
-        assert done.stderr.endswith(": no file was removed\n")
         assert program.exists()
         assert bare.path("/var/lib/liveness").exists()
         process.communicate()
