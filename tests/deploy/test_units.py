@@ -1,5 +1,7 @@
 """The units are hardened, and are of the sidecar that there is."""
 
+import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from liveness.service.links.sockets import BACKLOG, SOCKET_MODE
 from liveness.service.systemd import GATEWAY_SOCKET
 from tests.helpers.command_lines import checked
 from tests.helpers.needs import require
+from tests.helpers.processes import ran, succeeded
 from tests.helpers.units import (
     FOLDER,
     SERVICE,
@@ -71,6 +74,20 @@ def test_its_limits_are_wider_than_its_own() -> None:
     assert int(setting(SERVICE, "LimitNOFILE")) > files + most["http.max_streams"] + 100
     assert seconds(SERVICE, "WatchdogSec") > 2 * TURN_DEAD_S
     assert seconds(SERVICE, "TimeoutStopSec") > 5
+
+
+def test_only_a_wrong_setting_delays_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "sleep").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "sleep").chmod(0o755)
+    command = shlex.split(setting(SERVICE, "ExecStopPost").replace("$$", "$"))
+    delays = {
+        status: succeeded(
+            ran(*command, env={"PATH": str(tmp_path), "EXIT_STATUS": status})
+        )
+        for status in ("0", "1", str(os.EX_CONFIG), "KILL")
+    }
+    assert delays == {"0": "", "1": "", str(os.EX_CONFIG): "10\n", "KILL": ""}
+    assert seconds(SERVICE, "TimeoutStopSec") > 10
 
 
 def test_one_user_is_named_everywhere() -> None:
