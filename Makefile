@@ -60,7 +60,7 @@ ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231
 # What Kubernetes itself knows; the others, of operators, are looked at by the tests.
 MANIFESTS := deploy/kubernetes/gateway.yaml deploy/kubernetes/service.yaml
 
-.PHONY: help setup demo serve test tests slow simulate mutants fuzz check docs audit bench performance dashboard rules screenshots lock dist wheels release install uninstall clean
+.PHONY: help setup demo serve test tests slow system simulate mutants fuzz check docs audit bench performance dashboard rules screenshots lock dist wheels release install uninstall clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -76,13 +76,16 @@ serve: $(call READY,runtime)  ## The sidecar (ARGS="--timeout 10")
 	@exec $(VENV)/bin/liveness serve $(ARGS)
 
 test: $(call READY,test)  ## The tests of three minutes (ARGS="tests/core")
-	@exec $(VENV)/bin/python -m pytest -m "not slow and not long" $(PARALLEL) $(ARGS)
+	@exec $(VENV)/bin/python -m pytest -m "not slow and not long and not machine" $(PARALLEL) $(ARGS)
 
 tests: $(call READY,test)  ## All tests but the slow ones
-	@exec $(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) $(ALL) $(ARGS)
+	@exec $(VENV)/bin/python -m pytest -m "not slow and not machine" $(PARALLEL) $(ALL) $(ARGS)
 
 slow: $(call READY,test)  ## The slow tests
 	@exec $(VENV)/bin/python -m pytest -m slow -o faulthandler_timeout=5400 $(ALL) $(ARGS)
+
+system: $(call READY,test)  ## The sidecar on whole machines: systemd, containers (root, Debian; five minutes)
+	@exec $(VENV)/bin/python -m tests.machine $(ARGS)
 
 simulate: $(call READY,test)  ## New simulated worlds for a minute (ARGS="--seed 17")
 	@exec $(VENV)/bin/python -m tests.simulation $(ARGS)

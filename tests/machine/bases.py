@@ -8,9 +8,10 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from time import time_ns
 from typing import Final
 
@@ -45,6 +46,14 @@ def wheels(locks: Sequence[Path]) -> Path:
     for lock in locks:
         succeeded(ran(*words, "-d", made, "-r", lock, timeout=MAKE_S))
     return _kept(made, folder)
+
+
+@contextmanager
+def unpacked(base: Path) -> Iterator[Path]:
+    """The root folder of a base, without devices, until left."""
+    with TemporaryDirectory(prefix="machine-") as folder:
+        succeeded(ran("tar", "-xf", base, "-C", folder, "--exclude=./dev/*"))
+        yield Path(folder)
 
 
 def _kept(made: Path, place: Path) -> Path:

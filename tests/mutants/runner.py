@@ -32,6 +32,8 @@ from xml.etree import ElementTree
 import pytest
 import trio
 
+from tests.helpers.changes import changed, git
+
 PATCHES: Final = Path("tests", "mutants")
 # What tests need of the project, and a build.
 COPIED: Final = (
@@ -49,9 +51,8 @@ LIMIT_S: Final = 150.0
 AT_ONCE: Final = 2 * (os.cpu_count() or 1)
 # Fewer do not pay for the start of a process.
 TESTS_A_WORKER: Final = 8
-# `--changed`: what has changed in so many commits, or since the last tag if that is less;
-# and of the other mutants one in so many, others with each commit.
-COMMITS: Final = 25
+# `--changed`: of the mutants that no change concerns one in so many, others with each
+# commit.
 ONE_IN: Final = 12
 # A process that has imported these is forked for each run of tests: a test takes half a
 # second of a processor then, not one and a half. Nothing of the project is among them.
@@ -124,23 +125,15 @@ def concerned(root: Path) -> list[str]:
     shallow clone, every mutant is taken.
     """
 
-    def git(*words: str) -> list[str]:
-        command = ["git", "-C", str(root), *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.split()
-
-    if git("rev-parse", "--is-shallow-repository") != ["false"]:
+    files = changed(root)
+    if files is None:
         return [mutant.name for mutant in mutants_of(root)]
-    commits = git("rev-list", "--first-parent", f"--max-count={COMMITS + 1}", "HEAD")
-    tagged = git("rev-list", "--no-walk", *git("describe", "--tags", "--abbrev=0"))
-    since = next((it for it in commits if it in tagged), commits[-1])
-    changed = set(git("diff", "--name-only", since))
-    number = int(git("rev-list", "--count", "HEAD")[0])
+    number = int(git(root, "rev-list", "--count", "HEAD")[0])
     names, others = list[str](), list[str]()
     for mutant in mutants_of(root):
         tests = [test.partition("::")[0] for test in mutant.tests]
         of = {str(mutant.path.relative_to(root)), *mutant.files, *tests}
-        (names if of & changed else others).append(mutant.name)
+        (names if of & files else others).append(mutant.name)
     return names + others[number % ONE_IN :: ONE_IN]
 
 

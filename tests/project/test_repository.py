@@ -40,15 +40,15 @@ WANTED = {
 ALL_LOCKS = tuple(WANTED)
 TARGETS = (
     "audit bench check clean dashboard demo dist docs fuzz help install lock mutants "
-    "performance release rules screenshots serve setup simulate slow test tests uninstall "
-    "wheels"
+    "performance release rules screenshots serve setup simulate slow system test tests "
+    "uninstall wheels"
 )
 # What `.ci/run` looks for, besides what set-up needs.
 NEEDED = (
     "chromium curl erlc fiu-run gcc go haproxy javac mount nc nginx node npm prometheus "
     "promtool redis-server stat strace systemd-analyze"
 )
-STEPS = ("check", "docs", "tests", "mutants ARGS=--changed")
+STEPS = ("check", "docs", "tests", "mutants ARGS=--changed", "system ARGS=--changed")
 
 # One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
 ENTRY = re.compile(
@@ -202,6 +202,7 @@ def test_the_second_set_up_finds_everything_there(ready: Copy) -> None:
         ("bench", "requirements/runtime.lock"),
         ("test", "requirements/test.lock"),
         ("slow", "requirements/test.lock"),
+        ("system", "requirements/test.lock"),
         ("dashboard", "requirements/test.lock"),
         ("dist", "requirements/runtime.lock"),
         ("wheels", "requirements/dev.lock"),
