@@ -42,7 +42,7 @@ from tests.system.sidecar import READY_S, eventually
 
 HERE: Final = ROOT / "deploy" / "container"
 CONTAINERFILE: Final = (HERE / "Containerfile").read_text()
-IGNORED: Final = (HERE / "Containerfile.dockerignore").read_text()
+IGNORED: Final = (ROOT / ".dockerignore").read_text()
 TEXT: Final = (HERE / "compose.yml").read_text()
 OURS: Final = f"localhost/liveness:{liveness.__version__}"
 TOKEN: Final = "0123456789abcdefghijklmn"
