@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 import liveness
 from liveness.config.settings import Config
 from tests.helpers.command_lines import checked
+from tests.helpers.manifests import memory_bytes, quantity
 from tests.helpers.needs import require, require_root
 from tests.helpers.processes import ran
 from tests.helpers.tree import ROOT
@@ -44,7 +45,7 @@ HERE: Final = ROOT / "deploy" / "container"
 CONTAINERFILE: Final = (HERE / "Containerfile").read_text()
 IGNORED: Final = (ROOT / ".dockerignore").read_text()
 TEXT: Final = (HERE / "compose.yml").read_text()
-OURS: Final = f"localhost/liveness:{liveness.__version__}"
+OURS: Final = f"localhost/liveness:{liveness.__version__}-compose"
 TOKEN: Final = "0123456789abcdefghijklmn"
 
 # Building is most of it: packages are fetched, and the wheel is compiled.
@@ -114,7 +115,7 @@ def test_the_image_says_what_it_is(image: Stage) -> None:
     [
         ("deploy/container/Containerfile", r'image\.version="([^"]*)"', 1),
         ("deploy/container/Containerfile", r"localhost/liveness:?(\S*)", 2),
-        ("deploy/container/compose.yml", r"localhost/liveness:?(\S*)", 2),
+        ("deploy/container/compose.yml", r"localhost/liveness:?(\S*)-compose", 2),
         ("deploy/kubernetes/gateway.yaml", r"localhost/liveness:?(\S*)", 2),
         ("deploy/kubernetes/kustomization.yaml", r"newTag: (\S*)", 1),
         ("docs/deployment.md", r"localhost/liveness:?(\S*)", 2),
@@ -290,9 +291,9 @@ def check_confined(compose: Compose, name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service.keys() >= {"mem_limit", "cpus", "pids_limit", "restart"}
+    assert service.keys() >= {"mem_limit", "pids_limit", "restart"}
     assert service.keys().isdisjoint(
-        {"privileged", "cap_add", "network_mode", "pid", "ipc", "userns_mode"}
+        {"privileged", "cap_add", "network_mode", "pid", "ipc", "userns_mode", "cpus"}
     )
     for port in service.get("ports", []):
         assert port.startswith("127.0.0.1:"), "only this host's own"
@@ -330,6 +331,7 @@ def check_sidecar(compose: Compose) -> None:
     name = option(gateway, "--name")
     assert settings.access.names == f"{name}={its_uid}"
     assert int(sidecar["stop_grace_period"].removesuffix("s")) > 5
+    assert quantity(sidecar["mem_limit"].replace("g", "Gi")) >= memory_bytes(settings)
 
 
 def check_gateway(compose: Compose) -> None:
@@ -422,6 +424,8 @@ WRONG: Final[list[tuple[str, str, Any]]] = [
     ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"bind": {}}]),
     ("sidecar", "ports", ["9874:9874"]),
     ("sidecar", "stop_grace_period", "5s"),
+    ("sidecar", "cpus", 1),
+    ("sidecar", "mem_limit", "512m"),
     ("sidecar", "healthcheck", lambda it: it | {"test": ["CMD", "true"]}),
     ("gateway", "healthcheck", lambda it: it | {"start_interval": "2s"}),
     ("gateway", "user", "9875:9875"),
