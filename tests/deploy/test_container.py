@@ -119,6 +119,7 @@ def test_the_image_says_what_it_is(image: Stage) -> None:
         ("deploy/kubernetes/gateway.yaml", r"localhost/liveness:?(\S*)", 2),
         ("deploy/kubernetes/kustomization.yaml", r"newTag: (\S*)", 1),
         ("docs/deployment.md", r"localhost/liveness:?(\S*)", 2),
+        ("docs/backups.md", r"localhost/liveness:([\d.]*)", 3),
     ],
 )
 def test_the_image_is_named_alike(name: str, pattern: str, times: int) -> None:

@@ -16,6 +16,7 @@ from cyclopts import CycloptsError
 
 from liveness import __version__
 from liveness.bench.floors import STOP_S
+from liveness.cli.backup import ROOM, SPARE_BYTES
 from liveness.config.settings import Config
 from liveness.config.sources import DEFAULT_FILE
 from liveness.core.frames import MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES
@@ -388,9 +389,12 @@ def _of_resources(manifests: Manifests, config: Config) -> Iterator[str]:
         yield "the gateway does not wait for the sidecar"
     elif probe["periodSeconds"] * probe["failureThreshold"] < 20 * ready_s:
         yield f"a start may take no 20 times {ready_s:.1f} s"
-    room = _state_room(manifests)
-    if room < state_bytes(config):
-        yield f"the state may become {state_bytes(config) / 2**30:.1f} GiB"
+    largest = state_bytes(config)
+    if _state_room(manifests) < largest:
+        yield f"the state may become {largest / 2**30:.1f} GiB"
+    backups = volume_of(pod, "backups")["emptyDir"]["sizeLimit"]
+    if quantity(backups) < ROOM * largest + SPARE_BYTES:
+        yield "a backup may not have the room that it needs"
 
 
 def _state_room(manifests: Manifests) -> float:
