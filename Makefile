@@ -58,7 +58,8 @@ ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120
 ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
 
 # What Kubernetes itself knows; the others, of operators, are looked at by the tests.
-MANIFESTS := deploy/kubernetes/gateway.yaml deploy/kubernetes/service.yaml
+MANIFESTS := deploy/kubernetes/gateway.yaml deploy/kubernetes/service.yaml \
+	deploy/kubernetes/networkpolicy.yaml deploy/kubernetes/monitoring/networkpolicy.yaml
 
 .PHONY: help setup demo serve test tests slow system simulate mutants fuzz check docs audit bench performance dashboard rules screenshots lock dist wheels release install uninstall clean
 

@@ -117,6 +117,11 @@ WRONG: Final[dict[str, tuple[str, Any]]] = {
         "IfHealthyBudget",
     ),
     "other pods": ("Service chat-users/selector/app", "x"),
+    "chooses other": ("NetworkPolicy/podSelector/matchLabels/app", "x"),
+    "something chooses": (
+        "pod/topologySpreadConstraints/1/labelSelector/matchLabels/app",
+        "x",
+    ),
     "have no names": ("StatefulSet/serviceName", "x"),
     "called chat-0.chat.prod": (
         "sidecar/env/4/value",
@@ -127,6 +132,10 @@ WRONG: Final[dict[str, tuple[str, Any]]] = {
     "processor asked for": ("sidecar/resources/requests/cpu", "100m"),
     "a start may take": ("sidecar/startupProbe/failureThreshold", 30),
     "may become": ("pod/volumes/state/emptyDir/sizeLimit", "2Gi"),
+    "a backup may not": ("pod/volumes/backups/emptyDir/sizeLimit", "6Gi"),
+    "begin connections": ("NetworkPolicy/egress/+", {}),
+    "is open to everybody": ("NetworkPolicy/ingress/1/from", ABSENT),
+    "no reader": ("NetworkPolicy/ingress/1/ports/0/port", 9000),
 }
 
 
@@ -216,7 +225,8 @@ def test_the_manual_has_the_figures_that_were_measured() -> None:
 
 def test_no_token_is_in_the_repository() -> None:
     kinds = {one["kind"] for one in Manifests(MANIFESTS).objects}
-    assert kinds == {"StatefulSet", "Service", "PodDisruptionBudget"}
+    known = {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"}
+    assert kinds == known
 
 
 # --- for a Prometheus operator --------------------------------------------------------
@@ -245,6 +255,12 @@ def test_each_sidecar_is_scraped(monitoring: Manifests, tmp_path: Path) -> None:
     stateful = Manifests(MANIFESTS).one("StatefulSet")["spec"]["template"]
     labels = stateful["metadata"]["labels"].items()
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels
+    policy = monitoring.one("NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels
+    assert policy["policyTypes"] == ["Ingress"]
+    (allowed,) = policy["ingress"]
+    assert allowed["ports"] == [{"port": settings(Manifests(MANIFESTS)).http.port}]
+    assert allowed["from"] != []
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint.keys() == {"port", "path", "interval", "relabelings"}
     assert endpoint["port"] in {

@@ -217,6 +217,7 @@ def faults_of(manifests: Manifests) -> list[str]:
         *_of_volumes(manifests, config),
         *_of_users(manifests, config),
         *_of_ports(manifests, config),
+        *_of_the_network(manifests, config),
         *_of_resources(manifests, config),
     ]
 
@@ -327,11 +328,15 @@ def _of_ports(manifests: Manifests, config: Config) -> Iterator[str]:
     if budget.get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
         yield "where no pod is ready no node is drained"
     labels = stateful["template"]["metadata"]["labels"].items()
+    policy = manifests.one("NetworkPolicy")["spec"]
+    spread = pod["topologySpreadConstraints"]
     chosen = [
         stateful["selector"]["matchLabels"],
         names["selector"],
         users["selector"],
         budget["selector"]["matchLabels"],
+        policy["podSelector"]["matchLabels"],
+        *(one["labelSelector"]["matchLabels"] for one in spread),
     ]
     if not all(one.items() <= labels for one in chosen):
         yield "something chooses other pods"
@@ -341,6 +346,19 @@ def _of_ports(manifests: Manifests, config: Config) -> Iterator[str]:
         name = f"chat-0.{stateful['serviceName']}{domain}"
         if name not in config.http.names:
             yield f"the sidecar does not know that its pod is called {name}"
+
+
+def _of_the_network(manifests: Manifests, config: Config) -> Iterator[str]:
+    policy = manifests.one("NetworkPolicy")["spec"]
+    if policy.get("policyTypes") != ["Ingress", "Egress"] or policy["egress"]:
+        yield "a pod may begin connections"
+    from_anywhere = [one["ports"] for one in policy["ingress"] if not one.get("from")]
+    (chat,) = container(pod_of(manifests), "gateway")["ports"]
+    if from_anywhere != [[{"port": chat["containerPort"]}]]:
+        yield "not just the users' port is open to everybody"
+    read = [one["ports"] for one in policy["ingress"] if one.get("from")]
+    if read != [[{"port": config.http.port}]]:
+        yield "no reader gets through to HTTP"
 
 
 def measured(report: str, scenario: str, name: str) -> float:
