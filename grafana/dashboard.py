@@ -1,7 +1,8 @@
 """The Grafana dashboard, as code: `make dashboard` writes `grafana/liveness.json`.
 
 Read from the top: is it ready, who is online, were offlines late; then, row by row, the
-possible causes. Every panel says what it shows and what to do about it.
+possible causes. Every panel says what it shows and what to do about it, and leads to the
+runbook.
 
 The expressions use the sidecar's own metrics and no recording rule, so the dashboard
 works without the rules of `deploy/prometheus`.
@@ -49,6 +50,7 @@ from grafana.panels import (
     stacked,
     steps,
 )
+from grafana.runbook import RUNBOOK, VARIABLE, alerts, links
 
 FILE: Final = Path(__file__).with_name("liveness.json")
 UID: Final = "liveness"  # links to the dashboard hold it: it never changes
@@ -75,7 +77,7 @@ def at_a_glance() -> list[Panel]:
             "Ready",
             "Whether every sidecar answers and is ready: it listens, its hand moves, log "
             "and timers can be written, and their files are where they were. If not, `liveness status` on its host says why; "
-            "see LivenessDown and LivenessNotReady in docs/runbook.md.",
+            "see LivenessDown and LivenessNotReady.",
             f"min(liveness_ready{{{HERE}}} or up{{{HERE}}})",
         ).mappings([model.ValueMap(options=words)]),
         figure(
@@ -106,7 +108,7 @@ def at_a_glance() -> list[Panel]:
         figure(
             "Early offlines",
             "Users reported silent before their whole timeout, since the start. It must "
-            "be 0. One is a fault of the sidecar: see LivenessEarlyOffline in docs/runbook.md.",
+            "be 0. One is a fault of the sidecar: see LivenessEarlyOffline.",
             f"sum(liveness_early_offline_total{{{HERE}}})",
         ).thresholds(steps((1, RED))),
         figure(
@@ -222,6 +224,7 @@ def lateness() -> list[Panel]:
         .cell_gap(1)
         .rows_frame(heatmap.RowsHeatmapOptions().layout(HeatmapCellLayout.AUTO))
         .y_axis(heatmap.YAxisConfig().unit("s"))
+        .cell_values(heatmap.CellValues().unit("short").decimals(0))
         .show_y_histogram()
         .show_legend()
         .with_target(query(buckets, "{{le}}").format(PromQueryFormat.HEATMAP))
@@ -303,6 +306,8 @@ def _slots() -> barchart.Panel:
         .height(8)
         .span(12)
         .x_field("slot")
+        .unit("short")
+        .decimals(0)
         .bar_width(0.9)
         .fill_opacity(70)
         .line_width(0)
@@ -472,7 +477,7 @@ def log() -> list[Panel]:
                 "Failed writes",
                 "Tries to write to the disk that failed, of the log or of the timers. "
                 "Nothing is dropped, and it is tried again every second: make room or "
-                "repair the disk. See LivenessWritesFail in docs/runbook.md.",
+                "repair the disk. See LivenessWritesFail.",
                 query(f"{rate('what', 'liveness_write_failures_total')} > 0"),
                 unit="cps",
                 width=8,
@@ -483,7 +488,7 @@ def log() -> list[Panel]:
                 "Files lost",
                 "Times that a socket's file or a file of the state was removed or "
                 "replaced while in use. A socket is created again at once; for files "
-                "of the state see LivenessNotReady in docs/runbook.md.",
+                "of the state see LivenessNotReady.",
                 query(f"{rate('file', 'liveness_files_lost_total')} > 0"),
                 unit="cps",
                 width=8,
@@ -494,7 +499,7 @@ def log() -> list[Panel]:
                 "Damaged records",
                 "Records of the log that were found to be damaged on disk. Links that "
                 "had not got them get a gap, and all other records: see "
-                "LivenessLogDamaged in docs/runbook.md.",
+                "LivenessLogDamaged.",
                 query(f"{by('instance', 'liveness_log_damaged_records')} > 0"),
                 width=8,
             ).height(6)
@@ -560,7 +565,7 @@ def cluster() -> list[Panel]:
             "Age of what Redis lacks",
             "Age of the oldest change that Redis does not have. Normally it is some tens "
             "of ms. If it grows, Redis is away, or its core is used up: see "
-            "LivenessClusterLag in docs/runbook.md.",
+            "LivenessClusterLag.",
             query(by("instance", "liveness_cluster_lag_seconds")),
             unit="s",
             width=6,
@@ -684,7 +689,7 @@ def outlets() -> list[Panel]:
             "Outlets behind by",
             "For how long there have been records that an outlet has not delivered. "
             "Normally it is a second or two. If it grows, the receiver is away or too "
-            "slow: see LivenessOutletLag in docs/runbook.md.",
+            "slow: see LivenessOutletLag.",
             query(by(own, "liveness_outlet_lag_seconds"), named),
             unit="s",
             width=6,
@@ -924,6 +929,7 @@ def dashboard() -> model.Dashboard:
                 f"label_values(liveness_gateway_users{{{HERE}}}, gateway)",
             ).all_value(".*")  # so that one that has just come is not left out
         )
+        .with_variable(build.ConstantVariable(VARIABLE).value(RUNBOOK))
     )
     for panel in at_a_glance():
         board.with_panel(panel)
@@ -932,8 +938,14 @@ def dashboard() -> model.Dashboard:
         for panel in panels():
             board.with_panel(panel)
     built = board.build()
+    for variable in built.templating.list_val or []:
+        # Another address in a link to the dashboard would lead to another runbook.
+        variable.skip_url_sync = variable.name == VARIABLE
+    about = alerts()
     for place, one in enumerate(built.panels or [], 1):
         one.id_val = place  # links to a panel hold it
+        if isinstance(one, model.Panel):
+            one.links = links(one, about)
     return built
 
 

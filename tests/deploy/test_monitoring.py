@@ -11,11 +11,15 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from grafana_foundation_sdk.models.dashboard import Panel
+from grafana_foundation_sdk.models.prometheus import Dataquery
 from prometheus_client.parser import text_string_to_metric_families
 
 from grafana.dashboard import FILE, WIDTH, text
+from grafana.runbook import alerts, links
 from liveness.config.settings import FIXED_LIMITS, SETTINGS
 from liveness.metrics import Counts
+from tests.helpers.pages import anchors
 from tests.helpers.processes import promtool
 from tests.helpers.tree import ROOT
 from tests.service.test_metrics import scraped
@@ -144,6 +148,44 @@ def test_the_alerts_and_panels_that_a_text_refers_to_are_there() -> None:
             assert told.startswith(known), (panel["title"], told)
 
 
+def test_each_panel_leads_to_a_section_and_each_alert_has_a_panel() -> None:
+    (variable,) = (
+        one for one in DASHBOARD["templating"]["list"] if one["name"] == "runbook"
+    )
+    assert (variable["query"], variable["skipUrlSync"]) == ("docs/runbook.md", True)
+    led_to = set[str]()
+    for panel in PANELS:
+        urls = [link["url"].split("#") for link in panel["links"]]
+        assert {address for address, _ in urls} == {"${runbook:raw}"}, panel["title"]
+        led_to |= {anchor for _, anchor in urls}
+    assert led_to <= anchors(RUNBOOK)
+    assert {name.lower() for name in ALERTS} <= led_to
+
+
+def test_a_panel_leads_to_the_alerts_about_what_it_shows() -> None:
+    panel = Panel(
+        description="See LivenessDown.",
+        targets=[
+            Dataquery(expr="rate(liveness_storms_total[1m])"),
+            Dataquery(expr="sum(liveness_offline_lateness_seconds_bucket)"),
+        ],
+    )
+    titles = [link.title for link in links(panel, alerts())]
+    about = ("Down", "Late", "ToldLate", "Storm")
+    assert titles == [f"Runbook: Liveness{name}" for name in about]
+    (other,) = links(Panel(), alerts())
+    assert other.title == "Runbook: Symptoms without an alert"
+
+
+def test_every_value_has_a_unit() -> None:
+    for panel in PANELS:
+        if panel["type"] == "heatmap":
+            parts = [panel["options"][part] for part in ("yAxis", "cellValues")]
+        else:
+            parts = [panel["fieldConfig"]["defaults"]]
+        assert all(part["unit"] for part in parts), panel["title"]
+
+
 # --- names --------------------------------------------------------------------------
 
 
@@ -221,9 +263,9 @@ def test_an_alert_says_whom_it_is_about_how_bad_it_is_and_what_to_do(name: str) 
     assert alert["labels"].keys() == {"severity"}
     assert alert["labels"]["severity"] in SEVERITIES
     told = alert["annotations"]
-    assert told.keys() == {"summary", "description", "runbook"}
+    assert told.keys() == {"summary", "description", "runbook_url"}
     assert "{{ $labels." in told["description"]
-    assert told["runbook"] == f"docs/runbook.md#{name.lower()}"
+    assert told["runbook_url"] == f"docs/runbook.md#{name.lower()}"
 
 
 def test_there_is_a_section_for_each_alert_and_for_no_other() -> None:
