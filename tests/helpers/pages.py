@@ -54,11 +54,16 @@ OPERATORS: Final = re.compile(r"[;&|()]+")
 
 def shell_lines(page: str) -> Iterator[str]:
     """What a page has its reader type, each line whole."""
-    for _, language, text in re.findall(
-        r"^( *)```(sh|console)\n(.*?)^\1```$", MANUAL[page], re.M | re.S
+    return lines_typed(MANUAL[page])
+
+
+def lines_typed(text: str) -> Iterator[str]:
+    """What a part of a page has its reader type, each line whole."""
+    for _, language, block in re.findall(
+        r"^( *)```(sh|console)\n(.*?)^\1```$", text, re.M | re.S
     ):
         prompt = r"^ *\$ " if language == "console" else "^ *"
-        for line in re.findall(rf"{prompt}((?:.*\\\n)*.+)$", text, re.M):
+        for line in re.findall(rf"{prompt}((?:.*\\\n)*.+)$", block, re.M):
             yield line.replace("\\\n", "")
 
 
