@@ -13,14 +13,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tests.helpers.changes import changed
+from tests.helpers.changes import changed, git
 from tests.helpers.processes import ran, succeeded
 from tests.helpers.tree import ROOT
 from tests.machine.nspawn import SPAWN
+from tests.upgrades.releases import RELEASES
 
 # What is shipped, and how.
 CONCERNED: Final = ("deploy/", "tests/machine/", "requirements/runtime.lock")
 CONCERNED_FILES: Final = ("Makefile", "MANIFEST.in", "pyproject.toml", "setup.py")
+PYTHON: Final = (3, 11)  # of Debian 12
 # A program of each package.
 NEEDED: Final = {
     "mmdebstrap": "mmdebstrap",
@@ -53,6 +55,11 @@ def obstacle() -> str:
     for command in ((*container, "true"), (*mirror, "/dev/null")):
         if (done := ran(*command)).returncode:
             return f"`{' '.join(command)}` says: {done.stderr.strip()}"
+    if sys.version_info[:2] != PYTHON:
+        return "the wheels for it have to be of Debian's Python, 3.11"
+    last = RELEASES[-1]
+    if git(ROOT, "cat-file", "-t", last.commit) != ["commit"]:
+        return f"the clone lacks {last.tag}: git fetch origin {last.commit}"
     return ""
 
 
