@@ -302,8 +302,8 @@ def make_certificates(folder: Path) -> Certificates:
         "/CN=test authority",
         *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
-    names = f"subjectAltName=DNS:localhost,IP:{LOOPBACK}"
-    (folder / "names").write_text(f"{names}\nauthorityKeyIdentifier=keyid\n")
+    own_names = f"subjectAltName=DNS:localhost,IP:{LOOPBACK}"
+    (folder / "names").write_text(f"{own_names}\nauthorityKeyIdentifier=keyid\n")
     for name in ("server", "client"):
         run(
             "req",
