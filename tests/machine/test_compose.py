@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -48,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "grafana", tmp_path / "grafana")
     here = tmp_path / "deploy" / "container"
     token = here / "token"
-    token.write_text("0123456789abcdefghijklmn\n")
+    token.write_text(f"{token_hex()}\n")
     token.chmod(0o640)
     os.chown(token, 0, 9874)
     # Where one limit is given, Podman raises the others, which takes a capability that not

@@ -79,7 +79,7 @@ def test_no_wheel_has_more_than_the_package(dist: Path) -> None:
         if name.startswith("liveness/") and not name.startswith(NOT_INSTALLED)
     }
     compiled, pure = (
-        {name for name in inside(wheel) if ".dist-info/" not in name}
+        {name for name in inside(wheel) if not re.search(r"\.dist-info/|/$", name)}
         for wheel in sorted(dist.glob("*.whl"))
     )
     assert (compiled, pure) == (ours | MODULES, ours)
