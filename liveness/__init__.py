@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from liveness.cluster.cluster_watch import ClusterWatch
     from liveness.config.cluster import ClusterSettings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ClusterSettings",
     "ClusterWatch",
