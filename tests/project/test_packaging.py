@@ -75,10 +75,12 @@ SAMPLE: Final = (
 # that it makes.
 RUN_GIT: Final = {
     "tests/audit/test_audit.py",
+    "tests/helpers/changes.py",
+    "tests/helpers/tree.py",
     "tests/mutants/runner.py",
+    "tests/project/test_machine_gate.py",
     "tests/project/test_mutants.py",
     "tests/project/test_releasing.py",
-    "tests/helpers/tree.py",
 }
 
 # A gateway's own programs: a user logs in and falls silent.

@@ -1,4 +1,4 @@
 """The state directory: writes, reads, copies and checks the log, timers and clocks."""
 
-# Imports: core, errors, metrics, service.common, text.
+# Imports: compiled, core, errors, metrics, service.common, text.
 # Never: starlette, hypercorn, cyclopts.
