@@ -108,7 +108,7 @@ def test_a_host_that_dies_loses_its_users_to_the_hosts_that_have_them(
         ("offline", "lost", "host_lost"),
     ]
     eventually(lambda: [*state.hosts()] == ["other"])
-    assert len([line for line in other.lines if line.get("lost") == "lost"]) == 1
+    eventually(lambda: [line.get("lost") for line in other.lines].count("lost") == 1)
 
 
 def test_a_host_that_was_paused_beyond_its_lease_lists_its_users_again(

@@ -1,11 +1,12 @@
 """A disk that is really full, and one whose writes and syncs fail: both heal."""
 
 import errno
+import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
@@ -65,18 +66,20 @@ def disk_with_room(tmp_path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def filled(folder: Path, *, but: int = 0) -> Iterator[None]:
-    """A file takes all the room that is left, but for some bytes."""
+def filled(folder: Path, *, but: int = 0) -> Iterator[Callable[[], None]]:
+    """A file takes all the room that is left, but for some bytes; and again, if called."""
     other = folder / "other"
-    with other.open("wb", buffering=0) as file:
-        try:
+
+    def fill() -> None:
+        with other.open("ab", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(4_096))
-        except OSError:
-            file.truncate(file.tell() - but)
-            assert shutil.disk_usage(folder).free == but
+
+    fill()
+    os.truncate(other, other.stat().st_size - but)
+    assert shutil.disk_usage(folder).free == but
     try:
-        yield
+        yield fill
     finally:
         other.unlink()
 
@@ -114,11 +117,11 @@ def fail(sidecar: Sidecar, **calls: float) -> None:
 
 
 @contextmanager
-def failing(sidecar: Sidecar, call: str) -> Iterator[None]:
+def failing(sidecar: Sidecar, call: str) -> Iterator[Callable[[], None]]:
     """One call fails for a while, always."""
     fail(sidecar, **{call: 1.0})
     try:
-        yield
+        yield lambda: None
     finally:
         control(sidecar, f"disable name={POINTS[call]}")
 
@@ -126,8 +129,14 @@ def failing(sidecar: Sidecar, call: str) -> Iterator[None]:
 # --- processes on both --------------------------------------------------------------------
 
 
-def is_survived(sidecar: Sidecar, trouble: AbstractContextManager[None]) -> None:
-    """Checks that a trouble is said and counted, loses nothing, and is over by itself."""
+def is_survived(
+    sidecar: Sidecar, trouble: AbstractContextManager[Callable[[], None]]
+) -> None:
+    """Checks that a trouble is said and counted, loses nothing, and is over by itself.
+
+    The trouble is there again whenever what it gives is called: the first trim, which may
+    come only then, halves the reserve where no room is left beside it.
+    """
     gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
     early, late = crowd("early", 100), crowd("late", LATE)
     gateway.send("login", early)
@@ -135,7 +144,12 @@ def is_survived(sidecar: Sidecar, trouble: AbstractContextManager[None]) -> None
     gateway.sync()
     watcher.take(100)
     began = perf_counter()
-    with trouble:
+    with trouble as again:
+
+        def is_lasting(failures: float) -> bool:
+            again()
+            return failures >= 3
+
         for number in range(TIMERS):
             gateway.send("after", f"late-{number}", 86_400, PAYLOAD)
         gateway.send("login", late)
@@ -145,11 +159,7 @@ def is_survived(sidecar: Sidecar, trouble: AbstractContextManager[None]) -> None
             ("log", sidecar.database, LOG_FAILS),
             ("timers", sidecar.timers, TIMERS_FAIL),
         ):
-            sidecar.metric_until(
-                lambda failures: failures >= 3,
-                "liveness_write_failures_total",
-                what=what,
-            )
+            sidecar.metric_until(is_lasting, "liveness_write_failures_total", what=what)
             line = sidecar.line(event)
             assert line.items() >= {"level": "error", "path": str(path)}.items()
         assert sidecar.get("/healthz")[0] == 200
