@@ -121,7 +121,7 @@ class Pair:
     def same(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of both."""
         answer = getattr(self.reference, method)(*args, **options)
-        # As text: it tells 1 from True, and a named tuple from another.
+        # As text, in which 1 and True differ, and two kinds of named tuples.
         assert repr(getattr(self.compiled, method)(*args, **options)) == repr(answer)
         return answer
 
