@@ -91,7 +91,7 @@ def host(installed: Path) -> Iterator[Host]:
 
 
 def pretend_systemd(host: Host) -> None:
-    """As far as anybody can tell it runs there."""
+    """By all that can be seen, it runs there."""
     host.path("/run/systemd/system").mkdir(parents=True)
     systemctl = host.path("/usr/bin/systemctl")
     systemctl.unlink(missing_ok=True)
