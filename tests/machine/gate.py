@@ -23,14 +23,17 @@ from tests.upgrades.releases import RELEASES
 CONCERNED: Final = ("deploy/", "tests/machine/", "requirements/runtime.lock")
 CONCERNED_FILES: Final = ("Makefile", "MANIFEST.in", "pyproject.toml", "setup.py")
 PYTHON: Final = (3, 11)  # of Debian 12
-# A program of each package.
+# A program of each package. Podman's own brings neither its networks nor names in them.
 NEEDED: Final = {
+    "aardvark-dns": "aardvark-dns",
     "mmdebstrap": "mmdebstrap",
-    "systemd-container": "systemd-nspawn",
+    "netavark": "netavark",
     "podman": "podman",
     "podman-compose": "podman-compose",
     "runc": "runc",
+    "systemd-container": "systemd-nspawn",
 }
+LIBRARY: Final = "/usr/lib/podman"  # where Debian has programs that only Podman calls
 
 
 def is_concerned(files: Iterable[str] | None) -> bool:
@@ -42,7 +45,9 @@ def is_concerned(files: Iterable[str] | None) -> bool:
 
 def missing() -> list[str]:
     """Packages of Debian that are not here."""
-    return [name for name, program in NEEDED.items() if not shutil.which(program)]
+    path = f"{os.environ['PATH']}:{LIBRARY}"
+    programs = NEEDED.items()
+    return [name for name, program in programs if not shutil.which(program, path=path)]
 
 
 def obstacle() -> str:
