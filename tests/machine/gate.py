@@ -23,9 +23,11 @@ from tests.upgrades.releases import RELEASES
 CONCERNED: Final = ("deploy/", "tests/machine/", "requirements/runtime.lock")
 CONCERNED_FILES: Final = ("Makefile", "MANIFEST.in", "pyproject.toml", "setup.py")
 PYTHON: Final = (3, 11)  # of Debian 12
-# A program of each package. Podman's own brings neither its networks nor names in them.
+# A program of each package. Podman's own brings neither its networks, for which netavark
+# calls iptables, nor names in them.
 NEEDED: Final = {
     "aardvark-dns": "aardvark-dns",
+    "iptables": "iptables",
     "mmdebstrap": "mmdebstrap",
     "netavark": "netavark",
     "podman": "podman",
