@@ -252,8 +252,9 @@ class Publisher:
     def _lag_s_of(self, part: Partition) -> float:
         if part.mode is not Mode.FOLLOWING:
             return self._clock.mono() - self._followed_at[part.number]
-        oldest = self._clock.wall_ms() if part.oldest_at is None else part.oldest_at
-        return max(0.0, (self._clock.wall_ms() - oldest) / 1000)
+        if part.oldest_at is None:
+            return 0.0
+        return max(0.0, (self._clock.wall_ms() - part.oldest_at) / 1000)
 
     @property
     def detail(self) -> str:
