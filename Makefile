@@ -24,6 +24,9 @@ SHELL := bash
 .ONESHELL:
 .DEFAULT_GOAL := help
 
+# The tests start a thousand processes, and each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV ?= .venv
 LEVEL ?= dev

@@ -253,8 +253,9 @@ def test_a_timer_too_many_is_not_taken_until_another_has_ended(tight: Sidecar) -
         link.send("after", f"k{number}", 600)
     link.sync()
     for gateway in (link, other):
-        for _ in range(MOST_REFUSED + 1):  # it is no fault, so it ends no link
-            gateway.send("after", "one more", 600)
+        orders = MOST_REFUSED + 1  # it is no fault, so it ends no link
+        gateway.send_bytes(packed(["after", "one more", 600]) * orders)
+        for _ in range(orders):
             refusal = gateway.refusal()
             assert refusal["code"] == "too-many-timers"
             assert (refusal["fatal"], refusal["frame"]) == (False, "after")
