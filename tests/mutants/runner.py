@@ -53,7 +53,7 @@ AT_ONCE: Final = 2 * (os.cpu_count() or 1)
 TESTS_A_WORKER: Final = 8
 # `--changed`: of the mutants that no change concerns one in so many, others with each
 # commit.
-ONE_IN: Final = 12
+ONE_IN: Final = 24
 # A process that has imported these is forked for each run of tests: a test takes half a
 # second of a processor then, not one and a half. Nothing of the project is among them.
 FORKS: Final = multiprocessing.get_context("forkserver")
