@@ -47,6 +47,17 @@ def _no_settings_of_this_host() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_lower_priority() -> Iterator[None]:
+    """Keep commands that run in this process from giving way to others for good.
+
+    All sidecars that it starts later would do so, too, and be late beside busy neighbours.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "nice", lambda by: by)
+        yield
+
+
 # Under .ci/run, which installs what the tests need, a skip hides a fault: it fails.
 # Outermost, so that an expected failure (wasxfail) has been marked as such by then.
 def without_skips(report: Report) -> Report:
