@@ -12,7 +12,8 @@
 
 # Tests run in so many processes, more than there are processors, as most of them wait. A
 # file alone is done sooner than they have started.
-JOBS ?= $(shell echo $$(($$(nproc) * 2)))
+PER_PROCESSOR := 2
+JOBS ?= $(shell echo $$(($$(nproc) * $(PER_PROCESSOR))))
 NAMED = $(filter tests/%,$(ARGS))
 ONE_FILE = $(and $(filter 1,$(words $(NAMED))),$(findstring .py,$(NAMED)))
 PARALLEL = $(if $(ONE_FILE),,--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
@@ -82,6 +83,7 @@ serve: $(call READY,runtime)  ## The sidecar (ARGS="--timeout 10")
 test: $(call READY,test)  ## The tests of three minutes (ARGS="tests/core")
 	@exec $(VENV)/bin/python -m pytest -m "not slow and not long and not machine" $(PARALLEL) $(ARGS)
 
+tests: PER_PROCESSOR := 3  # those of processes wait the most
 tests: $(call READY,test)  ## All tests but the slow ones
 	@exec $(VENV)/bin/python -m pytest -m "not slow and not machine" $(PARALLEL) $(ALL) $(ARGS)
 
