@@ -488,7 +488,7 @@ def a_sidecar_is_stopped(scene: Scene) -> None:
     # absence is the longer one.
     (unattended,) = scene.prometheus.now(f"max({UNATTENDED})")
     (lag,) = scene.prometheus.now("max(liveness_hand_lag_seconds)")
-    absence_s = max(ABSENCE_S, lag.value + 2)  # a turn is late by up to a second less
+    absence_s = max(ABSENCE_S, lag.value + 1)
     began = now_s()
     scene.hasty.signal(signal.SIGSTOP)
     try:
