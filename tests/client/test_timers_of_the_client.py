@@ -10,9 +10,9 @@ from typing import Any, Final
 import anyio
 import anyio.from_thread
 import pytest
+from trio.testing import MockClock
 
 import liveness
-from liveness.client import timer_requests
 from liveness.client.sidecar import LAST_S
 from tests.helpers.peer import SOON_S, Link, Peer, listening, timer
 
@@ -95,9 +95,8 @@ async def test_timers_are_asked_for_and_flush_waits_until_they_are_on_disk(
 
 
 async def test_flush_raises_while_the_sidecar_has_no_room_for_a_timer(
-    linked: Linked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    autojump_clock: MockClock, linked: Linked, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(timer_requests, "POSTPONED_S", SHORT_S)
     no_room = {"code": "too-many-timers", "message": "full", "fatal": False, "n": 2}
 
     sidecar, link = linked
@@ -434,12 +433,11 @@ def test_a_plain_task_that_takes_too_long_has_failed_until_it_returns(
             ]
             # It keeps its place, and its next attempt waits for it; others do not.
             await link.fire(timer(2, "a", attempt=2), timer(3, "b"))
-            assert await answers(link, 1) == [("done", "b", "at last", {"seq": 3})]
+            # What is late only because the machine is busy has failed at first, too.
+            assert (await link.next("done"))[1:] == ["b", "at last", {"seq": 3}]
             go_on.set()
-            assert await answers(link, 2) == [
-                ("done", "a", "at last", {"seq": 1}),
-                ("done", "a", "at last", {"seq": 2}),
-            ]
+            for seq in (1, 2):
+                assert (await link.next("done"))[1:] == ["a", "at last", {"seq": seq}]
 
     run(main)
 

@@ -5,7 +5,6 @@ its line in the commit after it.
 """
 
 import fcntl
-import shutil
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -47,5 +46,5 @@ def export(release: Release, folder: Path) -> Path:
     folder.mkdir()
     archive = Path(f"{folder}.tar")
     succeeded(ran(*git, "archive", f"--output={archive}", release.commit))
-    shutil.unpack_archive(archive, folder, filter="tar")
+    succeeded(ran("tar", "-xf", archive, "-C", folder))
     return folder

@@ -5,7 +5,6 @@ What each migration does is tested in `tests/service/storage/test_migrations.py`
 
 import hashlib
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Final
 
@@ -133,8 +132,7 @@ def test_a_backup_from_before_the_upgrade_leads_back(
 
     shutil.rmtree(sidecar.state)
     sidecar.state.mkdir(mode=0o700)
-    with tarfile.open(backup) as archive:
-        archive.extractall(sidecar.state, filter="data")
+    succeeded(ran("tar", "-xf", backup, "-C", sidecar.state))
     sidecar.root = previous
     sidecar.start()
     assert sidecar.watcher().listed()[0] == online
