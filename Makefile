@@ -55,6 +55,8 @@ COMPILED := $(VENV)/.compiled-$(KEY)-$(shell { cat $(SOURCES) || :; \
 	gcc -E -I "$(HEADERS)" -include Python.h -x c /dev/null >&2 && echo compiles || :; \
 	} 2>/dev/null | sha256sum | cut -c 1-16)
 READY = $(call STAMP,$(1)) $(COMPILED)
+# A sidecar that is tried touches nothing of one that is installed.
+OWN := $(CURDIR)/.liveness
 APT := apt install git make python3-venv gcc python3-dev
 
 # What flake8-async finds and ruff's ASYNC rules do not; 124 (no await) is a matter of style.
@@ -77,8 +79,10 @@ setup: $(call READY,$(LEVEL))  ## The virtual environment (LEVEL=runtime, test, 
 demo: $(call READY,runtime)  ## A chat gateway, simulated users and a sidecar (ARGS="--users 50")
 	@exec $(VENV)/bin/liveness demo $(ARGS)
 
-serve: $(call READY,runtime)  ## The sidecar (ARGS="--timeout 10")
-	@exec $(VENV)/bin/liveness serve $(ARGS)
+serve: $(call READY,runtime)  ## The sidecar, in .liveness of this folder (ARGS="--timeout 10")
+	@mkdir -p .liveness
+	printf "socket.path = '%s'\nstate.dir = '%s'\n" "$(OWN)/gateway.sock" "$(OWN)/state" >"$(OWN)/liveness.toml"
+	LIVENESS_CONFIG="$${LIVENESS_CONFIG:-$(OWN)/liveness.toml}" exec $(VENV)/bin/liveness serve $(ARGS)
 
 test: $(call READY,test)  ## The tests of three minutes (ARGS="tests/core")
 	@exec $(VENV)/bin/python -m pytest -m "not slow and not long and not machine" $(PARALLEL) $(ARGS)
@@ -177,9 +181,9 @@ install:  ## For this host, as root (PREFIX=/opt/liveness; DESTDIR for packages;
 uninstall:  ## What install made (PURGE=1: settings, state and user too)
 	@exec deploy/install uninstall
 
-clean:  ## Remove the virtual environment and what tools left behind
+clean:  ## Remove the virtual environment, .liveness, and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
-	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/_*.so
+	rm -rf .liveness build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/_*.so
 	find liveness tests grafana -name __pycache__ -prune -exec rm -rf {} +
 
 # The install log doubles as the mark of a folder that is ours to empty.

@@ -42,7 +42,8 @@ def wheels(locks: Sequence[Path]) -> Path:
     if _is_fresh(folder):
         return folder
     made = Path(mkdtemp(dir=_cache()), folder.name)
-    words = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes"]
+    words = [sys.executable, "-m", "pip", "download", "--quiet"]
+    words += ["--no-deps", "--require-hashes"]
     for lock in locks:
         succeeded(ran(*words, "-d", made, "-r", lock, timeout=MAKE_S))
     return _kept(made, folder)

@@ -21,6 +21,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from liveness.config.settings_file import FILE_VARIABLE
+from liveness.config.sources import load
 from tests.helpers.processes import Done, ran
 from tests.helpers.tree import ROOT, files
 
@@ -43,11 +45,11 @@ TARGETS = (
     "performance release rules screenshots serve setup simulate slow system test tests "
     "uninstall wheels"
 )
-# What `.ci/run` looks for, besides what set-up needs.
-NEEDED = (
-    "chromium curl erlc fiu-run gcc go haproxy javac mount nc nginx node npm prometheus "
-    "promtool redis-server stat strace systemd-analyze"
-)
+# The programs that `.ci/run` looks for.
+NEEDED = {
+    *re.findall(r"command -v ([\w-]+)", (ROOT / ".ci/run").read_text()),
+    *("gcc", "stat", "systemd-analyze"),
+}
 STEPS = ("check", "docs", "tests", "mutants ARGS=--changed", "system ARGS=--changed")
 
 # One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
@@ -315,6 +317,20 @@ def test_set_up_ends_with_the_wheel_that_there_is(ready: Copy) -> None:
     assert said == "liveness: .venv is ready (dev), wheel: version\n"
 
 
+def test_serve_keeps_to_a_folder_of_the_clone(ready: Copy) -> None:
+    ready.program("liveness", '#!/bin/sh\necho "$LIVENESS_CONFIG" "$@"\n')
+    shutil.copy(ready.path / "bin/liveness", ready.path / ".venv/bin")
+    file, *arguments = ready.run("make", "serve", "ARGS=--slots 9").stdout.split()
+    assert arguments == ["serve", "--slots", "9"]
+    config = load(environ={FILE_VARIABLE: file}, unix_user=0).config
+    own = ready.path / ".liveness"
+    assert {config.socket.path.parent, config.state.dir.parent} == {own}
+    named = ready.run("make", "serve", LIVENESS_CONFIG="mine.toml").stdout
+    assert named == "mine.toml serve\n"
+    ready.run("make", "clean")
+    assert not own.exists()
+
+
 def test_a_folder_that_the_makefile_did_not_make_is_left_alone(copy: Copy) -> None:
     (copy.path / "mine").mkdir()
     (copy.path / "mine" / "work").touch()
@@ -372,10 +388,10 @@ def test_every_target_is_listed_by_help(copy: Copy) -> None:
 @pytest.fixture
 def gate(copy: Copy) -> Copy:
     """On a machine that has all that is needed, whatever this one has."""
+    for name in NEEDED:
+        copy.program(name, "#!/bin/sh\n")
     for name in ("make", "apt-get", "git"):
         copy.program(name, TRACER)
-    for name in NEEDED.split():
-        copy.program(name, "#!/bin/sh\n")
     return copy
 
 
