@@ -6,14 +6,20 @@ there is at most one change (login or logout) and one activity for each connecti
 was sent but not yet confirmed by a pong is kept in the same way, and sent again on the
 next link. `timer_requests` does the same for timers.
 
+All logins are sent before any logout. So the user of a connection that has ended is not
+offline for a moment if it has a newer one: the session has moved there, and the logout
+changes nothing.
+
 On the wire every connection has a conn. A connection that the gateway reports without one
 gets a conn here, by its uid: so a late record about an earlier login cannot end a later
 one.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from typing import Final, TypeAlias, TypeVar
 
 from liveness.client.timer_requests import TimerRequests
@@ -31,7 +37,6 @@ from liveness.errors import ReportError
 T = TypeVar("T")
 
 UidByConn: TypeAlias = dict[int, Uid]
-ConnChanges: TypeAlias = dict[int, tuple[str, Uid]]  # by conn: login or logout, and uid
 
 # One frame of logins has one age, so ages are rounded: to a tenth of a second, and from a
 # quarter of an hour on to between an 8,192nd and a 16,384th of the age. With that, a
@@ -48,7 +53,7 @@ MAX_CHANGES_PER_WRITE: Final = 4_096
 class SentReports:
     """What was sent, by conn."""
 
-    changes: ConnChanges = field(default_factory=dict)
+    changes: UidByConn = field(default_factory=dict)  # logins and logouts
     activity: UidByConn = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -77,7 +82,8 @@ class Reports:
         self._assigns_conns = False  # whether a login ever came without a conn
         self._opened: dict[int, float] = {}
         self._timeouts: dict[int, float] = {}  # of logins that named one
-        self._changes: ConnChanges = {}  # not sent yet, in order
+        self._logins: UidByConn = {}  # not sent yet, in order
+        self._logouts: UidByConn = {}  # not sent yet
         self._unsent_logins: set[int] = set()  # opened, and not sent on any link
         self._to_declare: list[int] = []  # logins to send again, newest first
         self._sent = SentReports()  # since the last ping
@@ -113,7 +119,7 @@ class Reports:
         if conn is None:
             self._assigns_conns = True
             if uid in self._conns:
-                self._forget(self._conns[uid])  # the new connection replaces it
+                self.close(self._conns[uid])  # the new connection replaces it
             conn = self._conns[uid] = self.new_conn()
         elif not self._may_log_in(uid, conn):
             self.ignored += 1
@@ -125,7 +131,7 @@ class Reports:
         self._timeouts.pop(conn, None)
         if timeout is not None:
             self._timeouts[conn] = timeout
-        self._changes.setdefault(conn, (LOGIN, uid))
+        self._logins.setdefault(conn, uid)
 
     def activity(self, unsent: UidByConn, uid: Uid, conn: int | None) -> None:
         """Add an activity to *unsent*: `messages` or `keepalives`.
@@ -160,7 +166,7 @@ class Reports:
         uid, was_sent = self.uids[conn], conn not in self._unsent_logins
         self._forget(conn)
         if was_sent:
-            self._changes[conn] = (LOGOUT, uid)
+            self._logouts[conn] = uid
         if self._conns.get(uid) != conn:
             return conn
         del self._conns[uid]
@@ -172,7 +178,7 @@ class Reports:
         self._timeouts.pop(conn, None)
         self.messages.pop(conn, None)
         self.keepalives.pop(conn, None)
-        self._changes.pop(conn, None)
+        self._logins.pop(conn, None)
         self._unsent_logins.discard(conn)
 
     # --- what is sent -------------------------------------------------------------
@@ -184,12 +190,12 @@ class Reports:
 
     @property
     def _has_conn_changes(self) -> bool:
-        return bool(self._changes or self._to_declare)
+        return bool(self._logins or self._to_declare or self._logouts)
 
     @property
     def pending(self) -> int:
         """How many changes, activities and timer requests wait to be sent."""
-        changes = len(self._changes) + len(self._to_declare)
+        changes = len(self._logins) + len(self._to_declare) + len(self._logouts)
         activity = len(self.messages) + len(self.keepalives)
         return changes + activity + self.timer_requests.pending
 
@@ -212,7 +218,8 @@ class Reports:
         """Yield what waits to be sent, encoded, in the order that the sidecar needs.
 
         A yielded frame counts as sent. Reports made while this generator is in use go
-        into the next one; activity of a connection that closes meanwhile is left out.
+        into the next one; activity of a connection that closes meanwhile is left out. Its
+        login is not: a logout may follow that must not end the presence of its user.
 
         Args:
             now: By the clock of `login`.
@@ -226,89 +233,91 @@ class Reports:
             max_frame_bytes: Most bytes in a frame.
         """
         timer_frames = self.timer_requests.frames(now)
-        for event, batch, options in self._batches(
-            now, since, with_activity, max_batch
-        ):
-            moments = None
-            if event == LOGIN and began is not None:
-                opened = self._opened
-                # CLOCK_MONOTONIC began with the host, so no moment is below 0.
-                moments = {
-                    conn: moment
-                    for conn in batch
-                    if conn in opened and (moment := opened[conn] + began) >= 0
-                }
-            yield from _encode_frames(event, batch, options, max_frame_bytes, moments)
+        logins, first_logins, logouts = self._next_changes()
+        has_more, self.has_backlog = self._has_conn_changes, self.has_changes
+        moments = None
+        if began is not None:
+            # CLOCK_MONOTONIC began with the host, so no moment is below 0.
+            moments = {
+                conn: moment
+                for conn in logins
+                if (moment := self._opened[conn] + began) >= 0
+            }
+        groups = [*self._grouped(logins, first_logins, now, since)]
+        for options, same in groups:
+            for batch in _split(same, max_batch):
+                yield from _encode_frames(
+                    LOGIN, batch, options, max_frame_bytes, moments
+                )
+        for batch in _split(logouts, max_batch):
+            yield from _encode_frames(LOGOUT, batch, {}, max_frame_bytes)
+        if with_activity and not has_more:  # only after the logins of all connections
+            for event, batch in self._activity_batches(max_batch):
+                yield from _encode_frames(event, batch, {}, max_frame_bytes)
         yield from timer_frames
 
-    def _batches(
-        self, now: float, since: float, with_activity: bool, most: int
-    ) -> Iterator[tuple[str, UidByConn, dict[str, object]]]:
-        changes, first_logins = self._next_changes()
-        has_more, self.has_backlog = self._has_conn_changes, self.has_changes
-        for event, users in _phases(changes):
-            if event == LOGOUT:
-                for batch in _split(users, most):
-                    yield LOGOUT, batch, {}
-                continue
-            for options, same in self._grouped(users, first_logins, now, since):
-                for batch in _split(same, most):
-                    yield LOGIN, batch, options
-        if with_activity and not has_more:  # only after the logins of all connections
-            for conn in self.messages.keys() & self.keepalives.keys():
-                del self.keepalives[conn]  # one activity is enough
-            yield from self._activity_batches(MESSAGE, self.messages, most)
-            yield from self._activity_batches(KEEPALIVE, self.keepalives, most)
+    def _activity_batches(self, most: int) -> Iterator[tuple[str, UidByConn]]:
+        for conn in self.messages.keys() & self.keepalives.keys():
+            del self.keepalives[conn]  # one activity is enough
+        for event, unsent in ((MESSAGE, self.messages), (KEEPALIVE, self.keepalives)):
+            left = len(unsent)
+            while left > 0:
+                left -= most
+                batch = _pop_first(unsent, most)
+                # A login that was reported meanwhile is not sent yet. It counts as
+                # activity itself, so this one can be left out.
+                for conn in batch.keys() & self._logins.keys():
+                    del batch[conn]
+                self._sent.activity.update(batch)
+                if batch:
+                    yield event, batch
 
-    def _activity_batches(
-        self, event: str, unsent: UidByConn, most: int
-    ) -> Iterator[tuple[str, UidByConn, dict[str, object]]]:
-        left = len(unsent)
-        while left > 0:
-            left -= most
-            batch = _pop_first(unsent, most)
-            # A login that was reported meanwhile is not sent yet. It counts as activity
-            # itself, so this one can be left out.
-            for conn in batch.keys() & self._changes.keys():
-                del batch[conn]
-            self._sent.activity.update(batch)
-            if batch:
-                yield event, batch, {}
+    def _next_changes(self) -> tuple[UidByConn, set[int], UidByConn]:
+        """Take the first changes, which count as sent from now on.
 
-    def _next_changes(self) -> tuple[ConnChanges, set[int]]:
-        """Take the first changes, now sent; and the conns whose first login is sent."""
+        Returns:
+            Logins; those of them that are sent for the first time; and if these are the
+            last logins that wait, logouts.
+        """
         declared = self._to_declare[-MAX_CHANGES_PER_WRITE:]
         del self._to_declare[-MAX_CHANGES_PER_WRITE:]
         for conn in reversed(declared):
             if conn in self.uids:
-                self._changes.setdefault(conn, (LOGIN, self.uids[conn]))
-        changes = _pop_first(self._changes, MAX_CHANGES_PER_WRITE)
-        first_logins = self._unsent_logins & changes.keys()
+                self._logins.setdefault(conn, self.uids[conn])
+        logins = _pop_first(self._logins, MAX_CHANGES_PER_WRITE)
+        for conn in logins:  # each counts as activity itself
+            self.messages.pop(conn, None)
+            self.keepalives.pop(conn, None)
+        first_logins = self._unsent_logins & logins.keys()
         self._unsent_logins -= first_logins
-        self._sent.changes |= changes
-        for conn, (event, _) in changes.items():
-            if event == LOGIN:  # counts as activity itself
-                self.messages.pop(conn, None)
-                self.keepalives.pop(conn, None)
-        return changes, first_logins
+        logouts: UidByConn = {}
+        if not (self._logins or self._to_declare):
+            logouts = _pop_first(self._logouts, MAX_CHANGES_PER_WRITE - len(logins))
+        self._sent.changes |= logins | logouts
+        return logins, first_logins, logouts
 
     def _grouped(
-        self, users: UidByConn, first_logins: set[int], now: float, since: float
+        self, logins: UidByConn, first_logins: set[int], now: float, since: float
     ) -> Iterator[tuple[dict[str, object], UidByConn]]:
-        """Group logins of the same timeout and age, which can share a frame."""
-        groups: dict[tuple[float | None, float], UidByConn] = {}
-        for conn, uid in users.items():
-            if conn not in self._opened:
-                continue  # closed meanwhile: its logout was sent before
+        """Group logins that can share a frame: of the same timeout and age.
+
+        A uid is in a group at most once, and its logins keep their order.
+        """
+        groups: dict[tuple[int, float | None, float], UidByConn] = {}
+        earlier: Counter[Uid] = Counter()
+        for conn, uid in logins.items():
             opened = self._opened[conn]
             is_new = conn in first_logins and opened >= since
             age = 0.0 if is_new else _rounded_age(now - opened)
-            groups.setdefault((self._timeouts.get(conn), age), {})[conn] = uid
-        for (timeout, age), same in groups.items():
+            key = (earlier[uid], self._timeouts.get(conn), age)
+            groups.setdefault(key, {})[conn] = uid
+            earlier[uid] += 1
+        for key in sorted(groups, key=itemgetter(0)):
+            _, timeout, age = key
             options: dict[str, object] = {"age": age} if age else {}
             if timeout is not None:
                 options["timeout"] = timeout
-            yield options, same
+            yield options, groups[key]
 
     # --- what has arrived ------------------------------------------------------------
 
@@ -331,9 +340,12 @@ class Reports:
         self.timer_requests.link_lost()
         sent, self._sent = self._sent, SentReports()
         before, self._awaiting_pong = self._awaiting_pong, SentReports()
-        self._changes = before.changes | sent.changes | self._changes
+        logins: UidByConn = {}
+        for conn, uid in (before.changes | sent.changes).items():
+            (logins if conn in self.uids else self._logouts)[conn] = uid
+        self._logins = logins | self._logins
         for conn, uid in (before.activity | sent.activity).items():
-            if conn in self.uids and conn not in self._changes:
+            if conn in self.uids and conn not in self._logins:
                 self.keepalives[conn] = uid
 
     def declare(self) -> None:
@@ -351,12 +363,12 @@ class Reports:
         if (uid, conn) in self.undelivered_ends:
             return False
         for changes in (
-            self._changes,
+            self._logouts,
             self._sent.changes,
             self._awaiting_pong.changes,
         ):
             if conn in changes:
-                _check_owner(changes[conn][1], uid, conn)
+                _check_owner(changes[conn], uid, conn)
                 return False
         return True
 
@@ -399,24 +411,6 @@ def _check_conn(conn: object) -> None:
         )
 
 
-def _phases(changes: ConnChanges) -> list[tuple[str, UidByConn]]:
-    """Sort changes into few phases: logouts, logins, logouts, logins, and so on.
-
-    A uid is in each phase at most once, and its changes keep their order. The order
-    between different uids does not matter.
-    """
-    phases: list[tuple[str, UidByConn]] = []
-    next_phase: dict[Uid, int] = {}  # the first phase for the next change of a uid
-    for conn, (event, uid) in changes.items():
-        place = next_phase.get(uid, 0)
-        place += place % 2 != (event == LOGIN)  # logouts are in the even ones
-        next_phase[uid] = place + 1
-        while place >= len(phases):
-            phases.append(((LOGOUT, LOGIN)[len(phases) % 2], {}))
-        phases[place][1][conn] = uid
-    return phases
-
-
 def _rounded_age(age: float) -> float:
     """Round an age down to a step that grows with it; see `AGE_STEPS`."""
     octave = 1 << max(int(age).bit_length() - 1, 0)
@@ -449,7 +443,7 @@ def _encode_frames(
     batch: UidByConn,
     options: dict[str, object],
     max_frame_bytes: int,
-    moments: dict[int, float] | None,
+    moments: dict[int, float] | None = None,
 ) -> Iterator[bytes]:
     """Encode one frame, or several if it would be too long."""
     all_options: dict[str, object] = {**options, "conn": list(batch)}

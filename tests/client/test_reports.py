@@ -1,7 +1,7 @@
 """What a gateway reports: each connection told of once, in order, and again if need be."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from time import time_ns
@@ -75,11 +75,12 @@ def login(reports: Reports, uid: Any, conn: Any, at: float = 0.0) -> None:
 
 def live(reports: Reports, steps: str) -> None:
     """Take steps like "login ada 1, write, keepalive ada -"; "-" is no conn."""
-    report = {"login": login, "keepalive": keepalive, "message": message}
+    report: dict[str, Callable[..., object]] = {
+        "login": login, "logout": Reports.logout,
+        "keepalive": keepalive, "message": message,
+    }  # fmt: skip
     for step in steps.split(", "):
         match step.split():
-            case ["logout", uid, conn]:
-                reports.logout(uid, int(conn))
             case [what, uid, conn]:
                 report[what](reports, uid, None if conn == "-" else int(conn))
             case ["write"]:
@@ -127,11 +128,20 @@ login eve 3, keepalive ada 1, write, ping, message bob 2, logout eve 3, write, l
 login eve 3, write, ping, login joe 4, write, pong, lost -> login joe 4
 login eve 3, write, keepalive eve 3, write, lost -> login eve 3
 login eve 3, keepalive eve 3, write, lost, logout eve 3 -> logout eve 3
-logout ada 1, write, login ada 3, lost -> logout ada 1, login ada 3
+logout ada 1, write, login ada 3, lost -> login ada 3, logout ada 1
 logout ada 1, login eve -, login joe 3, write, ping, pong, keepalive joe 3, declare \
 -> login bob 2, login eve 1000, login joe 3
-declare, logout ada 1 -> logout ada 1, login bob 2
-logout ada 1, declare -> logout ada 1, login bob 2
+declare, logout ada 1 -> login bob 2, logout ada 1
+logout ada 1, declare -> login bob 2, logout ada 1
+login ada 3, logout ada 1, login ada 4, logout ada 3 -> login ada 4, logout ada 1
+login ada 3, logout ada 1, logout ada 3, login ada 4 -> login ada 4, logout ada 1
+login ada 3, logout ada 1, login ada 4, logout ada 3, login ada 5, logout ada 4 \
+-> login ada 5, logout ada 1
+login ada 3, write, logout ada 1, login ada 4, lost, logout ada 3 \
+-> login ada 4, logout ada 1, logout ada 3
+login ada 3, logout ada 1, login ada 4, write, logout ada 3, lost, declare \
+-> login ada 4, login bob 2, logout ada 3, logout ada 1
+login eve -, write, login eve -, logout eve - -> logout eve 1000
 """
 
 
@@ -211,11 +221,12 @@ def test_every_login_without_conn_is_that_of_a_new_connection() -> None:
     keepalive(reports, "ada", None)
     assert told(reports) == [("keepalive", "ada", 1_001)]
     login(reports, "ada", None)
-    assert told(reports) == [("login", "ada", 1_002)], "which displaces the one before"
+    displaced = [("login", "ada", 1_002), ("logout", "ada", 1_001)]
+    assert told(reports) == displaced
     assert reports.uids == {1_002: "ada"}
     reports.logout("ada", None)
     login(reports, "ada", None)
-    assert told(reports) == [("logout", "ada", 1_002), ("login", "ada", 1_003)]
+    assert told(reports) == [("login", "ada", 1_003), ("logout", "ada", 1_002)]
 
 
 def test_users_are_distinguished_by_conn_and_by_the_type_of_their_uid() -> None:
@@ -320,7 +331,7 @@ class Wire:
     """Takes frames as they come, and holds of each connection what was told last."""
 
     def __init__(self) -> None:
-        self.changes: dict[tuple[str, Uid], list[tuple[str, int]]] = defaultdict(list)
+        self.logins: dict[tuple[str, Uid], list[int]] = defaultdict(list)
         self.last: dict[int, str] = {}
 
     def take(self, encoded: bytes, *, max_batch: int, max_frame_bytes: int) -> None:
@@ -330,18 +341,19 @@ class Wire:
         assert 1 <= len(ones) <= max_batch
         assert len({conn for _, _, conn in ones}) == len(ones)
         for event, uid, conn in ones:
+            if event == "login":
+                self.logins[type(uid).__name__, uid].append(conn)
             if event in ("login", "logout"):
-                self.changes[type(uid).__name__, uid].append((event, conn))
                 self.last[conn] = event
             else:
                 assert self.last[conn] == "login", "a sign of life out of its order"
-        if frame[0] in ("login", "logout"):
+        if frame[0] == "login":
             assert len({(type(uid), uid) for _, uid, _ in ones}) == len(ones)
 
 
-def is_in_order(told: list[tuple[str, int]], reported: list[tuple[str, int]]) -> bool:
+def is_in_order(told: list[int], reported: list[int]) -> bool:
     rest = iter(reported)
-    return all(change in rest for change in told)
+    return all(conn in rest for conn in told)
 
 
 step = st.one_of(
@@ -357,15 +369,14 @@ step = st.one_of(
     max_frame_bytes=st.sampled_from([330, 700, 2**20]),
 )
 @settings(BOUNDED, max_examples=examples(400))
-def test_each_users_reports_stay_in_their_order_however_they_are_written(
+def test_each_users_logins_stay_in_their_order_however_they_are_written(
     steps: list[Any], max_batch: int, max_frame_bytes: int
 ) -> None:
     reports, wire = Reports(FIRST_CONN), Wire()
     limits: dict[str, Any] = {"max_batch": max_batch}
     limits["max_frame_bytes"] = max_frame_bytes
-    reported: dict[tuple[str, Uid], list[tuple[str, int]]] = defaultdict(list)
+    reported: dict[tuple[str, Uid], list[int]] = defaultdict(list)
     opened: list[tuple[Uid, int]] = []
-    displaced: set[int | None] = set()  # by another login without conn
     writing = framed(reports, **limits)
     for what, *details in [*steps, ("frames", ALL, True), ("frames", ALL, True)]:
         if what == "frames":
@@ -379,22 +390,18 @@ def test_each_users_reports_stay_in_their_order_however_they_are_written(
         elif what == "login":
             uid, has_conn = details
             conn = reports.new_conn() if has_conn else None
-            if conn is None:
-                displaced.add(reports._conns.get(uid))
             login(reports, uid, conn, at=float(len(opened)))
             if conn is None:
                 conn = reports._conns[uid]
             opened.append((uid, conn))
-            reported[type(uid).__name__, uid].append(("login", conn))
+            reported[type(uid).__name__, uid].append(conn)
         elif opened:
             uid, conn = opened[details[0] % len(opened)]
             is_open = conn in reports.uids
-            if what in ("again", "logout") and is_open:
-                event = "login" if what == "again" else what
-                reported[type(uid).__name__, uid].append((event, conn))
             if what == "again" and not is_open:
                 continue
             if what == "again":
+                reported[type(uid).__name__, uid].append(conn)
                 login(reports, uid, conn)
             elif what == "logout":
                 reports.logout(uid, conn)
@@ -402,10 +409,10 @@ def test_each_users_reports_stay_in_their_order_however_they_are_written(
                 (keepalive if what == "keepalive" else message)(reports, uid, conn)
     for encoded in writing:
         wire.take(encoded, **limits)
-    for user, changes in wire.changes.items():
-        assert is_in_order(changes, reported[user])
+    for user, logins in wire.logins.items():
+        assert is_in_order(logins, reported[user])
     still = {conn for conn, event in wire.last.items() if event == "login"}
-    assert still - displaced == set(reports.uids)
+    assert still == set(reports.uids)
     assert reports.pending == 0
 
 
@@ -457,14 +464,34 @@ def test_no_keepalive_overtakes_its_login_while_frames_are_written(
     assert next(event for event, uid, _ in rest if uid == "joe") == "login"
 
 
-def test_a_connection_closed_before_its_login_is_written_has_only_a_logout() -> None:
+def test_a_login_is_written_though_its_connection_closes_while_frames_are() -> None:
     reports = reports_of(("ada", 1))
-    live(reports, "login bob 2, logout ada 1")
-    writing = framed(reports)
-    assert flat(decode(next(writing))) == [("logout", "ada", 1)]
-    reports.logout("bob", 2)
-    assert list(writing) == []
-    assert told(reports) == [("logout", "bob", 2)]
+    live(reports, "login eve 2, login ada 3, logout ada 1")
+    writing = framed(reports, max_batch=1)
+    assert flat(decode(next(writing))) == [("login", "eve", 2)]
+    live(reports, "logout ada 3, login ada 4")
+    rest = [report for frame in writing for report in flat(decode(frame))]
+    assert rest == [("login", "ada", 3), ("logout", "ada", 1)], "ada would be offline"
+    assert told(reports) == [("login", "ada", 4), ("logout", "ada", 3)]
+
+
+@pytest.mark.parametrize("are_declared", [False, True], ids=["new", "declared"])
+def test_no_logout_is_written_before_the_logins_of_all_open_connections(
+    *, are_declared: bool
+) -> None:
+    crowd = [(n, n) for n in range(10, 10 + MAX_CHANGES_PER_WRITE)]
+    reports = reports_of(("ada", 1), *(crowd if are_declared else []))
+    if are_declared:
+        live(reports, "logout ada 1, login ada 2, declare")
+    else:
+        live(reports, "logout ada 1")
+        for uid, conn in crowd:
+            login(reports, uid, conn)
+        login(reports, "ada", 2)
+    written = [told(reports) for _ in range(2)]
+    assert {event for event, _, _ in written[0]} == {"login"}
+    assert ("login", "ada", 2) in written[0] + written[1][:-1]
+    assert written[1][-1] == ("logout", "ada", 1)
 
 
 # --- ages and timeouts -----------------------------------------------------------------
@@ -509,7 +536,7 @@ def test_a_login_that_is_sent_again_keeps_its_beginning() -> None:
     assert (frame[2]["age"], frame[2]["began"]) == (59.9, (109.5,))
 
 
-def test_a_login_closed_while_logins_are_written_has_no_beginning() -> None:
+def test_a_login_closed_while_logins_are_written_keeps_its_beginning() -> None:
     reports = Reports(FIRST_CONN)
     for conn in range(3):
         reports.login(f"u-{conn}", conn, at=1.0, timeout=None)
@@ -517,7 +544,7 @@ def test_a_login_closed_while_logins_are_written_has_no_beginning() -> None:
     first = decode(next(pieces))
     reports.logout("u-2", 2)
     assert first[2]["began"] == (1.0, 1.0)
-    assert [decode(frame)[2].get("began") for frame in pieces] in ([(None,)], [])
+    assert [decode(frame)[2]["began"] for frame in pieces] == [(1.0,)]
 
 
 def test_only_logins_say_when_they_began() -> None:
@@ -621,5 +648,5 @@ def test_what_was_not_written_when_the_link_ended_is_sent_on_the_next() -> None:
     next(framed(reports, max_batch=1))
     reports.link_lost()
     assert told(reports) == [
-        ("logout", "ada", 1), ("login", "eve", 3), ("keepalive", "bob", 2),
+        ("login", "eve", 3), ("logout", "ada", 1), ("keepalive", "bob", 2),
     ]  # fmt: skip

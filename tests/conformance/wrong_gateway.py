@@ -466,10 +466,9 @@ def logs_in_what_has_ended() -> None:
 
     def link_lost(self: Reports) -> None:
         original(self)
-        for conn, (event, uid) in [*self._changes.items()]:
-            if event == "logout":
-                self._opened.setdefault(conn, 0.0)
-                self._changes[conn] = ("login", uid)
+        self._opened |= dict.fromkeys(self._logouts, 0.0)
+        self._logins |= self._logouts
+        self._logouts.clear()
 
     set_(Reports, "link_lost", link_lost)
 
