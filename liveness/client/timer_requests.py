@@ -118,11 +118,10 @@ class TimerRequests:
         frame = encode(["cancel", {what: name}])
         self._ask((what, name), CancelRequest(frame, self._number))
         if what == EXT:
-            self._postponed = {
-                key: request
-                for key, request in self._postponed.items()
-                if request.options.get(EXT) != ext
-            }
+            for request in [*self._postponed.values()]:
+                if request.options.get(EXT) == ext:
+                    del self._postponed[request.key]
+                    self._cancel_replaced(request)
 
     def done(self, key: str, seq: int, message: str | None) -> None:
         """Answer the attempt of the record *seq*: its work is done.
@@ -143,6 +142,12 @@ class TimerRequests:
         if final:
             options["final"] = True
         self._answer(seq, encode(["fail", key, _shortened(message), options]))
+
+    def _cancel_replaced(self, refused: AfterRequest) -> None:
+        """Cancel the timer of another ext that a refused one was to replace."""
+        frame = encode(["cancel", {KEY: refused.key}])
+        request = CancelRequest(frame, refused.number)
+        _put_last(self._unsent, (KEY, refused.key), request)
 
     def forget_answers(self) -> None:
         """Drop all answers: their log no longer exists."""
@@ -211,6 +216,8 @@ class TimerRequests:
         """Note that the sidecar had no room for a timer: it is sent again later.
 
         It is dropped if there is a newer request about its key, or about its ext.
+        A cancel by ext does not reach the timer that it was to replace, so that one is
+        cancelled by its key.
         """
         subject = (KEY, key)
         generations = (self._awaiting_pong, self._sent, self._unsent)
@@ -220,14 +227,17 @@ class TimerRequests:
             return
         del sent[subject]
         ext = refused.options.get(EXT)
-        newer = [requests.get(subject) for requests in generations]
-        if ext is not None:
-            newer += [requests.get((EXT, ext)) for requests in generations]
-        if not any(
-            isinstance(request, AfterRequest | CancelRequest)
-            and request.number > refused.number
-            for request in newer
-        ):
+        by_key, by_ext = (
+            any(
+                isinstance(request := requests.get(about), AfterRequest | CancelRequest)
+                and request.number > refused.number
+                for requests in generations
+            )
+            for about in (subject, (EXT, ext or ""))
+        )
+        if by_ext and not by_key:
+            self._cancel_replaced(refused)
+        elif not by_key:
             self._postponed[key] = refused
 
     def _resend_postponed(self, now: float) -> None:

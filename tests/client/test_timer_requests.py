@@ -191,13 +191,15 @@ after a/e, write, ping, cancel /e, write, after a/e, write, lose -> cancel /e, a
 after a, write, ping, after b, write, pong, lose -> after b
 after a, write, lose, cancel a -> cancel a
 after a, write, ping, no room a, cancel a -> cancel a
-after a/e, write, ping, no room a, cancel /e -> cancel /e
+after a/e, write, ping, no room a, cancel /e -> cancel /e, cancel a
+after a/f, write, ping, pong, after a/e, write, ping, no room a, cancel /e -> cancel /e, cancel a
+after a/e, write, ping, no room a, cancel /e, after a/f -> cancel /e, after a
 after a, write, ping, no room a, after a -> after a
 after a, write, ping, cancel a, no room a -> cancel a
-after a/e, write, ping, cancel /e, no room a -> cancel /e
+after a/e, write, ping, cancel /e, no room a -> cancel /e, cancel a
 after a, write, ping, after a, no room a -> after a
 after a, write, ping, cancel a, write, no room a -> nothing
-after a/e, write, ping, cancel /e, write, no room a -> nothing
+after a/e, write, ping, cancel /e, write, no room a -> cancel a
 after a, write, ping, after a, write, no room a -> nothing
 cancel /e, after e/e, after a, write, no room e, no room a, cancel /a -> cancel /a; 2 wait for room
 cancel b, write, no room a, no room b -> nothing
