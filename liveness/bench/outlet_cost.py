@@ -41,7 +41,10 @@ SECRET: Final = "whsec_" + "YmVuY2gg" * 4
 
 def missing_for_outlets() -> str:
     """What is not installed, and what to do; "" if nothing is missing."""
-    for module, extra in (("httpx2", "webhooks"), ("confluent_kafka", "kafka")):
+    for module, extra in (
+        ("standardwebhooks", "webhooks"),
+        ("confluent_kafka", "kafka"),
+    ):
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed: pip install 'liveness-sidecar[sidecar,{extra}]'"
     return ""

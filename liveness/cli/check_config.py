@@ -54,10 +54,9 @@ def outlet_faults(config: Config) -> Iterator[StartError]:
     """What a start would find wrong with the outlets' files and client settings."""
     # Imported when one is configured, as `serve` does.
     if config.webhooks:
-        missing = [it for it in ("httpx2", "standardwebhooks") if find_spec(it) is None]
-        if missing:
+        if find_spec("standardwebhooks") is None:
             report_line(
-                f"the package {missing[0]} is not installed here: the files of webhooks "
+                "the package standardwebhooks is not installed here: the files of webhooks "
                 "were not checked"
             )
         else:

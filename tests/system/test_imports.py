@@ -93,7 +93,7 @@ def test_outlets_have_loaded_what_they_need_before_it_serves(
         sidecar.start()
         sidecar.line("ready")
         before = sidecar.imports()
-        assert {"httpx2", "confluent_kafka"} <= {*before}
+        assert {"standardwebhooks", "confluent_kafka"} <= {*before}
         sidecar.gateway("gw-1").send("login", "ada")
         eventually(lambda: any(b"liveness.offline" in it.body for it in hook.requests))
         eventually(lambda: sidecar.get("/v1/wheel")[1].count('"retrying"') == 2)

@@ -1,8 +1,8 @@
-"""Posts bodies to one receiver, by httpx2: the only module that knows it.
+"""Posts bodies to one receiver.
 
-Its transport alone is used. So redirects are not followed, no proxy or password comes from
-the environment, and no cookie is kept. The url's host is resolved here, each address is
-checked, and the transport is given an address: nothing is resolved a second time.
+Redirects are not followed, no proxy or password comes from the environment, and no cookie
+is kept. The url's host is resolved here, and each address is checked: what is connected to
+is an address, and nothing is resolved a second time.
 """
 
 import errno
@@ -15,8 +15,9 @@ from functools import partial
 from ipaddress import ip_address
 from math import inf
 from typing import Final
+from urllib.parse import quote
 
-import httpx2
+import h11
 import trio
 
 from liveness.config.outlet_settings import WebhookSettings
@@ -25,9 +26,15 @@ from liveness.errors import ConfigError, StartError
 from liveness.outlets.webhooks.address_check import why_refused
 from liveness.outlets.webhooks.answers import PostAnswer
 from liveness.outlets.webhooks.cloud_events import CONTENT_TYPE
+from liveness.outlets.webhooks.post_connection import (
+    ClosedUnanswered,
+    NoAnswer,
+    PostConnection,
+)
 from liveness.outlets.webhooks.signing import Signer
 from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
+from liveness.service.common.turnstile import Turnstile
 from liveness.text import printable
 
 # How old secrets and resolved addresses may be.
@@ -36,23 +43,22 @@ READ_AGAIN_S: Final = 60.0
 MOST_ADDRESSES: Final = 4
 # Requests in flight at a time: one from the log, and some by hand.
 MOST_CONNECTIONS: Final = 4
-# An idle connection is closed sooner than receivers do: many wait for 5 s. A request on
-# one that the receiver closes just then would fail.
+# A connection that was idle for longer is not used again: many receivers close it after 5 s.
 IDLE_S: Final = 4.0
 # How much of an answer is kept, for a person to read.
 ANSWER_BYTES: Final = 500
 # A resolver may block for a minute, so it does not use the threads of the disk.
 RESOLVER_THREADS: Final = 1
-
-
-def load_transport() -> None:
-    """Import what httpx2 imports only when a transport is made.
-
-    That takes some tenths of a second, in which the sidecar would read no gateway.
-    """
-    httpx2.AsyncHTTPTransport(
-        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), trust_env=False
-    )
+# What ends an attempt.
+_FAILURES: Final = (
+    NoAnswer,
+    h11.ProtocolError,
+    OSError,
+    trio.BrokenResourceError,
+    trio.TooSlowError,
+)
+# Characters that stay as they are in the target of a request: %, and what a url may have.
+_IN_TARGETS: Final = "%/?:@!$&'()*+,;=-._~[]"
 
 
 class WebhookSender:
@@ -62,17 +68,26 @@ class WebhookSender:
         name: The outlet, such as `webhooks.mail`.
         settings: Its settings.
         clock: The clocks.
+        turnstile: Passed before each piece of an answer is parsed.
     """
 
-    def __init__(self, name: str, settings: WebhookSettings, clock: Clock) -> None:
+    def __init__(
+        self, name: str, settings: WebhookSettings, clock: Clock, turnstile: Turnstile
+    ) -> None:
         self._name = name
         self._settings = settings
         self._clock = clock
-        self._host = (settings.parts.hostname or "").rstrip(".")
-        self._url = httpx2.URL(settings.url)
+        self._turnstile = turnstile
+        parts = settings.parts
+        self._host = (parts.hostname or "").rstrip(".")
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._target = quote(target, safe=_IN_TARGETS)
         # Files are read when they are needed: a bad one stops only this outlet.
-        self._transport: httpx2.AsyncHTTPTransport | None = None
+        self._tls: ssl.SSLContext | None = None
         self._signer: Signer | None = None
+        self._in_flight = trio.CapacityLimiter(MOST_CONNECTIONS)
+        self._idle: list[PostConnection] = []
         self._resolver = trio.CapacityLimiter(RESOLVER_THREADS)
         self._addresses: list[str] = []
         self._secrets_until = self._addresses_until = -inf
@@ -86,17 +101,18 @@ class WebhookSender:
             ConfigError: The host has an address that is not allowed.
             StartError: As `read_files`.
         """
-        transport, signer = await self.read_files()
+        tls, signer = await self.read_files()
         began = trio.current_time()
         status, retry_after, text = None, None, ""
         with trio.move_on_after(self._settings.timeout_s) as within:
             try:
                 headers = signer.headers(webhook_id, body, self._clock.wall_ms())
-                async with self._answer(transport, headers, body) as answer:
+                async with self._answer(tls, headers, body) as (answer, connection):
                     status = answer.status_code
-                    retry_after = answer.headers.get("retry-after")
-                    text = await self._read(answer)
-            except (httpx2.HTTPError, OSError) as error:
+                    retry_after = _retry_after(answer)
+                    data = await connection.read_body(self._settings.max_answer_bytes)
+                    text = printable(data[:ANSWER_BYTES].decode(errors="replace"))
+            except _FAILURES as error:
                 self._addresses_until = -inf
                 text = "" if status else _why(error)
         if within.cancelled_caught and status is None:
@@ -105,81 +121,97 @@ class WebhookSender:
         seconds = trio.current_time() - began
         return PostAnswer(status, text, seconds, retry_after)
 
-    async def read_files(self) -> tuple[httpx2.AsyncHTTPTransport, Signer]:
+    async def read_files(self) -> tuple[ssl.SSLContext, Signer]:
         """Read `ca_file`, and the secrets, which are read again as they may change.
 
         Raises:
             StartError: A file cannot be read, or is wrong.
         """
-        signer, transport = self._signer, self._transport
+        signer, tls = self._signer, self._tls
         if signer is None or trio.current_time() >= self._secrets_until:
             make = partial(Signer, self._name, self._settings)
             signer = self._signer = await in_thread(make)
             self._secrets_until = trio.current_time() + READ_AGAIN_S
-        if transport is None:
-            made = await in_thread(partial(_transport, self._name, self._settings))
-            transport = self._transport = self._transport or made
-        return transport, signer
+        if tls is None:
+            made = await in_thread(partial(tls_context, self._name, self._settings))
+            tls = self._tls = self._tls or made
+        return tls, signer
 
     async def close(self) -> None:
         """Close the connections; a later `post` reads `ca_file` again and opens others."""
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            await transport.aclose()
+        self._tls = None
+        while self._idle:
+            await self._idle.pop().close()
 
     @asynccontextmanager
     async def _answer(
-        self,
-        transport: httpx2.AsyncHTTPTransport,
-        signed: dict[str, str],
-        body: bytes,
-    ) -> AsyncIterator[httpx2.Response]:
-        """The head of the answer, from the first address that accepts a connection."""
-        addresses = await self._checked_addresses()
+        self, tls: ssl.SSLContext, signed: dict[str, str], body: bytes
+    ) -> AsyncIterator[tuple[h11.Response, PostConnection]]:
+        """The head of an answer, and the connection that has its body."""
         headers = {
             "host": self._settings.parts.netloc,
             "user-agent": "liveness",
             "content-type": CONTENT_TYPE,
             **signed,
         }
-        # Only the transport's own timeout closes a connection in a handshake that hangs;
-        # cancelling does not. It applies to connecting and to the handshake separately.
-        left_s = trio.current_effective_deadline() - trio.current_time()
-        connect_s = left_s / (2 * len(addresses))
-        answer: httpx2.Response | None = None
-        for address in addresses:
-            request = httpx2.Request(
-                "POST",
-                self._url.copy_with(host=address),
-                headers=headers,
-                content=body,
-                extensions={
-                    "sni_hostname": self._host,
-                    "timeout": {"connect": connect_s},
-                },
-            )
+        async with self._in_flight:
+            connection = await self._kept() or await self._connect(tls)
             try:
-                answer = await transport.handle_async_request(request)
-                break
-            except (httpx2.ConnectError, httpx2.ConnectTimeout):
-                if address == addresses[-1]:
-                    raise
-        assert answer is not None
-        try:
-            yield answer
-        finally:
-            await answer.aclose()
+                try:
+                    answer = await connection.post(self._target, headers, body)
+                except ClosedUnanswered:
+                    if connection.is_new:
+                        raise
+                    # Its time was up while it was idle: that is no failed attempt.
+                    await connection.close()
+                    connection = await self._connect(tls)
+                    answer = await connection.post(self._target, headers, body)
+                yield answer, connection
+            finally:
+                if connection.can_be_kept():
+                    self._idle.append(connection)
+                else:
+                    await connection.close()
 
-    async def _read(self, answer: httpx2.Response) -> str:
-        """The text of an answer, or its beginning."""
-        data = bytearray()
-        # Not `break`: the generators inside that of `aiter_raw` would be left unfinished.
-        with trio.CancelScope() as enough:
-            async for part in answer.aiter_raw():
-                data += part
-                if len(data) >= self._settings.max_answer_bytes:
-                    enough.cancel()
-        return printable(data[:ANSWER_BYTES].decode(errors="replace"))
+    async def _kept(self) -> PostConnection | None:
+        """A connection from an earlier request, if there is one of use."""
+        addresses = await self._checked_addresses()
+        oldest = trio.current_time() - IDLE_S
+        while self._idle:
+            kept = self._idle.pop()
+            if kept.used_at > oldest and kept.address in addresses and kept.is_open():
+                return kept
+            await kept.close()
+        return None
+
+    async def _connect(self, tls: ssl.SSLContext) -> PostConnection:
+        """Connect to the first address that takes it, in an equal share of the time."""
+        addresses = await self._checked_addresses()
+        left_s = trio.current_effective_deadline() - trio.current_time()
+        share_s = left_s / (len(addresses) + 1)  # one is for the answer
+        while True:
+            address, *addresses = addresses
+            try:
+                with trio.fail_after(share_s):
+                    return await self._connected(address, tls)
+            except (OSError, trio.BrokenResourceError, trio.TooSlowError):
+                if not addresses:
+                    raise
+
+    async def _connected(self, address: str, tls: ssl.SSLContext) -> PostConnection:
+        stream = await trio.open_tcp_stream(address, self._port)
+        sock = stream.socket
+        if self._settings.parts.scheme == "http":
+            return PostConnection(stream, sock, address, self._turnstile)
+        encrypted = trio.SSLStream(
+            stream, tls, server_hostname=self._host, https_compatible=True
+        )
+        try:
+            await encrypted.do_handshake()
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return PostConnection(encrypted, sock, address, self._turnstile)
 
     async def _checked_addresses(self) -> list[str]:
         """Addresses of the url's host; an error unless all are allowed."""
@@ -219,17 +251,9 @@ class WebhookSender:
         )
 
 
-def _transport(name: str, settings: WebhookSettings) -> httpx2.AsyncHTTPTransport:
-    """The transport, which keeps the connections.
-
-    Raises:
-        StartError: As `tls_context`.
-    """
-    return httpx2.AsyncHTTPTransport(
-        verify=tls_context(name, settings),
-        trust_env=False,
-        limits=httpx2.Limits(max_connections=MOST_CONNECTIONS, keepalive_expiry=IDLE_S),
-    )
+def _retry_after(answer: h11.Response) -> str | None:
+    found = dict(answer.headers).get(b"retry-after")
+    return None if found is None else found.decode("latin-1")
 
 
 def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
@@ -241,13 +265,15 @@ def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
     if settings.parts.scheme == "http":
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used: spare reading files
     try:
-        return ssl.create_default_context(cafile=settings.ca_file)
+        context = ssl.create_default_context(cafile=settings.ca_file)
     except OSError as error:
         refusal = NotReadable if isinstance(error, PermissionError) else StartError
         raise refusal(
             f"{name}.ca_file: {settings.ca_file} cannot be used "
             f"({error.strerror or error}); name a readable file of certificates in PEM"
         ) from None
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _why(error: BaseException) -> str:
@@ -264,11 +290,11 @@ def _why(error: BaseException) -> str:
                 return f"no TLS: {cause.reason}; does https:// belong into the url?"
             case socket.gaierror():
                 return f"the host cannot be resolved: {cause.strerror}"
-            case httpx2.ConnectTimeout():
+            case trio.TooSlowError():
                 return "no connection in time; is the address right?"
             case OSError(errno=int(number)) if number in errno.errorcode:
                 return os.strerror(number)  # without the address
         cause = cause.__cause__ or cause.__context__
         if isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
-    return str(error) or type(error).__name__
+    return printable(str(error)[:ANSWER_BYTES]) or type(error).__name__

@@ -56,16 +56,12 @@ def make_webhooks(config: Config, access: LogAccess) -> "list[WebhookOutlet]":
         StartError: A package is missing.
     """
     try:
-        import httpx2  # noqa: F401
         import standardwebhooks  # noqa: F401
     except ImportError as error:
         raise StartError(
             f"webhooks need the package {error.name}, which is not installed: "
             "pip install 'liveness-sidecar[sidecar,webhooks]', or remove [webhooks.…] from the settings"
         ) from None
-    from liveness.outlets.webhooks.sender import load_transport
-
-    load_transport()
     return [
         WebhookOutlet(name, settings, access)
         for name, settings in config.webhooks.items()
@@ -89,7 +85,9 @@ class WebhookOutlet:
         self._access = access
         self._log = OutletLog(self.name, settings, access)
         self._status = OutletStatus(access.clock, access.clock.wall_ms())
-        self._sender = WebhookSender(self.name, settings, access.clock)
+        self._sender = WebhookSender(
+            self.name, settings, access.clock, access.turnstile
+        )
         self._wait = AttemptWait(access.clock)
         self._refused = 0  # records in a row
         self._posts = 0  # uses of the connections: `run`, and requests by hand

@@ -74,6 +74,15 @@ def ending(data: bytes = b"") -> Answer:
     return answer
 
 
+def flooding(begin: bytes, again: bytes) -> Answer:
+    """These bytes, and then a megabyte of the second ones."""
+
+    async def answer(stream: trio.abc.Stream, _request: Received) -> None:
+        await stream.send_all(begin + again * (2**20 // len(again)))
+
+    return answer
+
+
 async def resetting(stream: trio.abc.Stream, _request: Received) -> None:
     """A connection reset."""
     assert isinstance(stream, trio.SocketStream)

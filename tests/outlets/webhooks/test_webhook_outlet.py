@@ -307,8 +307,9 @@ async def test_a_missing_package_is_named(
         state=StateSettings(dir=tmp_path),
         webhooks={"mail": WebhookSettings(url="https://a.example/", secret=SECRET)},
     )
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(StartError, match="package httpx2, which is not installed: pip"):
+    monkeypatch.setitem(sys.modules, "standardwebhooks", None)
+    why = "package standardwebhooks, which is not installed: pip"
+    with pytest.raises(StartError, match=why):
         make_webhooks(config, rig.access)
 
 

@@ -15,8 +15,20 @@ from trio.testing import MockClock
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.errors import ConfigError, StartError
 from liveness.outlets.webhooks.answers import PostAnswer, PostOutcome
-from liveness.outlets.webhooks.sender import ANSWER_BYTES, READ_AGAIN_S, WebhookSender
+from liveness.outlets.webhooks.post_connection import (
+    HEAD_BYTES,
+    MOST_INTERIM,
+    READ_BYTES,
+)
+from liveness.outlets.webhooks.sender import (
+    ANSWER_BYTES,
+    IDLE_S,
+    READ_AGAIN_S,
+    WebhookSender,
+)
 from liveness.service.common.clock import Clock
+from liveness.service.common.turnstile import Turnstile
+from tests.helpers.parsing import Parsing
 from tests.helpers.redis_servers import Certificates, free_port
 from tests.outlets.webhooks.receiver import (
     LOOPBACK,
@@ -28,6 +40,7 @@ from tests.outlets.webhooks.receiver import (
     answering,
     ending,
     endless,
+    flooding,
     hanging,
     receiving,
     resetting,
@@ -43,7 +56,7 @@ async def sender_to(url: str, **settings: Any) -> AsyncIterator[WebhookSender]:
     if "secret_file" not in settings:
         settings["secret"] = SECRET
     chosen = WebhookSettings(url=url, **settings)
-    sender = WebhookSender("webhooks.mail", chosen, Clock())
+    sender = WebhookSender("webhooks.mail", chosen, Clock(), Turnstile())
     try:
         yield sender
     finally:
@@ -130,8 +143,8 @@ async def test_a_changed_secret_is_used_soon(
         (answering(503), 503, ""),
         (hanging, None, "no answer within 9 s"),
         (resetting, None, "Connection reset by peer"),
-        (ending(), None, "Server disconnected without sending a response."),
-        (ending(HEAD[:9]), None, "Server disconnected without sending a response."),
+        (ending(), None, "it closed the connection without an answer"),
+        (ending(HEAD[:9]), None, "it closed the connection without an answer"),
         (saying(HEAD[:20]), None, "no answer within 9 s"),
         (saying(b"SSH-2.0-x\r\n\r\n"), None, "illegal status line"),
         (ending(HEAD + b"hal"), 200, ""),
@@ -163,6 +176,102 @@ async def test_no_more_of_an_answer_is_read_than_the_limit(receiver: Receiver) -
         await sender.post("msg_3", BODY)
     # The rest of the first was not read: its connection was of no more use.
     assert [request.connection for request in receiver.received] == [1, 2, 2]
+
+
+INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+FIELD: Final = b"A: b\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "again", "status", "said"),
+    [
+        (b"", INTERIM, None, "it sends more than 16 interim answers (1xx)"),
+        (b"", INTERIM[:-2] + FIELD + b"\r\n", None, "it sends more than 16 interim"),
+        (b"", INTERIM[:-2] + 80 * FIELD + b"\r\n", None, "the head of its answer has"),
+        (INTERIM[:-2], FIELD, None, "the head of its answer has more than 8192 bytes"),
+        (HEAD[:-2], FIELD, None, "the head of its answer has more than 8192 bytes"),
+        (
+            HEAD[:-2],
+            b"x" * 999,
+            None,
+            "the head of its answer has more than 8192 bytes",
+        ),
+        (CHUNKED, b"1\r\nx\r\n", 200, "xxx"),
+        (CHUNKED, b"1;" + b"e" * 99 + b"\r\nx\r\n", 200, "xxx"),
+        (CHUNKED + b"1;", b"e" * 99, 200, ""),
+        (CHUNKED + b"0\r\n", FIELD, 200, ""),
+        (b"HTTP/1.0 200 OK\r\n\r\n", b"x", 200, "xxx"),
+    ],
+    ids=[
+        *("interim", "with fields", "large interim", "one interim", "head", "field"),
+        *("chunks", "extensions", "one extension", "trailers", "until its end"),
+    ],
+)
+async def test_an_answer_without_end_is_parsed_in_small_pieces_up_to_a_bound(
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    begin: bytes,
+    again: bytes,
+    status: int | None,
+    said: str,
+) -> None:
+    receiver.usually = flooding(begin, again)
+    parsing = Parsing(monkeypatch)
+    answer = await posted(receiver.url, timeout_s=9)
+    assert (answer.status, answer.text[: len(said)]) == (status, said)
+    most = WebhookSettings(url=receiver.url).max_answer_bytes
+    assert parsing.bytes <= HEAD_BYTES + (most if status else 0)
+    assert parsing.most_bytes_in_a_pass <= READ_BYTES
+    # A chunk of a byte takes six.
+    assert parsing.most_events_in_a_pass <= max(MOST_INTERIM, READ_BYTES // 6) + 3
+
+
+async def test_a_kept_connection_that_closes_unanswered_is_replaced_at_once(
+    receiver: Receiver,
+) -> None:
+    for way in (ending(), resetting):
+        receiver.received.clear()
+        async with sender_to(receiver.url) as sender:
+            await sender.post("msg_1", BODY)
+            receiver.next.append(way)
+            began = trio.current_time()
+            assert (await sender.post("msg_2", BODY)).status == 204
+        assert trio.current_time() == began
+        connections = [request.connection for request in receiver.received]
+        assert connections == [connections[0]] * 2 + [connections[0] + 1]
+        first, again = receiver.received[1:]
+        assert (first.id, first.body) == (again.id, again.body) == ("msg_2", BODY)
+
+
+@pytest.mark.parametrize(
+    ("answers", "requests"),
+    [([ending()], 1), ([OK, ending(HEAD[:9])], 2), ([OK, ending(), ending()], 3)],
+    ids=["new", "begun", "twice"],
+)
+async def test_no_other_connection_that_closes_is_replaced(
+    receiver: Receiver, answers: list[Answer], requests: int
+) -> None:
+    receiver.next.extend(answers)
+    async with sender_to(receiver.url) as sender:
+        for _ in range(min(2, len(answers))):
+            answer = await sender.post("msg_1", BODY)
+    assert answer.text == "it closed the connection without an answer"
+    assert len(receiver.received) == requests
+
+
+async def test_a_connection_that_may_have_closed_is_not_used_again(
+    receiver: Receiver,
+) -> None:
+    async with sender_to(receiver.url) as sender:
+        await sender.post("msg_1", BODY)
+        await trio.sleep(IDLE_S)
+        await sender.post("msg_2", BODY)
+        # What comes unasked would be taken for the next answer.
+        receiver.next.append(saying(HEAD + b"12345" + HEAD + b"12345"))
+        await sender.post("msg_3", BODY)
+        await sender.post("msg_4", BODY)
+    assert [request.connection for request in receiver.received] == [1, 2, 2, 3]
 
 
 async def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
