@@ -91,10 +91,13 @@ class HttpLimits:
 class _Http1(H11Protocol):
     """HTTP/1 without upgrades, and with stricter checks than hypercorn's."""
 
-    def __init__(self, *args: Any, limits: HttpLimits, refused: Refused) -> None:
+    def __init__(
+        self, *args: Any, limits: HttpLimits, refused: Refused, turnstile: Turnstile
+    ) -> None:
         super().__init__(*args)
         self._limits = limits
         self._refused = refused
+        self._turnstile = turnstile
 
     @property
     def unread_bytes(self) -> int:
@@ -111,6 +114,7 @@ class _Http1(H11Protocol):
         """Override: hypercorn switches to HTTP/2 here, by upgrade or prior knowledge."""
 
     async def _create_stream(self, request: h11.Request) -> None:
+        await self._turnstile.wait()  # a piece may have many requests
         names = {name for name, _ in request.headers}
         # A proxy in front may see another end of such a request, and take the rest of it
         # for the next request, of another client (RFC 9112, 6.1 and 11.2).
@@ -188,6 +192,7 @@ class _Connection(TCPServer):
             self.protocol_send,
             limits=self._limits,
             refused=self._refused,
+            turnstile=self._turnstile,
         )
         while True:
             # Read no more than is left of a head: h11 accepts a head that is too large
@@ -406,7 +411,7 @@ async def serve_http(
         refused: Counts requests and connections that are refused, by reason.
         grace_s: How long open connections may go on after *stopped* has returned.
         only_health: Wraps an application so that it answers health checks only.
-        turnstile: Passed by each received piece of a request.
+        turnstile: Passed by each received piece, and by each request.
         is_denied: Whether a client has no access; its application answers with the
             reason. Such connections have slots of their own, and take none from others.
     """

@@ -22,12 +22,16 @@ from liveness.service.http.listener import HEALTH_CONNECTIONS, HttpLimits, serve
 from liveness.service.http.middleware import Middleware, only_health
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.sockets import listening
+from tests.helpers.parsing import Parsing
 
 CONNECTIONS = 3
+CROWD = 30
 REQUEST_S = 10.0
 HEAD_BYTES = 500
 BODY_BYTES = 1_000
 GRACE_S = 0.5
+POSTED = b"POST / HTTP/1.1\r\nhost: h\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
 LARGE = b"x" * 4_000_000  # far more than sockets hold
 # An answer that takes longer than a request may; nobody gets it for being slow.
 THINKING_S = 3 * REQUEST_S
@@ -59,9 +63,10 @@ class Door:
 
     Args:
         path: Of its socket.
+        connections: How many it takes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, connections: int) -> None:
         self._path = path
         self.refused: list[HttpRefusal] = []
         self.asked: list[socket.socket] = []
@@ -70,7 +75,7 @@ class Door:
         self.clients: list[Client] = []
         self.stop = trio.Event()
         self.limits = HttpLimits(
-            connections=CONNECTIONS, request_s=REQUEST_S, head_bytes=HEAD_BYTES
+            connections=connections, request_s=REQUEST_S, head_bytes=HEAD_BYTES
         )
 
     async def serve(self, listener: socket.socket) -> None:
@@ -158,8 +163,8 @@ async def door(tmp_path: Path, jumping: MockClock) -> AsyncIterator[Door]:
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[Door]:
-    door = Door(path)
+async def opened(path: Path, connections: int = CONNECTIONS) -> AsyncIterator[Door]:
+    door = Door(path, connections)
     with listening(path) as listener:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(door.serve, listener)  # noqa: ASYNC113 - it listens already
@@ -413,6 +418,39 @@ async def test_requests_that_come_together_are_served_one_per_pass(door: Door) -
     assert len(door.began_at) == len(set(door.began_at)) == CONNECTIONS
 
 
+@pytest.mark.parametrize(
+    ("begin", "again", "end"),
+    [
+        (b"", GET % b"", CLOSE),
+        (POSTED + CHUNKED + b"\r\n", b"1\r\nx\r\n", b"0\r\n\r\n"),
+        (POSTED + CHUNKED + b"\r\n", b"1;" + b"e" * 90 + b"\r\nx\r\n", b"0\r\n\r\n"),
+        (b"GET / HTTP/1.1\r\nhost: h\r\n", b"a:\r\n", b"\r\n"),
+        (POSTED + CHUNKED + b"\r\n0\r\n", b"a:\r\n", b"\r\n"),
+    ],
+    ids=["requests", "chunks", "extensions", "head", "trailers"],
+)
+async def test_whatever_a_crowd_sends_is_parsed_in_pieces_and_one_request_per_pass(
+    tmp_path: Path,
+    jumping: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    begin: bytes,
+    again: bytes,
+    end: bytes,
+) -> None:
+    async with opened(tmp_path / "s", CROWD) as door:
+        clients = [await door.connect() for _ in range(CROWD)]
+        await wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(door.passes)
+        parsing = Parsing(monkeypatch)
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                nursery.start_soon(client.send, begin + again * 20 + end)
+                nursery.start_soon(client.to_end)
+        assert len(door.began_at) == len(set(door.began_at)) >= CROWD
+        assert parsing.most_bytes_in_a_pass <= HEAD_BYTES
+        assert parsing.most_events_in_a_pass <= CROWD
+
+
 async def test_an_application_is_chosen_by_the_connection(door: Door) -> None:
     client = await door.connect()
     for _ in range(2):
@@ -455,10 +493,6 @@ async def test_a_connection_that_begins_with_http_2_is_refused(door: Door) -> No
     answer = await door.answer(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 9)
     assert status(answer) == 505
     assert set(door.refused) == {HttpRefusal.MALFORMED}
-
-
-POSTED = b"POST / HTTP/1.1\r\nhost: h\r\n"
-CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 @pytest.mark.parametrize(
