@@ -4,10 +4,21 @@ A module of its own, as it imports coredis: without a cluster in the settings it
 be installed.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from anyio.abc import ByteStream
+from anyio.lowlevel import checkpoint
 from coredis.connection import BaseConnection, TCPLocation
+
+# What is parsed at a time, in some 2 ms.
+PIECE_BYTES: Final = 16_384
+# What may come before the next answer is whole. A page of the stream has 5 MB; users with
+# very many devices have more.
+MOST_ANSWER_BYTES: Final = 64 * 1024 * 1024
+# Messages that answer nothing, over one connection. Redis sends none, as we subscribe to
+# none; coredis would keep them all.
+MOST_UNASKED: Final = 1_000
 
 
 class RedisConnection(BaseConnection):
@@ -26,7 +37,9 @@ class RedisConnection(BaseConnection):
         self, stream: ByteStream, host: str, port: int, **options: Any
     ) -> None:
         super().__init__(TCPLocation(host, port), **options)
-        self._opened = stream
+        self._opened = _BoundedStream(stream, self._check_bounds)
+        self._answers = 0
+        self._answered_at = 0  # how many bytes had come with the newest answer
 
     async def _connect(self) -> ByteStream:
         return self._opened
@@ -34,3 +47,41 @@ class RedisConnection(BaseConnection):
     def describe(self) -> str:
         """Where it leads."""
         return str(self.location)
+
+    def _check_bounds(self) -> None:
+        """Raise an error if this is not what Redis sends; it ends the connection."""
+        read = self.statistics
+        if read.requests_resolved != self._answers:
+            self._answers, self._answered_at = read.requests_resolved, read.bytes_read
+        if read.bytes_read - self._answered_at > MOST_ANSWER_BYTES:
+            raise ConnectionError(f"an answer has over {MOST_ANSWER_BYTES:,} bytes")
+        buffers = self._push_message_buffer_in, self._streamed_message_buffer_in
+        if sum(it.statistics().current_buffer_used for it in buffers) > MOST_UNASKED:
+            raise ConnectionError(f"over {MOST_UNASKED:,} messages that answer nothing")
+
+
+class _BoundedStream(ByteStream):
+    """A stream that is read in pieces, between which other tasks run.
+
+    Args:
+        stream: The stream.
+        check: Called before each piece is read.
+    """
+
+    def __init__(self, stream: ByteStream, check: Callable[[], None]) -> None:
+        self._stream = stream
+        self._check = check
+
+    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        await checkpoint()  # with TLS, what is decrypted comes without one
+        self._check()
+        return await self._stream.receive(min(max_bytes, PIECE_BYTES))
+
+    async def send(self, item: bytes) -> None:
+        await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
