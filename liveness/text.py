@@ -19,6 +19,9 @@ ID_KEYS: Final = ("uid", "user", "conn", "from_conn")
 _UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 _LIKE_AN_INTEGER: Final = re.compile(r"(str:)*int:[0-9]+")
 _PREFIXES: Final = ("int:", "str:")  # how such a text begins; few others do
+# JSON may have them in a string as they are; Python's `splitlines` and older JavaScript
+# end a line there.
+_LINE_ENDS: Final = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def escaped(text: str) -> str:
@@ -101,7 +104,16 @@ def from_json(ready: Mapping[str, object]) -> dict[str, object]:
 
 def json_line(value: object) -> str:
     """*value* as JSON on one line, without blanks; non-ASCII characters as they are."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return on_one_line(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def on_one_line(text: str) -> str:
+    """JSON with the ends of lines in its strings escaped that JSON allows there."""
+    if not text.isascii():
+        for char, code in _LINE_ENDS.items():
+            if char in text:  # `replace` alone takes far longer to find none
+                text = text.replace(char, code)
+    return text
 
 
 def utc_offset_s(at_ms: int) -> int:

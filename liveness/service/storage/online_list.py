@@ -12,7 +12,7 @@ from liveness.core.framing import encode
 from liveness.core.records import OnlineRow
 from liveness.service.storage import log_pages
 from liveness.service.storage.database import reading
-from liveness.text import EXACT_IN_JSON, json_line, uid_text
+from liveness.text import EXACT_IN_JSON, json_line, on_one_line, uid_text
 
 # Rows of one frame, and lines that one statement makes.
 LIST_ROWS: Final = 1_000
@@ -70,7 +70,7 @@ def write_lines(path: Path, log: str, write: Callable[[bytes], object]) -> None:
             ).fetchone()
             if not count:
                 break
-            write(f"{lines}\n".encode())
+            write(f"{on_one_line(lines)}\n".encode())
             users, session = users + count, last
         db.execute("rollback")
     write(f"{json_line({'log': log, 'seq': seq, 'users': users})}\n".encode())

@@ -6,7 +6,7 @@ All HTTP readers and outlets send it, so at 100,000 records a second it counts.
 from json.encoder import encode_basestring
 
 from liveness.core.records import MOVED, OFFLINE, Gap, Logged, Record
-from liveness.text import EXACT_IN_JSON, json_line, json_ready, uid_text
+from liveness.text import EXACT_IN_JSON, json_line, json_ready, on_one_line, uid_text
 
 
 def record_json(record: Logged | Gap) -> str:
@@ -40,7 +40,7 @@ def record_json(record: Logged | Gap) -> str:
             text += f',"from_conn":{_id(from_conn)}'
     if devices is not None:
         text += f',"user":{_id(record.user)},"devices":{devices}'
-    return text + "}"
+    return on_one_line(text + "}")
 
 
 def _id(value: str | int) -> str:

@@ -488,7 +488,7 @@ async def users(rig: Rig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     answer = await ask(rig.door(), "GET", "/v1/users")
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/x-ndjson"
-    *lines, last = map(json.loads, answer.body.decode().removesuffix("\n").split("\n"))
+    *lines, last = map(json.loads, answer.body.decode().splitlines())
     return lines, last
 
 
@@ -512,6 +512,15 @@ async def test_every_user_online_is_a_line(rig: Rig) -> None:
     assert len({(line["uid"], type(line["uid"])) for line in lines}) == 2_506
     session = {"gateway": "gw", "session": 1, "conn": 0, "since": rig.log()[0].at}
     assert lines[0] == {"uid": "7", **session}
+
+
+async def test_a_name_with_ends_of_lines_in_it_is_in_one_line(rig: Rig) -> None:
+    uid = "Zoë\u2028/ph\u2029one\x85"
+    gateway = await rig.gateway("gw")
+    await gateway.send(["login", uid])
+    await gateway.sync()
+    lines, last = await users(rig)
+    assert ([line["uid"] for line in lines], last["users"]) == ([uid], 1)
 
 
 async def test_users_that_cannot_be_read_are_an_error(rig: Rig, tmp_path: Path) -> None:

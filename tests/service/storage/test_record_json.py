@@ -1,5 +1,6 @@
 """A record as JSON."""
 
+import json
 from itertools import product
 
 from hypothesis import given
@@ -10,9 +11,9 @@ from liveness.service.storage.record_json import record_json
 from liveness.text import EXACT_IN_JSON, json_line, json_ready
 
 NUMBERS = st.sampled_from([0, 7, EXACT_IN_JSON, EXACT_IN_JSON + 1, 2**63 - 1])
-TEXTS = st.sampled_from(['a"b\\c', "Zoë\u2028/phone", "int:7", "str:int:7"]) | st.text(
-    min_size=1
-)
+# What `str.splitlines` and other readers take for the end of a line.
+BREAKS = "Zoë\u2028/ph\u2029one\x85"
+TEXTS = st.sampled_from(['a"b\\c', BREAKS, "int:7", "str:int:7"]) | st.text(min_size=1)
 UIDS = NUMBERS | TEXTS
 RECORDS = st.builds(
     Record,
@@ -44,15 +45,20 @@ def slow(record: Record | TimerRecord | Gap) -> str:
 def test_a_record_has_the_json_of_its_map(record: Record) -> None:
     if isinstance(record.uid, int):
         record = record._replace(user_size=None)
-    assert record_json(record) == slow(record)
+    text = record_json(record)
+    assert text == slow(record)
+    assert text.splitlines() == [text]
+    assert json.loads(text) == json_ready(record.as_map())
 
 
 def test_timers_and_gaps_are_written_too() -> None:
     timers = [
         TimerRecord(1, "timer", "g", 'k"', payload, ext, 5, 1, 6)
-        for payload, ext in product((None, "Zoë\n"), (None, "x"))
+        for payload, ext in product((None, "Zoë\n", BREAKS), (None, "x"))
     ]
     for timer in timers:
-        assert record_json(timer) == slow(timer)
+        text = record_json(timer)
+        assert text == slow(timer)
+        assert text.splitlines() == [text]
     gap = Gap(1, 5, 6)
     assert record_json(gap) == slow(gap)
