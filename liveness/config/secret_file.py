@@ -2,6 +2,7 @@
 
 import os
 import stat
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -47,7 +48,7 @@ class SecretFile(NamedTuple):
             raise self.refused(
                 f"has more than {MAX_BYTES} bytes; put only the {self.what} there"
             )
-        return data
+        return data.removeprefix(BOM_UTF8)
 
     def refused(self, why: str) -> StartError:
         """The error about this file."""

@@ -2,6 +2,7 @@
 
 import stat
 import tomllib
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ def _bytes(path: Path, *, must_exist: bool, is_reload: bool) -> bytes:
                 "sidecar, with a file for --config"
             )
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1).removeprefix(BOM_UTF8)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not must_exist:
             return b""

@@ -3,6 +3,7 @@
 A file is read twice: it is checked as a whole before anything is sent.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +76,11 @@ def checked(path: Path) -> TrafficFile:
             path.stat()
             raise CommandError(f"{path} is not a file; name a recording")
         with path.open("rb") as file:
-            first = file.read(1)
+            begin = file.read(len(BOM_UTF8) + 1).removeprefix(BOM_UTF8)
             file.seek(0)
-            if not first:
+            if not begin:
                 raise CommandError(f"{path} is empty: is it the right file?")
-            found = TrafficFile(path, is_raw=first != BRACE)
+            found = TrafficFile(path, is_raw=begin[:1] != BRACE)
             if found.is_raw:
                 _check_frames(found, file)
             else:
@@ -131,7 +132,7 @@ def _lines(
         if not is_complete and len(data) == MAX_LINE_BYTES:
             raise _wrong(path, number, f"over {MAX_LINE_BYTES:,} bytes; delete it")
         try:
-            yield number, parsed(data.decode())
+            yield number, parsed(data.decode("utf-8-sig"))
         except (LineError, UnicodeDecodeError) as error:
             if is_complete:
                 raise _wrong(path, number, f"{error}") from None

@@ -32,6 +32,11 @@ def test_a_time_is_understood_in_each_of_its_forms(at: str, found: int) -> None:
     assert offline_in(line.encode()) == ("ada", found)
 
 
+def test_the_first_line_may_begin_with_the_mark_of_utf_8() -> None:
+    line = f'\ufeff{{"at": {AT}, "uid": "ada"}}'
+    assert offline_in(line.encode()) == ("ada", AT)
+
+
 @BOUNDED
 @given(uids)
 def test_every_user_is_told_apart_as_in_our_own_lines(uid: str | int) -> None:

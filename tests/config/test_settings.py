@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
@@ -501,6 +502,15 @@ def test_a_file_with_an_error_is_named(data: bytes, error: str, tmp_path: Path) 
 
 def test_a_file_at_the_limit_is_read(tmp_path: Path) -> None:
     assert loaded("#" * (MAX_FILE_BYTES - 1) + "\n", tmp_path).config.slots == 30
+
+
+def test_a_file_may_begin_with_the_mark_of_utf_8(tmp_path: Path) -> None:
+    file = tmp_path / "l.toml"
+    file.write_bytes(BOM_UTF8 + b"slots = 3\n")
+    assert load(environ=HOME, unix_user=SOMEBODY, default_file=file).config.slots == 3
+    file.write_bytes(BOM_UTF8)
+    with pytest.raises(ConfigError, match="it is empty"):
+        load(environ=HOME, unix_user=SOMEBODY, default_file=file, is_reload=True)
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

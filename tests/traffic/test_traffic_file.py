@@ -40,6 +40,15 @@ def test_a_part_that_a_person_selected_is_a_recording(tmp_path: Path, end: str) 
     assert not found.is_cut
 
 
+def test_a_file_may_begin_with_the_mark_of_utf_8(tmp_path: Path) -> None:
+    found = checked(file_with(tmp_path, f"\ufeff{HEADER}", said(2)))
+    assert (found.clock, found.is_raw, len([*found.lines()])) == (
+        (100, 2_000),
+        False,
+        1,
+    )
+
+
 def test_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
     found = checked(file_with(tmp_path, HEADER, said(1), said(2)[:-5], end=""))
     assert found.is_cut

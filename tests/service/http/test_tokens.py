@@ -50,7 +50,8 @@ def test_without_a_file_there_is_no_token() -> None:
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o640, 0o660, 0o770])
 @pytest.mark.parametrize(
-    "text", [WORDS, f"{WORDS}\n", f" \t{WORDS}\r\n\r\n", "!" * 15 + "~"]
+    "text",
+    [WORDS, f"{WORDS}\n", f" \t{WORDS}\r\n\r\n", "!" * 15 + "~", f"\ufeff{WORDS}\n"],
 )
 def test_a_token_is_read_without_the_space_around_it(
     tmp_path: Path, text: str, mode: int
@@ -59,7 +60,7 @@ def test_a_token_is_read_without_the_space_around_it(
     for path in (tmp_path / "token", tmp_path / "link"):
         token = read_token(path)
         assert token is not None
-        assert token.matches(text.strip())
+        assert token.matches(text.strip("\ufeff \t\r\n"))
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o601])
