@@ -113,6 +113,21 @@ def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
     assert gateway.clearance(152.0, hold=HOLD_S) == (NEVER, 152.0, NEVER, None)
 
 
+def test_a_gateway_that_was_mute_when_it_left_is_away(pinging: GatewayState) -> None:
+    pinging.unlinked(150.0)
+    assert pinging.clearance(151.75, hold=HOLD_S).why == AWAY
+    assert pinging.clearance(152.0, hold=HOLD_S).lost == 152.0
+
+
+def test_a_renewed_user_waits_for_a_gateway_that_is_away_and_for_no_mute_one(
+    pinging: GatewayState,
+) -> None:
+    pinging.empty_at = 150.0
+    assert pinging.clearance_of_renewed(150.0) == (NEVER, 150.0, NEVER, MUTE)
+    pinging.unlinked(150.0)
+    assert pinging.clearance_of_renewed(151.0) == (NEVER, 149.0, NEVER, AWAY)
+
+
 def test_a_gateway_never_linked_since_a_restart_is_to_blame() -> None:
     gateway = GatewayState("g", 0, SETTLE_S, users=1)
     assert gateway.clearance(1.0, hold=HOLD_S) == (NEVER, 1.0, NEVER, None)
@@ -208,11 +223,14 @@ def test_a_broken_promise_is_counted_once_until_the_gateway_is_heard(
     pinging.heard(300.0)
     assert not pinging.has_missed(301.0)
     assert pinging.has_missed(306.0)
-    pinging.reading_paused(306.0)  # it is the sidecar that does not read
-    assert not pinging.has_missed(306.0)
-    pinging.unlinked(306.0)
+    pinging.missed(306.0)
+    assert not pinging.has_missed(307.0)
+    pinging.heard(310.0)
+    pinging.reading_paused(316.0)  # it is the sidecar that does not read
+    assert not pinging.has_missed(316.0)
+    pinging.unlinked(316.0)
     assert not pinging.has_missed(400.0)
-    assert pinging.mutes == 1
+    assert pinging.mutes == 2
 
 
 def test_a_gateway_keeps_missing_its_promise_when_it_did_so_often_within_minutes() -> (
@@ -409,6 +427,7 @@ def test_after_a_long_pause_a_gateway_gets_time_to_send_what_it_had_collected(
     gateway.reading_paused(900.0)
     gateway.reading_resumed(1_000.0)
     gateway.heard(1_001.0)
+    gateway.empty_at = 1_001.0  # which proves nothing of what it still has to send
     # No fresh timeout: pauses could follow each other for ever.
     assert gateway.clearance(1_001.0, hold=HOLD_S) == (NEVER, 941.0, NEVER, UNREAD)
     gateway.empty_at = 1_003.0
@@ -436,6 +455,17 @@ def test_a_gateway_whose_link_is_left_unread_is_not_mute(gateway: GatewayState) 
     # It had used three of its ten seconds.
     assert gateway.absence(207.0) is None
     assert gateway.absence(207.5) == MUTE
+
+
+def test_a_gateway_that_was_heard_during_a_pause_is_mute_no_later(
+    gateway: GatewayState,
+) -> None:
+    gateway.linked(ping=5.0, now=100.0)
+    gateway.reading_paused(103.0)
+    gateway.heard(150.0)  # of what had arrived before
+    gateway.reading_resumed(200.0)
+    assert gateway.absence(210.0) is None
+    assert gateway.absence(210.5) == MUTE
 
 
 def test_letting_go_of_a_link_that_was_read_changes_nothing(
