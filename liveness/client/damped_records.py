@@ -1,12 +1,20 @@
 """Damps the records of a watch with `settle_s`; `core.damping` says why, and how.
 
-A sidecar does not say when it has sent everything. So once nothing has arrived for a moment,
-all records that were decided before that moment count as read.
+While records arrive, their stamps say which offlines have settled. Once none has arrived for
+a moment, the watch asks by a ping: the pong comes when all that was decided before is on
+disk. The sidecar then sends a part of those records, if there are any, before it answers a
+second ping. So if no record comes before the second pong, all that were decided before the
+first ping have arrived.
+
+Stamps are compared in milliseconds of the monotonic clock, so that steps of the wall clock
+change nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Final
+
+import anyio
 
 from liveness.client.inbox import RecordMap
 from liveness.core.damping import (
@@ -20,7 +28,7 @@ from liveness.core.damping import (
 from liveness.core.records import GAP, MOVED, SESSION_KINDS
 from liveness.errors import ReportError
 
-# That moment; longer than a sidecar takes from a decision to its delivery.
+# That moment: so it asks a few times a second at most.
 QUIET_S: Final = 0.25
 # How many offlines may wait. Each takes about 1.2 KB.
 MAX_SETTLING: Final = 100_000
@@ -51,9 +59,14 @@ class DampedRecords:
         self._kinds = frozenset(kinds)
         self._users = users
         self._wall_s = wall_s
-        self._quiet_s = 0.0
-        self.has_settled = False
+        self._arrived_at = -inf  # when records, or an answer, came last
+        self._offset_ms = 0  # add it to the stamps of records that arrive
+        self._pings = 0
+        self._asked_at: float | None = None  # by the first of two pings
+        self._is_second = False  # the first is answered
+        self._awaits_pong = False
         self._settled_until = 0
+        self.has_settled = False
         self.begin(0)
         self.has_begun = False
 
@@ -71,7 +84,14 @@ class DampedRecords:
 
     def linked(self) -> None:
         """Note that a link has begun: what it is about to deliver has not arrived yet."""
-        self._quiet_s = 0.0
+        self.arrives()
+        self.has_settled = False
+
+    def arrives(self) -> None:
+        """Note that records arrive: what was asked before is not answered."""
+        self._arrived_at = anyio.current_time()
+        self._offset_ms = round((self._arrived_at - self._wall_s()) * 1000)
+        self._asked_at, self._is_second, self._awaits_pong = None, False, False
 
     @property
     def oldest_seq(self) -> int | None:
@@ -84,17 +104,16 @@ class DampedRecords:
         Raises:
             KeyError, TypeError: It does not have the form of a record.
         """
-        self._quiet_s = 0.0
         kind = record["kind"]
+        # Not later than now, if its stamp is from before the wall clock was set back.
+        at = min(record["at"] + self._offset_ms, round(self._arrived_at * 1000))
+        while settled := self._damper.pop_settled(at):
+            yield from self._wanted(settled)
         if kind in SESSION_KINDS:
             user = record["uid"]
             if self._users:
                 user = record.get("user", user)
-            damped = DampedRecord(
-                record["seq"], kind, user, record["gateway"], record["at"]
-            )
-            while settled := self._damper.pop_settled(damped.at):
-                yield from self._wanted(settled)
+            damped = DampedRecord(record["seq"], kind, user, record["gateway"], at)
             for passed in self._damper.add(record, damped):
                 yield from self._wanted(passed)
             return
@@ -107,15 +126,36 @@ class DampedRecords:
         while oldest := self._damper.pop_oldest():
             yield from self._wanted(oldest)
 
+    @property
+    def must_ask_again(self) -> bool:
+        """Whether to send the second ping."""
+        return self._is_second and not self._awaits_pong
+
+    def ask(self) -> int:
+        """Return what to send with a ping, now."""
+        if not self._is_second:
+            self._asked_at = anyio.current_time()
+        self._pings += 1
+        self._awaits_pong = True
+        return self._pings
+
+    def answered(self, ping: object) -> None:
+        """Take a pong, which may be that of a ping from before the last records."""
+        if self._asked_at is None or ping != self._pings:
+            return
+        asked_at = self._asked_at
+        if self._is_second:
+            self.arrives()
+            self._settled_until = round(asked_at * 1000)
+            self.has_settled = True
+        else:
+            self._is_second, self._awaits_pong = True, False
+
     def settle(self) -> Iterator[Passed[RecordMap]]:
-        """Yield what the loop gets when nothing has arrived for `next_in_s`.
+        """If `has_settled`, yield what the loop gets of what had settled when it asked.
 
         At most `SETTLED_AT_ONCE` offlines; `has_settled` then says that more may follow.
-        The next call yields what had settled by this one: users may have come back since,
-        and the records that say so are not read yet.
         """
-        if not self.has_settled:
-            self._settled_until = round((self._wall_s() - QUIET_S) * 1000)
         self.has_settled = False
         for _ in range(SETTLED_AT_ONCE):
             if (settled := self._damper.pop_settled(self._settled_until)) is None:
@@ -125,19 +165,12 @@ class DampedRecords:
 
     @property
     def next_in_s(self) -> float:
-        """Seconds without a record after which to call `settle`; infinity: never."""
+        """Seconds without a record after which to `ask`; infinity: never."""
         next_at = self._damper.next_at
-        if next_at is None:
+        if next_at is None or self._awaits_pong:
             return inf
-        # No offline waits for longer, even if the wall clock was set back.
-        most_s = self._settle_s + QUIET_S
-        settled_s = min(next_at / 1000 + QUIET_S - self._wall_s(), most_s)
-        # Not 0: what has already arrived must be read first.
-        return max(settled_s, QUIET_S - self._quiet_s, 0.01)
-
-    def waited(self, seconds: float) -> None:
-        """Note a wait of so many seconds that was cut off, and in which nothing arrived."""
-        self._quiet_s += seconds
+        ask_at = max(next_at / 1000, self._arrived_at + QUIET_S)
+        return max(0.0, ask_at - anyio.current_time())
 
     def _wanted(self, passed: Passed[RecordMap]) -> Iterator[Passed[RecordMap]]:
         if not self._kinds or passed.item["kind"] in self._kinds:

@@ -276,27 +276,25 @@ class Watch(AsyncIterator[RecordMap]):
     async def _read_from(self, link: WatcherLink) -> None:
         """Read what has arrived; if nothing has, wait for it, or until something settles."""
         damped = self._damped
-        if damped is not None and damped.has_settled:
+        if damped is None:
+            self._read(await link.next_frame())
+        elif damped.has_settled:
             self._add(damped.settle())
-            return
-        began = anyio.current_time()
-        try:
-            with anyio.move_on_after(
-                None if damped is None else damped.next_in_s
-            ) as wait:
+        elif damped.must_ask_again:
+            await self._send(link, ["ping", damped.ask()])
+        else:
+            with anyio.move_on_after(damped.next_in_s) as wait:
                 self._read(await link.next_frame())
-        except BaseException:
-            if damped is not None:
-                damped.waited(anyio.current_time() - began)
-            raise
-        if damped is not None and wait.cancelled_caught:
-            self._add(damped.settle())
+            if wait.cancelled_caught:
+                await self._send(link, ["ping", damped.ask()])
         while link.has_frame:
             self._read(await link.next_frame())
 
     def _read(self, frame: Frame) -> None:
         match frame:
             case ("notices", tuple(records), *_):
+                if self._damped is not None:
+                    self._damped.arrives()
                 for record in records:
                     try:
                         if not self._position.arrived(record["seq"]):
@@ -308,6 +306,8 @@ class Watch(AsyncIterator[RecordMap]):
                             self._add(self._damped.add(record))
                     except (TypeError, KeyError):
                         raise wrong_form(frame) from None
+            case ("pong", ping, *_) if self._damped is not None:
+                self._damped.answered(ping)
             case ("error", {"code": code, "message": message}, *_):
                 why = escaped(f"{message} ({code})")
                 self._redial.say(f"{self.path} refused a frame: {why}; going on")
@@ -321,13 +321,16 @@ class Watch(AsyncIterator[RecordMap]):
         ack = self._next_ack(link)
         if ack[0] < 1 or ack <= self._acked:
             return
+        await self._send(link, ["ack", *ack])
+        self._acked, self._acked_at = ack, anyio.current_time()
+
+    async def _send(self, link: WatcherLink, frame: list[object]) -> None:
         try:
-            await link.send(["ack", *ack])
+            await link.send(frame)
         except BaseException:  # a part of it may be written
             self._link, self._linked_at = None, inf
             await link.aclose()
             raise
-        self._acked, self._acked_at = ack, anyio.current_time()
 
     def _next_ack(self, link: WatcherLink) -> tuple[int, ...]:
         """The seq up to which to acknowledge and, if that differs, the cursor."""

@@ -38,7 +38,7 @@ class DampedRecord(NamedTuple):
     kind: str
     user: Hashable  # the user or the device that the record is about
     gateway: str
-    at: int  # Unix milliseconds
+    at: int  # milliseconds of the reader's clock
 
 
 class Passed(NamedTuple, Generic[T]):
@@ -118,21 +118,22 @@ class Damper(Generic[T]):
 
     @property
     def next_at(self) -> int | None:
-        """When the oldest settles, in Unix milliseconds; None if none waits."""
+        """When the oldest settles, by the reader's clock; None if none waits."""
         return next((found.until for found in self._waiting.values()), None)
 
     def pop_settled(self, now_ms: int) -> Passed[T] | None:
         """The next offline that has settled by now; None if none has.
 
         Args:
-            now_ms: The time of the next record in the log; at the end of the log, the
-                wall clock.
+            now_ms: The time of the next record in the log; at the end of the log, up to
+                when no record is missing there.
         """
         if self.next_at is None:
             return None
         most = now_ms + self._settle_ms
         if self.next_at > most:
-            # The wall clock was set back: no offline waits for longer than `settle_ms`.
+            # The wall clock was set back between these records, or before they were
+            # read: no offline waits for longer than `settle_ms`.
             for user, found in self._waiting.items():
                 self._waiting[user] = found._replace(until=min(found.until, most))
         return self.pop_oldest() if self.next_at <= now_ms else None
@@ -191,10 +192,17 @@ class Damper(Generic[T]):
         return []
 
 
-def damped_record(record: Record, *, users: bool) -> DampedRecord:
-    """What a damper has to know of a record; with *users*, of its user, not its device."""
+def damped_record(record: Record, *, users: bool, offset_ms: int) -> DampedRecord:
+    """What a damper has to know of a record.
+
+    Args:
+        record: The record.
+        users: It is about its user, not about the device.
+        offset_ms: Added to Unix milliseconds it gives those of the reader's clock.
+    """
     user = record.user if users else record.uid
-    return DampedRecord(record.seq, record.kind, user, record.gateway, record.at)
+    at = record.at + offset_ms
+    return DampedRecord(record.seq, record.kind, user, record.gateway, at)
 
 
 def moved(offline: Record, online: Record) -> Record:

@@ -136,6 +136,38 @@ def test_a_user_who_is_back_soon_was_not_away(run: Run) -> None:
     run(main)
 
 
+async def test_an_offline_comes_once_all_that_was_decided_before_has_arrived(
+    peer: LogPeer, autojump_clock: MockClock
+) -> None:
+    async def answer(ping: int) -> None:
+        while peer.pings != [*range(1, ping + 1)]:
+            assert len(found) == 0
+            await trio.sleep(0.1)
+        if ping == 3:  # it has written late what it decided early
+            await peer.append("online", uid="user-1", at=peer.kept[0]["at"] + 1)
+        await peer.tell("pong", ping)
+
+    def wall_s() -> float:
+        return 1_800_000_000 + trio.current_time()
+
+    found = list[RecordMap]()
+    async with reading(peer, kinds=["offline"], settle_s=5, wall_s=wall_s) as watch:
+        await peer.append("offline", "offline")
+        async with trio.open_nursery() as nursery:
+
+            async def read() -> None:
+                found.append(await anext(watch))
+
+            nursery.start_soon(read)
+            await answer(1)
+            assert trio.current_time() >= 5
+            await peer.append("online")  # so it asks anew
+            for ping in (2, 3, 4, 5):
+                await answer(ping)
+        assert [record["uid"] for record in found] == ["user-2"]
+        assert watch.damping.left_out == 2
+
+
 def test_a_wait_that_is_cancelled_loses_no_record(run: Run) -> None:
     async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
         async with read_by(script, name="mailer") as watch:

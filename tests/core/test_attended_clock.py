@@ -113,6 +113,19 @@ def test_another_absence_makes_a_standing_clock_wait_anew(clock: AttendedClock) 
     assert not clock.is_paused
 
 
+def test_a_pause_in_which_gateways_were_not_away_lasts_until_all_is_read(
+    clock: AttendedClock,
+) -> None:
+    clock.pause(100.0, reconnect_grace=0.0)
+    clock.resume_if_caught_up(mono=101.0, all_read=False)
+    assert clock.is_paused
+    clock.resume_if_caught_up(mono=101.0, all_read=True)
+    assert not clock.is_paused
+    clock.pause(101.0)
+    clock.resume_if_caught_up(mono=102.0, all_read=True)
+    assert clock.is_paused
+
+
 def test_a_clock_that_goes_is_not_stopped_by_having_caught_up(
     clock: AttendedClock,
 ) -> None:

@@ -242,6 +242,16 @@ def test_a_gateway_keeps_missing_its_promise_when_it_did_so_often_within_minutes
     assert gateway.missed(MISSES * late + 2) == late + 2
 
 
+def test_a_longer_timeout_is_in_force_at_once_and_a_shorter_one_later(
+    gateway: GatewayState,
+) -> None:
+    gateway.set_in_force(30.0, 100.0, before=30.0)
+    gateway.set_in_force(60.0, 110.0, before=30.0)
+    assert (gateway.in_force, gateway.in_force_until) == (60.0, NEVER)
+    gateway.set_in_force(20.0, 120.0, before=60.0)
+    assert (gateway.in_force, gateway.in_force_until) == (60.0, 180.0)
+
+
 # --- what happens to the users ---------------------------------------------------------
 
 

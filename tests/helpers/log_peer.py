@@ -44,6 +44,7 @@ class LogPeer:
         self.repeats = 0  # records delivered once more, as "at least once" allows
         self.hellos: list[Record] = []
         self.acks: list[int] = []
+        self.pings: list[object] = []  # not answered; `tell` may do that
         self.cursors: dict[str, int] = {}  # by name
         self.greeting: bytes | None = None  # in place of `welcome`
         self._watched = trio.Event()
@@ -108,6 +109,8 @@ class LogPeer:
                     name = self._links[link]["name"]
                     self.acks.append(frame[1])
                     self.cursors[name] = max(self.cursors[name], frame[1])
+                elif frame[0] == "ping":
+                    self.pings.append(frame[1])
                 else:
                     await self._greet(link, frame)
             self._links.pop(link, None)

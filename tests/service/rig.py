@@ -191,6 +191,16 @@ class Rig:
             caller.close()
 
 
+def slowed(write: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """The same, but each transaction takes so long."""
+
+    async def slow(call: Callable[[], Any], **told: Any) -> Any:
+        await trio.sleep(seconds)
+        return await write(call, **told)
+
+    return slow
+
+
 @asynccontextmanager
 async def running(
     folder: Path,

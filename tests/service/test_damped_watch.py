@@ -21,7 +21,8 @@ from liveness.client.watcher_link import WatcherLink
 from liveness.core import frames
 from liveness.core.framing import Frame
 from liveness.core.records import MOVED, OFFLINE, ONLINE
-from tests.service.rig import Caller, Rig, VirtualWallClock, running
+from tests.service import rig as rig_module
+from tests.service.rig import WALL_MS, Caller, Rig, VirtualWallClock, running, slowed
 
 SETTLE_S = 5.0
 NAME = "friends"
@@ -91,6 +92,19 @@ async def test_an_offline_comes_when_its_user_was_away_for_long_enough(
 
 
 @virtual
+async def test_a_disk_that_writes_late_makes_no_short_absence_a_long_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    writer = rig.log_writer._writer
+    async with reading(rig) as watch:
+        await does(gateway, "logout", "ada", "bob")
+        monkeypatch.setattr(writer, "write", slowed(writer.write, 2 * SETTLE_S))
+        await gateway.send(["login", ["ada"]])
+        assert await next_of(watch, 1) == [(OFFLINE, "bob")]
+
+
+@virtual
 async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) -> None:
     gateway = await rig.gateway("g", kinds=[])
     await gateway.send(["login", "ada", {"conn": 7}])
@@ -122,6 +136,37 @@ async def test_waits_that_are_cut_off_let_offlines_settle_too(rig: Rig) -> None:
                 with trio.move_on_after(0.1):
                     found.append(await anext(watch))
         assert found[0]["kind"] == OFFLINE
+
+
+@virtual
+async def test_offlines_settle_while_timers_fire_all_the_time(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["ada"], kinds=[])
+    await does(gateway, "logout", "ada")
+    async with reading(rig, after=0, kinds=["offline", "timer"]) as watch:
+        for n in range(100):
+            await gateway.send(["after", f"k{n}", 0.1 * (n + 1)])
+        found: list[RecordMap] = []
+        while not found or found[-1]["kind"] != OFFLINE:
+            found.append(await anext(watch))
+        assert found[-1]["at"] + 5_000 <= found[-2]["at"] + 200
+
+
+@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
+@virtual
+async def test_steps_of_the_wall_clock_settle_no_offline_earlier_or_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    async with reading(rig) as watch:
+        began = trio.current_time()
+        await does(gateway, "logout", "ada", "bob")
+        await nothing_of(watch, SETTLE_S - 1)
+        monkeypatch.setattr(rig_module, "WALL_MS", WALL_MS + 1_000 * step_s)
+        await does(gateway, "login", "ada")
+        assert await next_of(watch, 1) == [(OFFLINE, "bob")]
+        took = trio.current_time() - began
+        assert SETTLE_S <= took < SETTLE_S + 2 * damped_records.QUIET_S
+        assert watch.damping.left_out == 2
 
 
 @virtual

@@ -169,6 +169,7 @@ class OutletLog:
             access.feed,
             Subscription(None, settings.kind_set, users=settings.users_only),
             position,
+            clock=access.clock,
             settle_s=settings.settle_s,
             room=SettlingRoom(access.most_settling),
             gateways=settings.gateway_set,
@@ -217,9 +218,7 @@ class OutletLog:
             if is_behind:
                 continue
             self._note_position()
-            settled_at = trio.current_time() + self._reader.next_in_s(
-                self._access.clock.wall_ms()
-            )
+            settled_at = trio.current_time() + self._reader.next_in_s
             with trio.move_on_at(min(began + linger_s, settled_at)):
                 await self._wake.wait()
         assert self._reader is not None
@@ -275,10 +274,9 @@ class OutletLog:
     async def _read(self, limit: int) -> list[TailEntry]:
         assert self._reader is not None
         await self._access.turnstile.wait()
-        wall_ms = self._access.clock.wall_ms()
         try:
             entries = await self._reader.take(
-                min(limit, READ_RECORDS), wall_ms=wall_ms, most_bytes=self._most_bytes
+                min(limit, READ_RECORDS), most_bytes=self._most_bytes
             )
         except (OSError, sqlite3.Error) as error:
             self._log_disk("the log cannot be read", error)

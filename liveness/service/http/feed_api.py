@@ -155,7 +155,7 @@ class FeedApi:
                         raise StreamEnded(STOPPING)
                 least = 0
                 await trio.sleep(GATHER_S)
-                has_settled = not await writer.wait(self._readers.settles_in_s(reader))
+                has_settled = not await writer.wait(reader.next_in_s)
         finally:
             self._feed.unfollow(reader)
             reader.close()

@@ -50,7 +50,7 @@ class StreamReaders:
     Args:
         log_writer: The log.
         feed: Its tail.
-        clock: Its wall clock decides which offlines have settled.
+        clock: Decides which offlines have settled.
         counts: Counts offlines that were passed on early.
         max_settling: Offlines that may wait, of all readers together.
     """
@@ -82,6 +82,7 @@ class StreamReaders:
             self._feed,
             wanted,
             position,
+            clock=self._clock,
             settle_s=settle_s,
             room=self._room,
             is_resumed=is_resumed,
@@ -96,16 +97,11 @@ class StreamReaders:
         Raises:
             OSError, sqlite3.Error: The log cannot be read now.
         """
-        wall_ms = self._clock.wall_ms()
-        entries = await reader.take(limit, wall_ms=wall_ms, most_bytes=most_bytes)
+        entries = await reader.take(limit, most_bytes=most_bytes)
         if hurried := self._damping.hurried:
             self._counts.limits_met["limits.max_settling"] += hurried
             self._damping.hurried = 0
         return entries
-
-    def settles_in_s(self, reader: DampedReader) -> float:
-        """Seconds until `take` may have something though nothing is written."""
-        return reader.next_in_s(self._clock.wall_ms())
 
     def log_unread(self, error: Exception) -> None:
         """Log that a stream leaves out records that cannot be read."""

@@ -63,6 +63,9 @@ class LinkWriter:
         self._outbox = outbox
         self._delivery = delivery
         self._reader: TailReader | None = None
+        # A watcher's replies wait while the log is searched for its next records: two pongs
+        # without records between them then say that it has all.
+        self._is_searching = False
         self._needed_bytes = 0  # of the next list on disk, as far as is known
         # When to try again, after a failure to read the disk.
         self._list_retry_at = self._notices_retry_at = 0.0
@@ -92,8 +95,10 @@ class LinkWriter:
         try:
             with self._linger:
                 while not outbox.is_ending:
-                    wrote = await self._write_replies()
-                    wrote |= await self._write_list()
+                    wrote = False
+                    if not self._is_searching:
+                        wrote = await self._write_replies()
+                        wrote |= await self._write_list()
                     if not await self._write_notices() and not wrote:
                         await self._wait()
                 while outbox.has_replies:
@@ -168,6 +173,7 @@ class LinkWriter:
     async def _write_notices(self) -> bool:
         """Write a frame of records; return whether any were read from the log."""
         reader, outbox, delivery = self._reader, self._outbox, self._delivery
+        self._is_searching = False
         if reader is None or trio.current_time() < self._notices_retry_at:
             return False
         room, position = outbox.room, reader.position
@@ -190,6 +196,8 @@ class LinkWriter:
             found = found._replace(maps=b"")
             await self._send(frame)
             self._count(found)
+        elif outbox.gateway is None:
+            self._is_searching = reader.is_behind
         outbox.records_sent(delivery.clock.wall_ms())
         if delivery.log_writer.cursors.has_moved:
             delivery.log_writer.cursors_moved()

@@ -2,6 +2,10 @@
 
 Records may leave it in another order than that of their seqs, as offlines wait
 (`core.damping`). So it has a position of its own, before everything that waits.
+
+An offline settles when the log was read up to a later moment. At the end of the log that is
+the moment up to which everything decided is on disk. Stamps are compared in milliseconds of
+the monotonic clock, so that steps of the wall clock change nothing.
 """
 
 from collections import deque
@@ -25,6 +29,7 @@ from liveness.core.records import (
     Record,
     Subscription,
 )
+from liveness.service.common.clock import Clock
 from liveness.service.storage.log_tail import (
     LogTail,
     TailCommit,
@@ -46,6 +51,7 @@ class DampedReader:
         feed: Its tail.
         wanted: Which records concern the reader.
         position: The seq to begin after.
+        clock: For the stamps of gaps, and for what settles.
         settle_s: How long a user must be away; 0: no offline waits.
         room: How many offlines may wait.
         gateways: Only records of these gateways concern the reader; none: of all.
@@ -60,6 +66,7 @@ class DampedReader:
         wanted: Subscription,
         position: int,
         *,
+        clock: Clock,
         settle_s: float = 0.0,
         room: SettlingRoom,
         gateways: frozenset[str] = frozenset(),
@@ -82,6 +89,8 @@ class DampedReader:
                 doubtful_until=log_writer.durable_seq if is_resumed else 0,
                 counts=counts,
             )
+        self._log_writer = log_writer
+        self._clock = clock
         self._wanted = wanted
         self._gateways = gateways
         self._settle_s = settle_s
@@ -89,6 +98,7 @@ class DampedReader:
             log_writer, feed, ReadPosition(read, position), is_guest=True
         )
         self._read = deque[TailEntry]()  # and not given to the damper yet
+        self._read_offset_ms = 0  # add it to their stamps
         self._passed = deque[Passed[TailEntry]]()  # by the damper, and not taken yet
         self._may_settle = False  # more may have settled than were taken
 
@@ -123,13 +133,17 @@ class DampedReader:
         has_some = self._read or self._passed or self._may_settle
         return bool(has_some) or self._reader.is_behind
 
-    def next_in_s(self, wall_ms: int) -> float:
-        """Seconds until an offline may be passed on; infinity if none waits."""
+    @property
+    def next_in_s(self) -> float:
+        """Seconds until an offline may be passed on; infinity: not before a commit."""
         next_at = None if self._damper is None else self._damper.next_at
         if next_at is None:
             return inf
-        # At most `settle_s`, even if the wall clock was set back; then `take` knows it too.
-        return min(max(0.0, (next_at - wall_ms) / 1000), self._settle_s)
+        wait_ms = next_at - self._mono_ms
+        if wait_ms <= 0 and self._undurable_ms < next_at:
+            return inf
+        # At most `settle_s`, if its stamp is from before the wall clock was set back.
+        return min(max(0, wait_ms) / 1000, self._settle_s)
 
     def passes(self, commit: TailCommit) -> bool:
         """As `TailReader.passes`."""
@@ -140,9 +154,7 @@ class DampedReader:
         if self._damper is not None:
             self._damper.close()
 
-    async def take(
-        self, limit: int, *, wall_ms: int, most_bytes: float = inf
-    ) -> list[TailEntry]:
+    async def take(self, limit: int, *, most_bytes: float = inf) -> list[TailEntry]:
         """Take the next entries, as `TailReader.take` does.
 
         The work of one call is bounded by *limit*. So it may return none though there are
@@ -154,18 +166,32 @@ class DampedReader:
         entries: list[TailEntry] = []
         if self._reader.is_behind and not (self._read or self._passed):
             entries = await self._reader.take(
-                limit, wall_ms=wall_ms, most_bytes=most_bytes
+                limit, wall_ms=self._clock.wall_ms(), most_bytes=most_bytes
             )
+            self._read_offset_ms = self._offset_ms
         if self._damper is None:
             if not self._gateways:
                 return entries
             return [entry for entry in entries if self._is_of_gateways(entry.record)]
         self._read.extend(entries)
-        return self._settled(self._damper, limit, wall_ms)
+        return self._settled(self._damper, limit)
 
-    def _settled(
-        self, damper: Damper[TailEntry], limit: int, wall_ms: int
-    ) -> list[TailEntry]:
+    @property
+    def _mono_ms(self) -> int:
+        return round(self._clock.mono() * 1000)
+
+    @property
+    def _offset_ms(self) -> int:
+        """Added to Unix milliseconds it gives those of the monotonic clock."""
+        return self._mono_ms - self._clock.wall_ms()
+
+    @property
+    def _undurable_ms(self) -> float:
+        """When the oldest record was decided that is not durable; infinity if all are."""
+        oldest_at = self._log_writer.oldest_pending_at
+        return inf if oldest_at is None else oldest_at + self._offset_ms
+
+    def _settled(self, damper: Damper[TailEntry], limit: int) -> list[TailEntry]:
         """The entries that may be returned now."""
         taken: list[TailEntry] = []
         for _ in range(STEPS * limit):
@@ -180,12 +206,18 @@ class DampedReader:
             elif self._reader.is_behind:
                 break
             else:
-                settled = damper.pop_settled(wall_ms)
+                settled = self._pop_settled(damper)
                 self._may_settle = settled is not None
                 if settled is None:
                     break
                 self._passed.append(settled)
         return taken
+
+    def _pop_settled(self, damper: Damper[TailEntry]) -> Passed[TailEntry] | None:
+        """The next offline that has settled, at the end of the log."""
+        if damper.next_at is None or self._undurable_ms < damper.next_at:
+            return None
+        return damper.pop_settled(self._mono_ms)
 
     def _give(self, damper: Damper[TailEntry]) -> None:
         """Pass on what settled before the next entry, or give the damper that entry."""
@@ -193,7 +225,7 @@ class DampedReader:
         record = entry.record
         waits: Passed[TailEntry] | None = None
         if isinstance(record, Record):
-            waits = damper.pop_settled(record.at)
+            waits = damper.pop_settled(record.at + self._read_offset_ms)
         elif isinstance(record, Gap):
             waits = damper.pop_oldest()
         if waits is not None:
@@ -201,7 +233,9 @@ class DampedReader:
             return
         self._read.popleft()
         if isinstance(record, Record):
-            damped = damped_record(record, users=self._wanted.users)
+            damped = damped_record(
+                record, users=self._wanted.users, offset_ms=self._read_offset_ms
+            )
             self._passed.extend(damper.add(entry, damped))
         else:
             self._passed.append(Passed(entry, record.seq))

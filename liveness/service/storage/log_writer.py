@@ -181,6 +181,12 @@ class LogWriter:
         """The same, by gateway; only those that have any."""
         return self.timers.pending_by_gateway
 
+    @property
+    def oldest_pending_at(self) -> int | None:
+        """The stamp of the oldest record that waits for the disk; None if none does."""
+        waiting = (it.changes.records for it in self._queue if it.changes.records)
+        return next((records[0].at for records in waiting), None)
+
     # --- queueing changes -----------------------------------------------------
 
     def append(self, commit: Commit) -> None:

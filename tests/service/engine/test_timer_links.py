@@ -1,7 +1,6 @@
 """Timers of real links on virtual time, where the disk is in the way."""
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -15,7 +14,7 @@ from liveness.core.records import GATEWAY
 from liveness.core.timer_states import UNANSWERED
 from liveness.service.storage.log_store import LogRows
 from tests.helpers import disk
-from tests.service.rig import Caller, Rig
+from tests.service.rig import Caller, Rig, slowed
 
 FEW = TimerSettings(max_pending=1_000)
 ONE_RETRY = TimerSettings(retries="1")
@@ -289,16 +288,6 @@ async def test_users_behind_too_many_timers_wait_for_the_hold(rig: Rig) -> None:
         (offline,) = await greedy.records(1)
     assert offline["reason"] == "gateway_lost"
     assert 90 <= offline["silence"] <= 90.2
-
-
-def slowed(write: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """The same, but each transaction takes so long."""
-
-    async def slow(call: Callable[[], Any], **told: Any) -> Any:
-        await trio.sleep(seconds)
-        return await write(call, **told)
-
-    return slow
 
 
 @pytest.mark.rig(timers=FEW)

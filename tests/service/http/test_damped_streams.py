@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from liveness.config.settings import HttpSettings
 from liveness.service.http import live_api
 from tests.service.http.reading import Event, Reader, reading
-from tests.service.rig import Caller, Rig, VirtualWallClock
+from tests.service.rig import Caller, Rig, VirtualWallClock, slowed
 
 SETTLE_S = 5
 virtual = pytest.mark.rig(clock=VirtualWallClock)
@@ -54,6 +54,20 @@ async def test_an_offline_settles_though_the_log_is_still(rig: Rig) -> None:
         end = await reader.event()
         assert end is not None
         assert end.name == "end"
+
+
+@virtual
+async def test_a_disk_that_writes_late_makes_no_short_absence_a_long_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await rig.gateway_of(["ada", "bob"], kinds=[])
+    writer = rig.log_writer._writer
+    async with feed(rig) as reader:
+        await reader.event()
+        await does(gateway, "logout", "ada", "bob")
+        monkeypatch.setattr(writer, "write", slowed(writer.write, 2 * SETTLE_S))
+        await gateway.send(["login", ["ada"]])
+        assert seqs_of(await reader.events(1)) == [4]
 
 
 @virtual

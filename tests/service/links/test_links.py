@@ -16,6 +16,7 @@ from trio.testing import MockClock
 
 from liveness.config.settings import TimerSettings
 from liveness.core.outbox import NOTICES_PER_FRAME
+from liveness.core.record_batch import Encoded
 from liveness.core.records import Record, Uid
 from liveness.core.requests import RESET_STEPS
 from liveness.service.common.clock import Clock
@@ -23,9 +24,11 @@ from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import link_reader
 from liveness.service.links.link_socket import PIECE_BYTES
 from liveness.service.links.link_writer import LINGER_S
+from liveness.service.storage import log_store
+from liveness.service.storage.log_tail import TailReader
 from liveness.service.storage.log_writer import COMMIT_EVERY_S
 from tests.helpers.tree import ROOT
-from tests.helpers.wire import packed
+from tests.helpers.wire import hello, packed
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
 
 # Together more than a socket's buffer takes, so that a writer to a caller that does not read blocks.
@@ -115,6 +118,42 @@ async def test_a_pong_with_nothing_before_it_waits_for_no_disk(rig: Rig) -> None
     await gateway.send(["keepalive", "u"])
     await gateway.sync()
     assert rig.log_writer._decided.ticket == before
+
+
+@pytest.mark.parametrize("tail_records", [10, 100_000], ids=["disk", "memory"])
+@pytest.mark.parametrize("scope", ["all", "own"])
+async def test_before_a_second_pong_come_records_that_the_first_one_covers(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, tail_records: int, scope: str
+) -> None:
+    async def slow(*args: Any, **options: Any) -> Encoded:
+        await trio.sleep(0.1)
+        return await take_encoded(*args, **options)
+
+    take_encoded = TailReader.take_encoded
+    monkeypatch.setattr(TailReader, "take_encoded", slow)
+    monkeypatch.setattr(log_store, "SCAN_RECORDS", 1_000)
+    rig.sidecar.feed._keep = tail_records
+    gateway, other = await rig.gateway("g"), await rig.gateway("h")
+    for caller, uids in (
+        (gateway, ["first"]),
+        (other, crowd(2_500)),
+        (gateway, ["last"]),
+    ):
+        await caller.send(["login", uids])
+        await caller.sync()
+    reader = await rig.connect()
+    asked = {"after": 0, "log": rig.store.log, "ack": False}
+    await reader.send(hello("g", role="watcher", scope=scope, **asked), ["ping", 0])
+    await reader.expect("welcome")
+    arrived, between = list[Uid](), list[int]()
+    while len(between) < 2 or between[-1]:
+        between.append(0)
+        while (frame := await reader.receive()) is not None and frame[0] == "notices":
+            between[-1] += len(frame[1])
+            arrived += [record["uid"] for record in frame[1]]
+        assert frame == ["pong", len(between) - 1]
+        await reader.send(["ping", len(between)])
+    assert (arrived[-1], len(arrived)) == ("last", 2 if scope == "own" else 2_502)
 
 
 async def test_a_commit_that_a_pong_waits_for_is_not_delayed(rig: Rig) -> None:

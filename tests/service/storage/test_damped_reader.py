@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from liveness.core.changes import Changes
 from liveness.core.damping import DampingCounts, SettlingRoom
 from liveness.core.records import Gap, Logged, Record, Subscription
+from liveness.service.common.clock import Clock
 from liveness.service.storage.damped_reader import STEPS, DampedReader
-from tests.service.storage.journals import ALL, Log, log_of, publish
+from tests.helpers.record_batches import batch_of
+from tests.service.storage.journals import ALL, Log, append, log_of, publish
 
 SETTLE_S = 10.0
 AT = 100_000
@@ -30,8 +33,28 @@ def off(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Reco
     return record(seq, "offline", uid, gateway, at_s)
 
 
+class HandClock(Clock):
+    """Moved by hand; its wall clock may be set."""
+
+    now_s = wall_s = 0.0
+
+    def mono(self) -> float:
+        return self.now_s
+
+    def wall_ms(self) -> int:
+        return AT + round(self.wall_s * 1000)
+
+    def move_to(self, at_s: float) -> None:
+        self.wall_s += at_s - self.now_s
+        self.now_s = at_s
+
+
+CLOCK = HandClock()
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
+    CLOCK.now_s = CLOCK.wall_s = 0.0
     with log_of([], tmp_path, keep=1_000) as log:
         yield log
 
@@ -39,15 +62,15 @@ def log(tmp_path: Path) -> Iterator[Log]:
 def reader(log: Log, wanted: Subscription = ALL, **options: object) -> DampedReader:
     defaults: dict[str, object] = {"settle_s": SETTLE_S, "room": SettlingRoom(100)}
     return DampedReader(
-        log.log_writer, log.feed, wanted, 0, **(defaults | options)  # type: ignore[arg-type]  # a test's own words
+        log.log_writer, log.feed, wanted, 0, clock=CLOCK, **(defaults | options)  # type: ignore[arg-type]  # a test's own words
     )  # fmt: skip
 
 
 async def take(
     damped: DampedReader, at_s: float, limit: int = 100
 ) -> list[Logged | Gap]:
-    entries = await damped.take(limit, wall_ms=AT + round(at_s * 1000))
-    return [entry.record for entry in entries]
+    CLOCK.move_to(at_s)
+    return [entry.record for entry in await damped.take(limit)]
 
 
 async def test_the_position_stays_before_an_offline_that_waits(log: Log) -> None:
@@ -55,7 +78,7 @@ async def test_the_position_stays_before_an_offline_that_waits(log: Log) -> None
     publish(log, on(1), off(2), on(3, "bob"))
     assert [r.seq for r in await take(damped, 0)] == [1, 3]
     assert (damped.position, damped.reached, damped.waiting) == (1, 3, 1)
-    assert damped.next_in_s(AT) == SETTLE_S
+    assert damped.next_in_s == SETTLE_S
     assert [r.seq for r in await take(damped, SETTLE_S)] == [2]
     assert (damped.position, damped.waiting) == (3, 0)
 
@@ -179,3 +202,53 @@ async def test_without_settling_it_reads_as_any_reader(log: Log) -> None:
     publish(log, off(1), on(2, at_s=1))
     assert [r.seq for r in await take(damped, 0)] == [1, 2]
     assert (damped.position, damped.waiting) == (2, 0)
+
+
+def decide(log: Log, *records: Logged) -> None:
+    """Records that wait for the disk."""
+    append(log.log_writer, Changes(batch_of(records)))
+
+
+async def test_no_offline_is_returned_while_what_was_decided_meanwhile_is_not_on_disk(
+    log: Log,
+) -> None:
+    damped = reader(log)
+    publish(log, off(1), off(2, "bob"), off(3, "eve", at_s=1))
+    assert await take(damped, 1) == []
+    back = [on(4, at_s=9), on(5, "eve", at_s=12)]
+    decide(log, back[0])
+    assert damped.next_in_s == SETTLE_S - 1
+    assert await take(damped, 12) == []
+    decide(log, back[1])
+    assert await take(damped, 15) == []
+    assert damped.next_in_s == float("inf")  # the next commit wakes it
+    log.log_writer._queue.popleft()
+    publish(log, back[0])
+    assert [r.seq for r in await take(damped, 15)] == [2, 3]  # as of the twelfth second
+    log.log_writer._queue.popleft()
+    publish(log, back[1])
+    assert [r.seq for r in await take(damped, 15)] == [5]
+
+
+@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
+async def test_steps_of_the_wall_clock_settle_no_offline_earlier_or_later(
+    log: Log, step_s: float
+) -> None:
+    damped = reader(log)
+    publish(log, off(1), off(2, "bob"))
+    assert await take(damped, 0) == []
+    CLOCK.wall_s += step_s
+    publish(log, on(3, at_s=step_s + 9))
+    assert await take(damped, 9) == []
+    assert damped.next_in_s == 1
+    assert [r.seq for r in await take(damped, SETTLE_S)] == [2]
+
+
+async def test_an_offline_from_before_the_clock_was_set_back_waits_no_longer(
+    log: Log,
+) -> None:
+    publish(log, off(1))
+    CLOCK.wall_s -= 3_600
+    damped = reader(log)
+    assert await take(damped, 1) == []
+    assert [r.seq for r in await take(damped, 1 + SETTLE_S)] == [1]
