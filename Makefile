@@ -84,6 +84,9 @@ serve: $(call READY,runtime)  ## The sidecar, in .liveness of this folder (ARGS=
 	printf "socket.path = '%s'\nstate.dir = '%s'\n" "$(OWN)/gateway.sock" "$(OWN)/state" >"$(OWN)/liveness.toml"
 	LIVENESS_CONFIG="$${LIVENESS_CONFIG:-$(OWN)/liveness.toml}" exec $(VENV)/bin/liveness serve $(ARGS)
 
+# Tests read and write UTF-8 in any locale. Those of locales set their own.
+test tests slow: export PYTHONUTF8 := 1
+
 test: $(call READY,test)  ## The tests of three minutes (ARGS="tests/core")
 	@exec $(VENV)/bin/python -m pytest -m "not slow and not long and not machine" $(PARALLEL) $(ARGS)
 
@@ -108,6 +111,7 @@ fuzz: $(call READY,fuzz)  ## Any bytes at the core, some minutes (ARGS="wire --r
 
 check: $(call READY,dev)  ## Lint, format, types, Containerfile
 	@$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff check --quiet --preview --select PLW1514 liveness grafana proto setup.py
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/flake8 --select $(ASYNC) liveness tests grafana

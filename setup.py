@@ -91,8 +91,10 @@ class PackAlike(sdist):
 
 def readme() -> str:
     """README.md, its links leading to the files of this version at the project's host."""
-    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    source = Path("liveness/__init__.py").read_text()
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    source = Path("liveness/__init__.py").read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "(.+)"$', source, re.M)
 
     def absolute(link: re.Match[str]) -> str:
@@ -100,7 +102,7 @@ def readme() -> str:
         return f"{link[0]}{project['urls']['Repository']}/{kind}/v{version}/"
 
     relative = r"(?P<image>!?)\[[^][]*\]\((?![a-z]+:|#)"
-    return re.sub(relative, absolute, Path("README.md").read_text())
+    return re.sub(relative, absolute, Path("README.md").read_text(encoding="utf-8"))
 
 
 setup(

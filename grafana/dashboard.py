@@ -970,5 +970,5 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(text())
+    FILE.write_text(text(), encoding="utf-8")
     print(f"liveness: {FILE} is written")

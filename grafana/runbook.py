@@ -50,7 +50,7 @@ def _link(section: str) -> model.DashboardLink:
 
 
 def _rules(file: str) -> list[dict[str, Any]]:
-    (group,) = yaml.safe_load((_RULES / file).read_text())["groups"]
+    (group,) = yaml.safe_load((_RULES / file).read_text(encoding="utf-8"))["groups"]
     rules: list[dict[str, Any]] = group["rules"]
     return rules
 

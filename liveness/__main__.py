@@ -19,9 +19,9 @@ def main() -> int | str:
         # A SIGHUP would end a starting sidecar; `liveness.service.app` unblocks it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
-        from liveness.console.terminal import open_closed
+        from liveness.console.terminal import prepare_streams
 
-        open_closed()
+        prepare_streams()
         if serves:
             from liveness.service.common import logs
 

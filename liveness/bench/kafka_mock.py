@@ -27,7 +27,7 @@ def main(path: str) -> None:
     brokers = client.list_topics(timeout=ANSWER_S).brokers.values()
     addresses = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
     part = Path(f"{path}.part")
-    part.write_text(addresses)
+    part.write_text(addresses, encoding="utf-8")
     part.rename(path)
     signal.pause()
 
@@ -47,7 +47,7 @@ class KafkaMock(Program):
     @property
     def brokers(self) -> str:
         """The addresses of its brokers."""
-        return self._file.read_text()
+        return self._file.read_text(encoding="utf-8")
 
 
 class TopicCount:

@@ -53,7 +53,7 @@ def as_line(machine: dict[str, Any]) -> str:
 
 def _first(path: str, name: str) -> str:
     """The first value of this name in a /proc file."""
-    for line in Path(path).read_text().splitlines():
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
             return value.strip()
@@ -66,7 +66,7 @@ def _version(program: str, pattern: str) -> str | None:
     if path is None:
         return None
     run = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, check=False
+        [path, "--version"], capture_output=True, encoding="utf-8", check=False
     )
     found = re.search(pattern, run.stdout)
     return found[1] if found else "unknown"
@@ -75,7 +75,9 @@ def _version(program: str, pattern: str) -> str | None:
 def _huge_pages() -> str:
     """The mode of transparent huge pages, on which memory figures depend."""
     try:
-        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(
+            encoding="utf-8"
+        )
     except FileNotFoundError:
         return "none"  # the kernel was built without them
     return modes.split("[")[1].split("]")[0]
@@ -84,7 +86,7 @@ def _huge_pages() -> str:
 def _disk(folder: Path) -> str:
     """Filesystem and device; on tmpfs the figures "on disk" mean nothing."""
     folder, best, found = folder.resolve(), Path(), "unknown"
-    for line in Path("/proc/self/mounts").read_text().splitlines():
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         device, point, kind, *_ = line.split()
         mount = Path(point)
         if folder.is_relative_to(mount) and len(mount.parts) >= len(best.parts):

@@ -159,7 +159,9 @@ class PerformanceReport(NamedTuple):
 
 def reports(folder: Path = RESULTS) -> list[PerformanceReport]:
     """The committed runs, those with fewer users first."""
-    contents = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    contents = [
+        json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")
+    ]
     contents.sort(key=lambda content: (content["parameters"]["users"], content["date"]))
     return [PerformanceReport(content, [*figures_of(content)]) for content in contents]
 
@@ -201,10 +203,10 @@ def has_others(figures: Iterable[Figure]) -> bool:
 
 def main() -> None:
     """Writes the section and the plots."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     runs = reports()
-    PAGE.write_text(f"{before}{BEGIN}{section(runs)}{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}{section(runs)}{END}{after}", encoding="utf-8")
     figures = [figure for run in runs for figure in run.figures]
     if has_others(figures):
         draw(figures, RESULTS, digest())

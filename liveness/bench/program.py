@@ -141,17 +141,19 @@ class Program(ABC):
 
     def reset_peak(self) -> None:
         """Reset the peak to what is resident now (5 in clear_refs, see proc(5))."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5", encoding="utf-8")
 
     def _status_mb(self, name: str) -> float:
-        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
+        lines = status.splitlines()
         for line in lines:
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * KIB_IN_MB
         raise LoadError("a process that has ended has no memory")
 
     def _error(self, message: str) -> ProgramError:
-        lines = self._output.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        text = self._output.read_text(errors="replace", encoding="utf-8")
+        lines = text.splitlines()[-LAST_LINES:]
         return ProgramError(
             message, last_lines="\n".join(f"    {line}" for line in lines)
         )

@@ -105,7 +105,7 @@ def earlier(report: Path) -> dict[str, float]:
     """
     remedy = "name a report that `liveness bench cost --json FILE` wrote"
     try:
-        figures = [*figures_of(json.loads(report.read_text()))]
+        figures = [*figures_of(json.loads(report.read_text(encoding="utf-8")))]
     except OSError as error:
         raise GuardError(f"{report}: {error.strerror}; {remedy}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

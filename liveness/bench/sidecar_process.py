@@ -44,7 +44,7 @@ class SidecarProcess(Program):
         self.state = folder / "state"
         # Without a text, the defaults hold instead of the settings of this machine.
         file = folder / "settings.toml"
-        file.write_text(settings)
+        file.write_text(settings, encoding="utf-8")
         command = [*PYTHON, "liveness", "serve", "--config", str(file)]
         command += ["--socket", str(self.socket), "--http", "127.0.0.1:0"]
         command += ["--state", str(self.state), "--timeout", str(timeout_s)]

@@ -152,7 +152,7 @@ def _write(text: str, place: str) -> None:
         sys.stdout.write(text)
         return
     try:
-        Path(place).write_text(text)
+        Path(place).write_text(text, encoding="utf-8")
     except OSError as error:
         message = f"the report cannot be written to {place} ({error.strerror})"
         raise BenchError(f"{message}; give it another place with --json") from error

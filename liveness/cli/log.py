@@ -28,6 +28,7 @@ from liveness.cli.options import (
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import json_line, text_line
+from liveness.console.terminal import write_utf_8
 from liveness.core.records import KINDS, Logged
 from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
 from liveness.text import ID_KEYS, escaped, uid_text
@@ -61,6 +62,7 @@ def log(folder: Path, selection: RecordFilter, *, form: str, out: TextIO) -> Non
     with open_log(folder, clock=perf_counter) as reader:
         records = reader.records(selection)
         if form == "csv":
+            write_utf_8(out)
             table = csv.DictWriter(
                 out, COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
             )

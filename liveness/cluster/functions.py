@@ -25,7 +25,8 @@ def functions(clock: str = _SERVER_CLOCK) -> Functions:
     Args:
         clock: Lua that returns the microseconds now; a simulation has a clock of its own.
     """
-    template = resources.files("liveness.cluster").joinpath("functions.lua").read_text()
+    file = resources.files("liveness.cluster") / "functions.lua"
+    template = file.read_text(encoding="utf-8")
     return functions_of(template.replace("@NOW@", clock))
 
 

@@ -83,7 +83,9 @@ class GatewayProcess:
         """The end of its output."""
         if not self._log.exists():
             return []
-        return self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return self._log.read_text(errors="replace", encoding="utf-8").splitlines()[
+            -LAST_LINES:
+        ]
 
 
 def _free_port() -> int:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -97,13 +98,25 @@ class Output:
             ) from error
 
 
-def open_closed() -> None:
+def prepare_streams() -> None:
     """Opens /dev/null for each standard stream that the process was started without.
 
     Otherwise the next socket or file would get the stream's descriptor, and messages for
     a person would be written into it. Opened in this order, each gets its own number: the
     lowest that is free.
+
+    A character that the locale does not have is escaped on stdout, as it is on stderr
+    anyway: names are those of users, and may have any.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - never closed
+            null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - never closed
+            setattr(sys, name, null)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def write_utf_8(out: TextIO) -> None:
+    """Have *out* write UTF-8, whatever the locale is: for programs that read it."""
+    if callable(reconfigure := getattr(out, "reconfigure", None)):
+        reconfigure(encoding="utf-8")

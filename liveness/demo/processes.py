@@ -133,7 +133,7 @@ class Child:
 
     def last_lines(self) -> str:
         """The end of its output, indented."""
-        lines = self.log.read_text(errors="replace").splitlines()
+        lines = self.log.read_text(errors="replace", encoding="utf-8").splitlines()
         return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
 
     @contextmanager
@@ -159,7 +159,9 @@ class Child:
     async def _until_ready(self, process: subprocess.Popen[bytes]) -> None:
         with trio.move_on_after(START_S):
             while process.poll() is None:
-                if found := self.ready.search(self.log.read_text(errors="replace")):
+                if found := self.ready.search(
+                    self.log.read_text(errors="replace", encoding="utf-8")
+                ):
                     self.address = found[1]
                     return
                 await trio.sleep(POLL_S)
@@ -256,7 +258,7 @@ def _options(folder: Path, timeout_s: float) -> dict[str, str]:
 def _settings_file(folder: Path, more: str = "") -> Path:
     """Our settings; without the file the sidecar would read those of this machine."""
     settings = folder / "liveness.toml"
-    settings.write_text(SETTINGS + more)
+    settings.write_text(SETTINGS + more, encoding="utf-8")
     return settings
 
 

@@ -43,7 +43,7 @@ def _version(path: str) -> int:
     """Its major version; 0 if it does not say."""
     try:
         shown = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=ANSWER_S
+            [path, "--version"], capture_output=True, encoding="utf-8", timeout=ANSWER_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0

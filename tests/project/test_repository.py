@@ -5,6 +5,7 @@ network: a script stands for the Python they call. It answers every question wit
 real one, only ``-m venv`` and ``-m pip`` merely leave a trace.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -456,6 +457,32 @@ def test_no_file_names_a_folder_of_the_machine_it_was_written_on() -> None:
         folders.append(re.escape(str(ROOT)) + r"\b")
     machine = re.compile(rf"(?<![\w.}}-])(?:{'|'.join(folders)})")
     assert [str(path) for path, text in texts() if machine.search(text)] == []
+
+
+def leaves_the_encoding_open(call: ast.Call) -> bool:
+    """Whether a call reads or writes text in the encoding of the locale."""
+    options = {it.arg: getattr(it.value, "value", None) for it in call.keywords}
+    if "encoding" in options:
+        return False
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    values = [getattr(argument, "value", None) for argument in call.args]
+    modes = [
+        it for it in values if isinstance(it, str) and re.fullmatch("[rwaxbt+]+", it)
+    ]
+    is_opened = name in ("open", "fdopen") and any("b" not in mode for mode in modes)
+    is_text = options.get("text") is True  # of a subprocess
+    return name in ("read_text", "write_text") or is_opened or is_text
+
+
+def test_every_text_of_the_product_has_an_encoding() -> None:
+    places = [
+        f"{path}:{node.lineno}"
+        for path, text in texts()
+        if path.suffix == ".py" and path.parts[0] != "tests"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and leaves_the_encoding_open(node)
+    ]
+    assert places == []
 
 
 def test_the_licence_is_apache_2_in_full() -> None:

@@ -170,7 +170,7 @@ class SignIn:
         self._wall_s = wall_s
         self._wrong_tokens = WrongTokenLimit()
         self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
-        self._page = (PAGE / "sign-in.html").read_text()
+        self._page = (PAGE / "sign-in.html").read_text(encoding="utf-8")
 
     def check(self, request: Request) -> Rejection | None:
         """Refuse a request without token and cookie, unless its page is open to all."""
