@@ -215,8 +215,7 @@ static double age_of(const struct liveness *l, const struct conn *c, double now)
     return !c->was_sent && c->opened >= l->linked_at ? 0 : fmax(floor(age / step) * step, 0);
 }
 
-/* Put one frame of the first connections of a queue, as many as share it: of one event, and
- * logins of one timeout and age. So the order of logins and logouts is kept. */
+/* Put one frame of the first connections of a queue: logins of one timeout and age. */
 static void put_run(struct liveness *l, struct node *queue, double now) {
     static const char *const names[] = {"", "keepalive", "message", "login", "logout"};
     struct mp_out *out = &l->out;
@@ -253,7 +252,9 @@ static void put_run(struct liveness *l, struct node *queue, double now) {
 static void put_due(struct liveness *l, double now) {
     struct node *queues = l->queues;
     struct mp_out *out = &l->out;
-    while (queues[LIVENESS_LOGIN].after->conn) put_run(l, &queues[LIVENESS_LOGIN], now);
+    /* Logins first: no logout takes a user offline who has a newer connection (G14). */
+    for (int event = LIVENESS_LOGIN; event <= LIVENESS_LOGOUT; event++)
+        while (queues[event].after->conn) put_run(l, &queues[event], now);
     l->soon_at = INFINITY;
     if (l->newest > l->acked)
         mp_put_array(out, 2), mp_put_text(out, "ack"), mp_put_integer(out, l->newest);
@@ -307,8 +308,7 @@ struct liveness *liveness_open(const struct liveness_options *options, const cha
     l->path.sun_family = AF_UNIX;
     strcpy(l->name, options->name);
     strcpy(l->path.sun_path, options->path);
-    struct node *heads[] = {&l->open, &l->closed, &l->queues[1], &l->queues[2], &l->queues[3]};
-    for (int i = 0; i < 5; i++) heads[i]->before = heads[i]->after = heads[i];
+    make_lists(l);
     l->ping_s = options->timeout > 0 ? fmin(3, fmax(options->timeout / 4, 0.25)) : 3; /* G31 */
     l->fd = -1;
     l->soon_at = INFINITY;

@@ -42,7 +42,7 @@ struct liveness {
     char name[MAX_NAME + 1], log[MAX_LOG + 1], why[MAX_WHY + 1];
     struct sockaddr_un path;
     struct conn *buckets[BUCKETS];
-    struct node open, closed, queues[LIVENESS_LOGIN + 1]; /* logouts are queued with logins */
+    struct node open, closed, queues[LIVENESS_LOGOUT + 1]; /* by `next` */
     bool is_linked, is_pinging, is_unpinged, was_shut_out, uses_began;
     int fd, faults; /* in a row */
     unsigned short random[3];
@@ -68,6 +68,13 @@ static inline void take_out(struct node *n) {
     n->before = n->after = n;
 }
 
+static inline void make_lists(struct liveness *l) {
+    l->open.before = l->open.after = &l->open;
+    l->closed.before = l->closed.after = &l->closed;
+    for (struct node *head = l->queues; head <= &l->queues[LIVENESS_LOGOUT]; head++)
+        head->before = head->after = head;
+}
+
 static inline void append(struct node *n, struct node *head) {
     take_out(n);
     n->before = head->before;
@@ -88,7 +95,7 @@ static inline void note(struct liveness *l, struct conn *c, enum liveness_event 
     if (event <= c->next) return;
     l->stats.pending += !c->next;
     c->next = event;
-    append(&c->queued, &l->queues[event < LIVENESS_LOGIN ? event : LIVENESS_LOGIN]);
+    append(&c->queued, &l->queues[event]);
     if (event >= LIVENESS_LOGIN) l->soon_at = fmin(l->soon_at, now_s() + GATHER_S);
 }
 
