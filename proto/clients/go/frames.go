@@ -52,14 +52,18 @@ func (s *Sidecar) take() (batches []*batch, others []byte) {
 	return batches, others
 }
 
-// takeNext returns the connections with an event to write now: logins and logouts in their
-// order, and behind them activity if it is due.
+// takeNext returns the connections with an event to write now: logins in their order, then
+// logouts, then activity if it is due. So a user with a newer connection is not offline in
+// between, whichever connections came and went before anything was written (G14).
 func (s *Sidecar) takeNext(isDue bool) (next []*connection) {
 	for c := range s.changes {
 		next = append(next, c)
 		delete(s.changes, c)
 	}
-	sort.Slice(next, func(i, j int) bool { return next[i].order < next[j].order })
+	sort.Slice(next, func(i, j int) bool {
+		a, b := next[i], next[j]
+		return a.next < b.next || a.next == b.next && a.order < b.order
+	})
 	if !isDue {
 		return next
 	}

@@ -64,7 +64,7 @@ type connection struct {
 	opened  float64 // when it was authenticated, by monotonic()
 	timeout float64 // of its latest login, in seconds; 0: none
 	isOpen  bool
-	order   int64  // of its login, or if it is closed of its logout
+	order   int64  // of its login
 	next    event  // to be written
 	sent    event  // the strongest that was written and that no pong covers, or the latest
 	ping    int64  // the number of the ping that covers it
@@ -245,8 +245,7 @@ func (s *Sidecar) end(c *connection) {
 		delete(s.conns, c.conn)
 		return
 	}
-	s.orders++
-	c.order, s.closed = s.orders, append(s.closed, c)
+	s.closed = append(s.closed, c)
 	s.note(c, logout)
 }
 
