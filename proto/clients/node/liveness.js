@@ -38,7 +38,8 @@ export class Sidecar {
   // loginPing }. The last are the pings behind what was written of it, and behind its login.
   #connections = new Map()
   #closed = new Set() // those that are not open, until a pong covers their logout
-  #changes = new Set() // those whose `next` is a login or logout, in order
+  #logins = new Set() // those whose `next` is a login, in order; written before any logout, so
+  #logouts = new Set() // that no user with a newer connection is offline in between
   #active = [] // those whose `next` is activity, or was; each is in it once: `isActive`
   #ends = new Map() // { end, seq, isTaken } by connection, until the gateway has handled it
   #newest = 0 // seq
@@ -181,14 +182,15 @@ export class Sidecar {
 
   #change(connection, event) {
     connection.next = event
-    this.#changes.add(connection)
+    const waiting = event === LOGIN ? this.#logins : this.#logouts
+    waiting.add(connection)
     this.#writeSoon()
   }
 
   /** Its activity is dropped: behind the logout, that would open a session again. */
   #close(connection) {
     connection.isOpen = false
-    this.#changes.delete(connection) // the logout comes last
+    this.#logins.delete(connection)
     if (connection.ping === 0) return void this.#connections.delete(connection.conn)
     this.#closed.add(connection)
     this.#change(connection, LOGOUT)
@@ -196,12 +198,11 @@ export class Sidecar {
 
   /** Have what no pong covered sent again; and the logins of all open connections, if asked. */
   #sendAgain(declare) {
-    this.#changes.clear()
+    this.#logins.clear()
     for (const connection of this.#connections.values()) {
       const { isOpen, next, ping, loginPing } = connection
       const isLogin = declare || next === LOGIN || loginPing > this.#pongs
-      if (!isOpen) this.#change(connection, LOGOUT)
-      else if (isLogin) this.#change(connection, LOGIN)
+      if (isLogin || !isOpen) this.#change(connection, isOpen ? LOGIN : LOGOUT)
       else if (ping > this.#pongs) this.#noteActivity(connection, KEEPALIVE)
     }
   }
@@ -224,19 +225,18 @@ export class Sidecar {
   #write(link) {
     if (link === undefined || link !== this.#link) return
     link.gathering = undefined
-    let some
-    while (!this.#socket.writableNeedDrain && (some = this.#nextFrames(link))) {
+    for (let some; !this.#socket.writableNeedDrain && (some = this.#nextFrames(link));) {
       for (const frame of some) this.#socket.write(frame)
     } // if the socket takes no more, `drain` goes on
   }
 
   /** The next frames to write, which count as sent. Undefined: there are no more. */
   #nextFrames(link) {
-    if (this.#changes.size > 0) {
-      const changes = [...this.#changes].slice(0, MAX_CHANGES)
-      for (const connection of changes) this.#changes.delete(connection)
-      return frames.changeRuns(changes, link).flatMap((run) => this.#encode(run))
-    }
+    const waiting = this.#logins.size > 0 ? this.#logins : this.#logouts
+    const changes = [...waiting].slice(0, MAX_CHANGES)
+    for (const connection of changes) waiting.delete(connection)
+    const runs = frames.changeRuns(changes, link)
+    if (runs.length > 0) return runs.flatMap((run) => this.#encode(run))
     if (link.toFlush > 0) {
       const batch = this.#active.splice(0, Math.min(link.toFlush, link.welcome.max_batch))
       link.toFlush -= batch.length
