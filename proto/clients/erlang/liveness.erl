@@ -19,7 +19,7 @@
     path, hello, ping_ms, on_state, open, active, counts,
     state = connecting, sock, writer, unread = <<>>, welcome, link_began, logged,
     writing = false, due = false, timer, idle, link = 0,
-    changes = #{},                 % conn => {order, login | logout, uid}
+    changes = #{},                 % conn => {order, {login, since, timeout} | logout, uid}
     order = 0, fresh_logins = #{}, % conns whose login was never sent
     sent = {#{}, #{}},             % changes, activity: since the last ping
     awaiting = {#{}, #{}},         % before it
@@ -54,8 +54,9 @@ login(Link, Uid, Conn) -> login(Link, Uid, Conn, #{}).
 login(#{pid := Pid, open := Open} = Link, Uid, Conn, Options) ->
     {Timeout, Age} = {maps:get(timeout, Options, nil), maps:get(age, Options, 0)},
     ok = liveness_frames:check(Uid, Conn, Timeout, Age),
-    case ets:insert_new(Open, {Conn, Uid, max(0.0, now_s() - Age), Timeout, false}) of
-        true -> gen_server:cast(Pid, {login, Conn, Uid});
+    At = max(0.0, now_s() - Age),
+    case ets:insert_new(Open, {Conn, Uid, At, Timeout, false}) of
+        true -> gen_server:cast(Pid, {login, Conn, Uid, At, Timeout});
         false -> keepalive(Link, Uid, Conn)
     end.
 
@@ -147,15 +148,14 @@ hand_over(S) -> S.
 
 %% From here on its row of `open` ends in true, and its activity may be sent: before, that
 %% would overtake the login. An ended connection stays closed.
-handle_cast({login, Conn, Uid}, #s{fresh_logins = Fresh, sent = {C1, _}, awaiting = {C2, _}} = S) ->
+handle_cast({login, Conn, Uid, At, Timeout}, #s{fresh_logins = Fresh, sent = {C1, _}, awaiting = {C2, _}} = S) ->
     IsHanded = case S#s.current of {_, _, {_, Conn, _, _}} -> true; _ -> false end,
     HasEnded = IsHanded orelse
         lists:any(fun(M) -> is_map_key(Conn, M) end, [S#s.changes, C1, C2, S#s.unread_ends]),
     HasEnded andalso begin ets:delete(S#s.open, Conn), ets:delete(S#s.active, Conn) end,
-    case ets:update_element(S#s.open, Conn, {5, true}) of
-        true -> {noreply, soon(change(Conn, login, Uid, S#s{fresh_logins = Fresh#{Conn => true}}))};
-        false -> {noreply, S}  % or logged out already
-    end;
+    ets:update_element(S#s.open, Conn, {5, true}),  % unless it is logged out already
+    S1 = S#s{fresh_logins = Fresh#{Conn => true}},
+    {noreply, if HasEnded -> S; true -> soon(change(Conn, {login, At, Timeout}, Uid, S1)) end};
 handle_cast({logout, Conn, Uid}, S) -> handle_cast({withdraw, Conn}, soon(ended(Conn, Uid, S)));
 handle_cast({withdraw, Conn}, S) ->
     {noreply, S#s{unread_ends = maps:remove(Conn, S#s.unread_ends)}};
@@ -233,8 +233,8 @@ welcomed(W, #s{welcome = Before} = S) ->
         believed = Believed, acked = 0, link_began = now_s()})).
 
 declare(S) ->
-    ets:foldl(fun({Conn, Uid, _, _, true}, #s{changes = C} = Acc) when not is_map_key(Conn, C) ->
-                     change(Conn, login, Uid, Acc);
+    ets:foldl(fun({Conn, Uid, At, Timeout, true}, #s{changes = C} = Acc) when not is_map_key(Conn, C) ->
+                     change(Conn, {login, At, Timeout}, Uid, Acc);
                  (_, Acc) -> Acc
               end, S, S#s.open).
 
@@ -369,7 +369,7 @@ take_ping(false, S) -> {[], S}.
 take_changes(#s{changes = Changes, sent = {C, A}} = S) ->
     Sorted = lists:sort([{N, Conn, Event, Uid} || {Conn, {N, Event, Uid}} <- maps:to_list(Changes)]),
     Bytes = [frames(Event, Phase, S) || {Event, Phase} <- liveness_frames:phases(Sorted)],
-    [ets:delete(S#s.active, Conn) || {_, Conn, login, _} <- Sorted],  % a login is activity
+    [ets:delete(S#s.active, Conn) || {_, Conn, {login, _, _}, _} <- Sorted],  % it is activity
     {Bytes, S#s{changes = #{}, sent = {maps:merge(C, Changes), A},
                 fresh_logins = maps:without(maps:keys(Changes), S#s.fresh_logins)}}.
 
@@ -385,7 +385,7 @@ take_activity(true, #s{open = Open, active = Active, sent = {C, A}} = S) ->
 frames(login, Whos, #s{welcome = W} = S) ->
     Now = now_s(),
     Logins = [{{Timeout, age(Conn, At, Now, S)}, {Conn, Uid, At}}
-              || {Conn, Uid} <- Whos, {_, _, At, Timeout, _} <- ets:lookup(S#s.open, Conn)],
+              || {Conn, Uid, At, Timeout} <- Whos],
     liveness_frames:logins(Logins, maps:get(<<"began">>, W, false) =:= true, W);
 frames(Event, Whos, #s{welcome = W}) -> liveness_frames:events(Event, Whos, W).
 

@@ -27,16 +27,18 @@ is_record(#{<<"seq">> := Seq, <<"kind">> := Kind} = R) ->
     is_integer(Seq) andalso (is_map_key(<<"uid">>, R) orelse not lists:member(Kind, [<<"offline">>, <<"moved">>]));
 is_record(_) -> false.
 
-%% Logouts, logins, logouts and so on: few frames, and the changes of a uid keep their order.
+%% Logins, and then logouts: a user with a newer connection is not offline in between. A uid is
+%% in each phase of logins once at most, and its logins keep their order.
 phases(Sorted) ->
-    {Places, _} = lists:mapfoldl(fun({_, Conn, Event, Uid}, Next) ->
-        First = maps:get(Uid, Next, 0),
-        Place = First + case Event of login -> 1 - First rem 2; logout -> First rem 2 end,
-        {{Place, {Conn, Uid}}, Next#{Uid => Place + 1}}
-    end, #{}, Sorted),
+    Logins = [{Conn, Uid, At, Timeout} || {_, Conn, {login, At, Timeout}, Uid} <- Sorted],
+    Logouts = [{Conn, Uid} || {_, Conn, logout, Uid} <- Sorted],
+    {Places, _} = lists:mapfoldl(fun({_, Uid, _, _} = Login, Next) ->
+        Place = maps:get(Uid, Next, 0),
+        {{Place, Login}, Next#{Uid => Place + 1}}
+    end, #{}, Logins),
     Grouped = lists:foldr(fun({P, Who}, Acc) ->
         maps:update_with(P, fun(L) -> [Who | L] end, [Who], Acc) end, #{}, Places),
-    [{case P rem 2 of 0 -> logout; 1 -> login end, Whos} || {P, Whos} <- lists:sort(maps:to_list(Grouped))].
+    [{login, Whos} || {_, Whos} <- lists:sort(maps:to_list(Grouped))] ++ [{logout, Logouts}].
 
 %% Logins of one timeout and age share a frame: [{{Timeout, Age}, {Conn, Uid, Began}}].
 logins(Logins, HasBegan, Welcome) ->
