@@ -63,9 +63,9 @@ public final class Sidecar implements AutoCloseable {
 
     // What follows is guarded by the lock of this object, which is never held during I/O.
     private final Map<Long, Conn> conns = new LinkedHashMap<>(); // in order of their opening
-    private final Set<Conn> changes = new LinkedHashSet<>(); // with a login or logout to report
+    private final Set<Conn> logins = new LinkedHashSet<>(), logouts = new LinkedHashSet<>();
     private final List<Set<Conn>> queues = List.of( // by `next`
-            Set.of(), new LinkedHashSet<>(), new LinkedHashSet<>(), changes, changes);
+            Set.of(), new LinkedHashSet<>(), new LinkedHashSet<>(), logins, logouts);
     private final Map<Conn, End> ends = new LinkedHashMap<>(); // not handled yet, by `endSeq`
     private Conn inHand; // the first of them, while the gateway handles it
     private boolean isLinked, isPinging, wasShutOut;
@@ -149,7 +149,7 @@ public final class Sidecar implements AutoCloseable {
 
     /** Numbers for the gateway's metrics. */
     public synchronized Stats stats() {
-        int pending = queues.stream().limit(LOGOUT).mapToInt(Set::size).sum();
+        int pending = queues.stream().mapToInt(Set::size).sum();
         return new Stats(conns.size(), pending, links, ignored, duplicates, refused, refusals);
     }
 
@@ -183,7 +183,7 @@ public final class Sidecar implements AutoCloseable {
         if (conn.next != NONE) queues.get(conn.next).remove(conn);
         conn.next = event;
         if (event != NONE) queues.get(event).add(conn);
-        if (event >= LOGIN && changes.size() == 1) notifyAll(); // more are written with it
+        if (event >= LOGIN && logins.size() + logouts.size() == 1) notifyAll(); // else it knows
     }
 
     /** Its activity goes too: sent after its end, it would open a session again. */
@@ -213,9 +213,9 @@ public final class Sidecar implements AutoCloseable {
         writing = link;
         writtenAt = now();
         boolean isDue = writtenAt >= dueAt;
-        takeEvents(changes, frames);
-        if (isDue) takeEvents(queues.get(MESSAGE), frames);
-        if (isDue) takeEvents(queues.get(KEEPALIVE), frames);
+        // Logins before logouts, whose users may have a newer connection.
+        for (int event : List.of(LOGIN, LOGOUT, MESSAGE, KEEPALIVE))
+            if (isDue || event >= LOGIN) takeEvents(queues.get(event), frames);
         if (isDue) dueAt = writtenAt + flushS;
         if (handled() > acked) frames.add(List.of("ack", acked = handled()));
         if (isDue && !isPinging) frames.add(List.of("ping", ++pings));
@@ -224,7 +224,7 @@ public final class Sidecar implements AutoCloseable {
         return frames;
     }
     private double nextWrite() {
-        boolean isUrgent = !changes.isEmpty() || handled() > acked;
+        boolean isUrgent = logins.size() + logouts.size() > 0 || handled() > acked;
         return !isLinked ? NEVER : isUrgent ? Math.min(writtenAt + GATHER_S, dueAt) : dueAt;
     }
 
