@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 use std::{mem, thread};
 
 use link::{now, rounded_age};
-use msgpack::{put_frame, Batch, Event, Value};
+use msgpack::{is_text, put_frame, Batch, Event, Value};
 
 const TIMEOUT_S: std::ops::RangeInclusive<f64> = 1.0..=86_400.0;
 const MAX_CHANGES: usize = 4_096; // in a write: later ones would have an old age
@@ -78,7 +78,8 @@ struct Conn {
 #[derive(Default)]
 struct State {
     conns: HashMap<u64, Conn>,
-    changes: VecDeque<u64>, // `next` is a login or logout, in order
+    logins: VecDeque<u64>,  // in order
+    logouts: VecDeque<u64>, // written when no login waits: its user may have a newer connection
     active: VecDeque<u64>,  // `next` is a keepalive or message
     due: usize,             // of `active`, from its front: to write at once
     unconfirmed: Vec<u64>,  // `sent` is something
@@ -175,7 +176,7 @@ impl Sidecar {
             Some(conn) if conn.is_open && event == Event::Logout => state.close(id),
             Some(conn) if conn.is_open && event > conn.next => {
                 match mem::replace(&mut conn.next, event) {
-                    _ if event == Event::Login => state.changes.push_back(id),
+                    _ if event == Event::Login => state.logins.push_back(id),
                     Event::None => state.active.push_back(id),
                     _ => {} // it is in the list
                 }
@@ -186,7 +187,7 @@ impl Sidecar {
                 state.count("ignored"); // the record that ends it may have crossed this
             }
         }
-        if state.changes.len() == 1 {
+        if state.logins.len() + state.logouts.len() == 1 {
             self.changed.notify_all(); // if there are more, the writing thread is awake
         }
         Ok(())
@@ -276,11 +277,11 @@ impl State {
             let was_written = conn.ping > 0;
             conn.is_open = false;
             conn.next = if was_written { Event::Logout } else { Event::None };
-            self.changes.extend(was_written.then_some(id));
+            self.logouts.extend(was_written.then_some(id));
         }
         self.forget(id);
-        if self.changes.len() > 4 * self.conns.len() + MAX_CHANGES {
-            self.changes.retain(|id| self.conns.contains_key(id)); // for want of a link
+        if self.logins.len() > 4 * self.conns.len() + MAX_CHANGES {
+            self.logins.retain(|id| self.conns.contains_key(id)); // for want of a link
         }
     }
 
@@ -303,7 +304,7 @@ impl State {
         }
         logins.sort_by(|a, b| a.0.total_cmp(&b.0));
         let logins = logins.into_iter().map(|(_, id)| id);
-        self.changes = logins.chain(mem::take(&mut self.changes)).collect();
+        self.logins = logins.chain(mem::take(&mut self.logins)).collect();
     }
 
     // --- what is written ------------------------------------------------------------------
@@ -321,7 +322,7 @@ impl State {
 
     /// Whether something should be written before the collected activity is due.
     fn is_urgent(&self) -> bool {
-        let has_reports = !self.changes.is_empty() || self.due > 0;
+        let has_reports = self.logins.len() + self.logouts.len() + self.due > 0;
         has_reports || self.finished() > self.acked || self.must_ping()
     }
 
@@ -334,17 +335,20 @@ impl State {
     /// The next frames to write, which count as sent; empty if there is nothing.
     fn next_piece(&mut self, now: f64) -> Vec<u8> {
         let mut out = Vec::new();
-        while out.is_empty() && !self.changes.is_empty() {
-            let most = self.changes.len().min(MAX_CHANGES);
-            let ids: Vec<u64> = self.changes.drain(..most).collect();
-            self.put_reports(&mut out, &ids, &[Event::Login, Event::Logout], now);
+        while out.is_empty() && self.logins.len() + self.logouts.len() > 0 {
+            let (list, event) = match self.logins.is_empty() {
+                false => (&mut self.logins, Event::Login),
+                true => (&mut self.logouts, Event::Logout),
+            };
+            let ids: Vec<u64> = list.drain(..list.len().min(MAX_CHANGES)).collect();
+            self.put_reports(&mut out, &ids, event, now);
         }
         while out.is_empty() && self.due > 0 {
             let most = self.due.min(self.max_batch);
             let ids: Vec<u64> = self.active.drain(..most).collect();
             self.due -= most;
-            self.put_reports(&mut out, &ids, &[Event::Message], now);
-            self.put_reports(&mut out, &ids, &[Event::Keepalive], now);
+            self.put_reports(&mut out, &ids, Event::Message, now);
+            self.put_reports(&mut out, &ids, Event::Keepalive, now);
         }
         if out.is_empty() && self.finished() > self.acked {
             self.acked = self.finished();
@@ -358,12 +362,12 @@ impl State {
         out
     }
 
-    /// Append those reports that are of these events: neighbours of one kind share a frame.
-    fn put_reports(&mut self, out: &mut Vec<u8>, ids: &[u64], events: &[Event], now: f64) {
+    /// Append those reports that are of this event: neighbours of one kind share a frame.
+    fn put_reports(&mut self, out: &mut Vec<u8>, ids: &[u64], event: Event, now: f64) {
         let mut batch = Batch::default();
         for id in ids {
             let conn = match self.conns.get_mut(id) {
-                Some(conn) if events.contains(&conn.next) => conn,
+                Some(conn) if conn.next == event => conn,
                 _ => continue,
             };
             let (mut kind, mut began) = ((conn.next, 0.0, 0.0), None);
@@ -392,8 +396,4 @@ impl State {
 fn check(is_right: bool, what: &str, rule: &str) -> io::Result<()> {
     let line = || format!("{what} is wrong; it has to be {rule}");
     is_right.then_some(()).ok_or_else(|| Error::new(ErrorKind::InvalidInput, line()))
-}
-
-fn is_text(text: &str, most: usize) -> bool {
-    (1..=most).contains(&text.len()) && !text.bytes().any(|byte| byte < 0x20 || byte == 0x7f)
 }

@@ -212,21 +212,22 @@ impl State {
     /// connection its logout, of an open one its login, or else activity.
     fn link_lost(&mut self) {
         (self.is_pinging, self.acked, self.due) = (false, 0, 0);
-        let mut again = VecDeque::new();
+        let mut logins = VecDeque::new();
         for id in mem::take(&mut self.unconfirmed) {
             if let Some(conn) = self.conns.get_mut(&id) {
                 let (before, sent) = (conn.next, mem::take(&mut conn.sent));
                 conn.next = if conn.is_open { before.max(sent) } else { Event::Logout };
                 match conn.next {
                     next if next == before => {} // it is in the list
-                    Event::Login | Event::Logout => again.push_back(id),
+                    Event::Login => logins.push_back(id),
+                    Event::Logout => self.logouts.push_back(id),
                     _ if before == Event::None => self.active.push_back(id),
                     _ => {}
                 }
             }
         }
-        again.append(&mut self.changes);
-        self.changes = again;
+        logins.append(&mut self.logins);
+        self.logins = logins;
     }
 
     /// Act on a frame. An error ends the link.

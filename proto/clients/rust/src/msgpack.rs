@@ -208,3 +208,8 @@ impl Batch {
         }
     }
 }
+
+/// Whether it is 1 to so many bytes without control characters.
+pub fn is_text(text: &str, most: usize) -> bool {
+    (1..=most).contains(&text.len()) && !text.bytes().any(|byte| byte < 0x20 || byte == 0x7f)
+}
