@@ -244,9 +244,9 @@ class FrameRules:
 
 def _began(report: Reported) -> float | None:
     """When the connection of a login began, if it says so."""
-    uids, options = report.seen.frame[1:3]
-    began = options.get("began")
-    if isinstance(began, tuple):
-        place = uids.index(report.uid)
+    options = report.seen.frame[2]
+    began, conns = options.get("began"), options["conn"]
+    if isinstance(began, tuple) and isinstance(conns, tuple):
+        place = conns.index(report.conn)
         began = began[place] if place < len(began) else None
     return began if type(began) in (float, int) else None

@@ -88,6 +88,24 @@ async def the_link_breaks(stage: Stage) -> None:
     stage.check(30, is_aged, text, f"at least {AWAY_S:g}", since=mark)
 
 
+@situation(14)
+async def a_user_reconnects_twice_without_a_link(stage: Stage) -> None:
+    """Its second connection comes and goes before anything of it can be reported."""
+    first = await stage.enter("again")
+    await stage.confirmed()
+    mark = stage.tape.mark
+    with stage.sidecar.not_accepting():
+        stage.sidecar.drop(stage.name)
+        second = await stage.joins("again")
+        await stage.leaves(first)
+        third = await stage.joins("again")
+        await stage.leaves(second)
+    stage.need(await stage.linked(), "the gateway has no link")
+    came = await stage.reports(first, "logout", since=mark)
+    stage.need(came and stage.logins_of(third.uid)[1:], "no login and logout came")
+    await stage.check_never_offline(third, mark)
+
+
 @situation(21, 24, users=False)
 async def the_sidecar_says_bye(stage: Stage) -> None:
     """And is back at once."""

@@ -47,6 +47,25 @@ async def a_crash_with_unconfirmed_reports(stage: Stage) -> None:
     stage.check(28, again, "lost activity was not sent again", "keepalive", since=mark)
 
 
+@situation(14, 28)
+async def a_crash_after_a_user_has_reconnected_twice(stage: Stage) -> None:
+    """The sidecar has seen all of it, and remembers only the first connection."""
+    first = await stage.enter("again")
+    await stage.confirmed()
+    with stage.sidecar.disk_full():
+        second = await stage.enter("again")
+        await stage.leaves(first)
+        third = await stage.enter("again")
+        await stage.leaves(second)
+        left = await stage.reports(second, "logout")
+        stage.need(left and stage.reported(first, "logout"), "no logout came")
+        stage.sidecar.crash()
+    mark = await stage.start_sidecar()
+    again = await stage.reports(third, "login", since=mark)
+    stage.check(28, again, "a lost login was not sent again", "login", since=mark)
+    await stage.check_never_offline(third, mark)
+
+
 @situation(29)
 async def a_gap_in_the_records(stage: Stage) -> None:
     """Records were deleted before the gateway could read them."""

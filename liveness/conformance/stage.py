@@ -14,6 +14,7 @@ from liveness.conformance.staged_sidecar import StagedSidecar
 from liveness.conformance.tape import OPENED, Reported, Seen, Tape, records, reports
 from liveness.conformance.tcp_users import TcpUser
 from liveness.core.framing import PIECE_BYTES, encode
+from liveness.core.records import OFFLINE
 
 FLUSH_S: Final = 0.1
 TIMEOUT_S: Final = 30.0  # scripted seconds: they cost no time
@@ -210,6 +211,14 @@ class Stage:
             if report.event == "login" and report.uid == uid
         ]
 
+    async def check_never_offline(self, user: TcpUser, mark: int) -> None:
+        """Check that a user with an open connection is not offline in this situation."""
+        await self.quiet(2)
+        records = [each for each in self.sidecar.records if each.get("uid") == user.uid]
+        text = "a user with an open connection was offline for a moment"
+        is_online = all(record["kind"] != OFFLINE for record in records)
+        self.check(14, is_online, text, "logins before logouts", since=mark)
+
     def ended(self, user: TcpUser, since: int) -> list[int]:
         """The seqs of the records since a mark that end this user's connection."""
         return [
@@ -311,6 +320,11 @@ class Stage:
     async def closed(self, user: TcpUser, within: float = SOON_S) -> bool:
         """Wait until the gateway has ended this user's connection."""
         return await self.until(lambda: not user.is_open, within)
+
+    async def leaves(self, user: TcpUser) -> None:
+        """Log a user out, and wait until the gateway knows."""
+        await user.send({"logout": 1})
+        self.need(await self.closed(user), "a user who has logged out stays connected")
 
     async def clear(self) -> None:
         """Have all users leave."""

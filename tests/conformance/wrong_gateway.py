@@ -21,7 +21,7 @@ from liveness.client.inbox import Inbox
 from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import ReconnectingLink
 from liveness.client.reports import Reports
-from liveness.core.framing import Reader, encode
+from liveness.core.framing import Reader, decode, encode
 from liveness.demo import gateway
 from liveness.errors import Code, Refused, Replaced, WireError
 
@@ -257,6 +257,17 @@ def keepalives_of_the_silent() -> None:
 @fault(14)
 def no_logouts() -> None:
     set_(Client, "logout", lambda *_: None)
+
+
+@fault(14)
+def logouts_before_logins() -> None:
+    original = Reports.frames
+
+    def frames(self: Reports, *args: Any, **options: Any) -> Iterator[bytes]:
+        written = original(self, *args, **options)
+        yield from sorted(written, key=lambda frame: decode(frame)[0] != "logout")
+
+    set_(Reports, "frames", frames)
 
 
 @fault(15)
