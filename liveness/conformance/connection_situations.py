@@ -123,6 +123,23 @@ async def activity_behind_the_end(stage: Stage) -> None:
     stage.findings.passed.add(15)  # `FrameRules` finds what comes behind an end
 
 
+@situation(14, 17)
+async def activity_crosses_a_record(stage: Stage) -> None:
+    """It is read after the decision, and before the record can be sent."""
+    user = await stage.enter("crosses")
+    with stage.sidecar.disk_full():
+        await stage.sidecar.pass_time(stage.timeout_s + 1)
+        mark = stage.tape.mark
+        await user.ping()
+        spoke = await stage.reports(user, *ACTIVITY, since=mark)
+        stage.need(spoke and user.uid in stage.sidecar.users, "no activity came")
+    closed = await stage.closed(user)
+    stage.check(17, closed, "a silent user stays connected", "closed", since=mark)
+    reported = await stage.reports(user, "logout", since=mark)
+    text = "activity had opened a session again, and no logout ended it"
+    stage.check(14, reported, text, "logout behind the record", since=mark)
+
+
 @situation(17, 16)
 async def a_second_connection_of_a_user(stage: Stage) -> None:
     """The sidecar says `moved`, within the gateway."""

@@ -260,6 +260,18 @@ def no_logouts() -> None:
 
 
 @fault(14)
+def no_logout_behind_a_record() -> None:
+    original = Client._end_of
+
+    def end_of(self: Client, conn: int, reason: str, record: Any) -> Any:
+        end = original(self, conn, reason, record)
+        self.reports._logouts.pop(conn, None)
+        return end
+
+    set_(Client, "_end_of", end_of)
+
+
+@fault(14)
 def logouts_before_logins() -> None:
     original = Reports.frames
 
