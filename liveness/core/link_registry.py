@@ -329,6 +329,8 @@ class LinkRegistry:
     def end_unread(self, now: float, *, is_disk_short: bool) -> None:
         """End links that have read nothing for too long, or while others need the room.
 
+        Of unread records it only notes for how long: they wait in the log.
+
         Call this once a second: a link whose socket takes nothing between two calls does
         not read.
 
@@ -338,6 +340,8 @@ class LinkRegistry:
         """
         elapsed, self._unread_checked_at = now - self._unread_checked_at, now
         for link in self._open_links():
+            if link.gateway is None or link.gateway.reading_paused_at is None:
+                link.outbox.note_stall(elapsed)
             excess = link.outbox.add_waiting(elapsed)
             if excess is not None:
                 self.overload(link, excess)

@@ -1,27 +1,43 @@
-"""Reports to the operator: storms, short timeouts, and gateways that miss pings."""
+"""Reports to the operator: storms, short timeouts, missed pings, and readers that stop."""
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from liveness.core.clearance import MISSES, GatewayState
 from liveness.core.effects import Effect, LogLine
 from liveness.core.intervals import TIMES
+from liveness.core.link import Link
+from liveness.core.outbox import Stop
 from liveness.core.presence import Presence
 from liveness.core.storm_guard import StormBegun
 
-# How often timeouts are compared with the intervals of activity, which change over minutes.
+# How often it looks for what changes over seconds and minutes.
 CHECK_EVERY_S: Final = 2.0
 # Advice to change a setting is repeated no more often than this.
 ADVICE_EVERY_S: Final = 3_600.0
+# That a name takes no records is repeated no more often, as of one that connects again.
+STALLS_EVERY_S: Final = 60.0
+
+_WHY_STOPPED: Final = {
+    Stop.UNACKNOWLEDGED: "it has not acknowledged the records that it was sent",
+    Stop.UNREAD: "it does not read its link",
+}
+_TODO: Final = {
+    Stop.UNACKNOWLEDGED: "have it acknowledge what it has processed; until then it gets no "
+    "record",
+    Stop.UNREAD: "have it read while it writes; until then it gets no record",
+}
 
 
 class OperatorWarnings:
-    """Reports storms, timeouts that are too short, and broken promises to ping."""
+    """Reports what an operator has to know of gateways and watchers."""
 
     def __init__(self, effects: deque[Effect], presence: Presence) -> None:
         self._effects = effects
         self._presence = presence
         self._check_at = 0.0  # monotonic
+        self._stalled: set[int] = set()  # links that were reported, and still are
 
     def storms(self, now: float) -> None:
         """Warn of the storms that began or ended by an attended second."""
@@ -68,14 +84,17 @@ class OperatorWarnings:
                 "promise a longer interval; if it hangs, find out why",
             )
 
-    def short_timeouts(self, mono: float, now: float) -> None:
-        """Warn of timeouts that are too short for how often users are active.
+    def look(self, mono: float, now: float, links: Iterable[Link]) -> None:
+        """Warn of timeouts that are too short, and of links that take no more records.
 
-        Does nothing within `CHECK_EVERY_S` of the last check.
+        Does nothing within `CHECK_EVERY_S` of the last call that did.
         """
-        if mono < self._check_at:
-            return
-        self._check_at = mono + CHECK_EVERY_S
+        if mono >= self._check_at:
+            self._check_at = mono + CHECK_EVERY_S
+            self._short_timeouts(now)
+            self._stalled_links(links)
+
+    def _short_timeouts(self, now: float) -> None:
         for gateway in self._presence.look_at_cadence(now):
             timeout = gateway.timeout or self._presence.timeout
             interval = self._presence.interval(gateway)
@@ -91,9 +110,39 @@ class OperatorWarnings:
                 f"users send something every {timeout / TIMES:g} s",
             )
 
+    def _stalled_links(self, links: Iterable[Link]) -> None:
+        """Warn of each once, and again only after it has gone on."""
+        before, self._stalled = self._stalled, set()
+        for link in links:
+            stop = link.outbox.stop
+            if not link.outbox.stalled_s or stop is None:
+                continue
+            self._stalled.add(link.number)
+            if link.number not in before:
+                assert link.hello is not None
+                self._warn(
+                    "link",
+                    "a reader takes no more records",
+                    key=("stalled", link.hello.role, link.hello.name),
+                    every_s=STALLS_EVERY_S,
+                    role=link.hello.role,
+                    name=link.hello.name,
+                    link=link.number,
+                    pid=link.peer.pid,
+                    unacked=link.outbox.unacked,
+                    why=_WHY_STOPPED[stop],
+                    todo=_TODO[stop],
+                )
+
     def _warn(
-        self, area: str, message: str, *, key: object = None, **fields: object
+        self,
+        area: str,
+        message: str,
+        *,
+        key: object = None,
+        every_s: float = ADVICE_EVERY_S,
+        **fields: object,
     ) -> None:
-        every_s = 0.0 if key is None else ADVICE_EVERY_S
+        every_s = 0.0 if key is None else every_s
         report = LogLine(area, "warning", message, fields, key, every_s)
         self._effects.append(report)

@@ -9,6 +9,7 @@ records may still be sent before some are acknowledged.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, NamedTuple
 
 from liveness.core.changes import Disk
@@ -22,6 +23,9 @@ NOTICES_PER_FRAME: Final = 1_000
 # A frame ends at about this many bytes: it is in memory until it is read, and a timer may
 # have 4 KB.
 NOTICES_BYTES: Final = 2**17
+# A reader that has let no record be sent for so long, though it was sent many, or does not
+# read, is reported. One that is a moment behind, as after a mass offline, is not.
+STALLED_S: Final = 30.0
 # Replies are joined up to this size, as they are then in memory twice.
 JOINED_BYTES: Final = 65_536
 
@@ -35,6 +39,13 @@ class OutboxLimits:
     max_reply_bytes: int
     unread_s: float
     gateway_unread_s: float  # at least gateway_hold_s, for which its users are held
+
+
+class Stop(Enum):
+    """How a reader keeps the next records from being sent to it."""
+
+    UNACKNOWLEDGED = "unacknowledged"  # as many as the window allows
+    UNREAD = "unread"  # the socket's buffer is full
 
 
 class LimitMet(NamedTuple):
@@ -97,6 +108,10 @@ class Outbox:
         self._acked = 0  # the highest seq that the peer has acknowledged
         self._processed = 0  # and the highest that it has processed
         self._position_before: int | None = None  # while a frame of records is written
+        self._progress = (0, 0)  # as of the last `note_stall`
+        self._stopped_s = (
+            0.0  # for how long there was none, since the reader stopped it
+        )
 
     @property
     def unacked(self) -> int:
@@ -119,6 +134,29 @@ class Outbox:
     def waits_for_disk(self) -> bool:
         """Whether a commit may let it send more."""
         return self.has_replies or self._welcome_ticket > self._disk.log_ticket
+
+    # --- readers that stop their records --------------------------------------
+
+    @property
+    def stop(self) -> Stop | None:
+        """How the reader keeps the next records from being sent; None if it does not."""
+        if len(self._unacked) >= self._limits.window:
+            return Stop.UNACKNOWLEDGED
+        is_unread = self._is_blocked and self._position_before is not None
+        return Stop.UNREAD if is_unread else None
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long it has done so; 0 if that is shorter than `STALLED_S`."""
+        return self._stopped_s if self._stopped_s >= STALLED_S else 0.0
+
+    def note_stall(self, elapsed: float) -> None:
+        """Count time in which the reader may have stopped its records."""
+        oldest = self._unacked[0] if self._unacked else 0
+        progress = oldest, self.position or 0
+        is_stopped = self.stop is not None and progress == self._progress
+        self._stopped_s = self._stopped_s + elapsed if is_stopped else 0.0
+        self._progress = progress
 
     # --- bounds on what is unread ---------------------------------------------
 

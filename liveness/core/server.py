@@ -409,9 +409,9 @@ class Server:
         for gateway in self.presence.timeouts_over(at.now):
             cursors.store_longest_timeout(gateway.name, gateway.in_force)
 
-    def check_timeouts(self, mono: float, now: float) -> None:
-        """Warn of timeouts that are too short."""
-        self._warnings.short_timeouts(mono, now)
+    def warn(self, mono: float, now: float) -> None:
+        """Warn of timeouts that are too short, and of links that take no more records."""
+        self._warnings.look(mono, now, self.registry.named.values())
 
     # --- timers ---------------------------------------------------------------
 

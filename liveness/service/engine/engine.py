@@ -285,7 +285,7 @@ class Engine:
         if mono >= self._cursors_at:
             self._cursors_at = mono + CURSORS_EVERY_S
             server.note_cursors(self.instant())
-        server.check_timeouts(mono, now)
+        server.warn(mono, now)
 
     def _expire_handshakes(self, now: float) -> None:
         """End links that have sent no hello in time."""

@@ -1,10 +1,12 @@
-"""Advice on timeouts by a running service: what is logged, and how often."""
+"""Warnings of a running service: what is logged, and how often."""
 
 from typing import Any, Final
 
 import pytest
 import trio
 
+from liveness.config.settings import TimerSettings
+from liveness.core.outbox import STALLED_S
 from tests.service.rig import Caller, Rig
 
 USERS: Final = [f"u{n}" for n in range(160)]
@@ -74,3 +76,82 @@ async def test_advice_that_comes_and_goes_is_given_once_an_hour(
     await speak(gateway, 20, 700)
     _first, second = advice(said)
     assert second["suppressed"] >= 2
+
+
+# --- readers that take no more records ------------------------------------------------
+
+
+def stalls(said: Lines) -> list[dict[str, object]]:
+    names = ("role", "name", "link", "unacked", "why", "todo")
+    found = [line for line in said if line["event"] == "a reader takes no more records"]
+    return [{name: line[name] for name in names} for line in found]
+
+
+@pytest.mark.rig(window=10)
+async def test_a_gateway_that_does_not_acknowledge_is_named_once_until_it_does(
+    rig: Rig, said: Lines
+) -> None:
+    gateway = await rig.gateway("g", kinds=["online"])
+    await gateway.send(["login", USERS[:9]])
+    await trio.sleep(10 * STALLED_S)
+    assert stalls(said) == []  # there is room for one more
+    await gateway.send(["login", USERS[9:20]])
+    await trio.sleep(STALLED_S - 1)
+    assert stalls(said) == []
+    await trio.sleep(10 * STALLED_S)
+    expected = {
+        "role": "gateway",
+        "name": "g",
+        "link": 1,
+        "unacked": 10,
+        "why": "it has not acknowledged the records that it was sent",
+        "todo": "have it acknowledge what it has processed; until then it gets no record",
+    }
+    assert stalls(said) == [expected]
+    await gateway.send(["ack", 10])
+    await trio.sleep(5 * STALLED_S)
+    assert stalls(said) == [expected] * 2
+
+
+@pytest.mark.rig(window=10)
+async def test_a_reader_that_is_slow_is_not_named(rig: Rig, said: Lines) -> None:
+    gateway = await rig.gateway("g", kinds=["online"])
+    await gateway.send(["login", USERS])
+    for seq in range(1, 11):
+        await trio.sleep(STALLED_S - 2)
+        await gateway.send(["ack", seq])
+    assert stalls(said) == []
+
+
+@pytest.mark.rig(timeout_s=3_600)
+async def test_a_watcher_that_does_not_read_its_link_is_named(
+    rig: Rig, said: Lines
+) -> None:
+    watcher = await rig.watcher()
+    gateway = await rig.gateway("g", kinds=[])
+    for n in range(5):
+        await gateway.send(["login", [f"{'u' * 200}{n}{m}" for m in range(1_000)]])
+    await gateway.sync()
+    await trio.sleep(STALLED_S + 3)
+    (line,) = stalls(said)
+    assert (line["role"], line["name"], line["unacked"]) == ("watcher", "w", 0)
+    assert line["why"] == "it does not read its link"
+    assert len(await watcher.records(5_000)) == 5_000
+    await trio.sleep(STALLED_S + 3)
+    assert len(stalls(said)) == 1
+
+
+@pytest.mark.rig(window=10, timers=TimerSettings(max_pending=1_000))
+async def test_a_gateway_that_the_sidecar_does_not_read_is_not_named(
+    rig: Rig, said: Lines
+) -> None:
+    gateway = await rig.gateway("g", kinds=["online"])
+    await gateway.send(["login", USERS[:10]])
+    await gateway.records(10)
+    with rig.no_room_for_timers():
+        await gateway.send(*(["after", f"{n}", 10_000] for n in range(1_000)))
+        await rig.until(lambda: rig.presence.gateway("g").reading_paused_at is not None)
+        await gateway.send(["ack", 10])
+        await trio.sleep(3 * STALLED_S)
+    await gateway.sync()
+    assert stalls(said) == []
