@@ -157,13 +157,13 @@ class LoadHost:
         self._incarnations = [link.reply()[2] for _ in _KEYS]
         listed = functions().prefix + "assert"
         for keys, inc in zip(_KEYS, self._incarnations, strict=True):
-            head = (name, EPOCH, NONCE, inc, 0, 0, 0, NONCE, 0)
+            head = (name, EPOCH, NONCE, inc, 0, 0, 0, NONCE, 0, 0)
             link.send(command("FCALL", listed, 3, *keys, *head))
         link.expect_ok(PARTITIONS)
 
     def call(self, partition: int, fields: Sequence[bytes]) -> bytes:
         """The call that brings these users online, and those offline who are online."""
-        values, bodies = [], []
+        values, bodies, wall_ms = [], [], int(now().wall_ms)
         for field in fields:
             self._seq += 1
             session, since, reason = self._sessions.pop(field, 0), 0, "logout"
@@ -171,14 +171,14 @@ class LoadHost:
                 values.append(ending_bytes(session))
             else:
                 session = self._sessions[field] = self._seq
-                since, reason = int(now().wall_ms), "login"
+                since, reason = wall_ms, "login"
                 inc, gateway = self._incarnations[partition], GATEWAY.encode()
                 values.append(session_bytes(inc, session, since, gateway, b""))
             place = Place(field.decode(), self._name, GATEWAY, session, since, reason)
             bodies.append(place_bytes(place))
         before, self._last[partition] = self._last[partition], self._seq
         inc = self._incarnations[partition]
-        head = (self._name, EPOCH, NONCE, inc, before, self._seq, 0, NONCE)
+        head = (self._name, EPOCH, NONCE, inc, before, self._seq, 0, NONCE, wall_ms)
         return command(
             *(
                 "FCALL",

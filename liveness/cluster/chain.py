@@ -3,16 +3,18 @@
 Every version of a partition has a name, "version.token", and every entry of its stream names
 the version before it: so the entries are a chain, and a reader that holds a name knows
 whether an entry continues what it has. A failover may lose versions that readers have seen,
-and readers that come late find the stream trimmed. Then the reader looks for the last version
-that both know, and says what it means for what it has delivered (`Rollback`, `ClusterGap`).
+and readers that come late find the stream trimmed. Then the reader goes back along the chain
+from its newest version, looks for the last version that both know, and says what it means for
+what it has delivered (`Rollback`, `ClusterGap`).
 
 A reader that keeps who is online needs a list then, since it cannot undo records. It reads
 all users in steps, while they change, and applies the records that follow the version held
 when it began. The list is true once the version is reached that was the newest when its last
 step was read (`Listed`).
 
-After Redis was emptied, its hosts have a lease of time to list their sessions again. Until
-then a user that is not there is not offline: the list waits.
+After Redis was emptied, its hosts have a lease of time to begin to list their sessions again,
+and each as long as that takes. Until then a user that is not there is not offline: the list
+waits, but not for ever.
 
 A `Chain` says what to read (`request`) and takes the answer. Its reads may be repeated.
 """
@@ -32,6 +34,7 @@ from liveness.cluster.events import (
 from liveness.cluster.format import (
     ClusterRecord,
     Fields,
+    HostState,
     Place,
     StoredSession,
     StreamEntry,
@@ -50,6 +53,9 @@ SCAN_USERS: Final = 1_000
 # Names that are kept, to find the last version that both know after a failover: some 5 s of
 # the busiest partition, while replicas are behind by much less.
 MOST_NAMES: Final = 256
+# So many leases a list waits for hosts: one that cannot list its sessions, as while memory
+# is used up, must not keep all readers without a list.
+MOST_WAIT: Final = 10
 # At the end of a position: who is online has to be listed yet.
 UNLISTED: Final = "!"
 
@@ -62,6 +68,13 @@ class ReadEntries(NamedTuple):
     """Read entries of the stream; the answer is a list of ids and fields."""
 
     after: int  # entries whose first version is above this one
+    limit: int
+
+
+class ReadEarlier(NamedTuple):
+    """Read entries of the stream, the newest first; the answer as for `ReadEntries`."""
+
+    until: int  # entries whose first version is at most this one
     limit: int
 
 
@@ -79,7 +92,7 @@ class ReadUsers(NamedTuple):
     limit: int
 
 
-Request: TypeAlias = ReadNewest | ReadEntries | ReadMeta | ReadUsers
+Request: TypeAlias = ReadNewest | ReadEntries | ReadEarlier | ReadMeta | ReadUsers
 _Steps: TypeAlias = Generator[Request, Any, None]
 
 
@@ -150,7 +163,7 @@ class Chain:
         lists: Whether to list who is online: at first, unless there is a position, and
             after each rollback and gap.
         lease_s: The lease of the hosts.
-        waits: Whether a list waits until the hosts had a lease of time to list theirs.
+        waits: Whether a list waits until the hosts have listed theirs.
     """
 
     def __init__(
@@ -176,6 +189,8 @@ class Chain:
         self._waits = waits
         self._now = 0.0
         self._began_at: float | None = None  # when it joined this life of the partition
+        self._wanted_at = 0.0  # since when it wants a list
+        self._is_stuck = False  # it could not go on, though both know its version
         self._deliveries: list[DeliveredEvent] = []
         self._steps = self._run()
         self.request: Request = next(self._steps)
@@ -214,7 +229,7 @@ class Chain:
         """
         self._now = now
         if self._began_at is None:
-            self._began_at = now
+            self._began_at = self._wanted_at = now
         self._deliveries = []
         self.request = self._steps.send(answer)
         return self._deliveries
@@ -245,12 +260,17 @@ class Chain:
         found: Sequence[tuple[bytes, Fields]] = yield ReadEntries(after, limit)
         return [entry_of(self.partition, *entry) for entry in found]
 
+    def _earlier(self, until: int) -> Generator[Request, Any, list[StreamEntry]]:
+        found: Sequence[tuple[bytes, Fields]] = yield ReadEarlier(until, PAGE)
+        return [entry_of(self.partition, *entry) for entry in found]
+
     def _follow(self) -> _Steps:
         """Deliver a page of what is new."""
         newest = yield from self._newest()
         # Nothing at all: Redis was emptied, and no host has come back yet.
         self.is_caught_up = newest in ("", self.name)
         if self.is_caught_up:
+            self._is_stuck = False
             return
         entries = yield from self._entries(self.version)
         for entry in entries:
@@ -264,6 +284,7 @@ class Chain:
 
     def _deliver(self, entry: StreamEntry) -> None:
         before = self._position(self.name)
+        self._is_stuck = False
         self._names.append(entry.name)
         if self._list is not None:
             self._list.unproven.discard(entry.name)
@@ -282,13 +303,13 @@ class Chain:
     def _rejoin(self) -> _Steps:
         """Go on from the last version that both know, or else from the oldest entry."""
         common = yield from self._last_common()
-        if common is None:
-            newest = yield from self._newest()  # first: what follows it is then not lost
-            oldest = yield from self._entries(0, 1)
-            common = oldest[0].before if oldest else newest
-        if common == self.name:
+        if common == self.name and not self._is_stuck:
+            self._is_stuck = True
             self.is_caught_up = True  # it is not: but so there is a pause
             return
+        if common == self.name:
+            # Entries of another chain are in the way, for good.
+            common = yield from self._newest()
         had, version = self.version, version_of(common)
         if version == had:  # another version of that number
             version = max(version - 1, 0)
@@ -297,7 +318,8 @@ class Chain:
         if not self._names or self.name != common:
             self._names.clear()
             self._names.append(common)
-        self._list = None
+        self._list, self._is_stuck = None, False
+        self._wanted_at = self._now
         if version == 0:
             self._began_at = self._now
         if version != had:
@@ -309,25 +331,33 @@ class Chain:
                 else ClusterGap(self.partition, had + 1, version + 1)
             )
 
-    def _last_common(self) -> Generator[Request, Any, str | None]:
-        """The newest version that is in the stream and that this reader had."""
-        known, common, after = set(self._names), None, version_of(self._names[0])
-        while entries := (yield from self._entries(after)):
+    def _last_common(self) -> Generator[Request, Any, str]:
+        """The newest version of the chain that this reader had, or else its oldest.
+
+        Entries that do not lead to the newest version are of another chain: from before
+        somebody deleted the hash of the partition and not the stream.
+        """
+        known, name = set(self._names), (yield from self._newest())
+        until = version_of(name)
+        while name not in known:
+            entries = yield from self._earlier(until)
             for entry in entries:
-                if entry.before not in known:
-                    return common
-                common = entry.before
-            after = version_of(entries[-1].name)
-        newest = yield from self._newest()
-        return newest if newest in known else common
+                if entry.name != name:
+                    return name
+                name, until = entry.before, version_of(name) - len(entry.records)
+                if name in known:
+                    return name
+            if not entries:
+                break
+        return name
 
     # --- who is online ----------------------------------------------------------------
 
     def _read_list(self) -> _Steps:
         self.is_caught_up = False
         meta = yield ReadMeta()
-        if not meta or (self._waits and not self._is_settled(meta)):
-            self._list_at = self._now + self._lease_s / 10
+        if not meta or (self._may_wait and not self._is_settled(meta)):
+            self._wait()
             return
         listing = self._list = _List(meta)
         cursor = 0
@@ -348,6 +378,9 @@ class Chain:
         if version_of(listing.end) > self.version:
             return
         self._list = None
+        if self._may_wait and not listing.is_settled:  # a host began to list meanwhile
+            self._wait()
+            return
         # Otherwise that version is of another chain: list again.
         is_doubtful = listing.is_doubtful or listing.unproven
         if listing.end == self.name and not is_doubtful:
@@ -355,17 +388,29 @@ class Chain:
             places = list(listing.places.values())
             self._emit(Listed(self.partition, self.version, places, listing.is_settled))
 
-    def _is_settled(self, meta: Fields) -> bool:
-        """Whether the hosts had a lease of time to list their sessions.
+    @property
+    def _may_wait(self) -> bool:
+        """Whether a list waits for hosts that are not ready."""
+        waited_s = self._now - self._wanted_at
+        return self._waits and waited_s < MOST_WAIT * self._lease_s
 
-        By Redis' clock, which goes on with their beats, or by our own.
+    def _wait(self) -> None:
+        self._list_at = self._now + self._lease_s / 10
+
+    def _is_settled(self, meta: Fields) -> bool:
+        """Whether the hosts have listed their sessions.
+
+        They had a lease of time to begin, by Redis' clock, which goes on with their
+        beats, or by our own. And none lists them now: one that ends meanwhile is declared
+        lost by the others.
         """
         if not meta:
             return False
         born = int(meta[b"conf"].rpartition(b" ")[2])
-        beats = [
-            host_of(value).beat for name, value in meta.items() if name[:1] == b"h"
-        ]
+        hosts = [host_of(value) for name, value in meta.items() if name[:1] == b"h"]
+        if any(host.state is HostState.ASSERTING for host in hosts):
+            return False
+        beats = [host.beat for host in hosts]
         lease_us = self._lease_s * 1_000_000
         assert self._began_at is not None
         return (

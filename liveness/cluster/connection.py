@@ -129,10 +129,13 @@ class Redis:
         rows = await self._send(partition, b"XRANGE", key, after, "+", "COUNT", limit)
         return [(name, _pairs(fields)) for name, fields in rows]
 
-    async def newest_entries(self, partition: int, limit: int) -> list[Entry]:
-        """The newest entries of the stream, the newest first."""
-        key = self._keys_of(partition).stream
-        rows = await self._send(partition, b"XREVRANGE", key, "+", "-", "COUNT", limit)
+    async def earlier_entries(
+        self, partition: int, until_version: int, limit: int
+    ) -> list[Entry]:
+        """Entries of the stream up to one whose first record is a version, newest first."""
+        key, until = self._keys_of(partition).stream, f"{until_version}-0"
+        words = (key, until, "-", "COUNT", limit)
+        rows = await self._send(partition, b"XREVRANGE", *words)
         return [(name, _pairs(fields)) for name, fields in rows]
 
     async def meta(self, partition: int, *fields: str) -> list[bytes | None]:

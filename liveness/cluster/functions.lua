@@ -6,8 +6,10 @@
 --   KEYS[1]  meta, a hash:
 --              v, t       the newest version, and its token
 --              c          the newest incarnation
+--              n          a version, and how many users there were: see `is_damaged`
 --              conf       the configuration, which all hosts must share, and when it began
 --              l          when the hosts were last looked at
+--              k          how old versions are: see `trim`
 --              lease      that of the host that began last
 --              h<host>    a host, as `load` reads it
 --              i<inc>     of which host and log an incarnation is: host, line feed, log
@@ -33,6 +35,9 @@ local HOST = '>dI4BdI4I4I4dd'
 local ONLINE, OFFLINE, MOVED = '\146\1', '\146\2', '\147\3'  -- msgpack: the head of a record
 local HEAD = 18  -- bytes of a session in front of its gateway
 local FIELDS = 4000  -- the most arguments of one command: Lua's stack is bounded
+-- A host knows when a session began within half of a round trip: a second at most. Of two
+-- that began within that time, the one that comes here last is the newer.
+local SLACK_MS = 1000
 local MODULUS = 4294967296
 
 local function now_us() @NOW@ end
@@ -82,6 +87,18 @@ local function place(user, host, e, reason)
              device ~= '' and device or nil})
 end
 
+-- A session and its place, such that it began between two others: `newer` and `older` may
+-- be nil. When it began is known within a round trip; where it belongs is known better.
+local function between(newer, older, e, body)
+  local since, to = since_of(e), since_of(e)
+  if newer then to = math.min(to, since_of(newer)) end
+  if older then to = math.max(to, since_of(older)) end
+  if to == since then return e, body end
+  local fields = cmsgpack.unpack(body)
+  fields[5] = to
+  return sub(e, 1, 10) .. pack('>I6', to) .. sub(e, 17), mp(fields)
+end
+
 -- Finds the host of a session, and the log. Numbers of sessions compare within one log only.
 local function owner_of(line)
   local at = string.find(line, '\n', 1, true)
@@ -112,34 +129,37 @@ local function write_users(users, set, del)
   end
 end
 
--- Opens or replaces a session of a user that has others: `value` is the new one.
+-- Opens or replaces a session of a user that has others: `e` is the new one. It is put in
+-- front of those that began less than `slack` milliseconds after it.
 -- Returns the sessions that the user has then.
-local function insert(out, user, old, value, body, host, name, owner)
-  local list, was, is_same = split(old), nil, false
-  local first, mine, e = list[1], pack('>I4', host.inc), value
+local function insert(out, user, old, e, body, slack, host, name, owner)
+  local list, was, at, is_same = split(old), nil, 1, false
+  local first, mine = list[1], pack('>I4', host.inc)
   for j = 1, #list do
-    if owner(list[j]) == name and device_of(list[j]) == device_of(value) then
-      was = table.remove(list, j)
+    if owner(list[j]) == name and device_of(list[j]) == device_of(e) then
+      was, at = table.remove(list, j), j
       break
     end
   end
-  host.s = host.s + low(value, 7)
+  host.s = host.s + low(e, 7)
   if not was then
     host.n, host.g = host.n + 1, host.g + 1
   else
     if sub(was, 1, 4) ~= mine then host.g = host.g + 1 else host.s = host.s - low(was, 7) end
     local _, log = owner(was)
-    if sub(was, 5, 10) == sub(value, 5, 10) and log == host.log then
-      is_same, e = true, mine .. sub(was, 5)  -- asserted anew: it began when it began
-    end
+    is_same = sub(was, 5, 10) == sub(e, 5, 10) and log == host.log
   end
-  local at, since = 1, since_of(e)
-  while list[at] and (since_of(list[at]) > since
-        or (since_of(list[at]) == since and first ~= was)) do at = at + 1 end
+  if is_same then
+    e = mine .. sub(was, 5)  -- asserted anew: it began when it began
+  else
+    at = 1
+    while list[at] and since_of(list[at]) > since_of(e) + slack do at = at + 1 end
+    e, body = between(list[at - 1], list[at], e, body)
+  end
   table.insert(list, at, e)
   local top = list[1]
-  if top == e then
-    if not is_same or first ~= was then
+  if at == 1 then
+    if not is_same then
       out:add(MOVED, body, place(user, owner(first), first, 'left'))
     end
   elseif first == was then
@@ -164,13 +184,14 @@ local function remove(out, user, old, number, body, host, owner)
   end
 end
 
--- Applies n changes of one host: args[a+1..a+n] are users, then n values, then n bodies. A
+-- Applies n changes of one host: args[A+1..A+n] are users, then n values, then n bodies. A
 -- value of 6 bytes ends that session; a longer one is a session that there is now.
-local function put(keys, host, name, args, a, n, out)
-  local old = call('HMGET', keys[2], unpack(args, a + 1, a + n))
+local A = 10
+local function put(keys, host, name, args, n, slack, out)
+  local old = call('HMGET', keys[2], unpack(args, A + 1, A + n))
   local mine, current, order, owner = pack('>I4', host.inc), {}, {}, nil
   for i = 1, n do
-    local user, value, body = args[a + i], args[a + n + i], args[a + 2 * n + i]
+    local user, value, body = args[A + i], args[A + n + i], args[A + 2 * n + i]
     local have = current[user]
     if have == nil then have = old[i]; order[#order + 1] = user end
     local becomes = have
@@ -181,7 +202,7 @@ local function put(keys, host, name, args, a, n, out)
         host.n, host.g, host.s = host.n + 1, host.g + 1, host.s + low(value, 7)
       else
         owner = owner or owners(keys[1], host, name)
-        becomes = insert(out, user, have, value, body, host, name, owner)
+        becomes = insert(out, user, have, value, body, slack, host, name, owner)
       end
     elseif have then
       if not is_single(have) then
@@ -217,36 +238,56 @@ function Records:add(kind, told, lost)
   self.n = self.n + 1
 end
 
+-- The version of the next record: the *clock of the partition*. It is that of this server,
+-- but never goes back. `seen` is the newest version that the caller knows, or this clock as
+-- the caller expects it, whichever is later: so versions grow also after a failover that
+-- lost some, to a server whose clock is behind.
+local function next_version(version, now, seen)
+  return math.max(tonumber(version) + 1, now, seen + 1)
+end
+
 -- Appends the records to the stream; returns the version of the last one, nil if there are
--- none. `seen` is the newest version that the caller knows, or this server's clock as the
--- caller expects it, whichever is later: so versions grow also after a failover that lost
--- some, to a server whose clock is behind. The token is any number of the caller's. With
--- it, two versions of one number differ, and a reader that has the wrong one notices.
-local function append(stream, version, token_before, now, seen, token, out)
+-- none. The token is any number of the caller's. With it, two versions of one number differ,
+-- and a reader that has the wrong one notices.
+local function append(stream, first, version_before, token_before, token, out)
   if out.n == 0 then return end
-  local first = math.max(tonumber(version) + 1, now, seen + 1)
-  call('XADD', stream, fmt('%.0f-0', first), 'p', version .. '.' .. token_before,
+  call('XADD', stream, fmt('%.0f-0', first), 'p', version_before .. '.' .. token_before,
        't', token, 'n', out.n, 'r', table.concat(out))
   return first + out.n - 1
 end
 
-local function save(meta, version, token, name, host)
-  if version then call('HSET', meta, 'v', fmt('%.0f', version), 't', token, 'h' .. name, dump(host))
-  else call('HSET', meta, 'h' .. name, dump(host)) end
+local function beat(host, now) host.beat = math.max(now, host.beat + 1) end
+
+-- --- damage -----------------------------------------------------------------------
+
+local function counted(version, users) return version .. ' ' .. fmt('%d', users) end
+
+-- Whether another program changed the users. `n` has their number at a version: each change
+-- of that number makes a version. At another version it says nothing: an earlier release of
+-- these functions, which has no `n`, made that one.
+local function is_damaged(n, version, users)
+  return n and n ~= counted(version, users) and sub(n, 1, #version + 1) == version .. ' '
 end
 
-local function beat(host, now) host.beat = math.max(now, host.beat + 1) end
+-- Ends the life of the partition, as if this server had been emptied: hosts begin anew, and
+-- readers learn of it. What users there were is not known any more.
+local function forget(keys) call('UNLINK', keys[1], keys[2], keys[3]) end
 
 -- --- functions for a host ---------------------------------------------------------
 
--- The host of a call, if the call is of the process and incarnation that the partition
--- knows; else nil and the answer. args: host epoch nonce inc …
+-- The host of a call, and what is known of the partition, if the call is of the process and
+-- incarnation that the partition knows; else nil and the answer. args: host epoch nonce inc …
 local function caller(keys, args)
-  local got = call('HMGET', keys[1], 'v', 't', 'l', 'h' .. args[1])
-  if not got[4] then return nil, {'unknown'} end
-  local host = load(got[4])
+  local got = call('HMGET', keys[1], 'v', 't', 'l', 'n', 'h' .. args[1])
+  if not (got[1] and got[5]) then return nil, {'unknown'} end
+  local host = load(got[5])
   if host.epoch ~= tonumber(args[2]) or host.nonce ~= tonumber(args[3])
      or host.inc ~= tonumber(args[4]) then return nil, {'epoch', host.epoch} end
+  got.users = call('HLEN', keys[2])
+  if is_damaged(got[4], got[1], got.users) or host.n < host.g then
+    forget(keys)
+    return nil, {'damaged'}
+  end
   return host, got
 end
 
@@ -257,47 +298,70 @@ local function refuse_gap(keys, args, host)
   return {'gap', host.last}
 end
 
--- args: host epoch nonce inc prev last seen token n, users…, values…, bodies…
--- With n = 0 it says that the host lives, and that its log has reached `last`.
+-- Applies the changes of a call, and writes what is known of its host then. Returns the
+-- newest version, and how many users there are.
+local function take(keys, args, host, got, now, is_list)
+  local n, name, version, users = tonumber(args[10]), args[1], nil, got.users
+  if n > 0 then
+    local out, first = new_records(), next_version(got[1], now, tonumber(args[7]))
+    -- The host's clock may be wrong, as after a jump of this one: then its sessions began
+    -- later. In which order pieces of lists come says nothing.
+    local slack = is_list and -1 or SLACK_MS + math.floor(first / 1000) - tonumber(args[9])
+    put(keys, host, name, args, n, slack, out)
+    version = append(keys[3], first, got[1], got[2], args[8], out)
+  end
+  if version then
+    local v = fmt('%.0f', version)
+    users = call('HLEN', keys[2])
+    call('HSET', keys[1], 'v', v, 't', args[8], 'n', counted(v, users), 'h' .. name, dump(host))
+    return version, users
+  end
+  local count = counted(got[1], users)
+  if got[4] == count then call('HSET', keys[1], 'h' .. name, dump(host))
+  else call('HSET', keys[1], 'n', count, 'h' .. name, dump(host)) end
+  return tonumber(got[1]), users
+end
+
+-- args: host epoch nonce inc prev last seen token clock n, users…, values…, bodies…
+-- clock: what the host takes for milliseconds of the partition's clock now; its sessions
+-- began by that. With n = 0 it says that the host lives, and that its log has reached `last`.
 local function apply(keys, args)
   local host, got = caller(keys, args)
   if not host then return got end
   if host.state == ASSERTING then return {'asserting'} end
   if host.state ~= LIVE then return {'fenced'} end
   if host.last ~= tonumber(args[5]) then return refuse_gap(keys, args, host) end
-  local now, n, version = now_us(), tonumber(args[9]), nil
-  if n > 0 then
-    local out = new_records()
-    put(keys, host, args[1], args, 9, n, out)
-    version = append(keys[3], got[1], got[2], now, tonumber(args[7]), args[8], out)
-  end
-  local before = host.beat
+  local now, before = now_us(), host.beat
   host.last = tonumber(args[6])
   beat(host, now)
-  save(keys[1], version, args[8], args[1], host)
-  return {'ok', version or tonumber(got[1]), host.g, host.s % MODULUS, now, host.beat, before,
-          math.abs(now - tonumber(got[3])), call('HLEN', keys[2])}
+  local version, users = take(keys, args, host, got, now, false)
+  return {'ok', version, host.g, host.s % MODULUS, now, host.beat, before,
+          math.abs(now - tonumber(got[3])), users}
 end
 
--- args: host epoch nonce log newest conf lease may_keep may_take token
--- keep: go on behind `last`. reset: assert all sessions. replaced: another process has this
--- name and lives.
+-- args: host epoch nonce log newest conf lease may_keep take token
+-- take: 1, or a beat that has not moved for a lease by the clock of the caller: take the name
+-- from the process that has it. keep: go on behind `last`. reset: assert all sessions.
+-- replaced: another process has this name and lives.
 local function begin(keys, args)
   local meta, name, epoch, nonce = keys[1], args[1], tonumber(args[2]), tonumber(args[3])
   local got = call('HMGET', meta, 'v', 'h' .. name, 'conf', 'c')
   local now, conf = now_us(), args[6] .. ' '
-  if not got[3] then
-    got[1], got[4] = 0, 0
-    local at = fmt('%.0f', now)
-    call('HSET', meta, 'v', 0, 't', args[10] .. '-' .. at, 'c', 0, 'l', 0, 'conf', conf .. at)
+  if not (got[1] and got[3]) then
+    -- Users without it are of nobody.
+    if call('HLEN', meta) + call('HLEN', keys[2]) > 0
+       or call('XREVRANGE', keys[3], '+', '-', 'COUNT', 1)[1] then forget(keys) end
+    got = {0, false, conf .. fmt('%.0f', now), 0}
+    call('HSET', meta, 'v', 0, 't', args[10] .. '-' .. fmt('%.0f', now), 'c', 0, 'l', 0,
+         'conf', got[3])
   elseif sub(got[3], 1, #conf) ~= conf then
     return {'config', got[3]}
   end
   local host = got[2] and load(got[2])
   if host then
-    local lives = host.state ~= FENCED and math.abs(now - host.beat) < tonumber(args[7])
-    if lives and host.nonce > nonce and args[9] ~= '1' then  -- that one began later
-      return {'replaced', host.epoch}
+    if host.state ~= FENCED and host.nonce > nonce  -- that one began later
+       and args[9] ~= '1' and host.beat ~= tonumber(args[9]) then
+      return {'replaced', host.epoch, host.beat}
     end
     if host.epoch >= epoch then return {'epoch', host.epoch} end
     -- Whoever takes over counts as the later one, also if its clock is behind.
@@ -312,15 +376,18 @@ local function begin(keys, args)
   else
     host = {n = 0, beat = 0}
   end
+  -- One without a session is as good as a new one: whoever begins again and again, as while
+  -- memory is used up, needs no more.
+  if host.g ~= 0 or host.log ~= args[4] then host.inc = tonumber(got[4]) + 1 end
   host.epoch, host.nonce, host.log = epoch, nonce, args[4]
-  host.inc, host.state, host.last, host.g, host.s = tonumber(got[4]) + 1, ASSERTING, 0, 0, 0
+  host.state, host.last, host.g, host.s = ASSERTING, 0, 0, 0
   beat(host, now)
-  call('HSET', meta, 'c', host.inc, 'lease', args[7], 'i' .. host.inc, name .. '\n' .. host.log,
-       'h' .. name, dump(host))
+  call('HSET', meta, 'c', math.max(host.inc, tonumber(got[4])), 'lease', args[7],
+       'i' .. host.inc, name .. '\n' .. host.log, 'h' .. name, dump(host))
   return {'reset', 0, host.inc, tonumber(got[1]), now, nonce}
 end
 
--- args: host epoch nonce inc k last seen token n, users…, values…, bodies…
+-- args: host epoch nonce inc k last seen token clock n, users…, values…, bodies…
 -- The k-th piece of all sessions, from 0. last: the seq at which the list is true; -1: more
 -- pieces follow.
 local function assert_(keys, args)
@@ -328,17 +395,11 @@ local function assert_(keys, args)
   if not host then return got end
   if host.state ~= ASSERTING then return {host.state == LIVE and 'live' or 'fenced'} end
   if host.last ~= tonumber(args[5]) then return refuse_gap(keys, args, host) end
-  local now, n, version = now_us(), tonumber(args[9]), nil
-  if n > 0 then
-    local out = new_records()
-    put(keys, host, args[1], args, 9, n, out)
-    version = append(keys[3], got[1], got[2], now, tonumber(args[7]), args[8], out)
-  end
-  local last = tonumber(args[6])
+  local now, last = now_us(), tonumber(args[6])
   if last >= 0 then host.state, host.last = LIVE, last else host.last = host.last + 1 end
   beat(host, now)
-  save(keys[1], version, args[8], args[1], host)
-  return {'ok', version or tonumber(got[1]), host.n, now}
+  local version = take(keys, args, host, got, now, true)
+  return {'ok', version, host.n, now}
 end
 
 -- --- functions that end what is nobody's ------------------------------------------
@@ -348,15 +409,34 @@ local function is_spent(inc, host)
   return not host or (host.state == LIVE and host.n == host.g and host.inc ~= inc)
 end
 
--- Which hosts were not heard for `quiet`, and how much is there to reap? And trims the
--- stream. At most once every `every`, whoever asks. args: host quiet every keep
+-- Trims what is older than `keep`. This server's clock may jump, so ages are summed up from
+-- look to look, of which none adds more than `most`. `marks` has when that was done last,
+-- and pairs of age and version, the newest first. Returns the marks as they are now.
+local function trim(stream, marks, now, most, version, keep)
+  local passed = marks and math.max(0, math.min(now - unpack_('>d', marks), most)) or 0
+  local kept, newest, cut = {}, keep, nil
+  for at = 9, marks and #marks or 0, 16 do
+    local age, mark = unpack_('>dd', marks, at)
+    age = age + passed
+    newest = math.min(newest, age)
+    kept[#kept + 1] = pack('>dd', age, mark)
+    if age >= keep then cut = mark; break end
+  end
+  if newest >= keep / 8 then table.insert(kept, 1, pack('>dd', 0, version)) end
+  if cut then call('XTRIM', stream, 'MINID', '~', fmt('%.0f', cut + 1)) end
+  return pack('>d', now) .. table.concat(kept)
+end
+
+-- Which hosts were not heard for `quiet`, how much is there to reap, and which lease is
+-- known? And trims the stream. At most once every `every`, whoever asks.
+-- args: host quiet every keep
 local function look(keys, args)
-  local now, quiet = now_us(), tonumber(args[2])
-  local last = call('HGET', keys[1], 'l')
-  if not last then return {'unknown'} end
-  if math.abs(now - tonumber(last)) < tonumber(args[3]) then return {'later'} end
-  call('HSET', keys[1], 'l', fmt('%.0f', now))
-  call('XTRIM', keys[3], 'MINID', '~', fmt('%.0f', math.max(now - tonumber(args[4]), 0)))
+  local now, quiet, every = now_us(), tonumber(args[2]), tonumber(args[3])
+  local got = call('HMGET', keys[1], 'l', 'v', 'k', 'lease')
+  if not got[1] then return {'unknown'} end
+  if math.abs(now - tonumber(got[1])) < every then return {'later'} end
+  local marks = trim(keys[3], got[3], now, 2 * every, tonumber(got[2]), tonumber(args[4]))
+  call('HSET', keys[1], 'l', fmt('%.0f', now), 'k', marks)
   local all, quiets, stale, hosts, owner = call('HGETALL', keys[1]), {}, 0, {}, {}
   for i = 1, #all, 2 do
     if byte(all[i]) == 105 then owner[tonumber(sub(all[i], 2))] = owner_of(all[i + 1])  -- i
@@ -374,7 +454,7 @@ local function look(keys, args)
   for inc, name in pairs(owner) do
     if is_spent(inc, hosts[name]) then stale = stale + 1 end
   end
-  return {'ok', stale, quiets}
+  return {'ok', stale, quiets, tonumber(got[4] or 0)}
 end
 
 -- Fences a host, if nothing was heard of it since `beat`; and only for a caller that is
@@ -413,13 +493,18 @@ end
 local function reap(keys, args)
   local now, all, hosts, owner = now_us(), call('HGETALL', keys[1]), {}, {}
   if not all[1] then return {'unknown'} end
-  local version, token, stale, gone = '0', '0', 0, 0
+  local version, token, count, stale, gone = '0', '0', nil, 0, 0
   for i = 1, #all, 2 do
     local field, value = all[i], all[i + 1]
     if field == 'v' then version = value
     elseif field == 't' then token = value
+    elseif field == 'n' then count = value
     elseif byte(field) == 104 then hosts[sub(field, 2)] = load(value)  -- h
     elseif byte(field) == 105 then owner[pack('>I4', tonumber(sub(field, 2)))] = owner_of(value) end
+  end
+  if is_damaged(count, version, call('HLEN', keys[2])) then
+    forget(keys)
+    return {'damaged'}
   end
   local why_ended = reaper(hosts, owner)
   local function name_of(e) return owner[sub(e, 1, 4)] or '' end
@@ -452,9 +537,15 @@ local function reap(keys, args)
     end
   end
   write_users(keys[2], set, del)
-  local newest = append(keys[3], version, token, now, tonumber(args[3]), args[4], out)
-  if newest then version, token = fmt('%.0f', newest), args[4] end
-  local fields, drop = {'v', version, 't', token, 'l', fmt('%.0f', now)}, {}
+  local first = next_version(version, now, tonumber(args[3]))
+  local newest = append(keys[3], first, version, token, args[4], out)
+  -- While one host reaps, no other looks for what is to be reaped.
+  local fields, drop = {'l', fmt('%.0f', now)}, {}
+  if newest then
+    version = fmt('%.0f', newest)
+    fields = {'l', fields[2], 'v', version, 't', args[4], 'n',
+              counted(version, call('HLEN', keys[2]))}
+  end
   for name, host in pairs(hosts) do
     if host.state == FENCED then
       if host.n <= 0 then host.is_gone = true; drop[#drop + 1] = 'h' .. name

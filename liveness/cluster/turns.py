@@ -10,6 +10,7 @@ import anyio
 
 from liveness.cluster.chain import (
     Chain,
+    ReadEarlier,
     ReadEntries,
     ReadMeta,
     ReadNewest,
@@ -161,6 +162,8 @@ async def answer_to(redis: Redis, partition: int, request: Request) -> Any:
             return await redis.meta(partition, "v", "t")
         case ReadEntries(after, limit):
             return await redis.entries(partition, after, limit)
+        case ReadEarlier(until, limit):
+            return await redis.earlier_entries(partition, until, limit)
         case ReadMeta():
             return await redis.everything(partition)
         case ReadUsers(cursor, limit):

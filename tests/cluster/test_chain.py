@@ -10,6 +10,7 @@ import pytest
 from liveness.cluster.chain import (
     MOST_NAMES,
     Chain,
+    ReadEarlier,
     ReadEntries,
     ReadMeta,
     ReadNewest,
@@ -83,6 +84,10 @@ class Stored:
             case ReadEntries(after, limit):
                 later = [entry for entry in self.entries if entry[0] > after]
                 return [(b"%d-0" % at, fields) for at, fields in later[:limit]]
+            case ReadEarlier(until, limit):
+                until_then = [entry for entry in self.entries if entry[0] <= until]
+                newest = until_then[::-1][:limit]
+                return [(b"%d-0" % at, fields) for at, fields in newest]
 
 
 def read(

@@ -164,7 +164,8 @@ class Publisher:
                 begin = [name, EPOCH, nonce, log, 0, conf, 30_000_000, 1, 1, nonce]
                 self._call("begin", number, *begin)
                 inc = nonce // 11
-                self._call("assert", number, name, EPOCH, nonce, inc, 0, 0, 0, inc, 0)
+                head = [name, EPOCH, nonce, inc, 0, 0, 0, inc, EPOCH, 0]
+                self._call("assert", number, *head)
 
     def _call(self, function: str, number: int, *args: Any) -> None:
         keys = keys_of("lv", number)
@@ -195,7 +196,7 @@ class Publisher:
             self._last[name, number] = last = before + len(its)
             head = [name, EPOCH, inc * 11, inc, before]
             fields = [field_of(change[0]) for change in its]
-            args = [last, 0, token, len(its), *fields, *values, *bodies]
+            args = [last, 0, token, EPOCH, len(its), *fields, *values, *bodies]
             self._call("apply", number, *head, *args)
 
 

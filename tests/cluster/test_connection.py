@@ -88,7 +88,7 @@ async def test_a_reader_finds_what_a_host_wrote(redis: RedisServer) -> None:
         assert (await begin(conn))[:3] == [b"reset", 0, 1]  # the library was nowhere
         body = place_bytes(Place("ada", "A", "g", 5, 1, "login"))
         value = session_bytes(1, 5, 1, b"g", b"")
-        args: Args = ["A", 1, 7, 1, 0, 5, 0, 9, 1, ADA, value, body]
+        args: Args = ["A", 1, 7, 1, 0, 5, 0, 9, 0, 1, ADA, value, body]
         answer = await conn.call("assert", 3, args)
         version = answer[1]
 
@@ -102,7 +102,8 @@ async def test_a_reader_finds_what_a_host_wrote(redis: RedisServer) -> None:
         entries = await conn.entries(3, 0, 10)
         assert [r.version for r in entry_of(3, *entries[0]).records] == [version]
         assert await conn.entries(3, version, 10) == []
-        assert await conn.newest_entries(3, 10) == entries
+        assert await conn.earlier_entries(3, version, 10) == entries
+        assert await conn.earlier_entries(3, version - 1, 10) == []
         assert await conn.everything(4) == {}
         assert conn.is_connected
         assert conn.error is None

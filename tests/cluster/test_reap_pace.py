@@ -30,21 +30,21 @@ def test_steps_of_all_partitions_are_apart_by_how_long_they_take(
     )
     host = ClusterHost(identity, partitions=16, separator="")
     for part in host.partitions:
-        part.next_call(0.0)
-        part.answered([b"keep", 0, 1, 1, 0, 1], 0.0, 0)
+        part.next_call(0.0, 0)
+        part.answered([b"keep", 0, 1, 1, 0, 1], 0.0)
     began = list[float]()
     while len(began) < STEPS:
         part = min(host.partitions, key=lambda part: part.next_at())
         now = part.next_at()
-        call = part.next_call(now)
+        call = part.next_call(now, 0)
         assert call is not None
         if call.function == "reap":
             began.append(now)
-            part.answered([b"ok", 0, 500, 1, 1], now + took_s, 0)
+            part.answered([b"ok", 0, 500, 1, 1], now + took_s)
         elif call.function == "look":
-            part.answered([b"ok", 1, []], now, 0)
+            part.answered([b"ok", 1, [], 0], now)
         else:
-            part.answered([b"ok", 1, 0, 0, 0, 1, 0, 0, 1], now, 0)
+            part.answered([b"ok", 1, 0, 0, 0, 1, 0, 0, 1], now)
     # The first steps were planned before it was known how long one takes.
     pauses = [after - before for before, after in pairwise(began[32:])]
     assert min(pauses) == pytest.approx(pause_s)

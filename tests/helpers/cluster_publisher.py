@@ -55,7 +55,7 @@ class ClusterPublisher:
         )
         assert answer[0] == b"reset", answer
         self._incarnations[partition] = inc = answer[2]
-        answer = self._call("assert", partition, [*who, inc, 0, 0, 0, 1, 0])
+        answer = self._call("assert", partition, [*who, inc, 0, 0, 0, 1, 0, 0])
         assert answer[0] == b"ok", answer
 
     def age(self) -> None:
@@ -99,9 +99,10 @@ class ClusterPublisher:
                 place = Place(name, self._name, "gw", session, 1_000, "login")
             bodies.append(place_bytes(place))
         last, self._last[partition] = self._last[partition], self._seq
-        head = [self._name, 1, 1, inc, last, self._seq, 0, self._next_token, len(users)]
+        head = [self._name, 1, 1, inc, last, self._seq, 0, self._next_token, 0]
         fields = [field_of(user) for user in users]
-        answer = self._call("apply", partition, [*head, *fields, *values, *bodies])
+        args = [*head, len(users), *fields, *values, *bodies]
+        answer = self._call("apply", partition, args)
         assert answer[0] == b"ok", answer
 
     def _call(self, function: str, partition: int, args: Sequence[Any]) -> Any:

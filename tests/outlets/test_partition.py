@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liveness.cluster.format import field_of, partition_of, sessions_of
+from liveness.cluster.format import field_of, partition_of
 from liveness.core.records import ONLINE, Record
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
@@ -41,10 +41,10 @@ def part(identity: HostIdentity) -> Partition:
     """One that follows the log, up to seq 10."""
     identity.newest = 100
     part = Partition(0, identity)
-    assert name_of(part.next_call(0.0)) == "begin"
-    part.answered([b"keep", 10, 1, REDIS_US, REDIS_US, 1], 0.0, WALL_MS)
-    assert name_of(part.next_call(0.0)) == "beat"
-    part.answered(taken(), 0.0, WALL_MS)
+    assert name_of(part.next_call(0.0, WALL_MS)) == "begin"
+    part.answered([b"keep", 10, 1, REDIS_US, REDIS_US, 1], 0.0)
+    assert name_of(part.next_call(0.0, WALL_MS)) == "beat"
+    part.answered(taken(), 0.0)
     return part
 
 
@@ -65,10 +65,10 @@ def name_of(call: Call | None) -> str:
 def calls(part: Partition, until: float) -> Iterator[tuple[float, Call]]:
     """Its calls up to a moment, apart from `look`; each waits to be answered."""
     while (now := part.next_at()) < until:
-        call = part.next_call(now)
+        call = part.next_call(now, WALL_MS)
         assert call is not None
         if call.function == "look":
-            part.answered([b"later"], now, WALL_MS)
+            part.answered([b"later"], now)
         else:
             yield now, call
 
@@ -77,11 +77,11 @@ def test_an_answer_that_comes_after_records_were_lost_is_of_no_use(
     part: Partition,
 ) -> None:
     part.add(change(11), 1.0)
-    assert name_of(part.next_call(1.1)) == "apply"
+    assert name_of(part.next_call(1.1, WALL_MS)) == "apply"
     part.lose_records()
-    assert part.answered(taken(1, 11), 1.2, WALL_MS) == "ok"
+    assert part.answered(taken(1, 11), 1.2) == "ok"
     assert (part.mode, part.last) == (Mode.BEGINNING, 10)
-    call = part.next_call(1.2)
+    call = part.next_call(1.2, WALL_MS)
     assert call is not None
     assert call.args[7] == 0  # it must list all sessions, not keep
 
@@ -97,24 +97,12 @@ def test_changes_that_redis_refuses_are_tried_less_and_less_often_between_beats(
             part.failed(now)
         else:
             beats.append(now)
-            part.answered(taken(), now, WALL_MS)
+            part.answered(taken(), now)
     pauses = [after - before for before, after in pairwise(refused)]
     assert max(pauses[:2]) < 1 < LEASE_S / 16 < min(pauses[-3:])
     gaps = [after - before for before, after in pairwise(beats)]
     assert max(gaps) < LEASE_S / 4  # no host would declare this one lost
     assert part.queued == 1
-
-
-def test_a_session_from_before_the_clock_of_redis_began_has_no_since(
-    part: Partition,
-) -> None:
-    ahead = calls(part, 60.0)
-    now, _ = next(ahead)
-    part.answered(taken(redis_us=1_000_000), now, WALL_MS)
-    part.add(change(11, WALL_MS - 5_000), now)
-    _, call = next(ahead)
-    (session,) = sessions_of(bytes(call.args[10]))  # type: ignore[arg-type]  # a value
-    assert session.since == 0
 
 
 def test_counts_that_differ_from_the_log_lead_to_a_list(
@@ -123,21 +111,21 @@ def test_counts_that_differ_from_the_log_lead_to_a_list(
     part.tally = Tally(10, sessions=2, total=7)
     for (now, _), total in zip(calls(part, 60.0), (7, 8), strict=False):
         assert part.mode is Mode.FOLLOWING
-        part.answered(taken(2, total), now, WALL_MS)
+        part.answered(taken(2, total), now)
     assert (part.mode, identity.counts.audit_mismatches) == (Mode.BEGINNING, 1)
 
 
 def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
     part.lose_records()
-    part.next_call(1.0)
-    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0, WALL_MS)
+    part.next_call(1.0, WALL_MS)
+    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0)
     assert part.wants_list
     part.give_piece(Piece([change(3)], 20))
-    assert name_of(part.next_call(1.0)) == "assert"
+    assert name_of(part.next_call(1.0, WALL_MS)) == "assert"
     part.failed(1.0)
     assert not part.wants_piece
-    assert part.next_call(1.0) is None  # not at once
-    assert name_of(part.next_call(1.2)) == "begin"
+    assert part.next_call(1.0, WALL_MS) is None  # not at once
+    assert name_of(part.next_call(1.2, WALL_MS)) == "begin"
 
 
 @pytest.mark.parametrize(
@@ -156,25 +144,25 @@ def test_an_answer_of_another_form_is_asked_for_again_less_and_less_often(
 ) -> None:
     part, asked, now = Partition(0, identity), 0, 0.0
     while now < 60.0 and asked < 30:
-        assert name_of(part.next_call(now)) == "begin"
-        assert part.answered(answer, now, WALL_MS) == MALFORMED
-        assert (identity.busy, part.answered_at) == (set(), -math.inf)
+        assert name_of(part.next_call(now, WALL_MS)) == "begin"
+        assert part.answered(answer, now) == MALFORMED
+        assert part.answered_at == -math.inf
         asked, now = asked + 1, part.next_at()
     assert asked < 30
 
 
 def test_a_configuration_that_is_no_text_is_refused(identity: HostIdentity) -> None:
     part = Partition(0, identity)
-    part.next_call(0.0)
-    assert part.answered([b"config", b"\xff 2"], 0.0, WALL_MS) == "config"
+    part.next_call(0.0, WALL_MS)
+    assert part.answered([b"config", b"\xff 2"], 0.0) == "config"
     assert identity.why_refused == "\ufffd 2"
 
 
 def test_a_version_that_is_not_there_leads_to_a_list(part: Partition) -> None:
-    part.next_call(5.0)
-    part.answered([b"later"], 5.0, WALL_MS)
-    assert name_of(part.next_call(5.1)) == "beat"
-    assert part.answered([b"ok"], 5.1, WALL_MS) == MALFORMED
+    part.next_call(5.0, WALL_MS)
+    part.answered([b"later"], 5.0)
+    assert name_of(part.next_call(5.1, WALL_MS)) == "beat"
+    assert part.answered([b"ok"], 5.1) == MALFORMED
     assert part.mode is Mode.BEGINNING
 
 
@@ -184,10 +172,10 @@ def test_lists_that_redis_refuses_are_made_less_and_less_often(
     part.lose_records()
     now = 1.0
     while now < 61.0 and part.lists < 30:
-        assert name_of(part.next_call(now)) == "begin"
-        part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now, WALL_MS)
+        assert name_of(part.next_call(now, WALL_MS)) == "begin"
+        part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now)
         part.give_piece(Piece([change(3)], 20))
-        assert name_of(part.next_call(now)) == "assert"
+        assert name_of(part.next_call(now, WALL_MS)) == "assert"
         part.failed(now)  # out of memory
         now = part.next_at()
     assert part.lists < 30
@@ -197,23 +185,23 @@ def test_counts_that_differ_again_and_again_lead_to_few_lists(part: Partition) -
     part.tally = Tally(10, sessions=2, total=7)
     now = 1.0
     while part.lists < 30 and (now := max(now, part.next_at())) < 61.0:
-        name = name_of(part.next_call(now))
+        name = name_of(part.next_call(now, WALL_MS))
         if name == "begin":
-            part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now, WALL_MS)
+            part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now)
             part.give_piece(Piece([change(3)], 20, Tally(20, sessions=1, total=3)))
         else:
             answer = [b"later"] if name == "look" else taken(2, 8)
-            assert part.answered(answer, now, WALL_MS) in {"ok", "later"}
+            assert part.answered(answer, now) in {"ok", "later"}
     assert 3 < part.lists < 30
 
 
 def test_a_list_that_cannot_be_read_is_made_again(part: Partition) -> None:
     part.lose_records()
-    part.next_call(1.0)
-    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0, WALL_MS)
+    part.next_call(1.0, WALL_MS)
+    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0)
     part.lose_list(1.0)
-    assert part.next_call(1.0) is None  # not at once
-    assert name_of(part.next_call(1.2)) == "begin"
+    assert part.next_call(1.0, WALL_MS) is None  # not at once
+    assert name_of(part.next_call(1.2, WALL_MS)) == "begin"
 
 
 def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
@@ -221,12 +209,12 @@ def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
 ) -> None:
     host = ClusterHost(identity, partitions=2, separator="")
     for part in host.partitions:
-        part.next_call(0.0)
-    host.partitions[0].answered([b"keep", 0, 1, 0, REDIS_US, 1], 0.0, WALL_MS)
-    host.partitions[0].next_call(0.0)
-    host.partitions[0].answered([b"epoch", identity.epoch + 9], 0.0, WALL_MS)
+        part.next_call(0.0, WALL_MS)
+    host.partitions[0].answered([b"keep", 0, 1, 0, REDIS_US, 1], 0.0)
+    host.partitions[0].next_call(0.0, WALL_MS)
+    host.partitions[0].answered([b"epoch", identity.epoch + 9], 0.0)
     host.partitions[1].failed(0.0)
-    may_take = [part.next_call(1.0).args[8] for part in host.partitions]  # type: ignore[union-attr]  # they begin
+    may_take = [part.next_call(1.0, WALL_MS).args[8] for part in host.partitions]  # type: ignore[union-attr]  # they begin
     assert (identity.is_stopped, may_take) == (True, [0, 0])
 
 
@@ -234,8 +222,8 @@ def test_a_partition_that_catches_up_holds_up_no_other(identity: HostIdentity) -
     host = ClusterHost(identity, partitions=2, separator="")
     identity.newest = 100_000
     for part, last in zip(host.partitions, (0, 99_999), strict=True):
-        part.next_call(0.0)
-        part.answered([b"keep", last, 1, REDIS_US, REDIS_US, 1], 0.0, WALL_MS)
+        part.next_call(0.0, WALL_MS)
+        part.answered([b"keep", last, 1, REDIS_US, REDIS_US, 1], 0.0)
     user = next(f"u{n}" for n in count() if partition_of(field_of(f"u{n}"), 2) == 1)
     newest = Record(100_000, ONLINE, user, "g", 100_000, None, "login", WALL_MS)
     starts = list[int]()

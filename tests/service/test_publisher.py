@@ -12,9 +12,8 @@ from trio.testing import MockClock
 from liveness.cluster.connection import CallError
 from liveness.config.cluster import ClusterSettings
 from liveness.outlets.cluster import publisher, session_lists
-from liveness.outlets.cluster.host_state import BEGIN_AT_ONCE
 from liveness.outlets.cluster.partition import Partition
-from liveness.outlets.cluster.publisher import Publisher
+from liveness.outlets.cluster.publisher import LISTS_AT_ONCE, Publisher
 from liveness.outlets.cluster.session_changes import Call
 from liveness.outlets.cluster.session_lists import SessionList
 from tests.service.rig import Rig, running
@@ -143,7 +142,7 @@ async def test_it_publishes_while_a_part_of_redis_is_away_and_watches_that(
     assert await rig.until(lambda: cluster.now().state == "refused") < 5
 
 
-@pytest.mark.rig(partitions=2 * BEGIN_AT_ONCE)
+@pytest.mark.rig(partitions=2 * LISTS_AT_ONCE)
 @pytest.mark.parametrize("function", ["begin", "assert"])
 async def test_after_an_error_of_its_own_all_partitions_are_published_again(
     rig: Rig,
@@ -180,10 +179,10 @@ async def test_many_partitions_begin_without_waking_each_other(
     asked = 0
     next_call = Partition.next_call
 
-    def count(part: Partition, now: float) -> Call | None:
+    def count(part: Partition, now: float, wall_ms: int) -> Call | None:
         nonlocal asked
         asked += 1
-        return next_call(part, now)
+        return next_call(part, now, wall_ms)
 
     monkeypatch.setattr(Partition, "next_call", count)
     await rig.until(lambda: cluster.host.is_following)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-# Partitions that begin or list their sessions at a time: each takes a snapshot on disk.
-BEGIN_AT_ONCE: Final = 4
 # From one step of a reap to the host's next one, in any partition: so many times as long as
 # the last one took, within these bounds. Others then wait for one step and not for one of
 # each partition; many hosts that reap slow each other down; and a million users of a lost
@@ -58,7 +56,6 @@ class HostIdentity:
             the wall clock. If it is not, Redis answers with a higher one.
         random: For tokens and pauses.
         on_fenced: Called with a host that this one declared lost, and the partition.
-        begin_at_once: Partitions that begin or list their sessions at a time.
     """
 
     def __init__(
@@ -69,7 +66,6 @@ class HostIdentity:
         epoch: int,
         random: Random,
         on_fenced: Callable[[bytes, int], None],
-        begin_at_once: int = BEGIN_AT_ONCE,
     ) -> None:
         self.name, self.log = terms.name, terms.log
         self.nonce, self.epoch = nonce, epoch
@@ -86,23 +82,12 @@ class HostIdentity:
         self.is_stopped = False  # another process has this name
         self.may_take = True  # from a process of this name that lives
         self.why_refused = ""  # the configuration that the others have; empty: accepted
-        self.busy: set[int] = set()  # partitions that begin or list their sessions
+        self.other_lease_s = 0.0  # that another host has; 0: none has
         self.counts = ClusterCounts()
         self.fenced = on_fenced
-        self._begin_at_once = begin_at_once
         self._reap_pause_s = LEAST_REAP_PAUSE_S
         self._reap_at = 0.0
         self._random = random
-
-    @property
-    def may_begin(self) -> bool:
-        """Whether another partition may begin now."""
-        return self.turns_left > 0
-
-    @property
-    def turns_left(self) -> int:
-        """How many other partitions may begin now."""
-        return self._begin_at_once - len(self.busy)
 
     def next_epoch(self) -> int:
         """An epoch above all before."""

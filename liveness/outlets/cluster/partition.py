@@ -1,7 +1,9 @@
 """One partition as a host publishes it: which call is next, and what its answer means.
 
 At most one call is under way. A partition begins (`begin`), lists the host's sessions if
-Redis does not have them (`assert`), and then follows the log (`apply`). Each call names the
+Redis does not have them (`assert`), and then follows the log (`apply`). It begins at once,
+also if its list has to wait for those of other partitions: so everybody knows that there is
+one to come. Each call names the
 seq where the last one ended, so none is applied twice or left out: Redis refuses a call
 that does not fit (`gap`), and the partition goes on from there, forward or back.
 
@@ -35,6 +37,11 @@ MOST_QUEUED: Final = 2_000
 REAP_USERS: Final = 500
 # The first pause after a call that failed; it doubles up to a twelfth of the lease.
 FIRST_RETRY_S: Final = 0.1
+# A call takes no longer, while this process runs.
+LONGEST_CALL_S: Final = 2.0
+# A partition's clock that is ahead of Redis' clock, as that was set back, goes so much
+# slower until it is not.
+SLEW: Final = 0.1
 # In place of its word, for an answer that no function gives: its data are damaged.
 MALFORMED: Final = "malformed"
 
@@ -68,7 +75,7 @@ class _UnderWay:
     audit: tuple[int, int] | None = None  # what apply should answer
     piece: Piece | None = None
     suspect: tuple[bytes, int, int] | None = None
-    began: float = 0.0  # reap: when it was called
+    began: float = 0.0
 
 
 @dataclass(slots=True)
@@ -112,11 +119,14 @@ class Partition:
         self._incarnation = 0
         self._epoch = 0
         self._nonce = 0  # ours, as this partition knows it
-        self._seen = 0
-        self._ahead: float | None = None  # Redis' clock less ours, at most
-        self._offset_ms: float = 0.0  # Redis' clock less our wall clock
+        self._rival: tuple[int, float] | None = None  # another's beat, and since when
+        self._seen = 0  # the partition's clock
+        self._seen_at = 0.0
+        self._ahead = -inf  # Redis' clock less ours, at least
+        self._half_trip_s = 0.0  # it may be so much more, and twice
         self._piece: Piece | None = None
         self._pieces = 0
+        self._has_list = False
         self._heard = 0  # our newest beat, as Redis answered it
         self._suspects = Suspects(host.lease_s)
         self._cursor: bytes | int = 0
@@ -153,7 +163,7 @@ class Partition:
     @property
     def wants_list(self) -> bool:
         """Whether it needs a list of all sessions."""
-        return self.wants_piece and self._pieces == 0
+        return self.mode is Mode.ASSERTING and not self._has_list
 
     @property
     def queued(self) -> int:
@@ -183,6 +193,7 @@ class Partition:
     def give_piece(self, piece: Piece) -> None:
         """The next piece of all sessions, of which `wants_piece` asked."""
         self._piece = piece
+        self._has_list = True
 
     def lose_list(self, now: float) -> None:
         """The rest of the list cannot be read: list all sessions again."""
@@ -190,18 +201,31 @@ class Partition:
 
     # --- calls ----------------------------------------------------------------
 
-    def next_call(self, now: float) -> Call | None:
-        """The call to make now, if any; the caller then calls `answered` or `failed`."""
+    def next_call(self, now: float, wall_ms: int) -> Call | None:
+        """The call to make now, if any; the caller then calls `answered` or `failed`.
+
+        Args:
+            now: Seconds of the caller's clock.
+            wall_ms: Unix milliseconds of this host.
+        """
+        call = self._next_call(now, wall_ms)
+        if self._under_way is not None:
+            self._under_way.began = now
+        return call
+
+    def _next_call(self, now: float, wall_ms: int) -> Call | None:
         if now < self._due.retry:
             return None
         if self.mode is Mode.BEGINNING:
-            return self._begin() if self._host.may_begin else None
+            return self._begin(now)
         if self._host.is_stopped:
             self._restart(may_keep=True)
             return None
-        if self.mode is Mode.ASSERTING:
-            return None if self._piece is None else self._assert(self._piece, now)
-        return self._follow(now)
+        if self.mode is Mode.FOLLOWING:
+            return self._follow(now, wall_ms)
+        if self._piece is None and now < self._due.beat:
+            return None
+        return self._assert(self._piece, now, wall_ms)
 
     def next_at(self) -> float:
         """When to ask `next_call` again at the latest, if nothing happens before."""
@@ -209,13 +233,9 @@ class Partition:
         if self.mode is Mode.FOLLOWING:
             duties = (due.beat, due.look, due.reap, due.changes, self._suspects.next_at)
             return max(due.retry, min(duties))
-        if self.wants_piece:
-            return inf
-        if self.mode is Mode.BEGINNING and not self._host.may_begin:
-            return inf
-        return due.retry
+        return max(due.retry, due.beat) if self.wants_piece else due.retry
 
-    def _follow(self, now: float) -> Call | None:
+    def _follow(self, now: float, wall_ms: int) -> Call | None:
         due = self._due
         if len(self._queue) >= self._limits.call_changes and not self._refusals:
             due.changes = min(due.changes, now)
@@ -230,7 +250,7 @@ class Partition:
             return None
         match duty:
             case 0:
-                return self._apply(now)
+                return self._apply(now, wall_ms)
             case 1:
                 suspect = self._suspects.take()
                 self._under_way = _UnderWay("fence", suspect=suspect)
@@ -244,13 +264,12 @@ class Partition:
                 return Call("look", [host.name, *times])
             case _:
                 due.reap = self._host.reap_turn(now)
-                self._under_way = _UnderWay("reap", began=now)
+                self._under_way = _UnderWay("reap")
                 users, token = self._limits.reap_users, self._host.token()
                 return Call("reap", [self._cursor, users, self._floor(now), token])
 
-    def _begin(self) -> Call:
+    def _begin(self, now: float) -> Call:
         host = self._host
-        host.busy.add(self.number)
         self._epoch = host.next_epoch()
         self._under_way = _UnderWay("begin")
         return Call(
@@ -264,21 +283,34 @@ class Partition:
                 host.configuration,
                 round(host.lease_s * 1e6),
                 int(self._may_keep),
-                int(self._may_take and host.may_take),
+                self._takes(now),
                 host.token(),
             ],
         )
 
-    def _assert(self, piece: Piece, now: float) -> Call:
-        self._under_way = _UnderWay("assert", piece=piece)
-        last = -1 if piece.tally is None else piece.seq
-        return self._changes("assert", self._pieces, last, piece.changes, now)
+    def _takes(self, now: float) -> int:
+        """Whether to take the name from a process that has it: see `begin`.
 
-    def _apply(self, now: float) -> Call:
+        That it was silent for a lease says our own clock: that of Redis may jump.
+        """
+        if self._may_take and self._host.may_take:
+            return 1
+        if self._rival is not None and now - self._rival[1] >= self._host.lease_s:
+            return self._rival[0]
+        return 0
+
+    def _assert(self, piece: Piece | None, now: float, wall_ms: int) -> Call:
+        """The next piece; while there is none yet, an empty one says that we live."""
+        self._under_way = _UnderWay("assert", piece=piece)
+        changes = piece.changes if piece else ()
+        last = piece.seq if piece and piece.tally else -1
+        return self._changes("assert", self._pieces, last, changes, now, wall_ms)
+
+    def _apply(self, now: float, wall_ms: int) -> Call:
         if self._refusals and now < self._due.changes:
             # Redis may be out of memory: it takes calls without changes even then.
             self._under_way = _UnderWay("apply", self.last)
-            return self._changes("beat", self.last, self.last, (), now)
+            return self._changes("beat", self.last, self.last, (), now, wall_ms)
         taken = list(islice(self._queue, self._limits.call_changes))
         is_all = len(taken) == len(self._queue)
         last = self.read_to if is_all else taken[-1].seq
@@ -287,12 +319,19 @@ class Partition:
             audit = self.tally.answer
         self._under_way = _UnderWay("apply", last, len(taken), audit)
         function = "apply" if taken else "beat"
-        return self._changes(function, self.last, last, taken, now)
+        return self._changes(function, self.last, last, taken, now, wall_ms)
 
     def _changes(
-        self, function: str, before: int, last: int, taken: Sequence[Change], now: float
+        self,
+        function: str,
+        before: int,
+        last: int,
+        taken: Sequence[Change],
+        now: float,
+        wall_ms: int,
     ) -> Call:
         host = self._host
+        clock_ms = self._clock(now) // 1000
         head: list[str | int | bytes] = [
             host.name,
             self._epoch,
@@ -302,16 +341,33 @@ class Partition:
             last,
             self._floor(now),
             host.token(),
+            clock_ms,
             len(taken),
         ]
-        packed = packed_changes(taken, host.name, self._incarnation, self._offset_ms)
+        packed = packed_changes(
+            *(taken, host.name, self._incarnation), clock_ms=clock_ms, wall_ms=wall_ms
+        )
         return Call(function, [*head, *packed])
 
     def _floor(self, now: float) -> int:
-        """The newest version known, or what Redis' clock should show, if that is later."""
-        if self._ahead is None:
-            return self._seen
-        return max(self._seen, round((now + self._ahead) * 1e6))
+        """The partition's clock, of which versions are, at least.
+
+        It is Redis' clock, but never goes back. Sessions begin by it, so it must not
+        stand still either.
+        """
+        if self._ahead == -inf:
+            return 0
+        passed = (now - self._seen_at) * (1 - SLEW)
+        return max(self._seen + round(passed * 1e6), round((now + self._ahead) * 1e6))
+
+    def _clock(self, now: float) -> int:
+        """The partition's clock, within half of a round trip."""
+        redis_us = round((now + self._ahead + self._half_trip_s) * 1e6)
+        return max(self._floor(now), redis_us)
+
+    def _see(self, version: int, now: float) -> None:
+        """Note a version."""
+        self._seen, self._seen_at = max(version, self._floor(now)), now
 
     # --- answers --------------------------------------------------------------
 
@@ -323,7 +379,7 @@ class Partition:
         self._failures += 1
         self._due.retry = now + self._pause(self._failures)
         if under_way.function == "begin":
-            self._host.busy.discard(self.number)
+            self._rival = None  # it may have had no answer either
         elif under_way.function == "assert":
             self._begin_anew(now)  # in doubt
         elif under_way.changes:
@@ -336,13 +392,12 @@ class Partition:
         pause = FIRST_RETRY_S * 2.0 ** min(failures - 1, 16)
         return min(pause, self._host.beat_s / 2) * self._host.jitter()
 
-    def answered(self, answer: Sequence[Any], now: float, wall_ms: int) -> str:
+    def answered(self, answer: Sequence[Any], now: float) -> str:
         """Take the answer to the call.
 
         Args:
             answer: As the function gave it.
             now: Seconds of the caller's clock.
-            wall_ms: Unix milliseconds of this host.
         Returns:
             The word that the answer begins with, or `MALFORMED`.
         """
@@ -352,7 +407,7 @@ class Partition:
         try:
             word = _text(answer[0])
             if under_way is not None:
-                self._take(word, answer, under_way, now, wall_ms)
+                self._take(word, answer, under_way, now)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
             # Another program wrote to the keys. The sidecar must not end for that.
             self.answered_at = answered_at
@@ -366,15 +421,19 @@ class Partition:
         answer: Sequence[Any],
         under_way: _UnderWay,
         now: float,
-        wall_ms: int,
     ) -> None:
+        if word == "damaged":
+            # Another program changed the users: all hosts list theirs.
+            self._host.counts.audit_mismatches += 1
+            self._begin_anew(now)
+            return
         match under_way.function:
             case "begin":
-                self._begun(word, answer, now, wall_ms)
+                self._begun(word, answer, under_way, now)
             case "assert":
-                self._asserted(word, answer, under_way)
+                self._asserted(word, answer, under_way, now)
             case "apply":
-                self._applied(word, answer, under_way, now, wall_ms)
+                self._applied(word, answer, under_way, now)
             case "look":
                 self._looked(word, answer, now)
             case "fence":
@@ -386,7 +445,7 @@ class Partition:
                     self._due.reap = self._host.reap_turn(now)
             case _:
                 self._host.reap_took(now - under_way.began)
-                self._reaped(word, answer)
+                self._reaped(word, answer, now)
 
     def _touch(self, now: float) -> None:
         """There is contact now; after a gap, what was observed before proves nothing."""
@@ -395,22 +454,19 @@ class Partition:
         self.answered_at = now
 
     def _begun(
-        self, word: str, answer: Sequence[Any], now: float, wall_ms: int
+        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
     ) -> None:
         host = self._host
-        if word != "reset":
-            host.busy.discard(self.number)
         self._due.retry = now + host.lease_s / 3
         if word in ("keep", "reset"):
             host.accepted()
-            self._may_take = False
+            self._may_take, self._rival = False, None
             self._due = _Schedule(beat=now, look=now)
             self._incarnation = answer[2]
-            self._seen = max(self._seen, answer[3])
-            self._note_clock(answer[4], now, wall_ms)
+            self._note_clock(answer[3], answer[4], under_way.began, now)
             self._nonce = answer[5]
             host.nonce = max(host.nonce, self._nonce)
-            self._pieces, self._piece = 0, None
+            self._pieces, self._piece, self._has_list = 0, None, False
             self._heard = 0
             if word == "keep":
                 self.last = self.read_to = answer[1]
@@ -419,6 +475,7 @@ class Partition:
                     self.tally = None  # another process of this log got further
             else:
                 self._may_keep = True
+                self._due.beat = now + host.beat_s
                 self.mode = Mode.ASSERTING
                 self.lists += 1
         elif word == "epoch":
@@ -427,23 +484,29 @@ class Partition:
             host.raise_epoch(answer[1])
             self._due.retry = now
         elif word == "replaced":
+            if self._rival is None or self._rival[0] != answer[2]:
+                self._rival = answer[2], now
             host.replaced()
         else:
             host.refuse(_text(answer[1]))
 
-    def _asserted(self, word: str, answer: Sequence[Any], under_way: _UnderWay) -> None:
-        piece = under_way.piece
-        assert piece is not None
+    def _asserted(
+        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
+    ) -> None:
         if word != "ok":
             self._refused(word, answer)
             return
-        self._seen = max(self._seen, answer[1])
+        self._see(answer[1], now)
         self._pieces += 1
+        self._due.beat = now + self._host.beat_s
+        piece = under_way.piece
+        if piece is None:
+            return
         self._piece = None
         if piece.tally is not None:
             self.mode, self.last, self.read_to = Mode.FOLLOWING, piece.seq, piece.seq
             self.tally = piece.tally
-            self._host.busy.discard(self.number)
+            self._due.beat = now
 
     def _applied(
         self,
@@ -451,7 +514,6 @@ class Partition:
         answer: Sequence[Any],
         under_way: _UnderWay,
         now: float,
-        wall_ms: int,
     ) -> None:
         if word == "gap":
             self._go_to(answer[1], now)
@@ -463,9 +525,8 @@ class Partition:
         for _ in range(under_way.changes):
             self._queue.popleft()
         self.last = under_way.last
-        self._seen = max(self._seen, version)
         self.users = users
-        self._note_clock(redis_us, now, wall_ms)
+        self._note_clock(version, redis_us, under_way.began, now)
         if before != self._heard:
             # Redis lost our newest beat, or we lost its answer: the beats of others that
             # we know may be old.
@@ -502,19 +563,21 @@ class Partition:
     def _looked(self, word: str, answer: Sequence[Any], now: float) -> None:
         if word != "ok":
             return
-        _, stale, quiets = answer
+        _, stale, quiets, lease_us = answer
+        other_s = lease_us / 1e6
+        self._host.other_lease_s = 0.0 if other_s == self._host.lease_s else other_s
         for name, epoch, beat in quiets:
             self._suspects.note(name, int(epoch), int(beat), now)
         self._due.reap = self._host.reap_turn(now) if stale else inf
 
-    def _reaped(self, word: str, answer: Sequence[Any]) -> None:
+    def _reaped(self, word: str, answer: Sequence[Any], now: float) -> None:
         if word != "ok":
             self._due.reap = inf
             return
         _, cursor, gone, stale, version = answer
         self._host.counts.sessions_reaped += gone
         self._cursor = cursor
-        self._seen = max(self._seen, version)
+        self._see(version, now)
         if not stale:
             self._due.reap = inf
 
@@ -538,12 +601,14 @@ class Partition:
         self._piece = None
         self._under_way = None  # its answer is of no use any more
         self._suspects.clear()
-        self._host.busy.discard(self.number)
 
-    def _note_clock(self, redis_us: int, now: float, wall_ms: int) -> None:
-        self._offset_ms = redis_us / 1000 - wall_ms
-        ahead = redis_us / 1e6 - now
-        self._ahead = ahead if self._ahead is None else max(self._ahead, ahead)
+    def _note_clock(
+        self, version: int, redis_us: int, began: float, now: float
+    ) -> None:
+        """Note a version, and what Redis' clock was in a call that began at *began*."""
+        self._see(version, now)
+        self._ahead = redis_us / 1e6 - now
+        self._half_trip_s = min(now - began, LONGEST_CALL_S) / 2
 
 
 def _text(value: bytes | str) -> str:

@@ -51,10 +51,13 @@ LARGE_CALL: Final = 50
 # The pause before a list that the disk refused is tried again, and a read of the log.
 LIST_RETRY_S: Final = 5.0
 READ_RETRY_S: Final = 1.0
+# Partitions that list their sessions at a time: hosts that all do, as after Redis was
+# emptied, leave it time for other calls; and each list waits on disk.
+LISTS_AT_ONCE: Final = 4
 # How often the state is compared with what was logged, and the servers' policy is asked
 # for; more often while it is wrong.
 WATCH_S: Final = 1.0
-POLICY_S: Final = 60.0
+POLICY_S: Final = 10.0
 WRONG_POLICY_S: Final = 5.0
 
 SESSIONS: Final = Subscription(None, frozenset(SESSION_KINDS))
@@ -175,7 +178,6 @@ class Publisher:
         self._followed_at = [self._began_at] * len(host.partitions)
         self._wants_records, self._wants_list = Notifier(), Notifier()
         self._wakes = [Notifier() for _ in host.partitions]
-        self._waiting: dict[int, None] = {}  # partitions that begin when others have
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._newest_error: CallError | None = None
         self._shown = (ClusterState.BEGINNING, clock.wall_ms())  # and since when
@@ -258,7 +260,7 @@ class Publisher:
 
     @property
     def detail(self) -> str:
-        """Why it does not follow; empty if it does."""
+        """Why it does not follow, or not as it should; empty if all is well."""
         identity = self.host.identity
         match self.state:
             case ClusterState.REPLACED:
@@ -279,6 +281,12 @@ class Publisher:
             case ClusterState.AWAY:
                 error = self.redis.error or self._newest_error
                 return error.advice if error else "no answer"
+            case ClusterState.FOLLOWING if identity.other_lease_s:
+                return (
+                    f"another host has cluster.lease_s {identity.other_lease_s:g} and "
+                    f"this one {identity.lease_s:g}: the one with the longer lease may "
+                    "be taken for lost; use the same on all hosts, and restart them"
+                )
             case _:
                 return ""
 
@@ -327,17 +335,13 @@ class Publisher:
                 await self._turnstile.wait()
             identity.newest = self._log_writer.durable_seq
             now = self._clock.mono()
-            call = None if self.why_paused else part.next_call(now)
+            wall_ms = self._clock.wall_ms()
+            call = None if self.why_paused else part.next_call(now, wall_ms)
             if call is None:
-                if part.mode is Mode.BEGINNING and not identity.may_begin:
-                    self._waiting[part.number] = None
-                else:
-                    self._let_others_begin()
                 wait_s = inf if self.why_paused else part.next_at() - now
                 with trio.move_on_after(max(0.0, wait_s)):
                     await wake.wait()
                 continue
-            self._waiting.pop(part.number, None)
             before = part.mode
             try:
                 answer = await self.redis.call(call.function, part.number, call.args)
@@ -346,9 +350,8 @@ class Publisher:
                 identity.counts.errors[error.kind] += 1
                 self._newest_error = error
             else:
-                now, wall_ms = self._clock.mono(), self._clock.wall_ms()
                 was_stopped = identity.is_stopped
-                word = part.answered(answer, now, wall_ms)
+                word = part.answered(answer, self._clock.mono())
                 if word == MALFORMED:
                     identity.counts.errors["other"] += 1
                     self._newest_error = _malformed(call.function, part.number, answer)
@@ -361,21 +364,11 @@ class Publisher:
             self._wants_records.notify()
             if part.mode is not before or call.function == "begin":
                 self._wants_list.notify()
-                self._let_others_begin()
 
     def _notify_all(self) -> None:
         """All partitions may go on now, or must stop."""
         for wake in self._wakes:
             wake.notify()
-
-    def _let_others_begin(self) -> None:
-        """Wake as many of the partitions that wait for that as may begin now.
-
-        Not all: of a thousand, all but a few would find that they have to wait on.
-        """
-        for number in [*islice(self._waiting, max(0, self.host.identity.turns_left))]:
-            del self._waiting[number]
-            self._wakes[number].notify()
 
     async def _read_log(self) -> None:
         """Give the partitions the records of the log that they have room for."""
@@ -412,16 +405,10 @@ class Publisher:
         """List and count the sessions of the partitions that ask for it."""
         host = self.host
         while True:
-            listed = [
-                part
-                for part in host.wanting_lists()
-                if self._list_of.get(part.number, (0, None))[0] != part.lists
-            ]
-            counted = host.wanting_tallies()
-            if not listed and not counted:
+            numbers, counted = self._next_lists(), host.wanting_tallies()
+            if not numbers and not counted:
                 await self._wants_list.wait()
                 continue
-            numbers = {part.number: part.lists for part in listed}
             try:
                 lists, tallies = await self._lists.make(
                     [*numbers], [part.number for part in counted]
@@ -431,13 +418,28 @@ class Publisher:
                 await trio.sleep(LIST_RETRY_S)
                 continue
             for number, made in lists.items():
-                self._drop_list(number)
                 self._list_of[number] = (numbers[number], made)
                 self._wakes[number].notify()
             for part in counted:
                 if part.wants_tally:
                     part.tally = tallies[part.number]
             self._wants_records.notify()
+
+    def _next_lists(self) -> dict[int, int]:
+        """The partitions to be listed now, and the number of each list."""
+        parts = self.host.partitions
+        for number in [
+            number
+            for number, (lists, _) in self._list_of.items()
+            if parts[number].mode is not Mode.ASSERTING or parts[number].lists != lists
+        ]:
+            self._drop_list(number)
+        wanted = (
+            (part.number, part.lists)
+            for part in self.host.wanting_lists()
+            if part.number not in self._list_of
+        )
+        return dict(islice(wanted, LISTS_AT_ONCE - len(self._list_of)))
 
     async def _give_piece(self, part: Partition) -> None:
         number, made = self._list_of.get(part.number, (0, None))
@@ -462,6 +464,7 @@ class Publisher:
         _, made = self._list_of.pop(number, (0, None))
         if made is not None:
             made.close()
+            self._wants_list.notify()  # another partition may list its sessions
 
     # --- what an operator has to know -----------------------------------------
 
@@ -487,10 +490,14 @@ class Publisher:
 
     async def _watch_state(self) -> None:
         """Log each change of the state once."""
-        logged = ClusterState.BEGINNING
+        logged, warned = ClusterState.BEGINNING, ""
         while True:
             await trio.sleep(WATCH_S)
             state = self.state
+            if state is ClusterState.FOLLOWING and self.detail != warned:
+                warned = self.detail
+                if warned:
+                    _log.warning("another lease", message=warned, **self._fields)
             if state is logged or state is ClusterState.BEGINNING:
                 continue
             if state is ClusterState.FOLLOWING:

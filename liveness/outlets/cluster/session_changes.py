@@ -65,7 +65,12 @@ class Piece:
 
 
 def packed_changes(
-    changes: Sequence[Change], host: str, incarnation: int, offset_ms: float
+    changes: Sequence[Change],
+    host: str,
+    incarnation: int,
+    *,
+    clock_ms: int,
+    wall_ms: int,
 ) -> list[bytes]:
     """The arguments that name changes: all users, all values, all records.
 
@@ -73,7 +78,8 @@ def packed_changes(
         changes: In the order of the log.
         host: The name of this host.
         incarnation: What its sessions belong to.
-        offset_ms: Redis' clock less this host's.
+        clock_ms: Milliseconds of the partition's clock now.
+        wall_ms: Unix milliseconds of this host now.
     """
     values = list[bytes]()
     bodies = list[bytes]()
@@ -82,8 +88,9 @@ def packed_changes(
         if change.has_ended:
             values.append(ending_bytes(change.session))
         else:
-            # Redis' clock may be before the session began; 0: not known.
-            since = max(round(change.at + offset_ms), 0)
+            # This host's clock may have been set back since; and that of the partition
+            # may be before the session began. 0: not known.
+            since = max(clock_ms - max(wall_ms - change.at, 0), 0)
             gateway, device = change.gateway.encode(), change.device.encode()
             values.append(
                 session_bytes(incarnation, change.session, since, gateway, device)

@@ -2,10 +2,12 @@
 
 import traceback
 from collections.abc import Mapping
+from itertools import pairwise
 from math import inf
 from typing import Final
 
 from liveness.cluster.format import (
+    StoredSession,
     StreamEntry,
     entry_of,
     sessions_of,
@@ -331,6 +333,11 @@ class History:
             newest[user] = owners.get(sessions[0].incarnation, ""), sessions[0].session
             order = [session.since for session in sessions]
             self._expect(order == sorted(order, reverse=True), f"{user}: {sessions}")
+            self._check_order(
+                partition,
+                [(owners.get(it.incarnation, ""), it) for it in sessions],
+                machines,
+            )
             for session in sessions:
                 key = user, owners.get(session.incarnation, ""), session.device
                 self._expect(key not in found, f"twice: {key}")
@@ -347,6 +354,29 @@ class History:
                 f"{name} counts {host.sessions}, {host.current}, has {has}",
             )
         self._check_stream(partition, newest)
+
+    def _check_order(
+        self,
+        partition: int,
+        sessions: list[tuple[str, StoredSession]],
+        machines: list[Machine],
+    ) -> None:
+        """No session is behind one that began earlier, and that Redis took earlier."""
+        if self.world.faults.get("clock"):
+            return  # hosts do not know themselves when their sessions began
+        logs = {machine.name: machine.log for machine in machines}
+        known = [
+            (logs[host].began[it.session], taken)
+            for host, it in sessions
+            if host in logs
+            and (taken := self.world.taken.get((partition, it.incarnation, it.session)))
+            is not None
+        ]
+        for (began, taken), (later, taken_later) in pairwise(known):
+            self._expect(
+                later <= began or taken_later < taken,
+                f"{sessions}: the newest is not first, by {later - began} s",
+            )
 
     def _check_stream(self, partition: int, newest: dict[Uid, tuple[str, int]]) -> None:
         state: dict[Uid, tuple[str, int]] = {}

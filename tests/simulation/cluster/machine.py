@@ -39,13 +39,15 @@ class Log:
     def __init__(self, name: str, separator: str, random: Random) -> None:
         self.name, self._separator, self._random = name, separator, random
         self.records: list[Record] = []
+        self.began: dict[int, float] = {}  # sessions: when, by the clock of the world
         self.trimmed_to = 0  # records up to this seq are gone
         self.newest = 0
         self.online: dict[Uid, OnlineRow] = {}
 
-    def happen(self, uid: Uid, wall_ms: int) -> None:
+    def happen(self, uid: Uid, wall_ms: int, now: float) -> None:
         """A user comes, moves or goes."""
         random = self._random
+        self.began[self.newest + 1] = self.began[self.newest + 2] = now
         self.newest += random.choice((1, 1, 2))  # there are records of timers too
         have, gateway = self.online.get(uid), random.choice(GATEWAYS)
         if have is None:
@@ -140,7 +142,6 @@ class Process:
             epoch=self.wall_ms,
             random=self._random,
             on_fenced=machine.on_fenced,
-            begin_at_once=1,
         )
         self.host = ClusterHost(
             identity, partitions=PARTITIONS, separator=separator, limits=LIMITS
@@ -180,13 +181,13 @@ class Process:
         if self._asked[1] > CIRCLES:
             raise AssertionError(f"{self._machine.name} goes in circles")
         identity = self.host.identity
-        before = len(identity.busy), identity.is_stopped
+        was_stopped = identity.is_stopped
         if now >= self.read_at:
             self._read()
         for part in self.host.partitions:
             self._serve(part)
             self._talk(part)
-        if before != (len(identity.busy), identity.is_stopped):
+        if identity.is_stopped != was_stopped:
             self._woken.update(range(PARTITIONS))
 
     def _read(self) -> None:
@@ -256,12 +257,12 @@ class Process:
             if answer is None or (is_late and self._random.random() < 0.5):
                 part.failed(self._mono)
             else:
-                part.answered(answer, self._mono, self.wall_ms)
+                part.answered(answer, self._mono)
             self.read_at = min(self.read_at, world.now)
         if number not in self._woken and self._mono < part.next_at():
             return
         self._woken.discard(number)
-        call = part.next_call(self._mono)
+        call = part.next_call(self._mono, self.wall_ms)
         if call is not None:
             is_cut = world.now < self._machine.cut_until
             self._flights[number] = world.send(number, call, is_cut=is_cut)
@@ -322,6 +323,6 @@ class Machine:
     def happen(self) -> None:
         """A user of it comes, moves or goes."""
         random, process = self.world.random, self.process
-        self.log.happen(random.choice(UIDS), process.wall_ms)
+        self.log.happen(random.choice(UIDS), process.wall_ms, self.world.now)
         wait = random.choice((0.0, 0.01, 0.3))
         process.read_at = min(process.read_at, self.world.now + wait)

@@ -69,7 +69,7 @@ def test_the_last_look_is_not_ahead_though_the_clock_of_redis_was_set_back(
     world.skew_s = [-3_600.0] * PARTITIONS
     host = world.hosts(0)["B"]
     who: list[str | int | bytes] = ["B", host.epoch, host.nonce, host.incarnation]
-    answer = world.run(0, Call("beat", [*who, host.last, host.last, 0, 1, 0]))
+    answer = world.run(0, Call("beat", [*who, host.last, host.last, 0, 1, 0, 0]))
     assert answer is not None
     assert answer[7] > 3_500e6  # microseconds since the last look: the next one is due
 

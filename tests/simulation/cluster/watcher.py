@@ -6,7 +6,14 @@ has to be what the records before it say.
 
 from typing import Any, Final
 
-from liveness.cluster.chain import Chain, ReadEntries, ReadMeta, ReadNewest, Request
+from liveness.cluster.chain import (
+    Chain,
+    ReadEarlier,
+    ReadEntries,
+    ReadMeta,
+    ReadNewest,
+    Request,
+)
 from liveness.cluster.events import ClusterEvent, ClusterGap, Listed, Rollback
 from liveness.cluster.format import ClusterRecord, Place
 from liveness.core.records import OFFLINE, ONLINE, Uid
@@ -58,6 +65,10 @@ class Watcher:
             case ReadEntries(after, limit):
                 start = f"({after}-0"
                 rows = redis("XRANGE", keys.stream, start, "+", "COUNT", limit)
+                return [(name, pairs(fields)) for name, fields in rows]
+            case ReadEarlier(until, limit):
+                words = (keys.stream, f"{until}-0", "-", "COUNT", limit)
+                rows = redis("XREVRANGE", *words)
                 return [(name, pairs(fields)) for name, fields in rows]
             case ReadMeta():
                 return self._world.meta(self.partition)

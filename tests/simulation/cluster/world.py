@@ -16,6 +16,7 @@ from liveness.cluster.format import (
     entry_of,
     host_of,
     keys_of,
+    sessions_of,
 )
 from liveness.cluster.functions import Functions, functions
 from liveness.core.records import ONLINE
@@ -27,6 +28,9 @@ PREFIX: Final = "lv"
 KEYS: Final = [keys_of(PREFIX, number) for number in range(PARTITIONS)]
 START_S: Final = 1_700_000_000.0
 TIMEOUT_S: Final = 2.0  # of a call
+# In an `apply`: arguments in front of the users; the last of them says how many follow.
+APPLY_HEAD: Final = 10
+ENDING_BYTES: Final = 6  # of a value that ends a session
 # By how much the clock of a new master may be off, in seconds.
 SKEWS: Final = (0, 0, -0.2, 2, -20, 40, -100, -3_600, 3_600)
 
@@ -72,6 +76,8 @@ class World:
         self.down_until = [0.0] * PARTITIONS  # nothing is answered until then
         self.full_until = [0.0] * PARTITIONS  # out of memory until then
         self.late: list[tuple[int, Call]] = []  # calls that still arrive, some time
+        # Sessions, by partition, incarnation and number: in which order Redis took them.
+        self.taken: dict[tuple[int, int, int], int] = {}
         self.faults_found: list[str] = []
         self.counts = Counter[str]()
         self._replicas: list[list[bytes | None]] = [[] for _ in range(PARTITIONS)]
@@ -101,10 +107,19 @@ class World:
         else:
             _, answer = self.redis.many(clock, words)
         self.counts[f"{call.function} {_text(answer[0])}"] += 1
+        if call.function == "apply" and answer[0] == b"ok":
+            self._note_taken(partition, call.args)
         is_reap = call.function == "reap" and answer[0] == b"ok"
         if is_reap and answer[4] != int(before):  # the newest entry is its own
             self._check_reaped(partition)
         return answer  # type: ignore[no-any-return]  # what RESP has
+
+    def _note_taken(self, partition: int, args: list[str | int | bytes]) -> None:
+        for value in args[APPLY_HEAD + args[APPLY_HEAD - 1] : -args[APPLY_HEAD - 1]]:
+            if len(value) > ENDING_BYTES:
+                session = next(sessions_of(value))
+                key = partition, session.incarnation, session.session
+                self.taken[key] = len(self.taken)
 
     def send(self, partition: int, call: Call, *, is_cut: bool) -> Flight:
         """Begin a call: it runs now or later, or never, and is answered or not."""

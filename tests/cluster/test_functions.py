@@ -1,0 +1,344 @@
+"""The functions on a real Redis, whose clock a test sets."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+import pytest
+
+from liveness.cluster.format import (
+    Place,
+    ending_bytes,
+    entry_of,
+    field_of,
+    host_of,
+    keys_of,
+    place_bytes,
+    session_bytes,
+    sessions_of,
+)
+from tests.helpers.redis_servers import RedisServer, redis_server
+from tests.simulation.cluster.world import virtual_functions
+
+START_S: Final = 1_700_000_000
+LEASE_S: Final = 30
+KEEP_S: Final = 3_600
+KEYS: Final = keys_of("lv", 0)
+ADA: Final = field_of("ada")
+
+
+@dataclass
+class Partition:
+    """A partition, and Redis' clock."""
+
+    redis: RedisServer
+    now: float = START_S
+    step_s: float = 0.0  # by which Redis' clock was set
+    tokens: Iterator[int] = field(default_factory=count)
+
+    def call(self, function: str, *args: str | int | bytes) -> Any:
+        self.redis("SET", "now", round((self.now + self.step_s) * 1e6))
+        name = virtual_functions().prefix + function
+        return self.redis("FCALL", name, 3, *KEYS, *args)
+
+    def meta(self, name: str) -> Any:
+        return self.redis("HGET", KEYS.meta, name)
+
+    def hosts_of_ada(self) -> list[int]:
+        """Incarnations, which are the numbers of the hosts: the newest session first."""
+        stored = self.redis("HGET", KEYS.users, ADA)
+        return [session.incarnation for session in sessions_of(stored or b"")]
+
+    def look(self) -> None:
+        """A host looks for others; ten times in a lease."""
+        times = [1e6 * LEASE_S / 2, 1e6 * LEASE_S / 10, 1e6 * KEEP_S]
+        self.call("look", "x", *map(round, times))
+
+    def stream(self) -> list[int]:
+        """The versions that readers still find."""
+        return [
+            int(name[:-2]) for name, _ in self.redis("XRANGE", KEYS.stream, "-", "+")
+        ]
+
+
+class Host:
+    """A host of the partition, with a clock of its own, which goes right."""
+
+    def __init__(self, partition: Partition, name: str, *, nonce: int = 7) -> None:
+        self.partition, self.name, self.nonce = partition, name, nonce
+        self.epoch = self.incarnation = self.last = 0
+        self.ahead_s = 0.0  # what it takes for Redis' clock, less the right time
+
+    def begin(self, *, take: int = 1, log: str = "log") -> Any:
+        self.epoch += 1
+        args = [self.name, self.epoch, self.nonce, log, 1_000, "1 1 -"]
+        token = next(self.partition.tokens)
+        answer = self.partition.call(
+            "begin", *args, 1_000_000 * LEASE_S, 0, take, token
+        )
+        if answer[0] == b"reset":
+            self.incarnation, self.last = answer[2], 0
+        return answer[0].decode()
+
+    def list(self, *sessions: tuple[bytes, int, float]) -> str:
+        """All its sessions: user, number, and for how long they have been."""
+        return self._change("assert", *sessions)
+
+    def follow(self) -> "Host":
+        assert (self.begin(), self.list()) == ("reset", "ok")
+        return self
+
+    def login(self, session: int, age_s: float = 0.0, user: bytes = ADA) -> str:
+        return self._change("apply", (user, session, age_s))
+
+    def logout(self, session: int) -> str:
+        return self._change("apply", (ADA, session, None))
+
+    def beat(self) -> str:
+        return self._change("beat")
+
+    def _change(self, function: str, *sessions: tuple[bytes, int, float | None]) -> str:
+        part = self.partition
+        clock = round((part.now + self.ahead_s) * 1000)
+        values, bodies = list[bytes](), list[bytes]()
+        for user, session, age_s in sessions:
+            since = 0 if age_s is None else clock - round(1000 * age_s)
+            values.append(
+                ending_bytes(session)
+                if age_s is None
+                else session_bytes(self.incarnation, session, since, b"g", b"")
+            )
+            place = Place(user.decode(), self.name, "g", session, since, "login")
+            bodies.append(place_bytes(place))
+        head = [self.name, self.epoch, self.nonce, self.incarnation]
+        last = self.last + 1
+        users = [user for user, *_ in sessions]
+        answer = part.call(
+            *(function, *head, self.last, last, 0, next(part.tokens), clock),
+            *(len(sessions), *users, *values, *bodies),
+        )
+        if answer[0] == b"ok":
+            self.last = last
+        return str(answer[0].decode())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with redis_server() as running:
+        running("FUNCTION", "LOAD", virtual_functions().source)
+        yield running
+
+
+@pytest.fixture
+def partition(server: RedisServer) -> Partition:
+    server("FLUSHALL")
+    return Partition(server)
+
+
+@pytest.fixture
+def hosts(partition: Partition) -> tuple[Host, Host]:
+    """Hosts 1 and 2."""
+    return Host(partition, "a").follow(), Host(partition, "b").follow()
+
+
+# --- the newest session -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_s", [-3_600.0, -0.3, 0.0, 0.3, 3_600.0])
+def test_the_session_that_redis_takes_last_is_the_newest_though_its_clock_jumps(
+    partition: Partition, hosts: tuple[Host, Host], step_s: float
+) -> None:
+    first, second = hosts
+    first.login(1)
+    partition.now += 0.1
+    partition.step_s = step_s  # a failover to a server with another clock
+    second.login(2, age_s=0.02)
+    assert partition.hosts_of_ada() == [2, 1]
+    partition.now += 0.1
+    first.ahead_s = step_s  # it has learned that by now
+    first.login(3, age_s=0.02)
+    partition.now += 0.1
+    second.login(4, age_s=0.02)
+    assert partition.hosts_of_ada() == [2, 1]
+
+
+@pytest.mark.parametrize("ahead_s", [-1.0, -0.2, 0.2, 1.0])
+def test_a_host_that_knows_the_clock_of_redis_badly_has_the_newest_session_too(
+    partition: Partition, hosts: tuple[Host, Host], ahead_s: float
+) -> None:
+    first, second = hosts
+    first.ahead_s = ahead_s
+    for session in range(1, 9, 2):
+        partition.now += 0.05
+        first.login(session)
+        assert partition.hosts_of_ada()[0] == 1
+        partition.now += 0.05
+        second.login(session + 1)
+        assert partition.hosts_of_ada() == [2, 1]
+
+
+def test_what_redis_hears_of_late_is_not_the_newest(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    late, other = hosts
+    partition.now += 60
+    other.login(1, age_s=10)
+    late.login(2, age_s=40)
+    assert partition.hosts_of_ada() == [2, 1]
+
+
+def test_in_lists_only_the_age_of_a_session_counts(partition: Partition) -> None:
+    older, newer = Host(partition, "a"), Host(partition, "b")
+    for host in (newer, older):
+        host.begin()
+    newer.list((ADA, 5, 100.0))
+    older.list((ADA, 6, 100.1))
+    assert partition.hosts_of_ada() == [newer.incarnation, older.incarnation]
+
+
+def test_hash_and_records_have_sessions_in_the_order_in_which_they_began(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    first, second = hosts
+    first.ahead_s = 0.5
+    first.login(1)
+    partition.now += 0.1
+    second.login(2)
+    newest, other = sessions_of(partition.redis("HGET", KEYS.users, ADA))
+    assert (newest.incarnation, newest.since) == (2, other.since)
+    *_, (name, flat) = partition.redis("XRANGE", KEYS.stream, "-", "+")
+    (record,) = entry_of(0, name, dict(zip(flat[::2], flat[1::2], strict=True))).records
+    assert (record.place.host, record.place.since) == ("b", newest.since)
+
+
+def test_a_session_that_is_listed_anew_keeps_its_place(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    first, second = hosts
+    first.ahead_s = 0.5
+    first.login(1)
+    second.login(2)
+    before = [*sessions_of(partition.redis("HGET", KEYS.users, ADA))]
+    for host, session in ((first, 1), (second, 2)):
+        host.begin()
+        host.list((ADA, session, 0.0))
+    after = [*sessions_of(partition.redis("HGET", KEYS.users, ADA))]
+    assert [it[1:] for it in after] == [it[1:] for it in before]
+    assert partition.hosts_of_ada() == [second.incarnation, first.incarnation]
+
+
+# --- what is kept of the stream -----------------------------------------------------------
+
+
+def look_for(partition: Partition, seconds: float) -> None:
+    """Let hosts look on for so long."""
+    until = partition.now + seconds
+    while partition.now < until:
+        partition.now += LEASE_S / 10
+        partition.look()
+
+
+def test_what_is_older_than_keep_s_is_trimmed(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    partition.redis("CONFIG", "SET", "stream-node-max-entries", 1)
+    for session in range(1, 11):
+        hosts[0].login(session)
+        look_for(partition, KEEP_S / 4)
+    kept = [version / 1e6 - partition.now for version in partition.stream()]
+    assert -1.25 * KEEP_S < min(kept) < -0.75 * KEEP_S
+
+
+@pytest.mark.parametrize("step_s", [-1e9, -3_600.0, 3_600.0, 1e9])
+def test_a_clock_that_jumps_trims_nothing_that_is_new(
+    partition: Partition, hosts: tuple[Host, Host], step_s: float
+) -> None:
+    partition.redis("CONFIG", "SET", "stream-node-max-entries", 1)
+    look_for(partition, KEEP_S)
+    hosts[0].login(1)
+    hosts[1].login(2)
+    kept = partition.stream()
+    partition.step_s = step_s
+    look_for(partition, KEEP_S * 0.8)
+    assert partition.stream()[-2:] == kept[-2:]
+    look_for(partition, KEEP_S)
+    hosts[0].login(3)
+    assert len(partition.stream()) < len(kept) + 1
+
+
+# --- damage -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("DEL", KEYS.users),
+        ("HDEL", KEYS.users, ADA),
+        ("HSET", KEYS.users, "eve", "cake"),
+        ("DEL", KEYS.meta),
+        ("HDEL", KEYS.meta, "v", "conf"),
+        ("HDEL", KEYS.meta, "hb"),
+    ],
+    ids=["users", "user", "stranger", "meta", "version", "host"],
+)
+def test_users_that_another_program_changed_are_listed_anew_by_all_hosts(
+    partition: Partition, hosts: tuple[Host, Host], command: tuple[str, ...]
+) -> None:
+    first, second = hosts
+    first.login(1)
+    second.login(2, user=field_of("bob"))
+    partition.redis(*command)
+    assert {host.beat() for host in hosts} & {"damaged", "unknown"}
+    for _ in range(3):
+        for host, user, session in ((first, ADA, 1), (second, field_of("bob"), 2)):
+            if host.beat() != "ok":
+                assert host.begin() == "reset"
+                assert host.list((user, session, 1.0)) == "ok"
+    assert [host.beat() for host in hosts] == ["ok", "ok"]
+    users = partition.redis("HKEYS", KEYS.users)
+    assert sorted(users) == [ADA, field_of("bob")]
+    sessions = [host_of(partition.meta(f"h{name}")).sessions for name in "ab"]
+    assert sessions == [1, 1]
+
+
+def test_what_an_earlier_release_writes_is_no_damage(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    first, second = hosts
+    first.login(1)
+    number = partition.meta("n")
+    second.login(2, user=field_of("bob"))
+    partition.redis("HSET", KEYS.meta, "n", number)  # it does not know that field
+    assert first.beat() == "ok"
+    partition.redis("HDEL", KEYS.users, ADA)
+    assert second.beat() == "damaged"
+
+
+# --- begin ----------------------------------------------------------------------------------
+
+
+def test_a_process_is_replaced_by_an_earlier_one_only_if_its_beat_stands_still(
+    partition: Partition,
+) -> None:
+    earlier, later = (Host(partition, "a", nonce=nonce) for nonce in (7, 8))
+    later.follow()
+    seen = host_of(partition.meta("ha")).beat
+    partition.step_s = 3_600.0  # which looks as if it had been silent for long
+    assert earlier.begin(take=0) == "replaced"
+    later.beat()
+    assert earlier.begin(take=seen) == "replaced"
+    seen = host_of(partition.meta("ha")).beat
+    earlier.epoch = later.epoch
+    assert earlier.begin(take=seen) == "reset"
+
+
+def test_a_host_that_begins_again_and_again_leaves_nothing_behind(
+    partition: Partition,
+) -> None:
+    host = Host(partition, "a")
+    for _ in range(5):
+        host.begin()
+    assert [
+        name for name in partition.redis("HKEYS", KEYS.meta) if name[:1] == b"i"
+    ] == [b"i1"]
