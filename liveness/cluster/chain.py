@@ -190,7 +190,7 @@ class Chain:
         self._now = 0.0
         self._began_at: float | None = None  # when it joined this life of the partition
         self._wanted_at = 0.0  # since when it wants a list
-        self._is_stuck = False  # it could not go on, though both know its version
+        self._after = 0  # entries up to this one are not of the chain, or it had them
         self._deliveries: list[DeliveredEvent] = []
         self._steps = self._run()
         self.request: Request = next(self._steps)
@@ -270,9 +270,8 @@ class Chain:
         # Nothing at all: Redis was emptied, and no host has come back yet.
         self.is_caught_up = newest in ("", self.name)
         if self.is_caught_up:
-            self._is_stuck = False
             return
-        entries = yield from self._entries(self.version)
+        entries = yield from self._entries(max(self.version, self._after))
         for entry in entries:
             if entry.before != self.name:
                 break
@@ -284,7 +283,6 @@ class Chain:
 
     def _deliver(self, entry: StreamEntry) -> None:
         before = self._position(self.name)
-        self._is_stuck = False
         self._names.append(entry.name)
         if self._list is not None:
             self._list.unproven.discard(entry.name)
@@ -302,14 +300,13 @@ class Chain:
 
     def _rejoin(self) -> _Steps:
         """Go on from the last version that both know, or else from the oldest entry."""
-        common = yield from self._last_common()
-        if common == self.name and not self._is_stuck:
-            self._is_stuck = True
-            self.is_caught_up = True  # it is not: but so there is a pause
-            return
+        common, after = yield from self._last_common()
         if common == self.name:
-            # Entries of another chain are in the way, for good.
-            common = yield from self._newest()
+            # If nothing was in the way: it is not, but so there is a pause.
+            self.is_caught_up = after == self._after
+            self._after = after
+            return
+        self._after = after
         had, version = self.version, version_of(common)
         if version == had:  # another version of that number
             version = max(version - 1, 0)
@@ -318,7 +315,7 @@ class Chain:
         if not self._names or self.name != common:
             self._names.clear()
             self._names.append(common)
-        self._list, self._is_stuck = None, False
+        self._list = None
         self._wanted_at = self._now
         if version == 0:
             self._began_at = self._now
@@ -331,11 +328,12 @@ class Chain:
                 else ClusterGap(self.partition, had + 1, version + 1)
             )
 
-    def _last_common(self) -> Generator[Request, Any, str]:
+    def _last_common(self) -> Generator[Request, Any, tuple[str, int]]:
         """The newest version of the chain that this reader had, or else its oldest.
 
-        Entries that do not lead to the newest version are of another chain: from before
-        somebody deleted the hash of the partition and not the stream.
+        And the id behind which the chain goes on from there. Entries that do not lead to
+        the newest version are of another chain: as from before somebody deleted the hash
+        of the partition and not the stream.
         """
         known, name = set(self._names), (yield from self._newest())
         until = version_of(name)
@@ -343,13 +341,13 @@ class Chain:
             entries = yield from self._earlier(until)
             for entry in entries:
                 if entry.name != name:
-                    return name
+                    return name, until
                 name, until = entry.before, version_of(name) - len(entry.records)
                 if name in known:
-                    return name
+                    break
             if not entries:
                 break
-        return name
+        return name, until
 
     # --- who is online ----------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 
 from liveness.cluster.chain import (
     MOST_NAMES,
+    MOST_WAIT,
     Chain,
     ReadEarlier,
     ReadEntries,
@@ -18,7 +19,13 @@ from liveness.cluster.chain import (
     Request,
 )
 from liveness.cluster.events import ClusterGap, DeliveredEvent, Listed, Rollback
-from liveness.cluster.format import ClusterRecord, Place, place_bytes, session_bytes
+from liveness.cluster.format import (
+    ClusterRecord,
+    HostState,
+    Place,
+    place_bytes,
+    session_bytes,
+)
 
 LEASE_S: Final = 30.0
 BORN_US: Final = 1_000_000
@@ -34,6 +41,7 @@ class Stored:
     users: dict[bytes, bytes] = field(default_factory=dict)
     beat_us: int = BORN_US + int(LEASE_S * 1e6)
     is_begun: bool = True
+    is_listing: bool = False  # the host lists its sessions
 
     def change(self, version: int, *changes: str, token: str = "7") -> None:
         """One entry: "+ada" brings a user online, "-ada" offline."""
@@ -59,7 +67,8 @@ class Stored:
         if not self.is_begun:
             return {}
         version, token = self.name.split(".")
-        host = pack(">dIBdIIIdd", 1, 1, 1, 0, 0, 0, 0, self.beat_us, 3) + b"log"
+        state = HostState.ASSERTING if self.is_listing else HostState.LIVE
+        host = pack(">dIBdIIIdd", 1, 1, state, 0, 0, 0, 0, self.beat_us, 3) + b"log"
         return {
             b"v": version.encode(),
             b"t": token.encode(),
@@ -315,6 +324,55 @@ def test_a_list_that_need_not_wait_says_that_it_is_not_settled(stored: Stored) -
     assert not listed.is_settled
 
 
+def test_a_list_waits_for_a_host_that_needs_longer_than_a_lease(stored: Stored) -> None:
+    stored.change(100, "+ada")
+    stored.beat_us, stored.is_listing = BORN_US + 100_000_000, True
+    reader = chain(lists=True)
+    for now in range(0, 100, 10):
+        assert read(reader, stored, now=now) == []
+    stored.change(200, "+bob")
+    stored.is_listing = False
+    assert read(reader, stored, now=100) == ["+bob", (200, {"ada", "bob"})]
+
+
+def test_a_list_for_which_nobody_waits_says_that_a_host_is_listing(
+    stored: Stored,
+) -> None:
+    stored.is_listing = True
+    ((listed, _),) = deliveries_of(chain(lists=True, waits=False), stored)
+    assert isinstance(listed, Listed)
+    assert not listed.is_settled
+
+
+def test_a_host_that_lists_for_ever_does_not_keep_readers_without_a_list(
+    stored: Stored,
+) -> None:
+    stored.change(100, "+ada")
+    stored.is_listing = True
+    reader, now, found = chain(lists=True), 0.0, list[DeliveredEvent]()
+    while not found:
+        now += 1
+        found = reader.answer(stored.answer(reader.request), now)
+    ((listed, _),) = found
+    assert isinstance(listed, Listed)
+    assert not listed.is_settled
+    assert MOST_WAIT * LEASE_S <= now < MOST_WAIT * LEASE_S + 10
+
+
+def test_a_list_is_made_again_if_a_host_begins_to_list_meanwhile(
+    stored: Stored,
+) -> None:
+    stored.change(100, "+ada", "+bob")
+
+    def between(request: object) -> None:
+        stored.is_listing = isinstance(request, ReadUsers) or stored.is_listing
+
+    reader = chain(lists=True)
+    assert read(reader, stored, between=between) == []
+    stored.is_listing = False
+    assert read(reader, stored, now=5) == [(101, {"ada", "bob"})]
+
+
 @pytest.mark.parametrize("what", ["rollback", "trimmed", "emptied"])
 def test_a_list_is_made_again_if_the_chain_breaks_meanwhile(
     stored: Stored, what: str
@@ -386,6 +444,42 @@ def test_a_list_that_saw_what_a_failover_lost_is_made_again(stored: Stored) -> N
 
 
 # --- damage ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_changed", [False, True])
+def test_without_the_old_hash_what_is_left_of_the_stream_is_void(
+    stored: Stored, has_changed: bool
+) -> None:
+    """Somebody deleted the hash of the partition, and hosts have begun anew."""
+    reader = chain(lists=True)
+    stored.change(100, "+ada")
+    assert read(reader, stored) == [(100, {"ada"})]
+    stored.change(200, "+bob", "+eve")
+    assert read(reader, stored) == ["+bob", "+eve"]
+    stored.name, stored.users = f"0.2-{BORN_US}", {}
+    new = list[object]()
+    if has_changed:
+        stored.change(300, "+kim")
+        new = ["+kim", (300, {"kim"})]
+    found = [event for _ in range(9) for event in read(reader, stored, now=99)]
+    assert found == [Rollback(0, 0), *(new or [(0, set())])]
+    stored.change(400, "+zoe")
+    assert read(reader, stored, now=99) == ["+zoe"]
+
+
+def test_a_reader_passes_over_entries_that_lead_nowhere(stored: Stored) -> None:
+    stored.change(100, "+ada")
+    reader = chain(position=stored.name)
+    read(reader, stored)
+    name = stored.name
+    stored.change(200, "+bob", token="of another chain")
+    stored.name = name
+    stored.change(300, "+kim")
+    stored.change(400, "+zoe")
+    found = [event for _ in range(9) for event in read(reader, stored)]
+    assert found == ["+bob", Rollback(0, 100), "+kim", "+zoe"]
+    stored.change(500, "+eve")
+    assert read(reader, stored) == ["+eve"]
 
 
 def test_what_is_not_of_this_schema_is_an_error(stored: Stored) -> None:
