@@ -229,6 +229,7 @@ async def _play(
         except* BrokeOff as errors:
             why = f"{situation.name} broke off: {_first_cause(errors)}"
             findings.broken_off.append(why)
+            findings.unfinished.update(situation.rules)
         await stage.clear()
     if why:
         for rule in situation.rules:

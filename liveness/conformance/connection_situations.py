@@ -32,12 +32,14 @@ async def the_first_hello(stage: Stage) -> None:
     elif ping > stage.timeout_s / 4:
         text = f"ping {ping:g} with a timeout of {stage.timeout_s:g} s"
         stage.check(31, False, text, "a quarter of the timeout, or less", since=0)
+    elif ping > LONGEST_PING_S:
+        why = f"its ping of {ping:g} s takes too long"
+        stage.findings.untried.setdefault(31, []).append(why)
     else:
         await _promise_kept(stage, ping)
 
 
 async def _promise_kept(stage: Stage, ping_s: float) -> None:
-    stage.need(ping_s <= LONGEST_PING_S, f"its ping of {ping_s:g} s takes too long")
     most_s = ping_s + max(ping_s, LEAST_LATE_S)
     mark, link = stage.tape.mark, stage.link
     names = ("ping", "keepalive", "message", "login", "logout", "ack", "where", "list")
@@ -76,10 +78,10 @@ async def users_log_in_and_out(stage: Stage) -> None:
     stage.check(2, came, text, f"login of {named.uid}, in UTF-8")
 
 
-@situation(12, 13, 17, 19)
+@situation(12, 13, 16, 17, 19)
 async def one_talks_and_one_is_silent(stage: Stage) -> None:
     """Activity is collected, and only of the one who talks."""
-    talker, silent = await stage.enter("talker"), await stage.enter("silent")
+    talker, silent = await stage.enter("4711"), await stage.enter("4712")
     mark, began = stage.tape.mark, trio.current_time()
     for _ in range(round(TALK_S / LINE_EVERY_S)):
         await talker.ping()
@@ -143,8 +145,8 @@ async def activity_crosses_a_record(stage: Stage) -> None:
 @situation(17, 16)
 async def a_second_connection_of_a_user(stage: Stage) -> None:
     """The sidecar says `moved`, within the gateway."""
-    older = await stage.enter("twice")
-    newer = await stage.enter("twice")
+    older = await stage.enter("4713")
+    newer = await stage.enter("4713")
     stage.need(older.conn != newer.conn, "both connections have one conn")
     came = await stage.until(lambda: stage.ended(older, stage.began))
     stage.need(came, "the older connection was not reported")

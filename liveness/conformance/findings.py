@@ -48,6 +48,7 @@ class Findings:
     passed: set[int] = field(default_factory=set)
     untried: dict[int, list[str]] = field(default_factory=dict)  # why, by rule
     broken_off: list[str] = field(default_factory=list)  # a line for each situation
+    unfinished: set[int] = field(default_factory=set)  # rules of those situations
 
     def fail(self, rule: int, seen: str, expected: str, frames: list[Seen]) -> None:
         """Note that a rule was not kept; of many times, only the first few."""
@@ -65,7 +66,7 @@ class Findings:
         if found:
             outcome = ADVISED if RULES[rule].is_advised else FAIL
             return RuleVerdict(rule, outcome, found, "")
-        if rule in self.passed:
+        if rule in self.passed and rule not in self.unfinished:
             return RuleVerdict(rule, PASS, (), "")
         reasons = dict.fromkeys(self.untried.get(rule, ["no situation came to it"]))
         return RuleVerdict(rule, NOT_TRIED, (), "; ".join(reasons))

@@ -208,7 +208,7 @@ class FrameRules:
         uid, link = report.uid, report.seen.link
         if known is None:
             known = self.conns[conn] = ConnSeen(uid, self.process)
-        elif known.uid != uid or known.process != self.process:
+        elif str(known.uid) != str(uid) or known.process != self.process:
             before = f"{known.uid!r}" + (
                 "" if known.process == self.process else " of an earlier process"
             )

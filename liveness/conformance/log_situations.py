@@ -83,7 +83,7 @@ async def a_gap_in_the_records(stage: Stage) -> None:
 @situation(18, 29)
 async def a_new_log(stage: Stage) -> None:
     """The sidecar comes back with an empty disk, and counts its records from 1."""
-    user = await stage.enter("stays")
+    user = await stage.enter("4714")
     await stage.confirmed()
     mark = await stage.restart_sidecar(new_log=True)
     await _declared(stage, [user], "a new log", mark)

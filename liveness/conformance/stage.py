@@ -208,7 +208,7 @@ class Stage:
             report
             for seen in self.tape.since(self.began)
             for report in reports(seen)
-            if report.event == "login" and report.uid == uid
+            if report.event == "login" and str(report.uid) == uid
         ]
 
     async def check_never_offline(self, user: TcpUser, mark: int) -> None:
@@ -241,7 +241,12 @@ class Stage:
     # --- users ------------------------------------------------------------------------
 
     def _own_name(self, name: str) -> str:
-        """A name that no other situation has: records of those may come again."""
+        """A name that no other situation has: records of those may come again.
+
+        A name of digits stays one: some languages make an integer of it in an array's key.
+        """
+        if name.isdigit():
+            return f"{name}{self.played:02}"
         return f"{name[: MOST_NAME - 3]}-{self.played:02}"
 
     async def connect(self, uid: str, within: float = START_S) -> TcpUser:
@@ -307,7 +312,8 @@ class Stage:
         return users
 
     def _is_online(self, user: TcpUser) -> bool:
-        session = self.sidecar.users.get(user.uid)
+        sessions = {str(uid): it for uid, it in self.sidecar.users.items()}
+        session = sessions.get(user.uid)
         return session is not None and session[::2] == (self.name, user.conn)
 
     async def served(self, user: TcpUser) -> bool:

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from liveness.conformance.conformance_run import RunOptions, RunResult, run
-from liveness.conformance.findings import ADVISED, FAIL, PASS
+from liveness.conformance.findings import ADVISED, FAIL, NOT_TRIED, PASS
 from liveness.conformance.rules import RULES, Rule
 from liveness.conformance.situation import SITUATIONS
 from tests.conformance.wrong_gateway import FAULTS
@@ -50,6 +50,7 @@ SLOW: Final = {
     "stands-while-it-writes", "sends-nothing-again", "ends-at-a-refusal", "no-logouts",
     "frames-come-whole", "ignores-gaps", "acks-before-closing",
     "keeps-the-older-connection", "acks-known-kinds-only", "logs-in-what-has-ended",
+    "fixed-pauses", "long-pauses", "pauses-begin-anew-at-each-welcome",
 }  # fmt: skip
 
 
@@ -71,3 +72,15 @@ async def test_a_fault_breaks_exactly_its_rule(
     assert verdict.outcome == (ADVISED if RULES[rule].is_advised else FAIL)
     assert verdict.findings[0].frames
     assert result.is_kept == RULES[rule].is_advised
+
+
+@pytest.mark.long
+async def test_a_rule_whose_situation_broke_off_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    result = await played("tests.conformance.wrong_gateway no-acks", 7)
+    (verdict,) = result.verdicts
+    assert verdict.outcome == NOT_TRIED, "what came before the break was kept"
+    assert "broke off: the gateway does not acknowledge" in verdict.why
+    assert not result.is_kept

@@ -310,6 +310,17 @@ def closes_by_user() -> None:
 
 
 @fault(16)
+def activity_of_integers() -> None:
+    def changed(frame: Any) -> bytes:
+        name, uids, options = frame
+        if name in ("keepalive", "message"):
+            uids = [int(uid) if uid.isdigit() else uid for uid in uids]
+        return original_encode([name, uids, options])
+
+    set_(reports, "encode", changed)
+
+
+@fault(16)
 def closes_for_any_gateway() -> None:
     def record(self: Client, each: Any) -> str | None:
         if each.get("kind") == "offline":
@@ -381,6 +392,38 @@ def no_pauses() -> None:
         is_final = isinstance(reason, Refused) and reason.code != "overloaded"
         if not is_final:
             set_(random, "uniform", lambda *_: 0.01)
+        await original(self, reason, pause_s)
+
+    set_(ReconnectingLink, "_pause", pause)
+
+
+@fault(20)
+def fixed_pauses() -> None:
+    original = ReconnectingLink._pause
+
+    async def pause(self: Any, reason: Any, _pause_s: Any) -> None:
+        await original(self, reason, (0.3, 0.3))
+
+    set_(ReconnectingLink, "_pause", pause)
+
+
+@fault(20)
+def long_pauses() -> None:
+    original = ReconnectingLink._pause
+
+    async def pause(self: Any, reason: Any, _pause_s: Any) -> None:
+        await original(self, reason, (1.6, 3.0))
+
+    set_(ReconnectingLink, "_pause", pause)
+
+
+@fault(20)
+def pauses_begin_anew_at_each_welcome() -> None:
+    original = ReconnectingLink._pause
+
+    async def pause(self: Any, reason: Any, pause_s: Any) -> None:
+        if self.client.is_linked:
+            self._failures = 0
         await original(self, reason, pause_s)
 
     set_(ReconnectingLink, "_pause", pause)
@@ -464,6 +507,11 @@ def never_fresh() -> None:
     change_hello(lambda _, options: options.pop("fresh", None))
 
 
+@fault(9)
+def logins_without_age() -> None:
+    change_events(lambda _, options: options.pop("age", None))
+
+
 # --- nothing is lost ------------------------------------------------------------------
 
 
@@ -523,11 +571,6 @@ def ignores_gaps() -> None:
 @fault(30)
 def no_clock() -> None:
     change_hello(lambda _, options: options.pop("clock", None))
-
-
-@fault(30)
-def logins_without_age() -> None:
-    change_events(lambda _, options: options.pop("age", None))
 
 
 @fault(31)
