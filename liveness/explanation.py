@@ -12,6 +12,16 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from liveness.core.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
+from liveness.core.cursors import (
+    FORGOTTEN,
+    NOT_LINKED,
+    NOT_READING,
+    PENDING,
+    SENT,
+    UNACKNOWLEDGED,
+    UNWANTED,
+    Unacknowledged,
+)
 from liveness.core.presence import UserStatus
 from liveness.core.records import (
     GATEWAY_LOST,
@@ -42,7 +52,8 @@ class Known(NamedTuple):
     this uid. `records` are its newest, newest first. `opening` is the record that its
     session began with; None: not found. `back_to` is how far back the log was searched;
     None: all of it, from `oldest` on (None: the log is empty). `devices` are those of its
-    user, at most `DEVICES`; None: devices are not counted.
+    user, at most `DEVICES`; None: devices are not counted. `unacknowledged` is
+    set if a gateway has not acknowledged the newest record, by which it has lost the user.
     """
 
     status: UserStatus | OnlineRow | None
@@ -51,6 +62,7 @@ class Known(NamedTuple):
     back_to: LogPosition | None
     oldest: LogPosition | None
     devices: "UserDevices | None" = None
+    unacknowledged: Unacknowledged | None = None
 
 
 class UserDevices(NamedTuple):
@@ -76,6 +88,16 @@ _HELD: Final = {
     "send the events they collected",
     DISK: "held: the disk has to write earlier decisions first",
 }
+_UNACKNOWLEDGED: Final = {
+    FORGOTTEN: "not delivered to {gateway}, whose name was forgotten",
+    NOT_LINKED: "not acknowledged by {gateway}, which is not connected",
+    UNWANTED: "not delivered to {gateway}, whose hello asks for other kinds",
+    UNACKNOWLEDGED: "not delivered to {gateway}, which has not acknowledged the {unacked:,} "
+    "records before",
+    NOT_READING: "not delivered to {gateway}, which does not read its link",
+    PENDING: "not delivered to {gateway} yet",
+    SENT: "delivered to {gateway}, which has not acknowledged it yet",
+}
 _ABSENCE: Final = {AWAY: "is not connected", MUTE: "sends nothing at all"}
 _UNHEARD: Final = "not heard since the sidecar restarted"
 
@@ -86,12 +108,13 @@ def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
     Where devices are counted, `devices` has those of the user, each like a user without
     records; the name of a user with devices has no session itself.
     """
-    devices = known.devices
+    devices, waits = known.devices, known.unacknowledged
     shown = {
         **json_ready({"uid": uid}),
         "online": known.status is not None or _is_user_online(devices),
         **_session(known.status),
         "records": [json_ready(record.as_map()) for record in known.records],
+        "unacknowledged": None if waits is None else waits._asdict(),
         "looked_back_to": known.back_to and known.back_to._asdict(),
         "told": sentence(known, now_ms=now_ms),
     }
@@ -157,6 +180,10 @@ def sentence(known: Known, *, now_ms: int) -> str:
         parts.append(_began(newest, at))
     else:
         parts = _offline(newest, known.opening, at)
+    if known.unacknowledged is not None:
+        gateway, why, unacked = known.unacknowledged
+        text = _UNACKNOWLEDGED[why]
+        parts.append(text.format(gateway=escaped(gateway), unacked=unacked))
     return "; ".join(filter(None, parts))
 
 

@@ -96,7 +96,10 @@ def _user_in_log(folder: Path, uid: Uid) -> tuple[dict[str, Any], LogPosition | 
             rows = log.online_devices(user)
             shown = {row.uid: row for row in rows[:DEVICES]}
             devices = UserDevices(user, user == uid, len(rows), shown)
-    known = Known(row, found.records, opening, found.back_to, found.oldest, devices)
+        waits = log.unacknowledged(found.records[0]) if found.records else None
+    known = Known(
+        row, found.records, opening, found.back_to, found.oldest, devices, waits
+    )
     return answer(uid, known, now_ms=_now_ms()), end
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from liveness.console.admin_client import CommandError, request_json, unexpected_answer
+from liveness.core.cursors import UNACKNOWLEDGED
 from liveness.core.intervals import TIMES, is_short
 from liveness.core.link_troubles import REFUSED, REPLACED
 from liveness.core.timer_states import FAILED, FIRED, PENDING
@@ -38,6 +39,7 @@ class Status:
     storms: list[dict[str, Any]]
     storms_more: int
     links: dict[str, float]
+    stalled: list[dict[str, Any]]
     link_troubles: list[dict[str, Any]]
     link_troubles_forgotten: int
     events: dict[str, float]
@@ -99,6 +101,7 @@ def _read(socket_path: Path, found: Mapping[str, Any]) -> Status:
         storms=found["storms"],
         storms_more=found["storms_more"],
         links=found["links"],
+        stalled=found["stalled"],
         link_troubles=_aged(found["link_troubles"], found["at"]),
         link_troubles_forgotten=found["link_troubles_forgotten"],
         events=total["events"],
@@ -146,6 +149,7 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
         **_cadence_rows(found),
         **_mute_rows(found),
         "links": _listed(found.links),
+        **_stalled_rows(found),
         **_trouble_rows(found),
         "events": _listed(found.events),
         "offline": _listed(found.offlines),
@@ -199,6 +203,23 @@ def _mute_rows(found: Status) -> dict[str, str]:
     """How often gateways broke their promise to ping since the sidecar started."""
     mutes = {name: times for name, times in found.mutes_by_gateway.items() if times}
     return {"times mute": _listed(mutes)} if mutes else {}
+
+
+def _stalled_rows(found: Status) -> dict[str, str]:
+    """The gateways and watchers that take no more records."""
+    shown = [
+        f"{row['role']} {row['name']} "
+        + (
+            f"has not acknowledged {row['unacked']:,} records"
+            if row["why"] == UNACKNOWLEDGED
+            else "does not read its link"
+        )
+        + f" for {duration(row['for_s'])}, and gets no more"
+        for row in found.stalled[:MOST_LISTED]
+    ]
+    if len(found.stalled) > len(shown):
+        shown.append(f"and {len(found.stalled) - len(shown)} more")
+    return {"stalled": "; ".join(shown)} if shown else {}
 
 
 def _aged(rows: Sequence[Mapping[str, Any]], now_ms: int) -> list[dict[str, Any]]:

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from liveness.core.clearance import MISSES, GatewayState
+from liveness.core.cursors import NOT_READING, UNACKNOWLEDGED
 from liveness.core.effects import Effect, LogLine
 from liveness.core.intervals import TIMES
 from liveness.core.link import Link
-from liveness.core.outbox import Stop
 from liveness.core.presence import Presence
 from liveness.core.storm_guard import StormBegun
 
@@ -20,13 +20,13 @@ ADVICE_EVERY_S: Final = 3_600.0
 STALLS_EVERY_S: Final = 60.0
 
 _WHY_STOPPED: Final = {
-    Stop.UNACKNOWLEDGED: "it has not acknowledged the records that it was sent",
-    Stop.UNREAD: "it does not read its link",
+    UNACKNOWLEDGED: "it has not acknowledged the records that it was sent",
+    NOT_READING: "it does not read its link",
 }
 _TODO: Final = {
-    Stop.UNACKNOWLEDGED: "have it acknowledge what it has processed; until then it gets no "
+    UNACKNOWLEDGED: "have it acknowledge what it has processed; until then it gets no "
     "record",
-    Stop.UNREAD: "have it read while it writes; until then it gets no record",
+    NOT_READING: "have it read while it writes; until then it gets no record",
 }
 
 
@@ -114,19 +114,18 @@ class OperatorWarnings:
         """Warn of each once, and again only after it has gone on."""
         before, self._stalled = self._stalled, set()
         for link in links:
-            stop = link.outbox.stop
-            if not link.outbox.stalled_s or stop is None:
+            stop, hello = link.outbox.stop, link.hello
+            if stop is None or hello is None or not link.outbox.stalled_s:
                 continue
             self._stalled.add(link.number)
             if link.number not in before:
-                assert link.hello is not None
                 self._warn(
                     "link",
                     "a reader takes no more records",
-                    key=("stalled", link.hello.role, link.hello.name),
+                    key=("stalled", hello.role, hello.name),
                     every_s=STALLS_EVERY_S,
-                    role=link.hello.role,
-                    name=link.hello.name,
+                    role=hello.role,
+                    name=hello.name,
                     link=link.number,
                     pid=link.peer.pid,
                     unacked=link.outbox.unacked,

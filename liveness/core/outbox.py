@@ -9,11 +9,15 @@ records may still be sent before some are acknowledged.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, NamedTuple
 
 from liveness.core.changes import Disk
-from liveness.core.cursors import Cursors, ReadPosition
+from liveness.core.cursors import (
+    NOT_READING,
+    UNACKNOWLEDGED,
+    Cursors,
+    ReadPosition,
+)
 from liveness.core.effects import Send, SendList
 from liveness.core.framing import encode
 from liveness.core.link_requests import Ack, Hello
@@ -39,13 +43,6 @@ class OutboxLimits:
     max_reply_bytes: int
     unread_s: float
     gateway_unread_s: float  # at least gateway_hold_s, for which its users are held
-
-
-class Stop(Enum):
-    """How a reader keeps the next records from being sent to it."""
-
-    UNACKNOWLEDGED = "unacknowledged"  # as many as the window allows
-    UNREAD = "unread"  # the socket's buffer is full
 
 
 class LimitMet(NamedTuple):
@@ -138,17 +135,18 @@ class Outbox:
     # --- readers that stop their records --------------------------------------
 
     @property
-    def stop(self) -> Stop | None:
+    def stop(self) -> str | None:
         """How the reader keeps the next records from being sent; None if it does not."""
         if len(self._unacked) >= self._limits.window:
-            return Stop.UNACKNOWLEDGED
+            return UNACKNOWLEDGED
         is_unread = self._is_blocked and self._position_before is not None
-        return Stop.UNREAD if is_unread else None
+        return NOT_READING if is_unread else None
 
     @property
     def stalled_s(self) -> float:
         """For how long it has done so; 0 if that is shorter than `STALLED_S`."""
-        return self._stopped_s if self._stopped_s >= STALLED_S else 0.0
+        is_stalled = self._stopped_s >= STALLED_S and self.stop is not None
+        return self._stopped_s if is_stalled else 0.0
 
     def note_stall(self, elapsed: float) -> None:
         """Count time in which the reader may have stopped its records."""

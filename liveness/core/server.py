@@ -24,6 +24,15 @@ from liveness.core.changes import Decisions, Disk
 from liveness.core.clearance import GatewayState
 from liveness.core.cluster_questions import ClusterSession, Partial, QuestionLimits
 from liveness.core.conversation import Conversation
+from liveness.core.cursors import (
+    FORGOTTEN,
+    NOT_LINKED,
+    PENDING,
+    SENT,
+    UNWANTED,
+    Unacknowledged,
+    losing_gateway,
+)
 from liveness.core.effects import Effect, LogLine, WriteAttempt
 from liveness.core.handshake import Handshake, Terms
 from liveness.core.link import Link
@@ -40,6 +49,7 @@ from liveness.core.records import (
     GATEWAY,
     HostReading,
     Instant,
+    Logged,
     OnlineFields,
     TimerRecord,
 )
@@ -452,6 +462,29 @@ class Server:
         return max(position, self._disk.first - 1)
 
     # --- for an operator ------------------------------------------------------
+
+    def unacknowledged(self, record: Logged) -> Unacknowledged | None:
+        """Why the gateway that loses a user by *record* has not acknowledged it.
+
+        None if it has, or if there is no such gateway.
+        """
+        gateway = losing_gateway(record)
+        if gateway is None:
+            return None
+        link = self.registry.named.get((GATEWAY, gateway))
+        cursor = self._decided.cursors.get((GATEWAY, gateway))
+        if cursor is None:
+            return Unacknowledged(gateway, FORGOTTEN)
+        if link is not None and link.hello and record.kind not in link.hello.kinds:
+            return Unacknowledged(gateway, UNWANTED)
+        if cursor.seq >= record.seq:
+            return None
+        if link is None:
+            return Unacknowledged(gateway, NOT_LINKED)
+        outbox = link.outbox
+        is_sent = (outbox.position or 0) >= record.seq
+        why = SENT if is_sent else outbox.stop or PENDING
+        return Unacknowledged(gateway, why, outbox.unacked)
 
     def cancel_timer(self, gateway: str, key: str, at: Instant) -> None:
         """Cancel the live timer of a key."""

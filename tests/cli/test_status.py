@@ -54,6 +54,7 @@ SUMMARY: Final[dict[str, Any]] = {
     "storms": [],
     "storms_more": 0,
     "links": {"gateway": 2, "watcher": 1},
+    "stalled": [],
     "at": 1_795_168_800_000,
     "link_troubles": [],
     "link_troubles_forgotten": 0,
@@ -146,6 +147,7 @@ def test_as_json_the_same_is_there_to_compute_with(admin: Admin, path: Path) -> 
         "storms": [],
         "storms_more": 0,
         "links": {"gateway": 2, "watcher": 1},
+        "stalled": [],
         "link_troubles": [],
         "link_troubles_forgotten": 0,
         "events": {"login": 1_600, "keepalive": 50_000, "message": 10, "logout": 60},
@@ -164,6 +166,24 @@ def test_as_json_the_same_is_there_to_compute_with(admin: Admin, path: Path) -> 
         "log_bytes": 3 * 2**19,
         "unattended_s": 0.25,
     }
+
+
+def test_readers_that_take_no_more_records_are_named(admin: Admin, path: Path) -> None:
+    common = {"unacked": 10_000, "for_s": 95.0}
+    rows = [
+        {"role": "gateway", "name": "chat\x1b-1", "why": "unacknowledged", **common},
+        {"role": "watcher", "name": "mail", "why": "not-reading", **common},
+    ]
+    answer(admin, stalled=rows)
+    expected = (
+        "stalled       gateway chat\\x1b-1 has not acknowledged 10,000 records for 1 min "
+        "35 s, and gets no more; watcher mail does not read its link for 1 min 35 s, and "
+        "gets no more\n"
+    )
+    assert expected in screen(path)
+    assert as_json(path)["stalled"] == rows
+    answer(admin, stalled=rows * 5)
+    assert "; and 2 more\n" in screen(path)
 
 
 def cluster(**values: object) -> dict[str, Any]:

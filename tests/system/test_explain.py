@@ -24,6 +24,8 @@ from tests.system.os_users import SOMEBODY
 from tests.system.sidecar import Sidecar, eventually
 
 Run = Callable[..., tuple[int, str, str]]
+SENT = "delivered to gw-1, which has not acknowledged it yet"
+NOT_LINKED = "not acknowledged by gw-1, which is not connected"
 CLOCK = r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d"  # midnight may lie between
 
 
@@ -74,28 +76,30 @@ def test_users_are_explained_with_a_sidecar_and_from_the_log_without(
     assert silence >= 1
     assert re.fullmatch(
         rf"offline at {CLOCK} after {silence:.1f} s of silence; last heard: login at "
-        rf"{CLOCK} through gw-1; logged in {CLOCK}\n",
+        rf"{CLOCK} through gw-1; logged in {CLOCK}; {SENT}\n",
         sentence,
     )
     assert found["told"] == sentence.strip()
     for door in ("http", "admin"):
         response, body = sidecar.ask(door, "GET", "/v1/users/eve")
         assert (response.status, json.loads(body)) == (200, found)
-    moved = rf"moved from gw-1 at {CLOCK}, by a login through gw-2\n"
+    moved = rf"moved from gw-1 at {CLOCK}, by a login through gw-2"
     assert re.fullmatch(
         rf"online through gw-2 \(connection 1\); last heard: login at {CLOCK}, \S+ s ago; "
-        rf"offline in 59 min \d+ s unless it is heard; {moved}",
+        rf"offline in 59 min \d+ s unless it is heard; {moved}; {SENT}\n",
         run(sidecar, "explain", "bob")[1],
     )
     assert json.loads(run(sidecar, "explain", "int:7", "--json")[1])["uid"] == 7
     nobody = ("explain", "7"), ("explain", "7", "--json")
     assert [run(sidecar, *words)[0] for words in nobody] == [1, 1]
     assert "never heard of" in run(sidecar, *nobody[0])[1]
+    found["told"] = found["told"].replace(SENT, NOT_LINKED)
+    found["unacknowledged"] = {"gateway": "gw-1", "why": "not-linked", "unacked": 0}
     for end in (sidecar.stop, sidecar.kill):
         end()
         code, shown, _ = run(sidecar, "explain", "7")
         assert (code, "never heard of" in shown) == (1, True)
-        assert run(sidecar, "explain", "eve")[:2] == (0, sentence)
+        assert run(sidecar, "explain", "eve")[:2] == (0, f"{found['told']}\n")
         code, shown, said = run(sidecar, "explain", "eve", "--json")
         from_log = json.loads(shown)
         ends = from_log.pop("log_ends")
@@ -109,7 +113,8 @@ def test_users_are_explained_with_a_sidecar_and_from_the_log_without(
         )
         code, shown, _ = run(sidecar, "explain", "bob")
         assert code == 0
-        assert re.fullmatch(f"online through gw-2 when the log ended; {moved}", shown)
+        told = f"online through gw-2 when the log ended; {moved}; {NOT_LINKED}\n"
+        assert re.fullmatch(told, shown)
         sidecar.start()
     # Its gateway is not there, and so has said nothing of bob.
     shown = run(sidecar, "explain", "bob")[1]

@@ -606,6 +606,24 @@ def test_a_storm_is_shown_with_what_to_do(start: Start, open_page: Open) -> None
     assert page.title().startswith("(!) ")
 
 
+def test_readers_that_take_no_more_records_are_named(
+    start: Start, open_page: Open
+) -> None:
+    sidecar = start(30)
+    arrive(sidecar, "gw-1", "ada")
+    page = open_page(sidecar, but=NOT_THERE)
+    common = {"unacked": 10_000, "for_s": 95.0}
+    stalled = [
+        {"role": "gateway", "name": "gw-1", "why": "unacknowledged", **common},
+        {"role": "watcher", "name": HOSTILE, "why": "not-reading", **common},
+    ]
+    show(page, sidecar, stalled=stalled)
+    note = page.locator("#gateways-note")
+    expect(note).to_contain_text("The gateway gw-1 has not acknowledged 10,000 records")
+    expect(note).to_contain_text(f"The watcher {HOSTILE} does not read its link")
+    expect(page.locator("#gateways .row .warn")).to_have_count(1)
+
+
 def test_a_name_that_was_replaced_is_shown_with_its_process(
     start: Start, open_page: Open
 ) -> None:

@@ -179,6 +179,7 @@ class Summaries:
             "storms": storms["storms"],
             "storms_more": storms["more"],
             "links": now.links,
+            "stalled": self._stalled(),
             "link_troubles": [row.as_map() for row in troubles.recent(sample.at)],
             "link_troubles_forgotten": troubles.forgotten,
             "gateways": [
@@ -193,6 +194,21 @@ class Summaries:
             "cluster": None if now.cluster is None else now.cluster.as_map(),
             "outlets": [outlet.as_map() for outlet in now.outlets],
         }
+
+    def _stalled(self) -> list[dict[str, Any]]:
+        """The readers that take no more records, the longest first."""
+        rows = [
+            {
+                "role": role,
+                "name": name,
+                "why": link.outbox.stop,
+                "unacked": link.outbox.unacked,
+                "for_s": link.outbox.stalled_s,
+            }
+            for (role, name), link in self._engine.registry.named.items()
+            if link.outbox.stalled_s
+        ]
+        return nlargest(MOST_GATEWAYS, rows, key=lambda row: row["for_s"])
 
     def _gateway(self, gateway: GatewayState, due: int) -> dict[str, Any]:
         return {

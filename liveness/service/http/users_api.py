@@ -149,6 +149,9 @@ class UsersApi:
             found.back_to,
             found.oldest,
             self._devices_of(uid),
+            self._engine.server.unacknowledged(found.records[0])
+            if found.records
+            else None,
         )
         page = answer(uid, known, now_ms=self._wall_ms())
         for shown in (page, *page.get("devices", ())):

@@ -29,6 +29,12 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from liveness.core.cursors import (
+    FORGOTTEN,
+    NOT_LINKED,
+    Unacknowledged,
+    losing_gateway,
+)
 from liveness.core.devices import user_of
 from liveness.core.framing import encode
 from liveness.core.records import (
@@ -223,6 +229,15 @@ class LogReader:
         query = "select * from online where uid = ?"
         row = self._read(lambda db: db.execute(query, [uid]).fetchone())
         return None if row is None else OnlineRow._make(row)
+
+    def unacknowledged(self, record: Record) -> Unacknowledged | None:
+        """The gateway that loses a user by *record*, if it has not acknowledged that."""
+        gateway = losing_gateway(record)
+        query = "select seq from cursors where role = 'gateway' and name = ?"
+        row = self._read(lambda db: db.execute(query, [gateway]).fetchone())
+        if gateway is None or (row is not None and row[0] >= record.seq):
+            return None
+        return Unacknowledged(gateway, FORGOTTEN if row is None else NOT_LINKED)
 
     def online_devices(self, user: Uid) -> list[OnlineRow]:
         """The open sessions of a user's devices, the oldest first, as of the last commit."""

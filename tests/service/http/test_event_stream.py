@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.config.settings import HttpSettings
+from liveness.core.outbox import STALLED_S
 from liveness.core.records import TIMER, TimerRecord
 from liveness.service.http import live_api
 from liveness.service.http.event_stream import QUIET_S, STOPPING
@@ -348,6 +349,27 @@ async def test_a_summary_comes_every_second_whatever_the_load(rig: Rig) -> None:
         assert first.data["lateness"]["decided"] == none_yet
         assert last["early"] == 0
         assert last["gateways"][0]["unacked"] == count
+
+
+@pytest.mark.rig(window=10)
+async def test_a_summary_names_readers_that_take_no_more_records(rig: Rig) -> None:
+    async def stalled() -> list[dict[str, Any]]:
+        answer = await ask(rig.door(), "GET", "/v1/wheel")
+        found: list[dict[str, Any]] = json.loads(answer.body)["stalled"]
+        return found
+
+    gateway = await rig.gateway("gw", kinds=["online"])
+    await gateway.send(["login", [f"u-{n}" for n in range(20)]])
+    await trio.sleep(STALLED_S - 2)
+    assert await stalled() == []
+    await trio.sleep(STALLED_S + 2)
+    (row,) = await stalled()
+    assert row.pop("for_s") == pytest.approx(2 * STALLED_S, abs=3)
+    expected = {"role": "gateway", "name": "gw", "why": "unacknowledged", "unacked": 10}
+    assert row == expected
+    await gateway.send(["ack", 10])
+    await trio.sleep(1)
+    assert await stalled() == []
 
 
 async def opening(rig: Rig, query: str = "") -> tuple[list[int], int]:

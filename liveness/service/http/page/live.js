@@ -706,6 +706,7 @@ const rows = new Map();
 function showGateways(summary) {
   const body = byId("gateways");
   const held = new Map(summary.storms.map((storm) => [storm.gateway, storm]));
+  const stalled = new Set(summary.stalled.filter(({ role }) => role === "gateway").map(({ name }) => name));
   const obsolete = new Set(rows.keys());
   const most = Math.max(1, ...summary.gateways.map(({ users }) => users));
   const tight = [];
@@ -718,6 +719,7 @@ function showGateways(summary) {
     setText(row.tag, gateway.linked ? (held.has(gateway.name) ? "held" : "") : "not connected");
     setText(row.users, whole(gateway.users));
     setText(row.unacked, whole(gateway.unacked));
+    row.unacked.className = stalled.has(gateway.name) ? "warn" : "";
     setText(row.due, whole(gateway.due));
     row.due.className = held.has(gateway.name) ? "warn" : "";
     setText(row.timeout, seconds(gateway.timeout));
@@ -734,6 +736,10 @@ function showGateways(summary) {
   if (!summary.gateways.length) notes.push("No gateway has connected yet. docs/gateway.md shows how to connect one.");
   if (summary.gateways_more) notes.push(`${plural(summary.gateways_more, "more gateway")} with fewer users: see /v1/gateways.`);
   if (tight.length) notes.push("A timeout is under twice the usual interval, so one late keepalive makes a live user offline. Have users send more often, or raise the timeout.");
+  for (const { role, name, why, unacked, for_s } of summary.stalled.slice(0, 8)) {
+    const what = why === "unacknowledged" ? `has not acknowledged ${plural(unacked, "record")}` : "does not read its link";
+    notes.push(`The ${role} ${visible(name)} ${what} for ${seconds(for_s)}, and gets no more.`);
+  }
   setText(byId("gateways-note"), notes.join(" "));
   const names = summary.gateways.map(({ name }) => name);
   const list = byId("names");
