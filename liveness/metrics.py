@@ -58,12 +58,12 @@ CLUSTER_CALLS: Final = tuple(
     (function, answer)
     for function, answers in {
         "begin": ("keep", "reset", "epoch", "replaced", "config"),
-        "assert": ("ok", "gap", "epoch", "unknown", "live", "fenced"),
-        "apply": ("ok", "gap", "epoch", "unknown", "fenced", "asserting"),
-        "beat": ("ok", "gap", "epoch", "unknown", "fenced", "asserting"),
+        "assert": ("ok", "gap", "epoch", "unknown", "damaged", "live", "fenced"),
+        "apply": ("ok", "gap", "epoch", "unknown", "damaged", "fenced", "asserting"),
+        "beat": ("ok", "gap", "epoch", "unknown", "damaged", "fenced", "asserting"),
         "look": ("ok", "later", "unknown"),
         "fence": ("ok", "behind", "heard", "epoch", "fenced", "unknown"),
-        "reap": ("ok", "unknown"),
+        "reap": ("ok", "unknown", "damaged"),
     }.items()
     for answer in answers
 )

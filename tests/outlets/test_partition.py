@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liveness.cluster.format import field_of, partition_of
+from liveness.cluster.format import field_of, partition_of, sessions_of
 from liveness.core.records import ONLINE, Record
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
@@ -244,3 +244,110 @@ def test_a_host_that_was_heard_since_is_watched_anew() -> None:
     assert suspects.next_at == 1.0 + LEASE_S / 2
     assert suspects.take() == (b"c", 1, 100)
     assert suspects.next_at == 3.0 + LEASE_S / 2
+
+
+def test_when_a_session_began_is_known_within_half_of_a_round_trip(
+    identity: HostIdentity,
+) -> None:
+    """All answers need 0.4 s: when in that time Redis gave them is not known."""
+    part = Partition(0, identity)
+    part.next_call(0.0, WALL_MS)
+    part.answered([b"keep", 0, 1, 0, REDIS_US, 1], 0.4)
+    part.add(change(11, WALL_MS - 5_000), 0.4)
+    _, call = next(calls(part, 1.0))
+    session = next(sessions_of(bytes(call.args[11])))  # type: ignore[arg-type]  # a value
+    assert call.args[8] == WALL_MS + 200
+    assert session.since == WALL_MS + 200 - 5_000
+
+
+def test_the_clock_of_a_partition_does_not_go_back_and_is_right_in_the_end(
+    part: Partition,
+) -> None:
+    """Redis' clock was an hour ahead for a moment."""
+    part.next_call(5.0, WALL_MS)
+    part.answered([b"later"], 5.0)
+    assert name_of(part.next_call(5.1, WALL_MS)) == "beat"
+    part.answered(taken(redis_us=REDIS_US + 3_600_000_000), 5.1)
+    clocks = []
+    for now, call in calls(part, 50_000.0):
+        part.answered(taken(redis_us=REDIS_US + round(now * 1e6)), now)
+        clocks.append((now, call.args[8] / 1_000 - WALL_MS / 1_000))  # type: ignore[operator]  # a number
+    for (before, clock_before), (after, clock_after) in pairwise(clocks):
+        assert clock_after - clock_before >= 0.89 * (after - before)
+    assert clocks[-1][1] == pytest.approx(clocks[-1][0], abs=0.01)
+
+
+def test_a_session_of_before_the_clock_was_set_back_begins_now(part: Partition) -> None:
+    part.add(change(11, WALL_MS + 3_600_000), 0.0)
+    _, call = next(calls(part, 1.0))
+    session = next(sessions_of(bytes(call.args[11])))  # type: ignore[arg-type]  # a value
+    assert session.since == call.args[8]
+
+
+def test_all_partitions_begin_at_once_and_say_that_they_live_until_they_are_listed(
+    identity: HostIdentity,
+) -> None:
+    host = ClusterHost(identity, partitions=9, separator="")
+    for part in host.partitions:
+        assert name_of(part.next_call(0.0, WALL_MS)) == "begin"
+        part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 0.0)
+    assert all(part.wants_list for part in host.partitions)
+    *_, last = host.partitions
+    beats = []
+    for now, call in calls(last, 3 * LEASE_S):
+        beats.append(now)
+        assert (call.function, call.args[4:6], call.args[9]) == (
+            *("assert", [len(beats) - 1, -1]),
+            0,
+        )
+        last.answered([b"ok", REDIS_US, 0, REDIS_US], now)
+    assert max(after - before for before, after in pairwise(beats)) < LEASE_S / 4
+    assert last.wants_list
+    last.give_piece(Piece([change(3)], 20, Tally(20, sessions=1, total=3)))
+    assert not last.wants_list
+    call = last.next_call(3 * LEASE_S, WALL_MS)
+    assert (name_of(call), call.args[4:6]) == ("assert", [len(beats), 20])  # type: ignore[union-attr]  # it has a name
+
+
+def test_a_host_lists_its_sessions_if_another_program_changed_the_users(
+    part: Partition, identity: HostIdentity
+) -> None:
+    now, _ = next(calls(part, 60.0))
+    assert part.answered([b"damaged"], now) == "damaged"
+    assert (part.mode, identity.counts.audit_mismatches) == (Mode.BEGINNING, 1)
+    call = part.next_call(part.next_at(), WALL_MS)
+    assert call is not None
+    assert call.args[7] == 0  # not to be kept
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_process_takes_its_name_from_one_that_it_saw_be_silent_for_a_lease(
+    identity: HostIdentity, is_away: bool
+) -> None:
+    identity.may_take = False
+    part, now, asked = Partition(0, identity), 0.0, []
+    while now < 2 * LEASE_S:
+        call = part.next_call(now, WALL_MS)
+        assert name_of(call) == "begin"
+        asked.append((now, call.args[8]))  # type: ignore[union-attr]  # it has a name
+        if is_away and now > LEASE_S / 2:
+            part.failed(now)  # and maybe the other one had no answer either
+        else:
+            part.answered([b"replaced", 5, 77], now)
+        now = part.next_at()
+    took = [now for now, beat in asked if beat == 77]
+    assert all(beat in {0, 77} for _, beat in asked)
+    assert (took == []) is is_away
+    assert not took or LEASE_S <= took[0] <= LEASE_S * 4 / 3
+
+
+def test_another_lease_is_known_until_it_is_no_more(
+    part: Partition, identity: HostIdentity
+) -> None:
+    for lease_s in (60, LEASE_S):
+        now = part.next_at()
+        while name_of(part.next_call(now, WALL_MS)) != "look":
+            part.answered(taken(), now)
+            now = part.next_at()
+        part.answered([b"ok", 0, [], round(lease_s * 1e6)], now)
+        assert identity.other_lease_s == (0 if lease_s == LEASE_S else lease_s)

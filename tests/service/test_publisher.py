@@ -27,6 +27,7 @@ class FakeRedis:
 
     def __init__(self, _settings: ClusterSettings) -> None:
         self.begun: list[Any] = [b"keep", 0, 1, 1, 1, 1]
+        self.looked: list[Any] = [b"later"]
         self.changes: list[Any] = []
         self.policy = "noeviction"
         self.failure: CallError | None = None
@@ -51,7 +52,7 @@ class FakeRedis:
             case "beat":
                 return [b"ok", 1, 0, 0, 1, 1, 1, 1, 1]
             case _:
-                return [b"later"]
+                return self.looked
 
 
 @pytest.fixture
@@ -187,3 +188,50 @@ async def test_many_partitions_begin_without_waking_each_other(
     monkeypatch.setattr(Partition, "next_call", count)
     await rig.until(lambda: cluster.host.is_following)
     assert asked < 50_000  # and not half a million
+
+
+@pytest.mark.rig(partitions=3 * LISTS_AT_ONCE)
+async def test_all_partitions_begin_at_once_and_list_in_turns(
+    rig: Rig, cluster: Publisher, redis: FakeRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, listing, most = redis.call, set[int](), 0
+
+    async def assert_slowly(name: str, partition: int, args: Sequence[Any]) -> Any:
+        nonlocal most
+        if name == "assert" and args[9]:
+            listing.add(partition)
+            most = max(most, len(listing))
+            await trio.sleep(5.0)
+            listing.discard(partition)
+        return await call(name, partition, args)
+
+    monkeypatch.setattr(session_lists, "CALL_CHANGES", 1)  # lists have many pieces
+    monkeypatch.setattr(redis, "call", assert_slowly)
+    await rig.gateway_of([f"u{number}" for number in range(100)])
+    redis.begun = [b"reset", 0, 2, 1, 1, 1]
+    for part in cluster.host.partitions:
+        part.lose_records()
+    await rig.until(
+        lambda: cluster.now().partitions["asserting"] == len(cluster.host.partitions)
+    )
+    assert await rig.until(lambda: cluster.now().state == "following") > 30.0
+    assert most == LISTS_AT_ONCE
+
+
+async def test_a_policy_that_is_set_while_it_publishes_is_noticed_soon(
+    rig: Rig, cluster: Publisher, redis: FakeRedis
+) -> None:
+    await rig.until(lambda: cluster.now().state == "following")
+    redis.policy = "allkeys-lru"
+    assert await rig.until(lambda: cluster.now().state == "refused") < 12
+    assert "allkeys-lru" in cluster.now().detail
+
+
+async def test_another_lease_of_another_host_is_reported(
+    rig: Rig, cluster: Publisher, redis: FakeRedis
+) -> None:
+    redis.looked = [b"ok", 0, [], 60_000_000]
+    await rig.until(lambda: "lease_s 60 and this one 30" in cluster.now().detail)
+    assert cluster.now().state == "following"
+    redis.looked[-1] = 30_000_000
+    await rig.until(lambda: cluster.now().detail == "")

@@ -106,10 +106,6 @@ class ClusterHost:
 
     # --- a list of all sessions ------------------------------------------------
 
-    def wanting_lists(self) -> list[Partition]:
-        """The partitions that need all sessions listed."""
-        return [part for part in self.partitions if part.wants_list]
-
     def wanting_tallies(self) -> list[Partition]:
         """The partitions whose sessions must be counted for the audit."""
         return [part for part in self.partitions if part.wants_tally]

@@ -427,19 +427,21 @@ class Publisher:
 
     def _next_lists(self) -> dict[int, int]:
         """The partitions to be listed now, and the number of each list."""
-        parts = self.host.partitions
-        for number in [
-            number
-            for number, (lists, _) in self._list_of.items()
-            if parts[number].mode is not Mode.ASSERTING or parts[number].lists != lists
-        ]:
-            self._drop_list(number)
-        wanted = (
-            (part.number, part.lists)
-            for part in self.host.wanting_lists()
-            if part.number not in self._list_of
-        )
-        return dict(islice(wanted, LISTS_AT_ONCE - len(self._list_of)))
+        asserting = {
+            part.number: part
+            for part in self.host.partitions
+            if part.mode is Mode.ASSERTING
+        }
+        for number, (lists, _) in [*self._list_of.items()]:
+            if number not in asserting or asserting[number].lists != lists:
+                self._drop_list(number)
+        wanted = {
+            number: part.lists
+            for number, part in asserting.items()
+            if part.wants_list and number not in self._list_of
+        }
+        turns_left = LISTS_AT_ONCE - (len(asserting) - len(wanted))
+        return dict(islice(wanted.items(), max(0, turns_left)))
 
     async def _give_piece(self, part: Partition) -> None:
         number, made = self._list_of.get(part.number, (0, None))
@@ -464,7 +466,6 @@ class Publisher:
         _, made = self._list_of.pop(number, (0, None))
         if made is not None:
             made.close()
-            self._wants_list.notify()  # another partition may list its sessions
 
     # --- what an operator has to know -----------------------------------------
 
