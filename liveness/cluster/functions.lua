@@ -36,8 +36,8 @@ local ONLINE, OFFLINE, MOVED = '\146\1', '\146\2', '\147\3'  -- msgpack: the hea
 local HEAD = 18  -- bytes of a session in front of its gateway
 local FIELDS = 4000  -- the most arguments of one command: Lua's stack is bounded
 -- A host knows when a session began within half of a round trip: a second at most. Of two
--- that began within that time, the one that comes here last is the newer.
-local SLACK_MS = 1000
+-- that began within about that time, the one that comes here last is the newer.
+local SLACK_MS = 1500
 local MODULUS = 4294967296
 
 local function now_us() @NOW@ end

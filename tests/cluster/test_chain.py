@@ -94,9 +94,8 @@ class Stored:
                 later = [entry for entry in self.entries if entry[0] > after]
                 return [(b"%d-0" % at, fields) for at, fields in later[:limit]]
             case ReadEarlier(until, limit):
-                until_then = [entry for entry in self.entries if entry[0] <= until]
-                newest = until_then[::-1][:limit]
-                return [(b"%d-0" % at, fields) for at, fields in newest]
+                earlier = [entry for entry in self.entries if entry[0] <= until]
+                return [(b"%d-0" % at, its) for at, its in earlier[::-1][:limit]]
 
 
 def read(

@@ -1,6 +1,6 @@
 """The functions on a real Redis, whose clock a test sets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
@@ -37,7 +37,7 @@ class Partition:
     step_s: float = 0.0  # by which Redis' clock was set
     tokens: Iterator[int] = field(default_factory=count)
 
-    def call(self, function: str, *args: str | int | bytes) -> Any:
+    def call(self, function: str, args: Sequence[str | int | bytes]) -> Any:
         self.redis("SET", "now", round((self.now + self.step_s) * 1e6))
         name = virtual_functions().prefix + function
         return self.redis("FCALL", name, 3, *KEYS, *args)
@@ -52,8 +52,8 @@ class Partition:
 
     def look(self) -> None:
         """A host looks for others; ten times in a lease."""
-        times = [1e6 * LEASE_S / 2, 1e6 * LEASE_S / 10, 1e6 * KEEP_S]
-        self.call("look", "x", *map(round, times))
+        quiet_us, every_us = 1_000_000 * LEASE_S // 2, 1_000_000 * LEASE_S // 10
+        self.call("look", ["x", quiet_us, every_us, 1_000_000 * KEEP_S])
 
     def stream(self) -> list[int]:
         """The versions that readers still find."""
@@ -72,11 +72,10 @@ class Host:
 
     def begin(self, *, take: int = 1, log: str = "log") -> Any:
         self.epoch += 1
-        args = [self.name, self.epoch, self.nonce, log, 1_000, "1 1 -"]
-        token = next(self.partition.tokens)
-        answer = self.partition.call(
-            "begin", *args, 1_000_000 * LEASE_S, 0, take, token
-        )
+        args: list[str | int | bytes] = [self.name, self.epoch, self.nonce, log]
+        args += [1_000, "1 1 -", 1_000_000 * LEASE_S, 0, take]
+        args.append(next(self.partition.tokens))
+        answer = self.partition.call("begin", args)
         if answer[0] == b"reset":
             self.incarnation, self.last = answer[2], 0
         return answer[0].decode()
@@ -111,13 +110,11 @@ class Host:
             )
             place = Place(user.decode(), self.name, "g", session, since, "login")
             bodies.append(place_bytes(place))
-        head = [self.name, self.epoch, self.nonce, self.incarnation]
         last = self.last + 1
-        users = [user for user, *_ in sessions]
-        answer = part.call(
-            *(function, *head, self.last, last, 0, next(part.tokens), clock),
-            *(len(sessions), *users, *values, *bodies),
-        )
+        args: list[str | int | bytes] = [self.name, self.epoch, self.nonce]
+        args += [self.incarnation, self.last, last, 0, next(part.tokens), clock]
+        args += [len(sessions), *(user for user, *_ in sessions), *values, *bodies]
+        answer = part.call(function, args)
         if answer[0] == b"ok":
             self.last = last
         return str(answer[0].decode())

@@ -263,17 +263,17 @@ def test_when_a_session_began_is_known_within_half_of_a_round_trip(
 def test_the_clock_of_a_partition_does_not_go_back_and_is_right_in_the_end(
     part: Partition,
 ) -> None:
-    """Redis' clock was an hour ahead for a moment."""
+    """Redis' clock was ten minutes ahead for a moment."""
     part.next_call(5.0, WALL_MS)
     part.answered([b"later"], 5.0)
     assert name_of(part.next_call(5.1, WALL_MS)) == "beat"
-    part.answered(taken(redis_us=REDIS_US + 3_600_000_000), 5.1)
+    part.answered(taken(redis_us=REDIS_US + 600_000_000), 5.1)
     clocks = []
     for now, call in calls(part, 50_000.0):
         part.answered(taken(redis_us=REDIS_US + round(now * 1e6)), now)
         clocks.append((now, call.args[8] / 1_000 - WALL_MS / 1_000))  # type: ignore[operator]  # a number
     for (before, clock_before), (after, clock_after) in pairwise(clocks):
-        assert clock_after - clock_before >= 0.89 * (after - before)
+        assert clock_after - clock_before >= 0.97 * (after - before)
     assert clocks[-1][1] == pytest.approx(clocks[-1][0], abs=0.01)
 
 
@@ -306,7 +306,8 @@ def test_all_partitions_begin_at_once_and_say_that_they_live_until_they_are_list
     last.give_piece(Piece([change(3)], 20, Tally(20, sessions=1, total=3)))
     assert not last.wants_list
     call = last.next_call(3 * LEASE_S, WALL_MS)
-    assert (name_of(call), call.args[4:6]) == ("assert", [len(beats), 20])  # type: ignore[union-attr]  # it has a name
+    assert call is not None
+    assert (call.function, call.args[4:6]) == ("assert", [len(beats), 20])
 
 
 def test_a_host_lists_its_sessions_if_another_program_changed_the_users(
@@ -328,8 +329,9 @@ def test_a_process_takes_its_name_from_one_that_it_saw_be_silent_for_a_lease(
     part, now, asked = Partition(0, identity), 0.0, []
     while now < 2 * LEASE_S:
         call = part.next_call(now, WALL_MS)
-        assert name_of(call) == "begin"
-        asked.append((now, call.args[8]))  # type: ignore[union-attr]  # it has a name
+        assert call is not None
+        assert call.function == "begin"
+        asked.append((now, call.args[8]))
         if is_away and now > LEASE_S / 2:
             part.failed(now)  # and maybe the other one had no answer either
         else:

@@ -30,6 +30,9 @@ PROFILES: Final[Mapping[str, Mapping[str, float]]] = {
     "outage": {"outage": 1, "failover": 1},
     "memory": {"net": 0.05, "memory": 1, "pause": 0.3},
     "empty": {"net": 0.05, "empty": 1},
+    "slow": {"empty": 1, "slow": 1, "pause": 0.3},
+    "damage": {"net": 0.05, "damage": 1},
+    "step": {"net": 0.05, "step": 1},
     "names": {"net": 0.05, "names": 1, "failover": 1},
     "state": {"net": 0.05, "state": 1, "trim": 1, "pause": 0.5, "clock": 1},
     "all": {
@@ -54,16 +57,24 @@ WEIGHTS: Final = {
     "outage": 0.3,
     "memory": 0.4,
     "empty": 0.25,
+    "damage": 0.4,
+    "step": 0.8,
     "state": 0.3,
     "trim": 0.8,
     "names": 0.5,
 }
 HOSTS: Final = "ABC"
 MOST_HOSTS: Final = 6
+# A watcher reads so often in a row: enough for a list.
+READS: Final = 12
 # Within this time after all was mended, the state is that of the hosts again.
 MENDED_S: Final = 3 * LEASE_S
 # A host may be declared lost for so long after something befell it.
 GRACE_S: Final = 2 * LEASE_S + 5
+# A session is on Redis within this time, if nothing befell its host.
+PUBLISHED_S: Final = 15.0
+# After these Redis may lack sessions, though no host lists its own.
+LOSSY: Final = frozenset({"failover", "memory", "state", "names"})
 
 
 def faults_of(redis: Connection, library: Functions, seed: int, profile: str) -> str:
@@ -99,6 +110,7 @@ class History:
         self, redis: Connection, library: Functions, seed: int, profile: str
     ) -> None:
         self.world = World(redis, library, seed, PROFILES[profile])
+        self.world.online_since = self._online_since
         self._separator = self.world.random.choice(("/", "/", ""))
         self.machines = [self._machine(name) for name in HOSTS]
         self._watchers = [
@@ -124,6 +136,20 @@ class History:
             if machine.name == name.decode()
         ):
             self.world.faults_found.append(f"{name!r} is fenced in {partition}")
+
+    def _online_since(self, partition: int, moment: float) -> set[Uid]:
+        """Users of hosts that nothing befell, whose sessions began before a moment."""
+        if LOSSY & self.world.faults.keys():
+            return set()
+        return {
+            user_of_field(change.field)
+            for machine in self.machines
+            if machine.is_alive and moment > machine.disturbed_until + GRACE_S
+            for row in machine.log.online.values()
+            for number, change in [machine.process.host.session_of(row)]
+            if number == partition
+            and machine.log.began[row.session] < moment - PUBLISHED_S
+        }
 
     # --- what happens -----------------------------------------------------------
 
@@ -213,6 +239,12 @@ class History:
         for partition in range(PARTITIONS) if random.random() < 0.7 else some:
             self.world.empty(partition)
 
+    def _damage(self) -> None:
+        self.world.damage(self.world.random.randrange(PARTITIONS))
+
+    def _step(self) -> None:
+        self.world.step(self.world.random.randrange(PARTITIONS))
+
     def _pause(self) -> None:
         machine, random, now = self._any_up(), self.world.random, self.world.now
         if machine is None:
@@ -251,7 +283,8 @@ class History:
     def mend(self) -> None:
         """Everything works again, and there is one host of each name; then wait."""
         world = self.world
-        lost = ("skew", "failover", "empty")  # what is true of the servers for good
+        # What is true of the servers for good.
+        lost = ("skew", "failover", "empty", "damage", "step", "slow")
         world.faults = {kind: it for kind, it in world.faults.items() if kind in lost}
         world.random.shuffle(self.machines)
         one_each = {
@@ -266,7 +299,7 @@ class History:
             self._deliver_all()
         for _ in range(10):
             self.pass_time(MENDED_S / 10)
-            for watcher in self._watchers:
+            for watcher in self._watchers * READS:
                 watcher.poll()
         if world.late:
             self._deliver_all()
@@ -304,7 +337,7 @@ class History:
         self._expect(queued == 0, f"{machine.name} has a queue")
         counts = host.identity.counts
         self._expect(
-            counts.audit_mismatches == 0,
+            counts.audit_mismatches == 0 or "damage" in self.world.faults,
             f"{machine.name}: {counts.audit_mismatches} audits failed",
         )
         self._expect(
@@ -379,6 +412,14 @@ class History:
             )
 
     def _check_stream(self, partition: int, newest: dict[Uid, tuple[str, int]]) -> None:
+        for watcher in self._watchers:
+            if watcher.partition == partition:
+                self._expect(
+                    watcher.state == newest,
+                    f"watcher has {watcher.state}, is {newest}",
+                )
+        if self.world.counts["damage stream"]:
+            return  # it does not begin where the partition began
         state: dict[Uid, tuple[str, int]] = {}
         last: StreamEntry | None = None
         for entry_id, fields in self.world.redis(
@@ -397,9 +438,3 @@ class History:
                 self._expect(is_next, f"stream: {record} after {before}")
                 fold(state, record)
         self._expect(state == newest, f"stream says {state}, is {newest}")
-        for watcher in self._watchers:
-            if watcher.partition == partition:
-                self._expect(
-                    watcher.state == newest,
-                    f"watcher has {watcher.state}, is {newest}",
-                )

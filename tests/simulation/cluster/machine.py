@@ -15,6 +15,10 @@ from liveness.outlets.cluster.session_changes import Change, Piece, Tally
 from tests.simulation.cluster.world import PARTITIONS, TIMEOUT_S, Flight, World
 
 LEASE_S: Final = 30.0
+KEEP_S: Final = 1_800.0  # longer than a history
+# How long a machine with a slow disk needs for a piece of a list: of some, longer in all
+# than a lease.
+SLOW_S: Final = (0.0, 8.0, 20.0)
 # So small that queues overflow, lists come in pieces, and a reap takes several steps.
 LIMITS: Final = Limits(call_changes=3, most_queued=4, reap_users=2)
 ROWS: Final = 2  # of a piece of a list
@@ -133,7 +137,7 @@ class Process:
             log=self._log.name,
             lease_s=LEASE_S,
             linger_s=0.02,
-            keep_s=1e9,
+            keep_s=KEEP_S,
             configuration=configuration_of(PARTITIONS, separator),
         )
         identity = HostIdentity(
@@ -148,6 +152,7 @@ class Process:
         )
         self._flights: dict[int, Flight] = {}
         self._lists: dict[int, tuple[int, Iterator[Piece]]] = {}
+        self._piece_at: dict[int, float] = {}  # partitions that wait for one
         self._woken = set(range(PARTITIONS))
         self.read_at = world.now
         self._asked = (0.0, 0)  # when last, and how often at that moment
@@ -165,7 +170,8 @@ class Process:
         """When there is something to do, by the clock of the world."""
         if self._woken - self._flights.keys():
             return self._world.now
-        times = [self.read_at, *(flight.until for flight in self._flights.values())]
+        times = [self.read_at, *self._piece_at.values()]
+        times += [flight.until for flight in self._flights.values()]
         times += [
             part.next_at() + self._booted + 1e-6
             for part in self.host.partitions
@@ -216,9 +222,16 @@ class Process:
         if part.wants_list:
             self._lists[number] = part.lists, self._pieces(self._rows(number))
         wanted, pieces = self._lists.get(number, (0, iter(())))
-        if part.wants_piece and wanted == part.lists:
+        if not part.wants_piece or wanted != part.lists:
+            self._piece_at.pop(number, None)
+        elif self._piece_at.setdefault(number, self._ready_at()) <= self._world.now:
+            del self._piece_at[number]
             part.give_piece(next(pieces))
             self._woken.add(number)
+
+    def _ready_at(self) -> float:
+        is_slow = self._world.faults.get("slow")
+        return self._world.now + (self._random.choice(SLOW_S) if is_slow else 0.0)
 
     def _rows(self, number: int) -> list[Change]:
         rows = map(self.host.session_of, self._log.online.values())

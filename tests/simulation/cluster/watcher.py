@@ -31,6 +31,7 @@ class Watcher:
     def __init__(self, world: World, partition: int) -> None:
         self._world, self.partition = world, partition
         self._chain = self._start("")
+        self._meta_at = 0.0  # when it read the hosts last
         # Who is online, as it was told; None: it waits for a list.
         self.state: dict[Uid, Newest] | None = {}
         self._base: tuple[int, dict[Uid, Newest]] | None = (0, {})  # before `_records`
@@ -67,10 +68,11 @@ class Watcher:
                 rows = redis("XRANGE", keys.stream, start, "+", "COUNT", limit)
                 return [(name, pairs(fields)) for name, fields in rows]
             case ReadEarlier(until, limit):
-                words = (keys.stream, f"{until}-0", "-", "COUNT", limit)
-                rows = redis("XREVRANGE", *words)
+                end = f"{until}-0"
+                rows = redis("XREVRANGE", keys.stream, end, "-", "COUNT", limit)
                 return [(name, pairs(fields)) for name, fields in rows]
             case ReadMeta():
+                self._meta_at = self._world.now
                 return self._world.meta(self.partition)
             case _:
                 words = (request.cursor, "COUNT", SCAN_USERS)
@@ -86,13 +88,17 @@ class Watcher:
                 self._roll_back(version)
             case ClusterGap():
                 # Nothing is trimmed; but a server may lose all between two reads.
-                if not {"empty", "failover"} & self._world.faults.keys():
+                may = {"empty", "failover", "damage"}
+                if not may & self._world.faults.keys():
                     self._fault(str(event))
                 self.state = self._base = None
                 self._records = []
-            case Listed(_, version, places):
+            case Listed(_, version, places, is_settled):
                 self._world.counts["listed"] += 1
                 found = {place.user: _newest(place) for place in places}
+                online = self._world.online_since(self.partition, self._meta_at)
+                if is_settled and online - found.keys():
+                    self._fault(f"settled without {online - found.keys()}")
                 if self.state is None:
                     self._base, self.state = (version, found), dict(found)
                 elif self.state != found:

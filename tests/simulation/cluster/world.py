@@ -5,7 +5,7 @@ partition as a replica had it: by DUMP, taken earlier, and RESTORE, with another
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -19,7 +19,7 @@ from liveness.cluster.format import (
     sessions_of,
 )
 from liveness.cluster.functions import Functions, functions
-from liveness.core.records import ONLINE
+from liveness.core.records import ONLINE, Uid
 from liveness.outlets.cluster.session_changes import Call
 from tests.simulation.cluster.redis import Connection, RedisError
 
@@ -33,6 +33,7 @@ APPLY_HEAD: Final = 10
 ENDING_BYTES: Final = 6  # of a value that ends a session
 # By how much the clock of a new master may be off, in seconds.
 SKEWS: Final = (0, 0, -0.2, 2, -20, 40, -100, -3_600, 3_600)
+DAMAGES: Final = ("user", "user", "stranger", "users", "meta", "stream")
 
 
 def virtual_functions() -> Functions:
@@ -78,7 +79,10 @@ class World:
         self.late: list[tuple[int, Call]] = []  # calls that still arrive, some time
         # Sessions, by partition, incarnation and number: in which order Redis took them.
         self.taken: dict[tuple[int, int, int], int] = {}
+        self._count = 0
         self.faults_found: list[str] = []
+        # Users of a partition that certainly are online since a moment.
+        self.online_since: Callable[[int, float], set[Uid]] = lambda *_: set()
         self.counts = Counter[str]()
         self._replicas: list[list[bytes | None]] = [[] for _ in range(PARTITIONS)]
         redis("FLUSHDB")
@@ -107,19 +111,24 @@ class World:
         else:
             _, answer = self.redis.many(clock, words)
         self.counts[f"{call.function} {_text(answer[0])}"] += 1
-        if call.function == "apply" and answer[0] == b"ok":
-            self._note_taken(partition, call.args)
+        if call.function in ("apply", "assert") and answer[0] == b"ok":
+            self._note_taken(partition, call)
         is_reap = call.function == "reap" and answer[0] == b"ok"
         if is_reap and answer[4] != int(before):  # the newest entry is its own
             self._check_reaped(partition)
         return answer  # type: ignore[no-any-return]  # what RESP has
 
-    def _note_taken(self, partition: int, args: list[str | int | bytes]) -> None:
-        for value in args[APPLY_HEAD + args[APPLY_HEAD - 1] : -args[APPLY_HEAD - 1]]:
-            if len(value) > ENDING_BYTES:
+    def _note_taken(self, partition: int, call: Call) -> None:
+        count = call.args[APPLY_HEAD - 1]
+        assert isinstance(count, int)
+        for value in call.args[APPLY_HEAD + count : APPLY_HEAD + 2 * count]:
+            if isinstance(value, bytes) and len(value) > ENDING_BYTES:
                 session = next(sessions_of(value))
                 key = partition, session.incarnation, session.session
-                self.taken[key] = len(self.taken)
+                self._count += 1
+                self.taken.pop(key, None)
+                if call.function == "apply":  # in a list the order says nothing
+                    self.taken[key] = self._count
 
     def send(self, partition: int, call: Call, *, is_cut: bool) -> Flight:
         """Begin a call: it runs now or later, or never, and is answered or not."""
@@ -216,6 +225,30 @@ class World:
         self.counts["emptied"] += 1
         self.redis("DEL", *KEYS[partition])
         self._replicas[partition] = []
+
+    def step(self, partition: int) -> None:
+        """Its clock is set."""
+        self.counts["step"] += 1
+        self.skew_s[partition] = self.random.choice(SKEWS)
+
+    def damage(self, partition: int) -> None:
+        """Somebody deletes keys or users, or adds one."""
+        keys, kind = KEYS[partition], self.random.choice(DAMAGES)
+        users = sorted(self.redis("HKEYS", keys.users))
+        match kind:
+            case "user" if users:
+                self.redis("HDEL", keys.users, self.random.choice(users))
+            case "stranger":
+                self.redis("HSET", keys.users, "stranger", "nonsense")
+            case "users" if users:
+                self.redis("DEL", keys.users)
+            case "meta":
+                self.redis("DEL", keys.meta)
+            case "stream":
+                self.redis("DEL", keys.stream)
+            case _:  # there is no user
+                pass
+        self.counts[f"damage {kind}"] += 1
 
 
 def pairs(flat: list[bytes]) -> dict[bytes, bytes]:
