@@ -144,7 +144,7 @@ def as_text(picture: ClusterPicture) -> str:
             [
                 [
                     escaped(row.host),
-                    row.state.name.lower(),
+                    _state(row),
                     str(row.sessions),
                     relative(-row.heard_ms / 1_000),
                     escaped(row.log),
@@ -169,6 +169,14 @@ def as_text(picture: ClusterPicture) -> str:
         ),
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _state(row: HostRow) -> str:
+    """The state of a host, and how far it is with the lists of its sessions."""
+    state = row.state.name.lower()
+    if not row.listing:
+        return state
+    return f"{state}, {row.partitions - row.listing} of {row.partitions} listed"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

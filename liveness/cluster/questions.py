@@ -65,6 +65,7 @@ class HostRow(NamedTuple):
     heard_ms: int  # milliseconds since it was last heard, by Redis' clock
     log: str
     partitions: int  # how many know it
+    listing: int  # in how many of them it lists its sessions
 
 
 async def places_of(
@@ -168,6 +169,7 @@ def _merged(host: str, rows: Sequence[tuple[StoredHost, int]]) -> HostRow:
         min(heard_ms for _, heard_ms in rows),
         max(rows, key=lambda row: row[0].epoch)[0].log,
         len(rows),
+        sum(stored.state is HostState.ASSERTING for stored, _ in rows),
     )
 
 

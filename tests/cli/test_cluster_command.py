@@ -54,7 +54,7 @@ def test_the_records_of_all_hosts_are_shown_and_the_position_to_go_on_from(
     assert shown == {
         "online   ada  gw on a  login",
         "online   int:7  gw on a  login",
-        "moved    ada  gw on b from gw on a  newest",
+        "moved    ada  gw on b from gw on a  login",
     }
     position = said.rpartition("--from ")[2].strip()
     host.online("bob")
@@ -95,6 +95,17 @@ def test_status_shows_servers_hosts_and_partitions(
     assert ["a", "live", "1"] in [row[:3] for row in table]
     assert ["b", "live", "1"] in [row[:3] for row in table]
     assert ["0", "1"] in [row[:2] for row in table]
+
+
+def test_status_shows_how_far_a_host_is_with_the_lists_of_its_sessions(
+    run: Run, redis: RedisServer, host: ClusterPublisher
+) -> None:
+    host.begin(1)
+    assert any(
+        "asserting, 1 of 2 listed" in line for line in run("cluster", "status")[1]
+    )
+    found = json.loads("\n".join(run("cluster", "status", "--json")[1]))
+    assert [row["listing"] for row in found["hosts"]] == [1, 0]
 
 
 def test_status_as_json(run: Run, redis: RedisServer, host: ClusterPublisher) -> None:

@@ -94,8 +94,8 @@ def test_hosts_are_merged_over_the_partitions(redis: RedisServer) -> None:
     publish(redis, "b", *users)
     publish(redis, "a", epoch=2)
     a, b = asked(redis, lambda cluster: cluster.hosts())
-    assert a == HostRow("a", HostState.LIVE, 0, a.heard_ms, "log-1", PARTITIONS)
-    assert b == HostRow("b", HostState.LIVE, 40, b.heard_ms, "log-1", PARTITIONS)
+    assert a == HostRow("a", HostState.LIVE, 0, a.heard_ms, "log-1", PARTITIONS, 0)
+    assert b == HostRow("b", HostState.LIVE, 40, b.heard_ms, "log-1", PARTITIONS, 0)
     assert 0 <= a.heard_ms <= b.heard_ms
 
 

@@ -38,6 +38,7 @@ class ClusterPublisher:
         self._name = name
         self._count = partitions
         self._seq = 0
+        self._epochs = defaultdict[int, int](int)
         self._last = defaultdict[int, int](int)  # by partition
         self._incarnations: dict[int, int] = {}
         self._sessions: dict[Uid, int] = {}
@@ -45,18 +46,28 @@ class ClusterPublisher:
         source = functions().source
         server("FUNCTION", "LOAD", "REPLACE", source)
         for partition in range(partitions):
-            self._begin(partition)
+            self.begin(partition)
+            self._list(partition)
 
-    def _begin(self, partition: int) -> None:
+    def begin(self, partition: int) -> None:
+        """Begin anew: its sessions have to be listed."""
         conf, lease_us = configuration_of(self._count, ""), round(LEASE_S * 1e6)
-        who = [self._name, 1, 1]
+        self._epochs[partition] += 1
+        who = [self._name, self._epochs[partition], 1]
         answer = self._call(
             "begin", partition, [*who, "log", 0, conf, lease_us, 0, 1, self._next_token]
         )
         assert answer[0] == b"reset", answer
-        self._incarnations[partition] = inc = answer[2]
-        answer = self._call("assert", partition, [*who, inc, 0, 0, 0, 1, 0, 0])
+        self._incarnations[partition] = answer[2]
+
+    def _list(self, partition: int) -> None:
+        """It has none."""
+        who = self._who(partition)
+        answer = self._call("assert", partition, [*who, 0, 0, 0, 1, 0, 0])
         assert answer[0] == b"ok", answer
+
+    def _who(self, partition: int) -> list[Any]:
+        return [self._name, self._epochs[partition], 1, self._incarnations[partition]]
 
     def age(self) -> None:
         """The partitions have begun long ago: a list need not wait for other hosts."""
@@ -99,7 +110,7 @@ class ClusterPublisher:
                 place = Place(name, self._name, "gw", session, 1_000, "login")
             bodies.append(place_bytes(place))
         last, self._last[partition] = self._last[partition], self._seq
-        head = [self._name, 1, 1, inc, last, self._seq, 0, self._next_token, 0]
+        head = [*self._who(partition), last, self._seq, 0, self._next_token, 0]
         fields = [field_of(user) for user in users]
         args = [*head, len(users), *fields, *values, *bodies]
         answer = self._call("apply", partition, args)
