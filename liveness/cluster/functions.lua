@@ -91,8 +91,8 @@ end
 -- be nil. When it began is known within a round trip; where it belongs is known better.
 local function between(newer, older, e, body)
   local since, to = since_of(e), since_of(e)
+  if older then to = math.max(to, since_of(older) + 1) end
   if newer then to = math.min(to, since_of(newer)) end
-  if older then to = math.max(to, since_of(older)) end
   if to == since then return e, body end
   local fields = cmsgpack.unpack(body)
   fields[5] = to
