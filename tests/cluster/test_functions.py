@@ -255,9 +255,10 @@ def test_a_clock_that_jumps_trims_nothing_that_is_new(
     look_for(partition, KEEP_S)
     hosts[0].login(1)
     hosts[1].login(2)
+    look_for(partition, KEEP_S / 4)
     kept = partition.stream()
     partition.step_s = step_s
-    look_for(partition, KEEP_S * 0.8)
+    look_for(partition, KEEP_S / 2)
     assert partition.stream()[-2:] == kept[-2:]
     look_for(partition, KEEP_S)
     hosts[0].login(3)
