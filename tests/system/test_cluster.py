@@ -4,9 +4,11 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
+from liveness.cluster.format import field_of, keys_of
 from tests.helpers.cluster_state import PARTITIONS, ClusterState
 from tests.helpers.redis_servers import RedisServer, redis_server
 from tests.system.conftest import Start
@@ -163,6 +165,30 @@ def test_an_emptied_redis_is_filled_again(
     redis("FLUSHALL")
     redis("FUNCTION", "FLUSH")
     eventually(lambda: len(state.users()) == 1_500)
+
+
+def test_what_another_program_deletes_is_filled_again(
+    host: Host, state: ClusterState, redis: RedisServer
+) -> None:
+    users = [f"u{n}" for n in range(200)]
+    host("a").gateway("gw").send("login", users[::2])
+    host("b").gateway("gw").send("login", users[1::2])
+    eventually(lambda: state.users().keys() == {*users})
+    keys, user = keys_of("lv", 0), next(iter(state.users_in(0)))
+
+    def has_begun_since(before: object) -> bool:
+        return redis("HGET", keys.meta, "conf") not in (None, before)
+
+    for command in (
+        ("HDEL", keys.users, field_of(user)),
+        ("DEL", keys.users),
+        ("DEL", keys.meta),
+        ("HSET", keys.users, "stranger", "nonsense"),
+    ):
+        before = redis("HGET", keys.meta, "conf")
+        redis(*command)
+        eventually(partial(has_begun_since, before))
+        eventually(lambda: state.users().keys() == {*users})
 
 
 def test_while_redis_is_away_the_host_goes_on_and_then_catches_up(
