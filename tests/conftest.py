@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import pytest
 import trio
+from hypothesis import settings
 from trio.testing import MockClock
 
 from liveness.config.settings_file import FILE_VARIABLE
@@ -24,6 +25,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Under nohup, which holds for us, it is the same with SIGHUP.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+# An example that takes long is no failure: the machine may be busy.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 Result = TypeVar("Result")
 

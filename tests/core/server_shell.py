@@ -12,6 +12,7 @@ from liveness.config.settings import (
     PresenceSettings,
     SocketSettings,
     StateSettings,
+    TimerSettings,
 )
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
@@ -26,6 +27,7 @@ from liveness.testing.scripted_disk import ScriptedDisk
 from liveness.testing.scripted_link import LinkCounters
 
 NO_CLUSTER: Final = ClusterSettings()
+TIMERS: Final = TimerSettings()
 ANYONE: Final = Allowed(anyone=True)
 PEER: Final = Peer(7, 1_000, frozenset())
 QUIET: Final = (LogLine, LogRefusal)
@@ -40,6 +42,7 @@ class Shell:
         device_separator: str = "",
         host: str = "",
         cluster: ClusterSettings = NO_CLUSTER,
+        timers: TimerSettings = TIMERS,
         **limits: Any,
     ) -> None:
         self.host = host
@@ -48,6 +51,7 @@ class Shell:
             state=StateSettings(dir=Path("/nowhere")),
             presence=PresenceSettings(device_separator=device_separator),
             cluster=cluster,
+            timers=timers,
             limits=LimitSettings(**limits),
         )
         self.disk, self.counts, self.mono, self.links = (
