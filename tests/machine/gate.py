@@ -19,9 +19,12 @@ from tests.helpers.tree import ROOT
 from tests.machine.nspawn import SPAWN
 from tests.upgrades.releases import RELEASES
 
-# What is shipped, and how.
-CONCERNED: Final = ("deploy/", "tests/machine/", "requirements/runtime.lock")
-CONCERNED_FILES: Final = ("Makefile", "MANIFEST.in", "pyproject.toml", "setup.py")
+# What is shipped, and how; and what README says of a clone.
+CONCERNED: Final = ("deploy/", "tests/machine/")
+CONCERNED_FILES: Final = (
+    *("Makefile", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"),
+    *("requirements/runtime.lock", "requirements/test.lock"),
+)
 PYTHON: Final = (3, 11)  # of Debian 12
 # A program of each package. Podman's own brings neither its networks, for which netavark
 # calls iptables, nor names in them.
@@ -92,6 +95,6 @@ def main(arguments: list[str]) -> int:
         return 1
     pytest = [sys.executable, "-m", "pytest", "-m", "machine"]
     # A base is fetched in the time of a test.
-    pytest += ["-o", "faulthandler_timeout=1200"]
+    pytest += ["-o", "faulthandler_timeout=2400"]
     pytest += arguments or ["tests/machine"]
     return subprocess.call(pytest, env=os.environ | {"CI": "true"})  # no skips

@@ -23,6 +23,7 @@ def system(*arguments: str, path: Path) -> Done:
     ("files", "expected"),
     [
         ("deploy/install", True),
+        ("README.md", True),
         ("README.md setup.py", True),
         ("docs/deploy/setup.py liveness/setup.py", False),
         ("", False),
