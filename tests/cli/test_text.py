@@ -18,6 +18,7 @@ from liveness.text import (
     uid_text,
     utc_time,
 )
+from tests.helpers.strategies import BOUNDED
 
 uids = st.one_of(
     st.integers(0, 2**63 - 1),
@@ -26,6 +27,7 @@ uids = st.one_of(
 )
 
 
+@BOUNDED
 @given(uids, uids)
 def test_two_users_never_look_alike(one: str | int, other: str | int) -> None:
     is_same = (type(one), one) == (type(other), other)
@@ -52,6 +54,7 @@ def test_an_integer_and_a_string_of_digits_are_told_apart(
     assert uid_text(uid) == text
 
 
+@BOUNDED
 @given(uids)
 def test_a_user_is_found_by_the_name_that_is_shown(uid: str | int) -> None:
     if is_uid(uid) and is_uid(uid_text(uid)):
@@ -100,6 +103,7 @@ def test_a_conn_beyond_2_53_is_a_string_in_json(
 conns = st.none() | st.integers(0, 2**63 - 1)
 
 
+@BOUNDED
 @given(uids.filter(is_uid), conns, conns)
 def test_a_record_is_read_back_from_its_json(
     uid: str | int, conn: int | None, from_conn: int | None
@@ -114,6 +118,7 @@ def test_a_record_without_a_user_is_left_as_it_is() -> None:
     assert json_ready({"kind": "gap"}) == {"kind": "gap"}
 
 
+@BOUNDED
 @given(st.text(st.characters()))
 @example("\\n")  # a backslash and a letter: not what a line feed is shown as
 def test_what_is_escaped_is_printable_and_can_be_read_back(text: str) -> None:

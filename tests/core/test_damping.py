@@ -17,6 +17,7 @@ from liveness.core.damping import (
     moved,
 )
 from liveness.core.records import MOVED, OFFLINE, ONLINE, Record
+from tests.helpers.strategies import BOUNDED
 
 SETTLE_MS = 100
 FOR_EVER = 10**9
@@ -112,6 +113,7 @@ def by_user(items: Sequence[Item]) -> dict[str, list[Item]]:
     }
 
 
+@BOUNDED
 @given(histories(), st.lists(st.integers(0, 300)))
 def test_users_who_are_back_soon_are_left_out_at_any_pace(
     log: list[Item], looks: list[int]
@@ -131,6 +133,7 @@ def test_users_who_are_back_soon_are_left_out_at_any_pace(
     }
 
 
+@BOUNDED
 @given(histories())
 def test_all_records_are_passed_on_or_counted(log: list[Item]) -> None:
     counts = DampingCounts()
@@ -153,6 +156,7 @@ def fold(items: Iterator[Item] | Sequence[Item]) -> dict[str, str]:
     return online
 
 
+@BOUNDED
 @given(
     histories(),
     st.lists(st.tuples(st.integers(1, 8), st.booleans()), max_size=6),

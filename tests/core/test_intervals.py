@@ -58,6 +58,7 @@ def interval(scene: Scene, name: str = "g") -> float | None:
 # --- the sketch --------------------------------------------------------------------------
 
 
+@BOUNDED
 @given(st.floats(EDGES[0], EDGES[BUCKETS - 1]))
 def test_a_bucket_gives_a_silence_to_a_32nd_and_never_longer(
     silence: float,

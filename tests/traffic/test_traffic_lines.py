@@ -22,6 +22,7 @@ from liveness.traffic.traffic_lines import (
     header_line,
     parsed,
 )
+from tests.helpers.strategies import BOUNDED
 from tests.helpers.wire import packed
 
 TEXTS = st.text(max_size=8) | st.from_regex(r"(str:)*int:-?[0-9]{1,25}", fullmatch=True)
@@ -54,6 +55,7 @@ def sent_by(line: dict[str, Any]) -> bytes:
     return found.data
 
 
+@BOUNDED
 @given(STREAMS, st.lists(st.integers(0, 40)), st.sets(st.integers(0, 5)))
 def test_every_byte_comes_back_in_its_place(
     stream: bytes, cuts: list[int], flushes: set[int]
@@ -70,6 +72,7 @@ def test_every_byte_comes_back_in_its_place(
     assert back == stream
 
 
+@BOUNDED
 @given(st.lists(st.lists(st.integers() | TEXTS, min_size=1, max_size=3), max_size=5))
 def test_a_frame_in_any_pieces_comes_out_whole(frames: list[list[Any]]) -> None:
     frames = [[f"{frame[0]}", *map(str, frame[1:])] for frame in frames]
@@ -185,6 +188,7 @@ def test_a_line_that_is_none_says_what_is_wrong(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+@BOUNDED
 @given(st.text(max_size=30) | VALUES.map(lambda value: json.dumps(value, default=repr)))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(LineError):

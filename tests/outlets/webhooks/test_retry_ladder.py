@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveness.outlets.webhooks.retry_ladder import asked_wait_s, next_try
+from tests.helpers.strategies import BOUNDED
 
 WAITS = (10.0, 20.0, 40.0)
 NOW_MS = 1_795_668_168_000
@@ -36,6 +37,7 @@ def test_a_wait_is_lengthened_by_up_to_a_tenth() -> None:
     assert found.wait_s == pytest.approx(22.0)
 
 
+@BOUNDED
 @given(
     st.lists(st.floats(0.1, 86_400), max_size=20),
     st.lists(st.none() | st.floats(0, 1e9), min_size=21),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from liveness.core.records import MOVED, OFFLINE, ONLINE, Gap, Record, TimerRecord
 from liveness.service.storage.record_json import record_json
 from liveness.text import EXACT_IN_JSON, json_line, json_ready
+from tests.helpers.strategies import BOUNDED
 
 NUMBERS = st.sampled_from([0, 7, EXACT_IN_JSON, EXACT_IN_JSON + 1, 2**63 - 1])
 # What `str.splitlines` and other readers take for the end of a line.
@@ -41,6 +42,7 @@ def slow(record: Record | TimerRecord | Gap) -> str:
     return json_line(json_ready(record.as_map()))
 
 
+@BOUNDED
 @given(RECORDS)
 def test_a_record_has_the_json_of_its_map(record: Record) -> None:
     if isinstance(record.uid, int):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from liveness.core.timer_states import LIVE, STATES
 from liveness.core.uids import MAX_INTEGER
 from liveness.service.storage import timer_reader, timer_sql
+from tests.helpers.strategies import BOUNDED
 
 Row = dict[str, str | None]
 
@@ -66,6 +67,7 @@ def table(timers: list[Row], *, tables: str = timer_sql.TABLES) -> sqlite3.Conne
     return db
 
 
+@BOUNDED
 @given(rows, wanted, st.integers(1, 7))
 def test_all_pages_together_are_what_a_filter_gives(
     timers: list[Row], wanted: dict[str, str], limit: int
@@ -91,6 +93,7 @@ def test_all_pages_together_are_what_a_filter_gives(
     assert found == expected[::-1]
 
 
+@BOUNDED
 @given(rows, values["key"], st.none() | values["gateway"])
 def test_the_newest_timer_of_a_key_is_listed_for_each_gateway(
     timers: list[Row], key: str, gateway: str | None
