@@ -1,5 +1,6 @@
 """The clients in other languages: what builds them, and the commands of their programs."""
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -121,6 +122,7 @@ def _built(name: str) -> Path:
     for program, package in client.needs.items():
         require(program, package)
     here = Path(mkdtemp(prefix=f"liveness-{name}-"))
+    atexit.register(shutil.rmtree, here, ignore_errors=True)
     shutil.copytree(ROOT / "proto/clients" / name, here, dirs_exist_ok=True)
     for build in client.builds:
         environ = os.environ | {"HOME": str(here), "LC_ALL": "C.UTF-8"}

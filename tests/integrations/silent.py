@@ -2,19 +2,13 @@
 
 import socket
 
+from tests.helpers.tcp import narrow_connection
 from tests.integrations.conftest import SOON_S
 
 
 def silent_websocket(port: int, uid: str) -> socket.socket:
-    """Connect, send a name, and answer nothing from then on.
-
-    Segments and window are small, so that the buffers on the way here are soon full.
-    """
-    silent = socket.socket()
-    silent.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
-    silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    silent.settimeout(SOON_S)
-    silent.connect(("127.0.0.1", port))
+    """Connect, send a name, and answer nothing from then on."""
+    silent = narrow_connection(port, SOON_S)
     silent.sendall(
         b"GET / HTTP/1.1\r\nHost: chat\r\nUpgrade: websocket\r\n"
         b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"

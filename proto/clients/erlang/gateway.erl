@@ -1,6 +1,7 @@
 %% A chat gateway with a sidecar: one room, a JSON object a line, a process for each user.
 -module(gateway).
 -export([main/0, init/1, handle_event/2]).
+-import(gateway_socket, [send/2, write/2, close/1, cut_off/1]).
 
 -define(HOW_TO, <<"log in with {\"login\": \"ada\"}; then {\"say\": \"hi\"}, {\"ping\": 1} or {\"logout\": 1}">>).
 -define(MAX_LINE, 4096).
@@ -56,7 +57,7 @@ serve(Socket, Link, Users, Most) ->
     after
         [liveness:logout(Link, Uid, Conn) || {_, Uid, _, _} <- ets:take(room, Conn)],
         counters:sub(Users, 1, 1),
-        gen_tcp:close(Socket)
+        close(Socket)
     end.
 
 talk(Socket, Link, Conn, Uid, Timeout) ->
@@ -92,9 +93,6 @@ take(_, Socket, _, _, Uid) -> send(Socket, [{<<"error">>, ?HOW_TO}]), Uid.
 %% A user that reads too slowly is cut off, without waiting for it.
 say(Line, Pid, Socket) ->
     case process_info(Pid, message_queue_len) of
-        {_, Length} when Length > ?MAX_UNSENT -> inet:setopts(Socket, [{linger, {true, 0}}]), gen_tcp:close(Socket);
+        {_, Length} when Length > ?MAX_UNSENT -> cut_off(Socket);
         _ -> Pid ! {say, Line}
     end.
-
-send(Socket, Content) -> write(Socket, gateway_json:encode(Content)).
-write(Socket, Line) -> gen_tcp:send(Socket, Line) =:= ok orelse throw(closed).

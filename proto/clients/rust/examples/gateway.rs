@@ -59,7 +59,7 @@ fn serve(sidecar: &Sidecar, room: &Room, stream: &Arc<TcpStream>, is_full: bool)
     if let Some((uid, _)) = room.lock().unwrap().remove(&conn) {
         sidecar.logout(&uid, conn).ok()?;
     }
-    bye.map(|reason| lines.send("bye", &quoted(reason)))
+    Some(lines.close(bye))
 }
 
 /// Do what the lines of a user ask for, until its connection ends.

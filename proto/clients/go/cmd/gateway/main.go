@@ -17,61 +17,52 @@ import (
 	"time"
 )
 
-type line map[string]any
-
 var path, name = flag.String("sidecar", "", "its socket"), flag.String("name", "gw-1", "of this gateway")
 var port, most = flag.String("port", "0", "0: any free one"), flag.Int("most", 1000, "users at a time")
 var printable = regexp.MustCompile(`^[\pL\pM\pN\pP\pS ]{1,32}$`)
 var sidecar *liveness.Sidecar
-var mu sync.Mutex                                         // guards what follows
-var room, uids = map[int64]net.Conn{}, map[int64]string{} // of the users who are in, by conn
+var mu sync.Mutex            // guards what follows
+var room = map[int64]*user{} // those who are in, by conn
 
 func serve(tcp net.Conn, conn int64) {
-	defer tcp.Close()
-	send(tcp, line{"welcome": `log in with {"login": "ada"}; then {"say": "hi"} or {"logout": 1}`})
-	uid, in := "", bufio.NewScanner(tcp)
+	u := &user{tcp: tcp, out: make(chan line, 128)}
+	go u.write()
+	u.send(line{"welcome": `log in with {"login": "ada"}; then {"say": "hi"} or {"logout": 1}`})
+	in := bufio.NewScanner(tcp)
 	for in.Buffer(nil, 4096); in.Scan(); time.Sleep(20 * time.Millisecond) { // nobody floods the room
 		var ask struct{ Login, Say, Ping, Logout any } // nil if absent
 		json.Unmarshal(in.Bytes(), &ask)
 		login, _ := ask.Login.(string)
-		sidecar.Keepalive(uid, conn) // ignored before the login
+		sidecar.Keepalive(u.uid, conn) // ignored before the login
 		mu.Lock()
 		switch {
-		case uid == "" && printable.MatchString(login) && len(room) < *most:
-			uid, uids[conn], room[conn] = login, login, tcp
-			sidecar.Login(uid, conn)
-			send(tcp, line{"joined": uid, "users": len(room)})
-		case uid != "" && ask.Say != nil:
-			sidecar.Message(uid, conn)
+		case u.uid == "" && printable.MatchString(login) && len(room) < *most:
+			u.uid, room[conn] = login, u
+			sidecar.Login(u.uid, conn)
+			u.send(line{"joined": u.uid, "users": len(room)})
+		case u.uid != "" && ask.Say != nil:
+			sidecar.Message(u.uid, conn)
 			for _, other := range room {
-				send(other, line{"uid": uid, "say": ask.Say})
+				other.send(line{"uid": u.uid, "say": ask.Say})
 			}
 		case ask.Ping != nil:
-			send(tcp, line{"pong": 1})
+			u.send(line{"pong": 1})
 		case ask.Logout != nil:
-			go leave(uid, conn, "logout")
+			go leave(u.uid, conn, "logout")
 		}
 		mu.Unlock()
 	}
-	leave(uid, conn, "closed, or too long a line")
+	leave(u.uid, conn, "closed, or too long a line")
+	u.end("closed, or too long a line") // also if it was never in
 }
 
 func leave(uid string, conn int64, reason string) {
 	mu.Lock()
 	defer mu.Unlock()
-	if tcp, isIn := room[conn]; isIn {
+	if u, isIn := room[conn]; isIn {
 		delete(room, conn)
-		delete(uids, conn)
 		sidecar.Logout(uid, conn)
-		send(tcp, line{"bye": reason})
-		tcp.Close()
-	}
-}
-
-func send(tcp net.Conn, l line) {
-	tcp.SetWriteDeadline(time.Now().Add(time.Second)) // who does not read holds the room up once
-	if json.NewEncoder(tcp).Encode(l) != nil {
-		tcp.Close()
+		u.end(reason)
 	}
 }
 
@@ -93,8 +84,8 @@ func main() {
 		}
 	}
 	mu.Lock() // for good
-	for conn, uid := range uids {
-		sidecar.Logout(uid, conn)
+	for conn, u := range room {
+		sidecar.Logout(u.uid, conn)
 	}
 	sidecar.Close()
 }

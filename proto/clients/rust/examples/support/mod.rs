@@ -11,6 +11,7 @@ use std::time::Duration;
 
 pub const STACK_BYTES: usize = 128 * 1024; // of the two threads of each connection
 const MAX_UNSENT_LINES: usize = 128; // of a user that reads too slowly
+const LAST_LINES: Duration = Duration::from_secs(1);
 const WRITE: Duration = Duration::from_secs(10); // then the user is gone
 
 static TERMINATED: AtomicBool = AtomicBool::new(false);
@@ -63,6 +64,16 @@ impl Lines {
         if self.0.try_send(format!("{{\"{}\": {}}}\n", key, json)).is_err() {
             let _ = self.1.shutdown(Shutdown::Both); // it reads too slowly
         }
+    }
+
+    /// Say why, if there is a reason, and close the connection, for a user that may be gone:
+    /// what is not written soon is dropped.
+    pub fn close(self, bye: Option<&str>) {
+        bye.into_iter().for_each(|reason| self.send("bye", &quoted(reason)));
+        let Lines(unsent, stream) = self;
+        drop(unsent);
+        thread::sleep(LAST_LINES);
+        let _ = stream.shutdown(Shutdown::Both);
     }
 
     pub fn stop_reading(&self) {
