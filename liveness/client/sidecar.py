@@ -337,6 +337,9 @@ class Sidecar:
     def ended(self) -> LinkIterator[End]:
         """Iterate, without end, over the open connections that have to be closed.
 
+        Close each without waiting, as by asyncio's `writer.transport.abort()`: its user may
+        read nothing, and while the body of the loop waits, so do all later ends.
+
         An end is acknowledged when the loop asks for the next one. If the loop stops
         before, the next loop gets that end again; the next process gets it only if it
         is not `fresh`. Between two loops, ends wait, and no record behind them is

@@ -31,8 +31,10 @@ from tests.helpers.pages import MANUAL, blocks, example, shell_lines
 from tests.helpers.peer import listening, timer
 from tests.helpers.processes import NO_SETTINGS, ran, succeeded
 from tests.helpers.redis_servers import RedisServer
+from tests.helpers.tcp import is_held
 from tests.helpers.tree import ROOT
 from tests.system.client import Client
+from tests.system.sidecar import eventually
 
 BIN: Final = Path(sys.executable).parent
 PATIENCE_S: Final = 20
@@ -179,35 +181,68 @@ def test_a_gateway_closes_who_is_silent_or_elsewhere_and_nobody_else(
 def test_the_lines_of_the_readme_make_a_server_a_gateway(
     environ: dict[str, str],
 ) -> None:
-    lines = example("README.md", "sidecar.ended()")
+    check_gateway(served(example("README.md", "sidecar.ended()")), environ)
+
+
+def served(lines: str) -> str:
+    """The lines of the README in a program that listens."""
     loop = "    async for end in"
     listen = "    await asyncio.start_server(serve, port=9000)\n"
     assert lines.count(loop) == 1
     lines = lines.replace(loop, listen + loop)
-    check_gateway(SERVER.replace("LINES", indent(lines, "    ")), environ)
+    return SERVER.replace("LINES", indent(lines, "    "))
+
+
+# What has a user sent more than it reads, before the loop over what it sends.
+FLOODS: Final = {
+    "while await reader": "writer.write(bytes(15_000_000))",
+    "async for data in stream": "await stream.send_all(bytes(15_000_000))",
+    "for line in self.rfile": "self.wfile.write(bytes(15_000_000))",
+}
+
+
+@pytest.mark.parametrize(("page", "has"), [*GATEWAYS, ("README.md", "sidecar.ended()")])
+def test_a_gateway_lets_go_of_a_user_who_reads_nothing(
+    page: str, has: str, environ: dict[str, str]
+) -> None:
+    """Nothing waits for the user: neither its connection, nor the next end."""
+    program = example(page, has)
+    if page == "README.md":
+        program = served(program)
+    for loop, flood in FLOODS.items():
+        program = re.sub(rf"^( *)({loop})", rf"\1{flood}\n\1\2", program, flags=re.M)
+    with gateway(program, environ) as port, ExitStack() as stack:
+        users = [stack.enter_context(person(port, b"%d\n" % uid)) for uid in range(3)]
+        eventually(
+            lambda: not any(is_held(user) for user in users), within_s=PATIENCE_S
+        )
 
 
 def check_gateway(program: str, environ: dict[str, str]) -> None:
-    """It listens on port 9000, as the gateway gw-1."""
+    with (
+        gateway(program, environ) as port,
+        person(port, b"ada\n") as older,
+        person(port, b"eve\n") as eve,
+    ):
+        with person(port, b"\xff\0\n"), person(port, b"bob\n"):
+            pass  # no uid, and a logout: neither may harm the others
+        with speaking(older), person(port, b"ada\n") as newer, speaking(newer):
+            assert closed(older), "ada is on a newer connection"
+            assert closed(eve), "eve is silent"
+            newer.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                newer.recv(1)
+
+
+@contextmanager
+def gateway(program: str, environ: dict[str, str]) -> Iterator[str]:
+    """Runs a program that listens on port 9000, as gw-1; the port that it has instead."""
     port = str(free_port())
-    gateway = program.replace("9000", port)
     with started("liveness serve --timeout 1", environ) as sidecar:
         sidecar.line_with('"ready"')
-        with started(strict_python(gateway), environ):
+        with started(strict_python(program.replace("9000", port)), environ):
             sidecar.line_with('"gw-1"')
-            with person(port, b"ada\n") as older, person(port, b"eve\n") as eve:
-                with person(port, b"\xff\0\n"), person(port, b"bob\n"):
-                    pass  # no uid, and a logout: neither may harm the others
-                with (
-                    speaking(older),
-                    person(port, b"ada\n") as newer,
-                    speaking(newer),
-                ):
-                    assert closed(older), "ada is on a newer connection"
-                    assert closed(eve), "eve is silent"
-                    newer.settimeout(0)
-                    with pytest.raises(BlockingIOError):
-                        newer.recv(1)
+            yield port
 
 
 def closed(connection: socket.socket) -> bool:
