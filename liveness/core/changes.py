@@ -62,7 +62,7 @@ class Disk(Protocol):
 
     @property
     def parted(self) -> Mapping[str, int]:
-        """The logs that this one was copied from, each with the last seq in common."""
+        """The logs that this one goes on from, each with the last seq in common."""
 
     @property
     def first(self) -> int:

@@ -144,7 +144,7 @@ def _log_ready(http: socket.socket, *, users: int) -> None:
 
 def _open_state(config: Config, stack: ExitStack) -> tuple[LogStore, TimerStore]:
     """Lock and open the state directory, until the stack is closed."""
-    store = LogStore(config.state.dir)
+    store = LogStore(config.state.dir, config.socket.path.parent)
     stack.callback(store.close)
     with store.expecting_damage():
         _, next_seq = store.bounds()

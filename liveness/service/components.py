@@ -318,10 +318,11 @@ class SidecarService:
         """
         mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
         at = self._clock.instant(self.engine.attended, mono)
+        seq = self.log_writer.durable_seq
         with clocks_file.taken(
             self._store.folder,
-            log=self._store.log,
-            seq=self.log_writer.durable_seq,
+            logs=self._store.ids_at(seq),
+            seq=seq,
             wall_ms=wall_ms,
         ) as clocks:
             try:

@@ -1,5 +1,6 @@
 """An outlet's place in the log: where it begins, what it takes, and when it moves."""
 
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from liveness.outlets.common.outlet_log import (
 from liveness.outlets.common.outlet_store import StoredCursor, position_in, put_cursor
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.storage import log_store
+from liveness.service.storage.high_water_mark import mark_of
 from tests.helpers import disk
 from tests.outlets.outlet_rig import NAME, OutletRig, off, on, outlet_rig, seqs
 
@@ -228,6 +230,35 @@ def test_a_cursor_continues_in_the_log_there_is(
 ) -> None:
     at = position_in(found, log=LOG, parted=parted, newest=10, oldest=2)
     assert at == start
+
+
+@pytest.mark.parametrize(
+    ("has_copy", "expected"), [(True, [3, 4, 5, 6]), (False, [5, 6, 7, 8])]
+)
+async def test_an_outlet_gets_every_record_behind_the_one_where_logs_part(
+    tmp_path: Path, jumping: MockClock, has_copy: bool, expected: list[int]
+) -> None:
+    """`outlets.db` is as it was; the log was put back from a copy, or the host started."""
+    folder, copy = tmp_path / "state", tmp_path / "copy"
+    with outlet_rig(folder, tmp_path) as rig:
+        rig.publish(on(1), on(2))
+    shutil.copytree(folder, copy)
+    with outlet_rig(folder, tmp_path) as rig:
+        rig.publish(on(3), on(4))
+        async with rig.outlet_log(OLDEST) as log:
+            log.delivered(await log.take(10))
+            await log.store_cursor()
+            was = log.log
+    if has_copy:
+        for path in copy.glob("liveness.db*"):
+            path.rename(folder / path.name)
+    else:
+        mark_of(tmp_path, was).unlink()
+    with outlet_rig(folder, tmp_path) as rig:
+        assert rig.log.log_writer.log != was
+        rig.publish(*map(on, expected))
+        async with rig.outlet_log(OLDEST) as log:
+            assert seqs((await log.take(10)).entries) == expected
 
 
 async def test_an_outlet_that_was_not_there_for_long_is_forgotten(

@@ -230,10 +230,13 @@ async def running(
         webhooks=webhooks,
     )
     with (
-        closing(LogStore(config.state.dir)) as store,
+        closing(LogStore(config.state.dir, folder)) as store,
         closing(
             TimerStore(
-                config.state.dir, log=store.log, retry_policy=config.timers.retry_policy
+                config.state.dir,
+                log=store.log,
+                parted=store.parted,
+                retry_policy=config.timers.retry_policy,
             )
         ) as table,
         listen(config.socket.path) as listener,

@@ -266,8 +266,9 @@ async def test_a_log_that_lost_its_end_is_read_from_its_beginning(
             await does(gateway, "logout", "bob")
             await does(gateway, "login", "eve", "dan")
             assert await next_of(watch, 2) == [(ONLINE, "eve"), (ONLINE, "dan")]
+        # With its mark, so that no sidecar can tell, and its log keeps its id.
         shutil.rmtree(folder / "state")
-        shutil.copytree(older / "state", folder / "state")
+        shutil.copytree(older, folder, dirs_exist_ok=True)
         async with running(folder, clock=VirtualWallClock):
             with trio.fail_after(60):
                 found = [await anext(watch) for _ in range(4)]

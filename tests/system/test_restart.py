@@ -272,6 +272,36 @@ def test_damaged_timers_met_while_running_are_said_and_not_overwritten(
     link.sync()
 
 
+def test_who_was_shown_a_commit_that_is_lost_misses_nothing_that_comes_in_its_place(
+    start: Start,
+) -> None:
+    sidecar = start()
+    gateway, watcher = sidecar.gateway("gw"), sidecar.watcher()
+    for users in (["a"], ["b", "c"]):
+        gateway.send("login", users)
+        gateway.sync()
+    shown = watcher.take(3)[-1]["seq"]
+    log = watcher.log
+    sidecar.kill()
+    wal = sidecar.state / "liveness.db-wal"
+    damaged = bytearray(wal.read_bytes())
+    damaged[-1] ^= 1
+    wal.write_bytes(damaged)
+    sidecar.start()
+    assert sidecar.gateway("gw").log != log
+    sidecar.gateway("other").send("login", ["d", "e", "f", "g"])
+    reader = sidecar.watcher(after=shown, log=log)
+    assert [it["uid"] for it in reader.take(4)] == [*"defg"]
+    said = "the log lacks records that were shown, or is an older copy: it goes on with a new id"
+    line = sidecar.line(said)
+    assert (line["level"], line["lost"], line["seq"]) == ("warning", 2, 1)
+    known = sidecar.watcher().log
+    for end in (sidecar.kill, sidecar.stop):
+        end()
+        sidecar.start()
+        assert sidecar.watcher().log == known
+
+
 def test_a_stop_writes_no_clocks_into_the_state_of_another(make: Start) -> None:
     sidecar = make().start()
     sidecar.gateway("gw").sync()

@@ -8,7 +8,7 @@ The next start deletes it, even if it cannot use it.
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -57,9 +57,16 @@ def write(folder: Path, *, log: str, seq: int, wall_ms: int, clocks: Clocks) -> 
 
 
 @contextmanager
-def taken(folder: Path, *, log: str, seq: int, wall_ms: int) -> Iterator[Clocks]:
+def taken(
+    folder: Path, *, logs: Collection[str], seq: int, wall_ms: int
+) -> Iterator[Clocks]:
     """Use the file in the block, and delete it at its end; an error leaves the file.
 
+    Args:
+        folder: The state directory.
+        logs: The ids that the log has, or had while it ended with *seq*.
+        seq: Its newest record.
+        wall_ms: Unix milliseconds now.
     Yields:
         The clocks; empty if there is no file, or it cannot be used for this log and seq.
     Raises:
@@ -71,7 +78,7 @@ def taken(folder: Path, *, log: str, seq: int, wall_ms: int) -> Iterator[Clocks]
         yield no_clocks()
         return
     try:
-        clocks = _clocks(packed, log, seq, wall_ms)
+        clocks = _clocks(packed, logs, seq, wall_ms)
     except (ValueError, TypeError) as error:
         _log.warning(
             "the file of the last stop is not used; everyone gets a fresh timeout",
@@ -85,8 +92,8 @@ def taken(folder: Path, *, log: str, seq: int, wall_ms: int) -> Iterator[Clocks]
     _sync(folder)
 
 
-def _clocks(packed: bytes, log: str, seq: int, wall_ms: int) -> Clocks:
-    stopped_ms, body = _unpack_for(packed, log, seq)
+def _clocks(packed: bytes, logs: Collection[str], seq: int, wall_ms: int) -> Clocks:
+    stopped_ms, body = _unpack_for(packed, logs, seq)
     clocks = no_clocks()._replace(away=max(0.0, (wall_ms - stopped_ms) / 1000))
     for column, content in zip(clocks.columns, decode(body), strict=True):
         column.frombytes(content)
@@ -106,7 +113,7 @@ def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
     if packed is None:
         return None
     try:
-        return _unpack_for(packed, log, seq)[0]
+        return _unpack_for(packed, {log}, seq)[0]
     except (ValueError, TypeError):
         return None  # the next start logs why it cannot use the file
 
@@ -141,10 +148,10 @@ def _open_no_link(path: Path, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, MODE)
 
 
-def _unpack_for(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:
+def _unpack_for(packed: bytes, logs: Collection[str], seq: int) -> tuple[int, bytes]:
     """The time of writing, and the columns; ValueError if of another log or seq."""
     its_log, its_seq, stopped_ms, body = _unpack(packed)
-    if (its_log, its_seq) != (log, seq):
+    if its_log not in logs or its_seq != seq:
         raise ValueError("it belongs to another log or seq")
     return stopped_ms, body
 

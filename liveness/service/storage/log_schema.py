@@ -4,8 +4,8 @@
     online    the open sessions; changed in the same transaction as the log
     cursors   how far each gateway and watcher has acknowledged; the gateways' timeouts
     trimmed   for each name, the newest of the trimmed records that concerned it
-    meta      the log's id; the schema's version; the ids of the logs that this one was
-              copied from, each with the last seq that both share
+    meta      the log's id; the schema's version; the ids of the logs that this one goes
+              on from, each with the last seq that both share
 
 `uid` columns are ANY in STRICT tables: with any other type `7` and `"7"` would be one
 user. Sessions are keyed by their number, not by their user: every insert then goes to the

@@ -1,7 +1,8 @@
 """The log's database, `liveness.db`: written, trimmed, and read for links.
 
 A copy, as in a backup, must not continue the same log: copy and original would give the
-same seqs to different records. So a copy takes a new log id when it is first opened.
+same seqs to different records. Nor must a log that has lost its end. So a log takes a new
+id when it is opened, unless it surely continues what was shown (`high_water_mark`).
 
 Rows are written by few statements with many rows each. `executemany` takes and releases the
 interpreter lock for each row; beside a busy main thread that is the difference between
@@ -13,6 +14,7 @@ million, and no commit of the log should wait for them.
 """
 
 import json
+import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +60,7 @@ from liveness.service.storage.database import (
     write_ahead,
 )
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
+from liveness.service.storage.high_water_mark import HighWaterMark
 from liveness.service.storage.log_pages import END, PAGE_RECORDS, records_in, rows_of
 from liveness.service.storage.log_schema import (
     SCHEMA,
@@ -78,11 +81,13 @@ COPIED: Final = "copied"
 SCAN_RECORDS: Final = 50_000
 # A trimming transaction deletes at most this many records and one page: about 10 ms.
 TRIM_RECORDS: Final = 2_000
-# The most logs that are remembered in a chain of copies: the newest.
-MOST_PARTED: Final = 100
+# The most earlier ids that are remembered, the newest: those of a start of the host a day
+# for nearly three years, in 32 KB.
+MOST_PARTED: Final = 1_000
 # Pages of the file that are returned to the file system in one step.
 TRIM_PAGES: Final = 2_000
 
+_LOG_ID: Final = re.compile("[0-9a-f]{1,64}")
 _log = structlog.get_logger("start")
 
 
@@ -145,14 +150,17 @@ class LogStore:
 
     Args:
         folder: The state directory; made, private, if it is missing.
+        runtime: The folder of the log's high-water mark; None: the log counts as the
+            continuation of what was shown.
     Raises:
         StartError: It cannot be used, or another sidecar uses it.
         StateError: Its content is damaged, or of a newer version.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, runtime: Path | None = None) -> None:
         self.folder = folder
         self.path = folder / DATABASE
+        self._mark = None if runtime is None else HighWaterMark(runtime)
         self._damaged = DamagedRecords(self.path)
         with ExitStack() as resources:
             lock = resources.enter_context(locked_folder(folder))
@@ -192,17 +200,48 @@ class LogStore:
         except ValueError:
             parted = None
         is_sound = isinstance(parted, dict) and all(map(is_natural, parted.values()))
-        if not isinstance(log, str) or not is_sound:
+        # A file is named by it.
+        if not isinstance(log, str) or not _LOG_ID.fullmatch(log) or not is_sound:
             raise damage_error("its meta makes no sense")
         self.log = log
-        # By the id of a log that this one was copied from: the last seq they share.
+        # By the id of a log that this one goes on from: the last seq they share.
         self.parted: dict[str, int] = parted
         copied_ms = meta(db, COPIED)
         if isinstance(copied_ms, int):
-            self._begin_own_log(copied_ms)
+            self._begin_own_log(
+                _log.warning,
+                "this is a backup, restored: it begins a log of its own",
+                made=utc_time(copied_ms),
+            )
+        if self._mark is not None:
+            is_new = stored is None or isinstance(copied_ms, int)
+            self._take_mark(self._mark, is_new=is_new)
 
-    def _begin_own_log(self, copied_ms: int) -> None:
-        """Take a new id, as the original gives the next seqs to other records."""
+    def _take_mark(self, mark: HighWaterMark, *, is_new: bool) -> None:
+        """Take a new id unless the mark vouches for this log; then keep its mark."""
+        shown, following = mark.take(self.log), self.bounds()[1]
+        if not is_new and (shown is None or following < shown):
+            mark.drop()
+            if shown is None:
+                self._begin_own_log(
+                    _log.info,
+                    "the host or its runtime folder is new, so the log may lack records "
+                    "that were shown: it goes on with a new id",
+                )
+            else:
+                self._begin_own_log(
+                    _log.warning,
+                    "the log lacks records that were shown, or is an older copy: it goes "
+                    "on with a new id",
+                    lost=shown - following,
+                )
+            mark.take(self.log)
+        mark.raise_to(following)
+
+    def _begin_own_log(
+        self, line: Callable[..., object], message: str, **about: object
+    ) -> None:
+        """Take a new id, as the next seqs may have been given to other records."""
         db, was, seq = self._db, self.log, self.bounds()[1] - 1
         parted = {**self.parted, was: seq}
         self.parted = dict([*parted.items()][-MOST_PARTED:])
@@ -211,13 +250,11 @@ class LogStore:
         with transaction(db):
             db.executemany(_PUT_META, values)
             db.execute("delete from meta where key = ?", [COPIED])
-        _log.warning(
-            "this is a backup, restored: it begins a log of its own",
-            made=utc_time(copied_ms),
-            log=self.log,
-            was=was,
-            seq=seq,
-        )
+        line(message, **about, log=self.log, was=was, seq=seq)
+
+    def ids_at(self, seq: int) -> set[str]:
+        """The ids that the log has, or had while *seq* was its newest record."""
+        return {self.log, *(id_ for id_, last in self.parted.items() if last == seq)}
 
     @property
     def is_in_place(self) -> bool:
@@ -228,6 +265,8 @@ class LogStore:
         """Close the file and unlock the directory."""
         self.wal.close()
         self._db.close()
+        if self._mark is not None:
+            self._mark.close()
         self._resources.close()
 
     # --- reading --------------------------------------------------------------
@@ -356,6 +395,8 @@ class LogStore:
             put_rows(db, "online", 6, opened)
             self._put_many(_PUT_CURSORS, cursors)
             self._put_many(_FORGET_CURSORS, forgotten)
+        if self._mark is not None and batch.records:
+            self._mark.raise_to(batch.records.last + 1)
         self.wal.keep_growth_small()
 
     def _put_many(self, statement: str, rows: Sequence[Any]) -> None:

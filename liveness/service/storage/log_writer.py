@@ -168,7 +168,7 @@ class LogWriter:
 
     @property
     def parted(self) -> Mapping[str, int]:
-        """The logs that this one was copied from, each with the last seq in common."""
+        """The logs that this one goes on from, each with the last seq in common."""
         return self.store.parted
 
     @property

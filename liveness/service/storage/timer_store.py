@@ -108,7 +108,7 @@ class TimerStore:
         folder: The state directory.
         log: The id of the log in that directory.
         next_seq: The next seq of that log.
-        parted: The ids of logs that this one was copied from, each with the last seq
+        parted: The ids of logs that this one goes on from, each with the last seq
             that they have in common.
         reserve: The reserve, shared with the log's store; None: one of its own.
         retry_policy: When further attempts are made.

@@ -248,9 +248,11 @@ class Log:
 
 
 @contextmanager
-def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log]:
+def log_of(
+    written: Sequence[Batch], folder: Path, *, keep: int, runtime: Path | None = None
+) -> Iterator[Log]:
     feed = LogTail(keep=keep)
-    with closing(LogStore(folder)) as store:
+    with closing(LogStore(folder, runtime)) as store:
         store._db.execute(
             "pragma synchronous = off"
         )  # one page a commit, without the wait for a sync

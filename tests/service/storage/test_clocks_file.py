@@ -41,7 +41,7 @@ def take(
     folder: Path, *, log: str = "abc", seq: int = 7, wall_ms: int = STOPPED_MS
 ) -> list[Clock]:
     """The whole content of the file; silences include the time since the stop."""
-    with clocks_file.taken(folder, log=log, seq=seq, wall_ms=wall_ms) as clocks:
+    with clocks_file.taken(folder, logs={log}, seq=seq, wall_ms=wall_ms) as clocks:
         pass
     silences = array("d", (silence + clocks.away for silence in clocks.silences))
     *columns, _ = clocks._replace(silences=silences)
@@ -77,7 +77,7 @@ def test_the_file_stays_if_the_start_fails(tmp_path: Path) -> None:
     path = write(tmp_path, [1])
     with (
         pytest.raises(StateError),
-        clocks_file.taken(tmp_path, log="abc", seq=7, wall_ms=STOPPED_MS),
+        clocks_file.taken(tmp_path, logs={"abc"}, seq=7, wall_ms=STOPPED_MS),
     ):
         raise StateError("the start fails")
     assert path.exists()

@@ -319,6 +319,7 @@ def test_damage_among_the_users_online_is_reported_and_left(tmp_path: Path) -> N
     "change",
     [
         "key = 'lag' where key = 'log'",
+        "value = '../../elsewhere' where key = 'log'",
         "value = '{' where key = 'parted'",
         "value = '[]' where key = 'parted'",
         """value = '{"a": "b"}' where key = 'parted'""",

@@ -1,0 +1,228 @@
+"""Readers that come back to a log that has lost its end, or may have.
+
+In the first life of the sidecar each reader gets three records, in the second three more.
+Then the state is put back from a copy of the first, or the host starts anew; and the log
+grows past all that anybody was shown.
+"""
+
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.client.watcher import LOG, Watch
+from tests.service.http.reading import reading
+from tests.service.rig import Caller, Rig, VirtualWallClock, running
+
+NAME: Final = "reader"
+QUIET_S: Final = 1.0
+
+
+async def until_quiet(take: Callable[[], Awaitable[list[int]]]) -> list[int]:
+    """The seqs of all that comes, until nothing comes for a while."""
+    found = list[int]()
+    while True:
+        with trio.move_on_after(QUIET_S) as waiting:
+            found += await take()
+        if waiting.cancelled_caught:
+            return found
+
+
+class LogReader(Protocol):
+    """Reads for a while, goes, and comes back in the next life of the sidecar."""
+
+    async def seqs(self, rig: Rig) -> list[int]:
+        """What comes, until nothing comes for a while."""
+
+
+class OwnPosition:
+    """A link that names where to go on."""
+
+    def __init__(self) -> None:
+        self.position: dict[str, Any] = {"after": 0}
+
+    async def seqs(self, rig: Rig) -> list[int]:
+        watcher = await rig.watcher(**self.position)
+        found = await until_quiet(partial(_seqs_of, watcher))
+        self.position = {"after": found[-1], "log": watcher.welcome["log"]}
+        return found
+
+
+class StoredCursor:
+    """A link whose position the sidecar stores."""
+
+    async def seqs(self, rig: Rig) -> list[int]:
+        watcher = await rig.watcher(NAME, ack=True)
+        if not watcher.welcome["known"]:
+            watcher = await rig.watcher(NAME, ack=True, after=0)
+        found = await until_quiet(partial(_seqs_of, watcher))
+        await watcher.send(["ack", found[-1]])
+        return found
+
+
+async def _seqs_of(watcher: Caller) -> list[int]:
+    (records,) = await watcher.expect("notices")
+    return [record["seq"] for record in records]
+
+
+class Feed:
+    """A stream over HTTP."""
+
+    def __init__(self, query: str = "") -> None:
+        self._query, self._last = query, ""
+
+    async def seqs(self, rig: Rig) -> list[int]:
+        headers = {"last-event-id": self._last} if self._last else {}
+        target = f"/v1/feed?after=0{self._query}"
+        async with reading(rig.door(), target, headers=headers) as stream:
+            await stream.event()  # where it begins
+
+            async def take() -> list[int]:
+                event = await stream.event()
+                assert event is not None
+                assert event.id is not None
+                self._last = event.id
+                return [event.data["seq"]]
+
+            return await until_quiet(take)
+
+
+class Program:
+    """A program that reads by the library, over all lives of the sidecar or anew in each."""
+
+    def __init__(self, *, lives_on: bool = False, **options: Any) -> None:
+        self._lives_on, self._options = lives_on, options
+        self._position: dict[str, Any] = {"after": 0}
+        self._watch: Watch | None = None
+
+    async def seqs(self, rig: Rig) -> list[int]:
+        watch = self._watch
+        if watch is None:
+            watch = self._watch = Watch(
+                str(rig._path),
+                pause_between=lambda *_: 0,
+                wall_s=lambda: VirtualWallClock().wall_ms() / 1000,
+                **self._position,
+                **self._options,
+            )
+
+        async def take() -> list[int]:
+            record = await anext(watch)
+            return [] if record["kind"] == LOG else [record["seq"]]
+
+        found = await until_quiet(take)
+        if not self._lives_on:
+            self._position = {"after": watch.position, "log": watch.log}
+            await self.leave()
+        return found
+
+    async def leave(self) -> None:
+        if self._watch is not None:
+            await self._watch.aclose()
+            self._watch = None
+
+
+READERS: Final[dict[str, Callable[[], LogReader]]] = {
+    "link": OwnPosition,
+    "stored cursor": StoredCursor,
+    "feed": Feed,
+    "damped feed": partial(Feed, "&settle_s=5"),
+    "program": Program,
+    "living program": partial(Program, lives_on=True),
+    "named program": partial(Program, name=NAME),
+    "damped program": partial(Program, settle_s=5),
+    "damped and named": partial(Program, settle_s=5, name=NAME),
+}
+
+
+@asynccontextmanager
+async def life(folder: Path, *uids: str) -> AsyncIterator[Rig]:
+    """A sidecar that writes a record for each of these users; its end is a crash."""
+    async with running(folder, clock=VirtualWallClock) as rig:
+        await rig.gateway_of([*uids], kinds=[])
+        yield rig
+        await trio.sleep(2)  # cursors are written now and then
+
+
+def befall(folder: Path, happens: str) -> None:
+    if happens == "copy":
+        shutil.rmtree(folder / "state")
+        (folder / "copy").rename(folder / "state")
+    else:
+        for mark in folder.glob("log-*.next"):
+            mark.unlink()
+
+
+@pytest.mark.parametrize(("happens", "expected"), [("copy", 4), ("boot", 7)])
+@pytest.mark.parametrize("kind", READERS)
+async def test_a_reader_gets_each_record_behind_the_last_that_both_logs_have(
+    tmp_path: Path, jumping: MockClock, kind: str, happens: str, expected: int
+) -> None:
+    reader = READERS[kind]()
+    async with life(tmp_path, *"abc") as rig:
+        was = rig.store.log
+        assert await reader.seqs(rig) == [1, 2, 3]
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    async with life(tmp_path, *"def") as rig:
+        assert await reader.seqs(rig) == [4, 5, 6]
+        assert rig.store.log == was
+    befall(tmp_path, happens)
+    async with life(tmp_path, *"ghijk") as rig:
+        assert rig.store.log != was
+        assert await reader.seqs(rig) == [*range(expected, expected + 5)]
+        if isinstance(reader, Program):
+            await reader.leave()
+
+
+async def test_clocks_of_a_stop_are_used_after_a_start_of_the_host(
+    tmp_path: Path, jumping: MockClock, said: list[Any]
+) -> None:
+    async with life(tmp_path, *"abc") as rig:
+        await rig.stop()
+    befall(tmp_path, "boot")
+    async with running(tmp_path, clock=VirtualWallClock) as rig:
+        assert len(rig.store.parted) == 1
+    restored = [line for line in said if line["event"] == "restored"]
+    assert [(line["users"], line["clocks"]) for line in restored] == [(3, 3)]
+
+
+async def test_a_reader_of_an_older_id_goes_on_where_it_was(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    reader = OwnPosition()
+    async with life(tmp_path, *"abc") as rig:
+        assert await reader.seqs(rig) == [1, 2, 3]
+    for uid in "def":
+        befall(tmp_path, "boot")
+        async with life(tmp_path, uid):
+            pass
+    async with life(tmp_path, "g") as rig:
+        assert len(rig.store.parted) == 3
+        assert await reader.seqs(rig) == [4, 5, 6, 7]
+
+
+async def test_a_reader_of_an_older_id_is_told_what_is_no_longer_kept(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    reader = OwnPosition()
+    async with life(tmp_path, *"abc") as rig:
+        assert await reader.seqs(rig) == [1, 2, 3]
+    befall(tmp_path, "boot")
+    async with life(tmp_path, "d") as rig:
+        for uid in "efg":
+            await rig.gateway_of(uid, uid, kinds=[])
+        rig.store.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
+        rig.log_writer.first, _ = rig.store.bounds()
+    async with life(tmp_path, "h") as rig:
+        watcher = await rig.watcher(**reader.position)
+        records = [(await watcher.records())[0] for _ in range(2)]
+        assert [(it["kind"], it["seq"]) for it in records] == [
+            ("gap", 6),
+            ("online", 7),
+        ]
