@@ -49,17 +49,6 @@ def top_batch(db: sqlite3.Connection, outlet: str) -> StoredBatch | None:
     return None if found is None else StoredBatch(*found)
 
 
-def outlive_log(db: sqlite3.Connection, outlet: str, log: str, newest: int) -> None:
-    """Have requests from beyond the end of their log leave the cursor alone.
-
-    The log has lost its end, and new records get the same numbers.
-    """
-    db.execute(
-        "update batches set until = null where outlet = ? and log = ? and until > ?",
-        [outlet, log, newest],
-    )
-
-
 def put_batch(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
     """Store a new request, or the new state of one."""
     db.execute(

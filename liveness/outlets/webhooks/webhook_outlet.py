@@ -240,8 +240,6 @@ class WebhookOutlet:
     async def _finish_begun(self) -> None:
         """Send what was begun before a restart, and open the log after it."""
         await self._patiently(self._log.open)
-        newest = self._access.log_writer.durable_seq
-        await self._store(batch_store.outlive_log, self._log.log, newest)
         batch = await self._store(batch_store.top_batch)
         self._status.now_is(OutletState.FOLLOWING)
         if batch is not None:
