@@ -1,12 +1,12 @@
 """The log as server-sent events: one for each record, as it is written.
 
-    GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME&users=true&settle_s=N
+    GET /v1/feed   ?after=ID&kind=offline,moved&uid=UID&gateway=NAME&users=true&settle_s=N
 
 The id of an event is `LOG:SEQ`; with `settle_s`, its seq is a position from which a reader
 continues without a loss. A browser that reconnects sends its last id, and continues after it.
-If that id is of another log, the stream begins at the oldest record kept, or, if this log is
-a copy of that one, where the two part. The first event of each stream, `log`, says which log
-this is and where the stream begins.
+If that id is of another log, the stream begins at the oldest record kept, or, if this log goes
+on from that one, where the two part. `after` may be a seq alone, of whatever log there is. The
+first event of each stream, `log`, says which log this is and where the stream begins.
 
 A reader has no queue, only a position in the log, as readers on links do. A reader that
 falls too far behind gets an event that says so, and its stream ends.
@@ -88,7 +88,7 @@ class FeedApi:
 
     async def _answer(self, request: Request) -> Response:
         query = query_of(request, "after", SETTLE, *SUBSCRIPTION)
-        after = _number(query.pop("after", None))
+        after = query.pop("after", None)
         settle_s, subscription = settle_s_in(query), subscription_in(query)
         last_id = request.headers.get("last-event-id")
         position, is_new = self._start(after, last_id)
@@ -104,26 +104,18 @@ class FeedApi:
 
         return self._streams.events(StreamKind.FEED, produce)
 
-    def _start(self, after: int | None, last_id: str | None) -> tuple[int, bool]:
+    def _start(self, after: str | None, last_id: str | None) -> tuple[int, bool]:
         """The seq after which to begin, and whether this log is new to the reader."""
         log_writer = self._log_writer
         newest, oldest = log_writer.durable_seq, log_writer.first - 1
-        if last_id is None:
-            if after is None:
-                return newest, False
-            return (after, False) if after <= newest else (oldest, True)
-        found = _ID.fullmatch(last_id)
-        if found is None:
-            message = (
-                f"Last-Event-ID is {last_id!r:.80}; it must be the id of an event, "
-            )
-            raise ApiError(400, message + "LOG:SEQ; leave it out, or use after=SEQ")
-        log, seq = found[1], int(found[2])
+        if last_id is None and after is None:
+            return newest, False
+        log, seq = _place(after or "", last_id)
         # A log that ends below that seq has lost its end, and counts as another one.
-        if log == log_writer.store.log and seq <= newest:
+        if log in (None, log_writer.log) and seq <= newest:
             return seq, False
-        # If this log is a copy of that one, both are the same up to where they part.
-        parted = log_writer.store.parted.get(log)
+        # If this log goes on from that one, both are the same up to where they part.
+        parted = log_writer.parted.get(log or "")
         return oldest if parted is None else min(seq, parted), True
 
     async def _send_records(
@@ -200,10 +192,14 @@ def _take_events(entries: list[tuple[int, TailEntry]], id_: bytes) -> bytes:
     return b"".join(events)
 
 
-def _number(after: str | None) -> int | None:
-    if after is None:
-        return None
-    if re.fullmatch("[0-9]{1,19}", after) and int(after) <= MAX_INTEGER:
-        return int(after)
-    message = f"after is {after!r:.80} in the query; it must be a seq, or 0 for all"
-    raise ApiError(400, f"{message} records")
+def _place(after: str, last_id: str | None) -> tuple[str | None, int]:
+    """The log and the seq to go on after; None: whatever log there is."""
+    is_seq = last_id is None and re.fullmatch("[0-9]{1,19}", after)
+    if is_seq and int(after) <= MAX_INTEGER:
+        return None, int(after)
+    name, text = ("after", after) if last_id is None else ("Last-Event-ID", last_id)
+    found = _ID.fullmatch(text)
+    if found is None:
+        message = f"{name} is {text!r:.80}; it must be the id of an event, LOG:SEQ"
+        raise ApiError(400, f"{message}; after may be a seq, too, or 0 for all records")
+    return found[1], int(found[2])

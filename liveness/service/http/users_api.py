@@ -114,7 +114,8 @@ class UsersApi:
                 if session > durable:
                     row["session"] = None  # as in `_user`
                 lines[json_line(json_ready(row))] = None
-        return json_text(f'{{"users":[{",".join(lines)}],"seq":{seq}}}')
+        users, log = ",".join(lines), self._log_writer.log
+        return json_text(f'{{"users":[{users}],"log":"{log}","seq":{seq}}}')
 
     async def _user(self, readers: trio.CapacityLimiter, request: Request) -> Response:
         uid = uid_of_path(request, _USERS)

@@ -96,6 +96,7 @@ async def test_a_reader_goes_on_after_the_last_record_it_saw(
             for reading_on in (
                 feed(rig, seen, "?after=333", last=last),
                 feed(rig, seen, f"?after={seen}"),
+                feed(rig, seen, f"?after={last}"),
             ):
                 readers.append(await stack.enter_async_context(reading_on))
                 found = await seqs(readers[-1], 2_500 - seen)
@@ -114,15 +115,23 @@ async def test_a_reader_goes_on_after_the_last_record_it_saw(
         ("", "{copied}:1", 1),
         ("", "{copied}:2", 2),
         ("", "{copied}:77", 2),
+        ("?after={copied}:77", "", 2),
+        ("?after=0123456789abcdef:1", "", 0),
     ],
-    ids=["another log", "id", "query", "shared", "last shared", "parted"],
+    ids=[
+        *("another log", "id", "query", "shared", "last shared", "parted"),
+        *("parted by query", "another log by query"),
+    ],
 )
 async def test_a_reader_from_where_this_log_has_not_been_begins_anew(
     rig: Rig, query: str, last: str, begins_at: int
 ) -> None:
     await rig.gateway_of([*"abcd"])
     rig.store.parted["cccc0000cccc0000"] = 2  # the log that this one was copied from
-    last = last.format(log=rig.store.log, copied="cccc0000cccc0000")
+    last, query = (
+        text.format(log=rig.store.log, copied="cccc0000cccc0000")
+        for text in (last, query)
+    )
     async with feed(rig, begins_at, query, last=last, is_new=True) as reader:
         assert await seqs(reader, 4 - begins_at) == [*range(begins_at + 1, 5)]
 
@@ -202,6 +211,7 @@ async def test_a_reader_that_falls_back_too_far_is_let_go(rig: Rig) -> None:
         ("/v1/feed?uid=a%00", "", "is no uid"),
         ("/v1/feed?after=-1", "", "after is '-1'"),
         ("/v1/feed?after=" + "9" * 30, "", "after is '999"),
+        ("/v1/feed?after=x:1", "", "after is 'x:1'"),
         ("/v1/feed?gateway=", "", "gateway is ''"),
         ("/v1/feed?users=1", "", "users is '1' in the query; it must be one of true"),
         ("/v1/feed?since=1", "", "'since'"),

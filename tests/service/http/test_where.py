@@ -66,9 +66,10 @@ async def test_those_online_are_shown_once_in_the_order_asked_for(
                 "conn": None,
             },
         ],
+        "log": rig.store.log,
         "seq": 3,
     }  # fmt: skip
-    assert await where(rig) == {"users": [], "seq": 3}
+    assert await where(rig) == {"users": [], "log": rig.store.log, "seq": 3}
 
 
 @pytest.mark.rig(presence=PresenceSettings(device_separator="/"))
@@ -97,7 +98,7 @@ async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
         await rig.until(lambda: len(rig.presence) == 1)
         found = await where(rig, "eve")
     row = {"uid": "eve", "gateway": "gw-1", "session": None, "conn": None}
-    assert found == {"users": [row], "seq": 0}
+    assert found == {"users": [row], "log": rig.store.log, "seq": 0}
 
 
 async def test_users_of_hard_names_are_found_by_their_names(rig: Rig) -> None:
