@@ -115,10 +115,10 @@ class Watch(AsyncIterator[RecordMap]):
 
         {"kind": "log", "log": NEW, "was": OLD, "seq": 0}
 
-    The sidecar's log is another one (its state was lost, or restored from a backup), or has
-    lost its end; then both ids are the same. What follows are the records of that log, from
-    the oldest; of a restored one those that this reader had not read. In both cases what
-    the program knows may be out of date: `list` says who is online.
+    The sidecar's log is another one, or has lost its end; then both ids may be the same. If
+    it goes on from the log before (its host was started anew, or a backup restored), the
+    records follow that this reader had not read, else all of them. After either mapping,
+    what the program knows may be out of date: `list` says who is online.
 
     With `settle_s` an offline comes once its user was away for that long, so after records
     of other users with a higher `seq`. If the user is back before that, neither the offline
@@ -473,7 +473,7 @@ class Watch(AsyncIterator[RecordMap]):
             damped.begin(welcome.next - 1)
         if new is not None:
             self._waiting.add(position.logs, new, LOG_SEQ)
-            self._redial.say("the log is a new one: all its records follow")
+            self._redial.say("the log is a new one: its records follow")
         if "users" in self._options and "users" not in welcome.features:
             self._redial.say(
                 f"the sidecar ({welcome.server}) cannot tell users from devices: records "

@@ -172,7 +172,7 @@ async def test_changes_of_the_link_are_lines_and_a_new_log_is_no_record(
     assert told == [
         f"watching {sidecar.path} from seq 1 on",
         f"lost {sidecar.path} (it says bye: restart): connecting again",
-        "the log is a new one: all its records follow",
+        "the log is a new one: its records follow",
         "connected again, continuing after seq 0",
     ]
 
