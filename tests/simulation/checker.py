@@ -458,6 +458,9 @@ class Checker:
         base = self._position(link)
         if first > bisect_right(concerning, base):
             yield f"4: {link.name} had everything up to {base} and was told {told[0]}"
+        after = link.hello.get("after", 0)
+        if told[0] <= after:
+            yield f"4: {link.name} asked for what is above {after}, was told {told[0]}"
 
     def _gaps(self, link: Link) -> Iterator[str]:
         """A gap is told of what concerned the reader and is no longer kept."""
@@ -600,6 +603,8 @@ class Checker:
                 position = max(position, it.welcome["next"] - 1)
             if it is not link:
                 acks = [int(frame[1]) for _, frame in it.sent if frame[0] == "ack"]
+                if not it.hello.get("ack", True):
+                    acks = [told.record["seq"] for told in it.told]
                 position = max([position, *acks])
         return position
 

@@ -5,14 +5,16 @@ place of threads its work on the disk is done where it is called, with a delay b
 after it that is drawn: so a run has one order of things, and a seed gives it again.
 
 A crash leaves what a loss of power may leave: of a write that was under way any part, in
-the order in which SQLite writes. What was synced before stays.
+the order in which SQLite writes. What was synced before stays. Then the host starts anew,
+and the log takes another id; after a crash between two writes it may be the process alone
+that was killed.
 """
 
 import os
 import resource
 import sqlite3
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -42,6 +44,8 @@ PAGE_BYTES: Final = 512  # no file has smaller pages, and all have multiples of 
 WAL_HEADER_BYTES: Final = 32
 # Of the starts on a disk that is not empty so many are cut off before the one that lasts.
 HALF_STARTS: Final = 0.2
+# Of the crashes between two writes in so many the host runs on.
+KILLS: Final = 0.5
 # What a call on the disk takes before it does anything, and before it is known of.
 QUICK_S: Final = (0.0002, 0.003)
 ZERO_MS: Final = 1_700_000_000_000
@@ -118,6 +122,7 @@ class Machine:
         self._config = config
         self._random = random
         self._rots = Random("rots")
+        self._kills = Random("kills")
         self._history = history
         self._nursery = nursery
         self._life: _Life | None = None
@@ -147,6 +152,7 @@ class Machine:
         assert self._life is None
         if self._image and self._random.random() < HALF_STARTS:
             self._image = self._after_half_a_start()
+            self._lose_memory()
         self._life = _Life(self._laid_out())
         self._history.processes.append(Process(trio.current_time()))
         await self._nursery.start(self._run, self._life)
@@ -166,6 +172,9 @@ class Machine:
         assert life is not None
         if not in_a_write:
             self._die(life, files(life.folder))
+            if self._kills.random() < KILLS:
+                await life.over.wait()
+                return
         else:
             life.dies_in_write = True
             with trio.move_on_after(5):
@@ -173,6 +182,7 @@ class Machine:
             if not life.over.is_set():
                 self._die(life, files(life.folder))
         await life.over.wait()
+        self._lose_memory()
 
     def suffer(self, what: str, seconds: float) -> Callable[[], None]:
         """Begin a fault that lasts so long; return what ends it."""
@@ -250,14 +260,32 @@ class Machine:
         """What is left of a start that is cut off at any of its writes."""
         folder = self._laid_out()
         config = self._config(folder, self.socket)
-        with closing(LogStore(folder)) as store:
-            before = files(folder)
-            retry_policy = config.timers.retry_policy
-            with closing(
-                TimerStore(folder, log=store.log, retry_policy=retry_policy)
-            ) as table:
-                load(config, store, table, self.clock, self._access)
-                return torn(before, files(folder), self._random)
+        before = files(folder)
+        with self._opened(folder, config) as (store, table):
+            load(config, store, table, self.clock, self._access)
+            return torn(before, files(folder), self._random)
+
+    def _lose_memory(self) -> None:
+        """The host starts anew: its runtime folder is empty."""
+        for mark in self._folder.glob("log-*.next"):
+            mark.unlink()
+
+    @contextmanager
+    def _opened(
+        self, folder: Path, config: Config
+    ) -> Iterator[tuple[LogStore, TimerStore]]:
+        with (
+            closing(LogStore(folder, self._folder)) as store,
+            closing(
+                TimerStore(
+                    folder,
+                    log=store.log,
+                    parted=store.parted,
+                    retry_policy=config.timers.retry_policy,
+                )
+            ) as table,
+        ):
+            yield store, table
 
     async def _run(
         self,
@@ -268,10 +296,7 @@ class Machine:
         process = self._history.processes[-1]
         config = self._config(life.folder, self.socket)
         with ExitStack() as stack:
-            store = stack.enter_context(closing(LogStore(life.folder)))
-            retry_policy = config.timers.retry_policy
-            table = TimerStore(life.folder, log=store.log, retry_policy=retry_policy)
-            stack.enter_context(closing(table))
+            store, table = stack.enter_context(self._opened(life.folder, config))
             listener = stack.enter_context(listening(self.socket))
             self.sidecar = load(config, store, table, self.clock, self._access)
             task_status.started()

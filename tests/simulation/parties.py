@@ -260,18 +260,50 @@ class Party:
 
 
 class Watcher(Party):
-    """Watches everything."""
+    """Watches everything.
+
+    Args:
+        world: Where it lives.
+        name: Its name.
+        after: Begin above this seq; None: where it was, or at the end.
+        keeps_position: Whether it keeps its position itself, and not the sidecar.
+    """
 
     role = "watcher"
 
-    def __init__(self, world: "World", name: str, after: int | None = None) -> None:
+    def __init__(
+        self,
+        world: "World",
+        name: str,
+        after: int | None = None,
+        *,
+        keeps_position: bool = False,
+    ) -> None:
         super().__init__(world, name)
-        self._after = after
+        self._after, self._log = after, ""
+        self._keeps_position = keeps_position
         self.is_slow = False
 
     def options(self) -> dict[str, Any]:
         said: dict[str, Any] = {"scope": "all"}
-        return said if self._after is None else said | {"after": 0, "ack": False}
+        if self._keeps_position or self._after is not None:
+            said["ack"] = False
+        if self._after is not None:
+            said |= {"after": self._after, "log": self._log}
+        return said
+
+    def welcomed(self, wire: Wire) -> None:
+        super().welcomed(wire)
+        if self._keeps_position and self._after is None:
+            self._note(wire.link.welcome["next"] - 1)
+
+    def told(self, record: Record) -> None:
+        if self._keeps_position:
+            self._note(record["seq"])
+
+    def _note(self, seq: int) -> None:
+        assert self.wire is not None
+        self._after, self._log = seq, self.wire.link.welcome["log"]
 
     def suffer(self, does: str, seconds: float) -> None:
         """Have something happen to it."""

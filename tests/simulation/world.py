@@ -89,7 +89,10 @@ class World:
         self._conns = 0
         self._is_restarting = False
         self.gateways = [Gateway(self, it) for it in plan.gateways]
-        self.watchers = [Watcher(self, f"w-{n}") for n in range(plan.watchers)]
+        self.watchers = [
+            Watcher(self, f"w-{n}", keeps_position=n % 2 == 0)
+            for n in range(plan.watchers)
+        ]
         self.witness = Watcher(self, "witness")
 
     # --- time -----------------------------------------------------------------
