@@ -106,7 +106,7 @@ def make_server(
     """
     limits, terms = config.limits, _terms(config, host)
     scheduler = TimerScheduler(
-        lambda mono: Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono),
+        lambda now: Wheel(timeout=RING_S, slots=RING_SLOTS, now=now),
         CommandsUnderWay(),
         decided,
         at=at,

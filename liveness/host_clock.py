@@ -9,6 +9,7 @@ CLOCK_MONOTONIC (`HostTime.is_same_clock`).
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from liveness.core.records import HostReading, HostTime
@@ -17,6 +18,8 @@ from liveness.core.records import HostReading, HostTime
 # them this often and uses the quickest reading, which must take less than LONGEST_S.
 TRIES: Final = 5
 LONGEST_S: Final = 0.001
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+TIME_OFFSETS: Final = Path("/proc/self/timens_offsets")
 
 
 def read_host(loop_clock: Callable[[], float]) -> HostReading | None:
@@ -40,6 +43,20 @@ def read_host(loop_clock: Callable[[], float]) -> HostReading | None:
 def wall_s() -> float:
     """The wall clock, in Unix seconds."""
     return time.time()
+
+
+def boot_id() -> str:
+    """The boot that CLOCK_BOOTTIME counts from, and what a time namespace adds to it.
+
+    Processes that read the same have the same CLOCK_BOOTTIME, whenever they run. "" if
+    the host does not tell, as some sandboxes do not.
+    """
+    try:
+        # Kernels without time namespaces lack this file.
+        added = TIME_OFFSETS.read_text("utf-8") if TIME_OFFSETS.exists() else ""
+        return " ".join([BOOT_ID.read_text("utf-8").strip(), *added.split()])
+    except OSError:
+        return ""
 
 
 def _is_virtual() -> bool:

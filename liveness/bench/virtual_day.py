@@ -171,4 +171,4 @@ class _VirtualDay:
         return now + max(wait, took_s)
 
     def _at(self) -> Instant:
-        return Instant(self.now, self.now, round(self.now * 1000))
+        return Instant(self.now, self.now, round(self.now * 1000), self.now)

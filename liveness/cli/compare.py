@@ -125,6 +125,7 @@ def _span(log: LogReader, folder: Path) -> Span:
             "sidecar's state directory with --state"
         )
     stopped = clocks_file.stopped_at(folder, log=log.log(), seq=newest.seq)
+    stopped = None if stopped is None else stopped + log.wall_ahead_ms()
     until = "now" if stopped is None else f"{local_time(stopped)}, the sidecar's stop"
     report_line(
         f"comparing with the log in {folder}, from {local_time(oldest.at)} to {until}"

@@ -21,7 +21,7 @@ cdef class SessionRestorer:
     cdef const double[::1] silences
     cdef const signed char[::1] events
     cdef Py_ssize_t next_clock
-    cdef double away, now, mono, wall_ms
+    cdef double away, now, mono, state_ms
     cdef int64_t last, next_seq
 
     cdef object entry(self, object row, User *user)

@@ -37,7 +37,7 @@ cdef class SessionRestorer:
         self.gateways = {}
         self.sessions, self.timeouts, self.remaining, self.silences, self.events, \
             self.away = clocks
-        self.now, self.mono, self.wall_ms = at.now, at.mono, at.wall_ms
+        self.now, self.mono, self.state_ms = at.now, at.mono, at.state_ms
         self.next_seq = next_seq
 
     def add_gateway(self, name, int32_t number, *, double in_force):
@@ -87,7 +87,7 @@ cdef class SessionRestorer:
             gateway.until = user.deadline
         user.gateway, user.session = gateway.number, session
         user.conn = NO_CONN if conn is None else conn
-        user.start = self.mono - max(0.0, self.wall_ms - <double> start_ms) / 1000
+        user.start = self.mono - max(0.0, self.state_ms - <double> start_ms) / 1000
         user.timeout, user.seen = lasts, self.mono - silence
         user.flags = OWN if own else 0
         return uid

@@ -93,24 +93,24 @@ cdef class CommandsUnderWay:
         self.of_keys, self.of_exts = {}, {}
 
     def requested(
-        self, str gateway not None, requests, Py_ssize_t first, *, start, double mono,
+        self, str gateway not None, requests, Py_ssize_t first, *, double at_s,
         int64_t next_id, int64_t since, int64_t most_new,
     ):
         """Issue commands; see `timer_commands.CommandsUnderWay.requested`."""
-        cdef double start_mono = start.mono, until
-        cdef int64_t start_ms = start.wall_ms, due_ms
+        cdef double until
+        cdef int64_t due_ms
         cdef Py_ssize_t at, count = len(requests)
         cdef list commands = []
-        now = <int64_t> (start_ms + (mono - start_mono) * 1000)
+        now = <int64_t> (at_s * 1000)
         seq = since
         for at in range(first, count):
             request = requests[at]
             if type(request) is AFTER:
                 if most_new <= 0:
                     break
-                until = mono + <double> item(request, 1)
-                due_ms = <int64_t> (start_ms + (until - start_mono) * 1000)
-                if start_mono + <double> (due_ms - start_ms) / 1000 < until:
+                until = at_s + <double> item(request, 1)
+                due_ms = <int64_t> (until * 1000)
+                if <double> due_ms / 1000 < until:
                     due_ms += 1
                 due = due_ms
                 timer = named_tuple(TIMER, (
@@ -202,7 +202,7 @@ def named_by(commands):
     cdef list keys = []
     cdef dict exts = {}
     cdef tuple key
-    newest = fired = 0
+    newest = 0
     for command in commands:
         key = key_of(command)
         if key is None:
@@ -212,8 +212,8 @@ def named_by(commands):
             keys.append(key[0])
             keys.append(key[1])
         if type(command) is FIRE:
-            newest, fired = max(newest, item(command, 3)), max(fired, item(command, 4))
-    return Named(keys, [*exts], newest, fired)
+            newest = max(newest, item(command, 3))
+    return Named(keys, [*exts], newest)
 
 
 cdef class TimerTransaction:

@@ -61,9 +61,9 @@ cdef struct Queue:
     int32_t first, last
 
 
-cdef inline int64_t unix_ms(int64_t wall_ms, double mono, double moment) noexcept nogil:
-    """As `records.Instant.unix_ms`."""
-    return wall_ms - <int64_t> rint((mono - moment) * 1000)
+cdef inline int64_t earlier_ms(int64_t now_ms, double mono, double moment) noexcept nogil:
+    """As `records.Instant.unix_ms` and `records.Instant.state_ms_of`."""
+    return now_ms - <int64_t> rint((mono - moment) * 1000)
 
 
 cdef inline int bucket_of(double silence) noexcept nogil:
@@ -267,7 +267,8 @@ cdef class Wheel:
         cdef int32_t name = batch.number_of(logins.name), place
         cdef int32_t reason = batch.number_of(EVENTS[logins.event])
         cdef double now = at.now, mono = at.mono, start = logins.start, own, whole
-        cdef int64_t wall_ms = at.wall_ms, number = 0, stop = len(logins.uids) - first
+        cdef int64_t wall_ms = at.wall_ms, state_ms = at.state_ms
+        cdef int64_t number = 0, stop = len(logins.uids) - first
         cdef bint has_own = logins.timeout is not None
         uids, conns, begun = logins.uids, logins.conns, logins.begun
         user.gateway, user.event = self.checked(logins.gateway), logins.event
@@ -296,7 +297,7 @@ cdef class Wheel:
             item.conn = NOTHING if conn is None else user.conn
             item.gateway, item.reason = name, reason
             item.opens = True
-            item.start_ms = unix_ms(wall_ms, mono, user.start)
+            item.start_ms = earlier_ms(state_ms, mono, user.start)
             item.timeout = own
             if self.devices is not None:
                 item.devices = self.devices.add(table, place)
@@ -468,7 +469,7 @@ cdef class Wheel:
             item.gateway, item.reason, item.last = name, reason, events[user.event]
             item.restored = not user.event
             if user.event:
-                item.seen = unix_ms(wall_ms, mono, user.seen)
+                item.seen = earlier_ms(wall_ms, mono, user.seen)
             # An integer first, as in the reference: there is no -0.0.
             item.silence = <int64_t> rint((mono - user.seen) * 1000) / 1000.0
             was_held = user.flags & AGAIN or held_above < user.deadline <= held_until

@@ -8,10 +8,12 @@ MOST_ABSENCES: Final = 100
 
 
 class Absences:
-    """Spans of monotonic time in which one gateway, or every gateway, was not read.
+    """Spans of time in which one gateway, or every gateway, was not read.
+
+    All seconds are those of the state's clock.
 
     Args:
-        since: Monotonic seconds of the start. No gateway was read before.
+        since: The start. No gateway was read before.
     """
 
     def __init__(self, since: float) -> None:
@@ -23,8 +25,8 @@ class Absences:
         """Note an absence, which begins no earlier than the gateway's last one.
 
         Args:
-            since: Monotonic seconds.
-            until: Monotonic seconds.
+            since: When it began.
+            until: When it ended, or will end.
             gateway: Its name; None: all. No moment may be noted both for one and for all.
         """
         spans = self._spans.setdefault(gateway, deque())

@@ -39,7 +39,7 @@ class CursorRow(NamedTuple):
     """A name's row in `cursors`."""
 
     seq: int
-    used_ms: int
+    used_ms: int  # of the state's clock
     timeout: float | None  # a gateway's, from its last hello
     # The longest timeout, in seconds, that a session of this gateway may still have.
     in_force: float | None = None
@@ -85,19 +85,19 @@ class Cursors(dict[tuple[str, str], CursorRow]):
         seq: int,
         timeout: float | None,
         in_force: float | None,
-        wall_ms: int,
+        at_ms: int,
     ) -> None:
         """Store the cursor and the timeouts of a name that said hello."""
         known = self.get(key)
         if known is not None:
             seq = max(seq, known.seq)
-        self.put(key, CursorRow(seq, wall_ms, timeout, in_force))
+        self.put(key, CursorRow(seq, at_ms, timeout, in_force))
 
-    def move(self, key: tuple[str, str], seq: int, wall_ms: int) -> None:
+    def move(self, key: tuple[str, str], seq: int, at_ms: int) -> None:
         """Note that a name has acknowledged up to *seq*."""
         known = self.get(key)
         if known is not None and known.seq < seq:  # None: the name was forgotten
-            self.put(key, known._replace(seq=seq, used_ms=wall_ms))
+            self.put(key, known._replace(seq=seq, used_ms=at_ms))
 
     def store_longest_timeout(self, gateway: str, timeout: float) -> None:
         """Store the longest timeout that a session of a gateway may still have."""
@@ -115,7 +115,7 @@ class Cursors(dict[tuple[str, str], CursorRow]):
 
         Args:
             key: Role and name.
-            now_ms: Now, in Unix milliseconds.
+            now_ms: Now, in milliseconds of the state's clock.
             every_ms: The last use is stored no more often than this.
         """
         known = self.get(key)

@@ -58,14 +58,14 @@ class Handshake:
         self._disk = disk
 
     def answer(
-        self, link: Link, hello: Hello, wall_ms: int
+        self, link: Link, hello: Hello, at_ms: int
     ) -> tuple[dict[str, object], ReadPosition]:
         """Store the cursor of a name; return the terms, and where its link begins.
 
         Args:
             link: The link that said hello.
             hello: The content of the hello.
-            wall_ms: Now, in Unix milliseconds.
+            at_ms: Now, in milliseconds of the state's clock.
         """
         newest = self._decided.next_seq - 1  # it may not be durable yet
         position = self._start_position(hello, newest)
@@ -89,7 +89,7 @@ class Handshake:
                 seq=seq,
                 timeout=hello.timeout,
                 in_force=in_force,
-                wall_ms=wall_ms,
+                at_ms=at_ms,
             )
             if hello.after is None:
                 position = seq

@@ -99,25 +99,25 @@ class LinkRegistry:
         link = self.named.get((GATEWAY, gateway))
         return 0 if link is None else link.outbox.unacked
 
-    def opened(self, link: Link, wall_ms: int) -> None:
+    def opened(self, link: Link, at_ms: int) -> None:
         """Register a link that was accepted; refuse it if there is no room.
 
         Args:
             link: The link.
-            wall_ms: Now, in Unix milliseconds.
+            at_ms: Now, in milliseconds of the state's clock.
         """
         is_full = len(self.links) >= self._limits.max_links
         self.links[link.number] = link
         if (why := self.access.why_no_link(link.peer)) is not None:
             refusal = link.conversation.close(Code.NOT_ALLOWED, why)
-            self.refuse_hello(link, refusal, wall_ms)
+            self.refuse_hello(link, refusal, at_ms)
         elif is_full:
             message = (
                 f"there are {self._limits.max_links} links already; connect later, or "
                 "raise limits.max_links"
             )
             refusal = _overloaded(link, "limits.max_links", message)
-            self.refuse_hello(link, refusal, wall_ms)
+            self.refuse_hello(link, refusal, at_ms)
         else:
             self._pending_handshakes[link.number] = link
 
@@ -218,30 +218,30 @@ class LinkRegistry:
         elif link.is_open:
             self.send(link, refusal.as_frame())
 
-    def refuse_hello(self, link: Link, refusal: Refusal, wall_ms: int) -> None:
+    def refuse_hello(self, link: Link, refusal: Refusal, at_ms: int) -> None:
         """Refuse a link that was not welcomed, and note its name for the operator.
 
         Args:
             link: The link.
             refusal: Why.
-            wall_ms: Now, in Unix milliseconds.
+            at_ms: Now, in milliseconds of the state's clock.
         """
         claimed = link.conversation.claimed
         role, name = (None, None) if claimed is None else claimed
-        self.troubles.note(role, name, refusal.code, link.peer, wall_ms)
+        self.troubles.note(role, name, refusal.code, link.peer, at_ms)
         self.refuse(link, refusal)
 
-    def replace(self, older: Link, newer: Link, wall_ms: int) -> None:
+    def replace(self, older: Link, newer: Link, at_ms: int) -> None:
         """End a link whose name another one takes; log it, with both processes.
 
         Args:
             older: The link that ends.
             newer: The link that has said hello with its role and name.
-            wall_ms: Now, in Unix milliseconds.
+            at_ms: Now, in milliseconds of the state's clock.
         """
         assert older.hello is not None
         role, name = older.hello.role, older.hello.name
-        self.troubles.note(role, name, Code.REPLACED, older.peer, wall_ms)
+        self.troubles.note(role, name, Code.REPLACED, older.peer, at_ms)
         fields: dict[str, object] = {
             "role": role,
             "name": name,

@@ -27,8 +27,8 @@ class LinkTrouble:
         role: "gateway" or "watcher"; None if the link was refused before its hello.
         name: The name in its hello; None as `role`.
         code: Why; "replaced" if a newer link has taken the name.
-        since: The first time, in Unix milliseconds.
-        at: The latest time, in Unix milliseconds.
+        since: The first time, in milliseconds of the state's clock.
+        at: The latest time, in the same.
         times: How often, from `since` to `at`.
         pid: The process that was refused, or that has lost the name; 0 if unknown.
         unix_user: The number of its Unix user.
@@ -48,15 +48,15 @@ class LinkTrouble:
         """Whether the name was refused or replaced."""
         return REPLACED if self.code == Code.REPLACED else REFUSED
 
-    def as_map(self) -> dict[str, object]:
-        """As JSON shows it."""
+    def as_map(self, ahead_ms: int) -> dict[str, object]:
+        """As JSON shows it, with times of the wall clock, which is so far ahead."""
         return {
             "role": self.role,
             "name": self.name,
             "what": self.what,
             "code": self.code,
-            "since": self.since,
-            "at": self.at,
+            "since": self.since + ahead_ms,
+            "at": self.at + ahead_ms,
             "times": self.times,
             "pid": self.pid,
             "unix_user": self.unix_user,
@@ -80,7 +80,7 @@ class LinkTroubles:
         name: str | None,
         code: Code,
         peer: Peer,
-        wall_ms: int,
+        at_ms: int,
     ) -> None:
         """Note that a link was refused or replaced.
 
@@ -89,9 +89,9 @@ class LinkTroubles:
             name: The name in its hello; None if it was refused before.
             code: Why.
             peer: The process at its other end.
-            wall_ms: Now, in Unix milliseconds.
+            at_ms: Now, in milliseconds of the state's clock.
         """
-        self._drop_old(wall_ms)
+        self._drop_old(at_ms)
         # Links without a hello are told apart by their user: there is nothing else.
         key = (role, name, code, peer.unix_user if name is None else None)
         before = self._rows.pop(key, None)
@@ -100,15 +100,15 @@ class LinkTroubles:
                 role=role,
                 name=name,
                 code=code.value,
-                since=wall_ms,
-                at=wall_ms,
+                since=at_ms,
+                at=at_ms,
                 times=0,
                 pid=0,
                 unix_user=0,
             )
         self._rows[key] = replace(
             before,
-            at=wall_ms,
+            at=at_ms,
             times=before.times + 1,
             pid=peer.pid,
             unix_user=peer.unix_user,
@@ -117,13 +117,12 @@ class LinkTroubles:
             del self._rows[next(iter(self._rows))]
             self.forgotten += 1
 
-    def recent(self, wall_ms: int) -> list[LinkTrouble]:
+    def recent(self, at_ms: int) -> list[LinkTrouble]:
         """The rows of the last hour, the latest first."""
-        self._drop_old(wall_ms)
+        self._drop_old(at_ms)
         return [*reversed(self._rows.values())]
 
-    def _drop_old(self, wall_ms: int) -> None:
-        until = wall_ms - KEPT_MS
-        # All are looked at: after a step of the wall clock they are not in its order.
+    def _drop_old(self, at_ms: int) -> None:
+        until = at_ms - KEPT_MS
         for key in [key for key, row in self._rows.items() if row.at <= until]:
             del self._rows[key]

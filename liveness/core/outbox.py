@@ -250,7 +250,7 @@ class Outbox:
         """Send the records behind *reading*, once *ticket* is durable."""
         self._hello, self._reading, self._welcome_ticket = hello, reading, ticket
 
-    def acknowledge(self, ack: Ack, wall_ms: int) -> int:
+    def acknowledge(self, ack: Ack, at_ms: int) -> int:
         """Move the cursor; return how many sent records *ack* acknowledges."""
         before = len(self._unacked)
         while self._unacked and self._unacked[0] <= ack.seq:
@@ -258,13 +258,13 @@ class Outbox:
         cursor = ack.seq if ack.cursor is None else ack.cursor
         self._acked = max(self._acked, ack.seq)
         self._processed = max(self._processed, cursor)
-        self._store_cursor(cursor, wall_ms)
+        self._store_cursor(cursor, at_ms)
         return before - len(self._unacked)
 
-    def follow(self, wall_ms: int) -> None:
+    def follow(self, at_ms: int) -> None:
         """If all records are acknowledged and processed, move the cursor to the position."""
         if self.position is not None and self._may_follow:
-            self._store_cursor(self.position, wall_ms)
+            self._store_cursor(self.position, at_ms)
 
     def drop_replies(self) -> None:
         """Drop the queued replies; complete the frame that is being written."""
@@ -299,13 +299,13 @@ class Outbox:
     def _may_follow(self) -> bool:
         return not self._unacked and self._processed >= self._acked
 
-    def _store_cursor(self, seq: int, wall_ms: int) -> None:
+    def _store_cursor(self, seq: int, at_ms: int) -> None:
         hello = self._hello
         assert hello is not None
         if hello.role == GATEWAY or hello.ack:
             if self._may_follow:
                 seq = max(seq, self.position or 0)
-            self._cursors.move((hello.role, hello.name), seq, wall_ms)
+            self._cursors.move((hello.role, hello.name), seq, at_ms)
 
     # --- what may be written now ----------------------------------------------
 
@@ -376,10 +376,10 @@ class Outbox:
             self._unacked.extend(seqs)
         self._position_before = before
 
-    def records_sent(self, wall_ms: int) -> None:
+    def records_sent(self, at_ms: int) -> None:
         """Note that all records up to the position are written, or skipped."""
         self._position_before = None
-        self.follow(wall_ms)
+        self.follow(at_ms)
 
     @property
     def gateway(self) -> str | None:

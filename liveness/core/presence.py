@@ -435,7 +435,12 @@ class Presence(SessionTable):
             self.wheel.amend(entry.uid, conn=conn, timeout=timeout, start=began)
             start = entry.start if began is None else began
             self.decided.changes.online[entry.session] = OnlineRow(
-                entry.session, entry.uid, at.unix_ms(start), conn, gateway.name, timeout
+                entry.session,
+                entry.uid,
+                at.state_ms_of(start),
+                conn,
+                gateway.name,
+                timeout,
             )
         self.wheel.touch(
             gateway.number,

@@ -31,7 +31,7 @@ from liveness.core.records import (
 class Opening(NamedTuple):
     """What a row of the online set has beside the record that opens the session."""
 
-    start_ms: int
+    start_ms: int  # of the state's clock
     timeout: float | None  # its own; None: the gateway's
 
 
@@ -146,7 +146,7 @@ class RecordBatch(Sequence[Logged]):
     def opened(self) -> list[Any]:
         """The rows of the sessions that these records open, and do not close.
 
-        One after the other: session, uid, start in Unix ms, conn, gateway, own timeout.
+        One after the other: session, uid, start, conn, gateway, own timeout.
         """
         closed = {*self.closed}
         values: list[Any] = []

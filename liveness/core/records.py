@@ -43,15 +43,25 @@ SAME_CLOCK_S: Final = 0.050
 
 
 class Instant(NamedTuple):
-    """One moment on the three clocks, which only the service reads."""
+    """One moment on the four clocks, which only the service reads."""
 
     now: float  # attended seconds: what the wheel runs on
     mono: float  # raw monotonic seconds: what silence and lateness are measured on
-    wall_ms: int  # Unix milliseconds, only for stamps in records
+    wall_ms: int  # Unix milliseconds, only for what is shown, as the stamps in records
+    state_s: float  # of the state's clock (`state_time`): what is stored, and timers
+
+    @property
+    def state_ms(self) -> int:
+        """Milliseconds of the state's clock, as moments are stored."""
+        return int(self.state_s * 1000)
 
     def unix_ms(self, mono: float) -> int:
         """Unix milliseconds of an earlier moment, given in monotonic seconds."""
         return self.wall_ms - round((self.mono - mono) * 1000)
+
+    def state_ms_of(self, mono: float) -> int:
+        """The same in milliseconds of the state's clock."""
+        return self.state_ms - round((self.mono - mono) * 1000)
 
     def silence(self, seen: float) -> float:
         """Seconds since an earlier moment, given in monotonic seconds; to a millisecond."""
@@ -290,7 +300,7 @@ class OnlineRow(NamedTuple):
 
     session: int
     uid: Uid
-    start_ms: int
+    start_ms: int  # of the state's clock
     conn: int | None
     gateway: str
     timeout: float | None  # its own; None: the gateway's

@@ -164,7 +164,7 @@ class Requests:
             case Refusal():
                 is_named = link.conversation.claimed is not None
                 if request.fatal and is_named and not self._registry.has_name(link):
-                    self._registry.refuse_hello(link, request, at.wall_ms)
+                    self._registry.refuse_hello(link, request, at.state_ms)
                 else:
                     self._registry.refuse(link, request)
             case never:
@@ -292,7 +292,7 @@ class Requests:
             )
             self._registry.refuse(link, refusal)
         else:
-            acked = link.outbox.acknowledge(ack, at.wall_ms)
+            acked = link.outbox.acknowledge(ack, at.state_ms)
             self._counts.notices_acked += acked
             if link.outbox.room > 0:
                 self._effects.append(HasRoom(link.number))
@@ -304,7 +304,7 @@ class Requests:
     ) -> None:
         refusal = self._registry.refusal_for(link, hello)
         if refusal is not None:
-            self._registry.refuse_hello(link, refusal, at.wall_ms)
+            self._registry.refuse_hello(link, refusal, at.state_ms)
             return
         offset = None
         if hello.clock is not None:
@@ -319,7 +319,7 @@ class Requests:
             self._effects.append(ReadFirst(older.number))
             return
         if older is not None:
-            self._registry.replace(older, link, at.wall_ms)
+            self._registry.replace(older, link, at.state_ms)
         self._join(arrival)
 
     def successor_of(self, older: Link) -> PendingWelcome:
@@ -333,15 +333,15 @@ class Requests:
         """
         backlog = self._backlogs.pop(arrival.link.number)
         if older.is_open:
-            self._registry.replace(older, arrival.link, arrival.at.wall_ms)
+            self._registry.replace(older, arrival.link, arrival.at.state_ms)
         if arrival.link.is_open:
             self._join(arrival)
             self._take_all(arrival.link, backlog)
 
-    def welcome(self, arrival: PendingWelcome, wall_ms: int) -> None:
+    def welcome(self, arrival: PendingWelcome, at_ms: int) -> None:
         """Welcome a link whose old sessions have ended; apply what it sent meanwhile."""
         backlog = self._backlogs.pop(arrival.link.number)
-        self._welcome(arrival.link, arrival.hello, wall_ms)
+        self._welcome(arrival.link, arrival.hello, at_ms)
         self._take_all(arrival.link, backlog)
 
     def _join(self, arrival: PendingWelcome) -> None:
@@ -359,11 +359,11 @@ class Requests:
                 self._resets[link.number] = arrival
                 self._backlogs[link.number] = []
                 return
-        self._welcome(link, hello, at.wall_ms)
+        self._welcome(link, hello, at.state_ms)
 
-    def _welcome(self, link: Link, hello: Hello, wall_ms: int) -> None:
+    def _welcome(self, link: Link, hello: Hello, at_ms: int) -> None:
         """Send `welcome`, once the name's cursor and all records before it are durable."""
-        terms, reading = self._handshake.answer(link, hello, wall_ms)
+        terms, reading = self._handshake.answer(link, hello, at_ms)
         ticket = self.commit(with_cursors=True)
         self._registry.send(link, ["welcome", terms], after=ticket, is_log_only=True)
         link.outbox.welcome(hello, reading, ticket)

@@ -152,9 +152,9 @@ class SessionRestorer:
         deadline = at.now + remaining
         if not own and lasts == gateway.in_force:
             gateway.until = max(gateway.until, deadline)
-        # If the wall clock was set back, the start may lie in the future. Then every new
-        # connection would count as the older one.
-        age_ms = max(0.0, float(at.wall_ms) - float(start_ms))
+        # A row of an older version has the wall clock of then, which may have been ahead.
+        # Every new connection would count as the older one.
+        age_ms = max(0.0, float(at.state_ms) - float(start_ms))
         return (
             uid, gateway.number, session, conn, at.mono - age_ms / 1000, lasts, deadline,
             at.mono - silence, event, OWN_TIMEOUT if own else 0,

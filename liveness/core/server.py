@@ -200,7 +200,7 @@ class Server:
         # Read it after the links that have waited longer: otherwise an endless stream of
         # new links would keep others from being read.
         link.read_at = at.mono
-        self.registry.opened(link, at.wall_ms)
+        self.registry.opened(link, at.state_ms)
         return link
 
     def may_read(self, link: Link, *, must: bool = False) -> MayRead:
@@ -322,27 +322,26 @@ class Server:
 
     # --- a turn ---------------------------------------------------------------
 
-    def advance(self, mono: float, *, cpu: float, asked: float) -> None:
+    def advance(self, at: Instant, *, cpu: float, asked: float) -> None:
         """Account for the time since the last turn, and find the users that are due.
 
         Args:
-            mono: Monotonic seconds now.
+            at: Now; at the attended second of the last turn.
             cpu: CPU seconds that this process has used so far.
             asked: For how long the shell meant to sleep, in seconds.
         """
         attended, pressure = self._attended, self.pressure
-        since = attended.turned_at
         now = attended.turn(
-            mono=mono, cpu=cpu, asked=asked, reading_paused=pressure.reading_is_paused
+            mono=at.mono,
+            cpu=cpu,
+            asked=asked,
+            reading_paused=pressure.reading_is_paused,
         )
         were_held_back = pressure.held_back
         pressure.look(now)
         # Time in which a link is not read does not count as a missing answer to a timer.
-        if attended.is_paused or pressure.reading_is_paused:
-            self.scheduler.was_absent(since, mono)
-        else:
-            for name in were_held_back:
-                self.scheduler.was_absent(since, mono, name)
+        is_absent = attended.is_paused or pressure.reading_is_paused
+        self.scheduler.turned(at, is_absent=is_absent, absent=were_held_back)
         self.presence.advance(now, self.presence.wheel.steps)
 
     def caught_up(self, mono: float, *, all_accepted: bool) -> None:
@@ -368,7 +367,7 @@ class Server:
         arrivals = self._requests.reset_sessions(at)
         for arrival in arrivals:
             try:
-                self._requests.welcome(arrival, at.wall_ms)
+                self._requests.welcome(arrival, at.state_ms)
             except Exception as error:
                 self._end_by_fault(arrival.link, error)
         return [arrival.link for arrival in arrivals]
@@ -382,7 +381,7 @@ class Server:
         Returns:
             How many users were judged.
         """
-        self.scheduler.advance(at.mono)
+        self.scheduler.advance(at)
         fired = 0
         if not self._attended.is_paused:
             limit = self.pressure.fire_limit if limit is None else limit
@@ -410,7 +409,7 @@ class Server:
         """Note for the disk what changes without an event: cursors and timeouts."""
         cursors = self._decided.cursors
         for link in self.registry.named.values():
-            link.outbox.follow(at.wall_ms)
+            link.outbox.follow(at.state_ms)
         for gateway in [*self.presence.gateways.values()]:
             if (GATEWAY, gateway.name) not in cursors and not (
                 gateway.users or gateway.is_linked

@@ -283,7 +283,7 @@ class SessionTable:
             seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms, None, None, None,
             False, from_gateway, from_session, from_conn, user_size, devices,
         )  # fmt: skip
-        self.decided.record(record, opening=Opening(at.unix_ms(start), timeout))
+        self.decided.record(record, opening=Opening(at.state_ms_of(start), timeout))
 
     def _close(self, entry: Entry) -> GatewayState:
         """Take a session, off the wheel already, out of its gateway's count."""

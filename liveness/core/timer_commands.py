@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from liveness.core.link_requests import After, Answer, Cancel
-from liveness.core.records import Instant
 from liveness.core.timer_states import (
     CANCELLED,
     DONE,
@@ -60,16 +59,6 @@ _added_values, _changed_values, _ended_values, _attempt_values = map(
 )
 
 
-def exact_ms(start: Instant, mono: float) -> float:
-    """Milliseconds of the timers' clock, which began at *start*, at a monotonic moment."""
-    return start.wall_ms + (mono - start.mono) * 1000
-
-
-def mono_of(start: Instant, ms: int) -> float:
-    """The monotonic moment of milliseconds of the timers' clock."""
-    return start.mono + (ms - start.wall_ms) / 1000
-
-
 class CommandsUnderWay:
     """Makes commands, and knows which of them are issued and not applied yet."""
 
@@ -85,8 +74,7 @@ class CommandsUnderWay:
         requests: Sequence[After | Cancel | Answer],
         first: int,
         *,
-        start: Instant,
-        mono: float,
+        at_s: float,
         next_id: int,
         since: int,
         most_new: int,
@@ -97,8 +85,7 @@ class CommandsUnderWay:
             gateway: Which gateway sent them.
             requests: In the order in which they came.
             first: The index of the first one to issue.
-            start: The start of the timers' clock.
-            mono: Now.
+            at_s: Now, in seconds of the state's clock.
             next_id: The number of the next timer.
             since: The seq of the next record.
             most_new: How many timers may be created.
@@ -106,7 +93,7 @@ class CommandsUnderWay:
             One command a request; fewer if there are too many new timers.
         """
         commands: list[TimerCommand] = []
-        now = int(exact_ms(start, mono))
+        now = int(at_s * 1000)
         for at in range(first, len(requests)):
             request = requests[at]
             command: TimerCommand
@@ -114,12 +101,9 @@ class CommandsUnderWay:
                 if most_new <= 0:
                     break
                 key, seconds, payload, ext = request
-                until = mono + seconds
-                due = int(exact_ms(start, until))
-                # Compared as the ring will compare: floats of milliseconds since 1970 are
-                # a quarter of a microsecond apart, and the timer could fire that much
-                # early.
-                if mono_of(start, due) < until:
+                until = at_s + seconds
+                due = int(until * 1000)
+                if due / 1000 < until:
                     due += 1
                 timer = TimerState(
                     next_id, gateway, key, ext, PENDING, due, due, 0, None, since, None,
@@ -190,14 +174,13 @@ class Named(NamedTuple):
     keys: list[str]  # a gateway and a key, one behind the other; each pair once
     exts: list[tuple[str, str, int]]  # gateway and ext of a cancel, below which id
     newest: int  # the highest seq of an attempt that began; 0: none did
-    fired: int  # when the latest one did
 
 
 def named_by(commands: Iterable[TimerCommand]) -> Named:
     """What to read for a transaction of these commands, and what it is up to."""
     keys: dict[tuple[str, str], None] = {}
     exts: dict[tuple[str, str, int], None] = {}
-    newest = fired = 0
+    newest = 0
     for command in commands:
         key = key_of(command)
         if key is not None:
@@ -207,8 +190,8 @@ def named_by(commands: Iterable[TimerCommand]) -> Named:
             assert command.ext is not None
             exts[command.gateway, command.ext, command.below] = None
         if isinstance(command, Fire):
-            newest, fired = max(newest, command.seq), max(fired, command.at)
-    return Named([*chain.from_iterable(keys)], [*exts], newest, fired)
+            newest = max(newest, command.seq)
+    return Named([*chain.from_iterable(keys)], [*exts], newest)
 
 
 class TimerTransaction:

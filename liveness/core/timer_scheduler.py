@@ -14,9 +14,9 @@ when it arrives. Two rules make that safe:
     2. a timer that a transaction changed after the reading began is not fired from that
        reading: `applied` has put it on the ring again already.
 
-Time is monotonic and passed by the caller. Rows have milliseconds of the timers' clock:
-the wall clock as of the start, and monotonic time since. So setting the wall clock moves
-no timer while the process runs; over a restart the wall clock counts.
+Time is that of the state's clock (`state_time`), passed by the caller: the ring has its
+seconds, rows have its milliseconds. So setting the wall clock moves no timer, and one that
+came due while the host slept fires when the host wakes up.
 
 Source: Varghese & Lauck, SOSP 1987, and the ring rebuilt from a database at the start.
 """
@@ -32,12 +32,7 @@ from liveness.core.fair_share import fair_share
 from liveness.core.link_requests import After, Answer, Cancel
 from liveness.core.records import TIMER, Instant, TimerRecord
 from liveness.core.table import OWN_TIMEOUT
-from liveness.core.timer_commands import (
-    CommandsUnderWay,
-    TimerTransaction,
-    exact_ms,
-    mono_of,
-)
+from liveness.core.timer_commands import CommandsUnderWay, TimerTransaction
 from liveness.core.timer_states import (
     FIRED,
     PENDING,
@@ -70,6 +65,9 @@ MOST_AWAY_MS: Final = 600_000
 ROUNDING_MS: Final = 1.0
 # A due timer whose key has a command under way is looked at again after this long.
 LOOK_AGAIN_S: Final = 0.05
+# If the state's clock gains more than this on the monotonic clock, the host has slept. Both
+# are read one after the other, and the process may be preempted in between.
+SLEPT_S: Final = 0.25
 
 _NEVER: Final = -(2**62)
 
@@ -109,10 +107,10 @@ class TimerScheduler:
     """Which timers come due, and which commands for timers are under way.
 
     Args:
-        make_wheel: Makes an empty ring that starts at a monotonic moment.
+        make_wheel: Makes an empty ring that starts at a moment.
         under_way: Makes commands, and has none yet.
         decided: Where records and commands go.
-        at: The start, to which the timers' clock is anchored.
+        at: The start.
         next_id: The number of the next timer.
         states: How many timers the table has in each state.
         retry_policy: When the next attempt is made.
@@ -137,16 +135,16 @@ class TimerScheduler:
         self.results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
         self.retry_policy = retry_policy
         self._decided = decided
-        self._anchor = at
         self._next_id = next_id
         self._max_live = max_live
         self._max_loaded = max_loaded
         self._make_wheel = make_wheel
         self._gateways: dict[str, int] = {}
         self._names: list[str] = []  # of the gateways, by number
-        self._wheel = make_wheel(at.mono)
-        self._now = at.mono
-        self._absences = Absences(at.mono)
+        self._wheel = make_wheel(at.state_s)
+        self._now = at.state_s
+        self._turned_at = at
+        self._absences = Absences(at.state_s)
         self._horizon = (_NEVER, 0)  # `next` and id: timers up to there are on the ring
         self._reading_until: int | None = None  # how far the present reading goes
         self._claimed: dict[int, int] = {}  # due timers being read: gateway's number
@@ -162,10 +160,6 @@ class TimerScheduler:
     def loaded(self) -> int:
         """How many timers are on the ring."""
         return len(self._wheel)
-
-    def ms(self, mono: float) -> int:
-        """Milliseconds of the timers' clock at a monotonic moment."""
-        return int(exact_ms(self._anchor, mono))
 
     # --- commands -------------------------------------------------------------
 
@@ -188,8 +182,7 @@ class TimerScheduler:
             gateway,
             requests,
             first,
-            start=self._anchor,
-            mono=at.mono,
+            at_s=at.state_s,
             next_id=self._next_id,
             since=self._decided.next_seq,
             most_new=self._max_live - states[PENDING] - states[FIRED] - new,
@@ -200,11 +193,11 @@ class TimerScheduler:
 
     def try_again(self, gateway: str, key: str, at: Instant) -> None:
         """Fire a failed or pending timer now, as its first attempt."""
-        self._issue(RetryTimer(gateway, key, self.ms(at.mono)))
+        self._issue(RetryTimer(gateway, key, at.state_ms))
 
     def fire_again(self, gateway: str, key: str, seq: int, at: Instant) -> None:
         """Fire a timer again, as the record of its attempt cannot be delivered."""
-        self._issue(Undelivered(gateway, key, seq, self.ms(at.mono)))
+        self._issue(Undelivered(gateway, key, seq, at.state_ms))
 
     def applied(self, commands: Iterable[TimerCommand], done: TimerTransaction) -> None:
         """Update the ring and the counts from a transaction, now that it is on disk."""
@@ -229,35 +222,51 @@ class TimerScheduler:
         """Subtract ended timers that were deleted from the table, by state."""
         self.states.subtract(ended)
 
-    def was_absent(
-        self, since: float, until: float, gateway: str | None = None
-    ) -> None:
-        """Note that a gateway was not read; see `Absences.add`.
+    def will_be_absent(self, at: Instant, seconds: float) -> None:
+        """Note that no gateway will be read for so long from now on."""
+        self._absences.add(at.state_s, at.state_s + seconds, None)
 
-        That time does not count as time without an answer.
+    def turned(
+        self, at: Instant, *, is_absent: bool = False, absent: Iterable[str] = ()
+    ) -> None:
+        """Account for the time since the last call, as time without an answer or not.
+
+        Args:
+            at: Now.
+            is_absent: No gateway was read.
+            absent: These were not read. While the host sleeps, nobody is.
         """
-        self._absences.add(since, until, gateway)
+        before, self._turned_at = self._turned_at, at
+        since, until = before.state_s, at.state_s
+        if is_absent:
+            self._absences.add(since, until, None)
+            return
+        slept = (until - since) - (at.mono - before.mono)
+        if slept > SLEPT_S:
+            self._absences.add(since, since + slept, None)
+            since += slept
+        for name in absent:
+            self._absences.add(since, until, name)
 
     # --- the ring -------------------------------------------------------------
 
-    def advance(self, mono: float, *, ahead_until: float = 0.0) -> None:
+    def advance(self, at: Instant, *, ahead_s: float = 0.0) -> None:
         """Move the hand; never back.
 
         Args:
-            mono: Now.
-            ahead_until: Move the ring ahead to this moment, so that a timer that is due
-                now need not wait for the end of its bucket.
+            at: Now.
+            ahead_s: Move the ring so far ahead, so that a timer that is due now need not
+                wait for the end of its bucket.
         """
-        self._now = max(self._now, mono)
-        self._wheel.advance(max(self._now, ahead_until), self._wheel.steps)
+        self._now = max(self._now, at.state_s)
+        self._wheel.advance(self._now + ahead_s, self._wheel.steps)
 
     def next_due(self) -> float:
-        """The monotonic moment at which the ring will next have something to do.
+        """The second of the state's clock at which the ring next has something to do.
 
         Timers that already wait to be taken or loaded are not considered.
         """
-        fill_at = (self._horizon[0] - self._anchor.wall_ms + FILL_EVERY_MS) / 1000
-        fill_at += self._anchor.mono - RING_S
+        fill_at = (self._horizon[0] + FILL_EVERY_MS) / 1000 - RING_S
         due = self._wheel.next_due()
         return min(due, fill_at) if fill_at > self._now else due
 
@@ -267,15 +276,14 @@ class TimerScheduler:
 
         It does not if the ring reaches far enough, or is half full: new timers need room.
         """
-        until = self.ms(self._now + RING_S)
-        is_far = self._horizon[0] > until - FILL_EVERY_MS
+        is_far = self._horizon[0] > self._loads_until - FILL_EVERY_MS
         return not (is_far or self._is_reading or self.loaded > self._max_loaded // 2)
 
     def window(self) -> LoadedWindow | None:
         """Return what to read for the ring now, if anything; pass the rows to `fill`."""
         if not self.wants_filling:
             return None
-        until = self.ms(self._now + RING_S)
+        until = self._loads_until
         self._changed_since_read.clear()
         self._reading_until = until
         return LoadedWindow(*self._horizon, until, FILL_STEP)
@@ -346,7 +354,6 @@ class TimerScheduler:
                 records. An attempt whose record was not sent yet is not given up.
         """
         fired = Fired([], [])
-        exact, now = exact_ms(self._anchor, at.mono), self.ms(at.mono)
         claimed, self._claimed = self._claimed, {}
         for timer, payload in rows:
             gateway = claimed.get(timer.id)
@@ -358,14 +365,14 @@ class TimerScheduler:
                 continue
             if self._under_way.has(timer.gateway, timer.key, timer.ext):
                 fired.waiting.append((timer.gateway, timer.key))
-                self._insert(timer.id, gateway, at.mono + LOOK_AGAIN_S)
-            elif timer.next > now:
-                self._insert(timer.id, gateway, mono_of(self._anchor, timer.next))
+                self._insert(timer.id, gateway, at.state_s + LOOK_AGAIN_S)
+            elif timer.next / 1000 > at.state_s:  # as the ring compares
+                self._insert(timer.id, gateway, timer.next / 1000)
             elif timer.state == PENDING:
-                fired.lateness.append((exact - timer.next) / 1000)
-                self._fire(timer, payload, now, at.wall_ms)
+                fired.lateness.append(at.state_s - timer.next / 1000)
+                self._fire(timer, payload, at)
             else:
-                self._end_attempt(timer, at.mono, delivered[timer.gateway])
+                self._end_attempt(timer, at, delivered[timer.gateway])
         return fired
 
     # --- within ---------------------------------------------------------------
@@ -378,13 +385,18 @@ class TimerScheduler:
         self._decided.changes.commands.append(command)
         self._under_way.issue(command)
 
-    def _end_attempt(self, timer: TimerState, mono: float, delivered_seq: int) -> None:
+    @property
+    def _loads_until(self) -> int:
+        """Up to when timers go to the ring, in milliseconds."""
+        return int((self._now + RING_S) * 1000)
+
+    def _end_attempt(self, timer: TimerState, at: Instant, delivered_seq: int) -> None:
         assert timer.seq is not None  # it is fired
         assert timer.fired is not None
-        gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
+        gateway, key, seq, now = timer.gateway, timer.key, timer.seq, at.state_ms
         attempt_ms = self.retry_policy.attempt_ms
-        fired = mono_of(self._anchor, timer.fired)
-        left_ms = attempt_ms - 1000 * self._absences.listened_s(gateway, fired, mono)
+        listened_s = self._absences.listened_s(gateway, timer.fired / 1000, at.state_s)
+        left_ms = attempt_ms - 1000 * listened_s
         # Put off in the table too. In memory alone, many such timers would stay the
         # earliest of the table, and no others would be loaded.
         if left_ms > ROUNDING_MS:
@@ -395,12 +407,12 @@ class TimerScheduler:
         else:
             self._issue(GiveUp(gateway, key, seq, now))
 
-    def _fire(
-        self, timer: TimerState, payload: str | None, now: int, wall_ms: int
-    ) -> None:
+    def _fire(self, timer: TimerState, payload: str | None, at: Instant) -> None:
         seq, attempt = self._decided.next_seq, timer.attempts + 1
+        # In whole milliseconds, rounded, this moment may be before the one it was due.
+        now = max(at.state_ms, timer.due)
         # `at` minus this is the lateness, however the wall clock was set.
-        due = wall_ms - (now - timer.due)
+        due = at.wall_ms - (now - timer.due)
         record = TimerRecord(
             seq,
             TIMER,
@@ -410,7 +422,7 @@ class TimerScheduler:
             timer.ext,
             due,
             attempt,
-            wall_ms,
+            at.wall_ms,
         )
         self._decided.record(record)
         self._decided.changes.ends += 1
@@ -421,7 +433,7 @@ class TimerScheduler:
         if gateway is None:
             gateway = self._gateways[name] = self._wheel.add_gateway()
             self._names.append(name)
-        self._insert(number, gateway, mono_of(self._anchor, next_ms))
+        self._insert(number, gateway, next_ms / 1000)
 
     def _insert(self, number: int, gateway: int, due: float) -> None:
         """Put a timer on the ring; one that is already due comes next."""

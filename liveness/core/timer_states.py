@@ -13,8 +13,7 @@ the new rows, inside the database transaction that writes them (see `timer_comma
     pending or fired -> cancelled, replaced   by another command of its gateway
 
 Of a gateway's timers with one key only the newest may be *live*: pending or fired. All
-times here are milliseconds of the timers' clock: wall time as of the start, and monotonic
-time since (see `timer_scheduler`).
+times here are milliseconds of the state's clock (see `state_time`).
 
 Source: the retries of payment notifications: a table with states and a fixed schedule.
 """

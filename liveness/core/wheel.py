@@ -314,7 +314,7 @@ class Wheel:
                 seq + number, ONLINE, uid, logins.name, seq + number, conn,
                 EVENTS[logins.event], at.wall_ms, user_size=user_size, devices=devices,
             )  # fmt: skip
-            batch.append(record, opening=Opening(at.unix_ms(start), logins.timeout))
+            batch.append(record, opening=Opening(at.state_ms_of(start), logins.timeout))
         return stop
 
     def put(self, entry: EntryFields) -> None:

@@ -186,19 +186,31 @@ def load(
     Raises:
         StateError: The content of the state directory is damaged.
     """
+    # The log may have been moved away.
+    clock.resume_state(store.clock or table.clock)
+    now_ms, ahead_ms = clock.state_ms(), clock.wall_ahead_ms()
     with store.expecting_damage():
         store.check()
         sidecar = SidecarService(config, store, table, clock, access, token)
-        sidecar.restore(partial(_catch_up, table, store, clock.wall_ms()))
+        catch_up = partial(_catch_up, now_ms=now_ms, ahead_ms=ahead_ms)
+        sidecar.restore(partial(catch_up, table, store))
+        store.store_clock(clock.state_time())
+        store.ages.begin(now_ms)
+        table.store_clock(clock.state_time())
     store.reserve.restore()
     return sidecar
 
 
-def _catch_up(table: TimerStore, store: LogStore, wall_ms: int) -> None:
-    """Apply the newest timer records of the log to the table, which may lack them."""
+def _catch_up(
+    table: TimerStore, store: LogStore, *, now_ms: int, ahead_ms: int
+) -> None:
+    """Apply the newest timer records of the log to the table, which may lack them.
+
+    The wall clock is *ahead_ms* ahead of the state's clock, which shows *now_ms*.
+    """
     newest = store.bounds()[1] - 1
     with table.expecting_damage():
-        table.fit(newest, wall_ms=wall_ms)
+        table.fit(newest)
         has_live = table.has_live
     reached = table.seq
     if not has_live:
@@ -212,13 +224,13 @@ def _catch_up(table: TimerStore, store: LogStore, wall_ms: int) -> None:
         with table.expecting_damage():
             table.write(
                 [
-                    # The wall clock may have been set back since the record was made.
+                    # The wall clock may have been set since the record was made.
                     Fire(
                         record.gateway,
                         record.key,
                         record.attempt,
                         record.seq,
-                        min(record.at, wall_ms),
+                        min(record.at - ahead_ms, now_ms),
                     )
                     for record in page.records
                     if isinstance(record, TimerRecord)

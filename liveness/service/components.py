@@ -207,8 +207,8 @@ class SidecarService:
                 max_backlog=self.config.http.max_backlog,
             ),
             OnlineUsersApi(*readers, self._spools, self.counts),
-            TimersApi(engine, log_writer),
-            GatewaysApi(engine, log_writer),
+            TimersApi(engine, log_writer, clock=self._clock),
+            GatewaysApi(engine, log_writer, clock=self._clock),
             GuardApi(engine),
             UsersApi(engine, log_writer, wall_ms=self._clock.wall_ms),
             ClusterApi(self._cluster_questions),
@@ -237,6 +237,7 @@ class SidecarService:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, self.log_writer.run)
             nursery.start_soon(self._trim)
+            nursery.start_soon(self.log_writer.keep_clock)
             nursery.start_soon(self._write, self.log_writer.timers.run)
             nursery.start_soon(self.log_writer.checkpoints.run)
             nursery.start_soon(self.log_writer.timers.checkpoints.run)
@@ -270,6 +271,8 @@ class SidecarService:
                     timers.cancel()
                     await self._stop_links(links)
                 await self._write_clocks()
+                with trio.move_on_after(STOP_WRITING_S):
+                    await self.log_writer.store_clock()
                 stop.set()
             nursery.cancel_scope.cancel()
         seq = self.log_writer.durable_seq
@@ -316,14 +319,13 @@ class SidecarService:
         Raises:
             sqlite3.DatabaseError: The open sessions cannot be read.
         """
-        mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
-        at = self._clock.instant(self.engine.attended, mono)
+        at = self.engine.instant()
         seq = self.log_writer.durable_seq
         with clocks_file.taken(
             self._store.folder,
             logs=self._store.ids_at(seq),
             seq=seq,
-            wall_ms=wall_ms,
+            at_ms=at.state_ms,
         ) as clocks:
             try:
                 self.server.restore(self._store.online(), at, clocks)
@@ -377,14 +379,14 @@ class SidecarService:
             await self.log_writer.flushed_for(None)
         if writing.cancelled_caught:
             return
-        mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
+        at = self.engine.instant()
         write = partial(
             clocks_file.write,
             self._store.folder,
             log=self._store.log,
             seq=self.log_writer.durable_seq,
-            wall_ms=wall_ms,
-            clocks=self.presence.wheel.clocks(self.engine.attended, mono),
+            at_ms=at.state_ms,
+            clocks=self.presence.wheel.clocks(at.now, at.mono),
         )
         try:
             if not self._store.is_in_place:
@@ -479,9 +481,7 @@ class SidecarService:
                 posts |= {SIGN_IN, SIGN_OUT}
             checks += [allow_hosts(http.names), read_only(posts)]
         if token:
-            sign_in = SignIn(
-                token, http.names, refused, wall_s=lambda: self._clock.wall_ms() / 1000
-            )
+            sign_in = SignIn(token, http.names, refused, now_s=self._clock.state_s)
             checks.append(sign_in.check)
             routes += sign_in.routes()
         pages = build_pages(

@@ -427,8 +427,7 @@ class ScriptedSidecar:
         timer, payload = due
         left = None
         if timer.next is not None:
-            mono = self._host.at(ROUNDING_S).mono
-            now_ms = self._host.server.scheduler.ms(mono)
+            now_ms = self._host.at(ROUNDING_S).state_ms
             left = max(0, timer.next - now_ms) / 1_000
         return Timer(
             timer.state, payload, timer.ext, timer.attempts, left, timer.message

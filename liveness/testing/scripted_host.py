@@ -142,16 +142,17 @@ class ScriptedHost:
     def at(self, later_s: float = 0.0) -> Instant:
         """This moment, or one that is a little later."""
         now = self.attended.now + later_s
-        return Instant(now, self.clock.mono + later_s, self.clock.wall_ms)
+        mono = self.clock.mono + later_s
+        return Instant(now, mono, self.clock.wall_ms, state_s=mono)
 
     def pass_time(self, seconds: float) -> None:
         """Fire everything that comes due within *seconds*, each at its moment."""
         clock = self.clock
         until = clock.us + round(seconds * 1e6)
         if self.listener is None or not self.is_reading:
-            began, clock.us = clock.mono, until  # time for nobody
+            clock.us = until  # time for nobody
             self.attended.begin(mono=clock.mono, cpu=0.0)
-            self.server.scheduler.was_absent(began, clock.mono)
+            self.server.scheduler.turned(self.at(), is_absent=True)
         else:
             while (us := clock.us + round(self._next_in() * 1e6)) < until:
                 self._move_to(us)
@@ -161,7 +162,7 @@ class ScriptedHost:
     def _move_to(self, us: int) -> None:
         self.clock.us = us
         server, presence = self.server, self.server.presence
-        server.advance(self.at().mono, cpu=0.0, asked=math.inf)
+        server.advance(self.at(), cpu=0.0, asked=math.inf)
         presence.advance(self.attended.now + AHEAD_S, UNLIMITED)
         at = self.at(ROUNDING_S)
         for link in server.registry.named.values():
@@ -179,7 +180,7 @@ class ScriptedHost:
         while True:
             server.commit()
             self.carry_out()
-            scheduler.advance(at.mono, ahead_until=at.mono + AHEAD_S)
+            scheduler.advance(at, ahead_s=AHEAD_S)
             while window := scheduler.window():
                 scheduler.fill(window, self.disk.coming(window))
             numbers = server.take_timers(UNLIMITED)
@@ -187,7 +188,7 @@ class ScriptedHost:
             self.carry_out()
             if numbers:  # first send the records: an attempt is not over before that
                 self.write_links()
-            elif scheduler.next_due() > at.mono:
+            elif scheduler.next_due() > at.state_s:
                 return
 
     def _next_in(self) -> float:
@@ -198,12 +199,13 @@ class ScriptedHost:
             # Due users wait for their gateway, or for the end of a bucket.
             due_in = presence.wheel.next_due() - self.at().now
             user_in = BUCKET_S if presence.due_gateways() else due_in
-        mono = self.at(ROUNDING_S).mono
-        now_ms, moments = scheduler.ms(mono), self.disk.moments()
-        ahead = [(at - now_ms) / 1_000 for at in moments if at > now_ms]
+        at, moments = self.at(ROUNDING_S), self.disk.moments()
+        ahead = [
+            (moment - at.state_ms) / 1_000 for moment in moments if moment > at.state_ms
+        ]
         timer_in = min(ahead, default=math.inf)
         if scheduler.loaded and len(ahead) < len(moments):
-            ring = scheduler.next_due() - mono
+            ring = scheduler.next_due() - at.state_s
             timer_in = min(BUCKET_S if scheduler.has_due else ring, timer_in)
         return max(min(user_in, timer_in, UNLIMITED), BUCKET_S / 10)
 
@@ -243,8 +245,8 @@ class ScriptedHost:
         for gateway in self.server.presence.gateways.values():
             gateway.unlinked(self.at().now)  # its time to connect begins now
         if disk.timers:  # a gateway cannot answer them before it is back
-            mono, grace = self.clock.mono, self.attended.reconnect_grace
-            self.server.scheduler.was_absent(mono, mono + grace)
+            grace = self.attended.reconnect_grace
+            self.server.scheduler.will_be_absent(self.at(), grace)
         if self._path.is_socket():  # a crash leaves it; any other file is not ours
             self._path.unlink()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -442,10 +444,10 @@ class ScriptedHost:
             before, held.position.wanted, room, at.wall_ms
         )
         if not records:
-            outbox.records_sent(at.wall_ms)
+            outbox.records_sent(at.state_ms)
             return b""
         outbox.records_begin([seq for seq, _ in records], before)
-        held.sent = partial(outbox.records_sent, at.wall_ms)
+        held.sent = partial(outbox.records_sent, at.state_ms)
         encoded = b"".join(encoded for _, encoded in records)
         return encode_notices(len(records), encoded)
 

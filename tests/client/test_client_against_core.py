@@ -197,7 +197,7 @@ class Sidecar:
             self.clock.pause(mono)
 
     def at(self, mono: float) -> Instant:
-        return Instant(self.clock.now, mono, EPOCH_MS + round(mono * 1_000))
+        return Instant(self.clock.now, mono, EPOCH_MS + round(mono * 1_000), mono)
 
     def turn(self, mono: float, budgets: dict[str, int]) -> None:
         """Read, then fire, as the engine does; *budgets* are bytes, by gateway."""

@@ -373,7 +373,7 @@ def test_after_a_planned_stop_nothing_is_missed_here(
     lines = [{"uid": "bob", "at": at} for at in (SILENT, SILENT + 10_000)]
     _, shown, _ = compared(lines)
     assert "bob  line 2" in shown
-    clocks_file.write(state, log=log, seq=7, wall_ms=SILENT + 500, clocks=no_clocks())
+    clocks_file.write(state, log=log, seq=7, at_ms=SILENT + 500, clocks=no_clocks())
     _, shown, told = compared(lines)
     assert told.endswith("the sidecar's stop\n")
     assert "bob  line 2" not in shown

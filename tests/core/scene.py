@@ -58,6 +58,7 @@ class Scene:
         separator: str = "",
     ) -> None:
         self.now, self.mono, self.wall_ms = 0.0, 1_000.0, 1_795_168_800_000
+        self.state_s = 1_795_168_800.0
         self.wheel_class, self.timeout = wheel_class, timeout
         self.hold, self.reconnect_grace, self.guard = hold, reconnect_grace, guard
         self.separator = separator
@@ -91,7 +92,7 @@ class Scene:
     @property
     def at(self) -> Instant:
         """This moment."""
-        return Instant(self.now, self.mono, self.wall_ms)
+        return Instant(self.now, self.mono, self.wall_ms, self.state_s)
 
     def gateway(self, name: str) -> GatewayState:
         return self.presence.gateway(name)
@@ -150,6 +151,7 @@ class Scene:
         self.now += seconds
         self.mono += seconds + absent
         self.wall_ms += round((seconds + absent) * 1_000)
+        self.state_s += seconds + absent
 
     def read(self, *names: str) -> None:
         """Hear something from these gateways, and read their links empty."""
@@ -195,6 +197,7 @@ class Scene:
         clocks = self.presence.wheel.clocks(self.now, self.mono)
         self.now, self.mono = 0.0, 50.0
         self.wall_ms += round(away * 1_000)
+        self.state_s += away
         self.start()
         assert [*clocks.sessions] == [*self.disk]
         clocks = clocks._replace(away=away)

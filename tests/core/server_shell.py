@@ -84,7 +84,7 @@ class Shell:
 
     @property
     def at(self) -> Instant:
-        return Instant(self.attended.now, self.mono, int(self.mono * 1000))
+        return Instant(self.attended.now, self.mono, int(self.mono * 1000), self.mono)
 
     def connect(self, peer: Peer = PEER) -> Link:
         self.links += 1
@@ -122,7 +122,7 @@ class Shell:
     def lets_pass(self, seconds: float) -> None:
         """Let time pass, with every link read empty at its end."""
         self.mono += seconds
-        self.server.advance(self.mono, cpu=0.0, asked=seconds)
+        self.server.advance(self.at, cpu=0.0, asked=seconds)
         for link in self.server.registry.links.values():
             self.server.read_empty(link, self.attended.now)
 

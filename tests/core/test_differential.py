@@ -139,7 +139,7 @@ class Pair:
 
     def same_records(self, method: str, *args: Any, **options: Any) -> list[Any]:
         """Call a method that fills a batch; the records must be the same, too."""
-        at = Instant(now=self.now, mono=self.now + 0.5, wall_ms=1_700_000_000_000)
+        at = Instant(self.now, self.now + 0.5, 1_700_000_000_000, 1_700_000_000.25)
         answers = []
         for wheel in (self.reference, self.compiled):
             batch: RecordBatch = wheel.Batch()

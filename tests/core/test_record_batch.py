@@ -320,7 +320,7 @@ def test_a_name_without_records_is_added_to_a_batch_that_was_read(
 ) -> None:
     wheel = wheel_class(timeout=30.0, slots=30)
     number, batch = wheel.add_gateway(), wheel_class.Batch()
-    at = Instant(now=0.0, mono=0.0, wall_ms=0)
+    at = Instant(0.0, mono=0.0, wall_ms=0, state_s=0.0)
     logins = Logins(number, "g", ["ada"], [None], [None], 0.0, None, 1)
     wheel.begin(batch, logins, 0, limit=1, seq=1, at=at)
     for name in ("g", *map(str, range(300))):
@@ -334,7 +334,7 @@ def test_a_silence_of_a_rounding_below_zero_is_zero(wheel_class: type[Wheel]) ->
     wheel = wheel_class(timeout=30.0, slots=30)
     number, batch = wheel.add_gateway(), wheel_class.Batch()
     logins = Logins(number, "g", ["ada"], [None], [None], 0.0, None, 1)
-    at = Instant(now=0.0, mono=1.0, wall_ms=0)
+    at = Instant(0.0, mono=1.0, wall_ms=0, state_s=0.0)
     wheel.begin(batch, logins, 0, limit=1, seq=1, at=at)
     wheel.advance(40.0, 10**6)
     endings = Endings(number, "g", SILENCE, 40.0, 1, renewed=False)

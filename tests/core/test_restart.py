@@ -14,7 +14,7 @@ from liveness.core.wheel import Wheel
 from tests.core.conftest import WHEELS
 from tests.helpers.strategies import BOUNDED, conns, examples, uids
 
-AT = Instant(5.0, 1_000.0, 1_795_168_800_000)
+AT = Instant(5.0, 1_000.0, 1_795_168_800_000, 1_795_168_800.0)
 NEXT_SEQ = 100
 SOUND: OnlineFields = (7, "ann", AT.wall_ms - 9_000, 1, "a", 4.5)
 INF, NAN = float("inf"), float("nan")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from liveness.core import timer_commands
 from liveness.core.link_requests import After, Answer, Cancel
-from liveness.core.records import Instant
 from liveness.core.timer_states import (
     FIRED,
     LIVE,
@@ -167,15 +166,13 @@ requests = st.lists(
 
 @BOUNDED
 @given(
-    start=st.builds(Instant, st.just(0.0), st.floats(0, 1e8), st.integers(0, 2**42)),
-    passed=st.floats(0, 1e7),
+    at_s=st.floats(0, 1e10),
     batches=st.lists(st.tuples(gateways, requests, st.integers(0, 12)), max_size=4),
     others=commands(most=4),
     settled=st.integers(0, 60),
 )
 def test_commands_under_way_are_the_same(
-    start: Instant,
-    passed: float,
+    at_s: float,
     batches: list[tuple[str, list[After | Cancel | Answer], int]],
     others: list[TimerCommand],
     settled: int,
@@ -190,8 +187,7 @@ def test_commands_under_way_are_the_same(
             gateway,
             requested,
             min(1, len(requested)),
-            start=start,
-            mono=start.mono + passed,
+            at_s=at_s,
             next_id=FIRST_NEW + len(issued),
             since=len(issued),
             most_new=most_new - 1,

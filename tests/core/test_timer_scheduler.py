@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from liveness.core.absences import MOST_ABSENCES
-from liveness.core.timer_scheduler import AWAY_ATTEMPTS
+from liveness.core.timer_scheduler import AWAY_ATTEMPTS, SLEPT_S
 from liveness.core.timer_states import (
     RETRY_POLICY,
     Fire,
@@ -49,7 +49,7 @@ class Expected(NamedTuple):
     ext: str | None
     payload: str | None
     due: int
-    not_before: float  # monotonic, while the process runs that was asked
+    not_before: float  # exactly, in seconds
     state: str = "pending"
     attempts: int = 0
     runs: tuple[int, ...] = ()  # their records
@@ -99,11 +99,9 @@ class Modelled(Rig):
         former = self.live_of(gateway, key)
         if former is not None:
             self.change(former, state="replaced")
-        until = self.mono + seconds
+        until = self.state_s + seconds
         # The first millisecond that does not begin before.
-        due = next(
-            it for it in count(int(self.ms_at(until))) if self.mono_at(it) >= until
-        )
+        due = next(it for it in count(int(until * 1000)) if it / 1000 >= until)
         self.model[len(self.model) + 1] = Expected(
             gateway, key, ext, payload, due, until
         )
@@ -180,16 +178,15 @@ class Modelled(Rig):
             it = self.model[number]
             if isinstance(order, Fire):
                 assert it.state == "pending"
-                assert self.mono >= it.not_before, "early"
-                assert self.ms >= it.due, "early"
-                record = next(new)
+                assert self.state_s >= max(it.not_before, it.due / 1000), "early"
+                record, now = next(new), max(int(self.ms), it.due)
                 self.change(
                     number,
                     state="fired",
                     attempts=it.attempts + 1,
                     runs=(*it.runs, order.seq),
-                    ends=int(self.ms) + SHORT.attempt_ms,
-                    fired=int(self.ms),
+                    ends=now + SHORT.attempt_ms,
+                    fired=now,
                 )
                 assert record._asdict() == {
                     "seq": order.seq,
@@ -199,7 +196,7 @@ class Modelled(Rig):
                     "payload": it.payload,
                     "ext": it.ext,
                     "attempt": it.attempts + 1,
-                    "due": self.wall_ms - (int(self.ms) - it.due),
+                    "due": self.wall_ms - (now - it.due),
                     "at": self.wall_ms,
                 }
                 continue
@@ -238,28 +235,20 @@ class Modelled(Rig):
             self.on_disk = self.snapshots.popleft()
         return was_written
 
-    def crash(self, *, wall_ms: int) -> None:
+    def crash(self, *, away_s: float = 0.0) -> None:
         """End the process; what was not written was never said."""
-        self.model = {
-            number: it._replace(not_before=0.0) for number, it in self.on_disk.items()
-        }
+        self.model = dict(self.on_disk)
         self.results.clear()
         self.snapshots.clear()
-        self.start(wall_ms=wall_ms)
+        self.to(self.state_s + away_s)
+        self.start()
 
     def listened_ms(self, fired_ms: int) -> float:
         """How long everyone was listened to since."""
         listened = self.ms - fired_ms
         for since, until in self.absences:
-            since_ms, until_ms = self.ms_at(since), self.ms_at(until)
-            listened -= max(0.0, until_ms - max(since_ms, fired_ms))
+            listened -= max(0.0, until * 1000 - max(since * 1000, fired_ms))
         return listened
-
-    def ms_at(self, mono: float) -> float:
-        return self.began.wall_ms + (mono - self.began.mono) * 1000
-
-    def mono_at(self, ms: int) -> float:
-        return self.began.mono + (ms - self.began.wall_ms) / 1000
 
     def check(self) -> None:
         """What holds at any time; and once all is settled, that both agree."""
@@ -399,10 +388,10 @@ class Timers(RuleBasedStateMachine):
         rig.commit()
         if of_due:
             rig.wait(0.3)
-            rig.to(rig.mono + 0.3)
-            rig.timetable.advance(rig.mono)
+            rig.to(rig.state_s + 0.3)
+            rig.timetable.advance(rig.now)
         else:
-            rig.crash(wall_ms=rig.wall_ms)
+            rig.crash()
         rig.begin_reading(of_due=of_due)
         rig.read()
         for what in said:
@@ -415,9 +404,9 @@ class Timers(RuleBasedStateMachine):
 
     @rule(seconds=whiles, step_ms=steps_ms)
     def pass_time(self, seconds: float, step_ms: int) -> None:
-        self.rig.to(self.rig.mono + seconds)
+        self.rig.to(self.rig.state_s + seconds)
         self.rig.wall_ms += step_ms
-        self.rig.timetable.advance(self.rig.mono)
+        self.rig.timetable.advance(self.rig.now)
 
     @rule(seconds=whiles)
     def live_on(self, seconds: float) -> None:
@@ -434,15 +423,23 @@ class Timers(RuleBasedStateMachine):
 
     @rule(seconds=whiles)
     def is_absent(self, seconds: float) -> None:
-        since = self.rig.mono
-        self.rig.to(since + seconds)
-        self.rig.absences.append((since, self.rig.mono))
-        self.rig.timetable.was_absent(since, self.rig.mono)
-        self.rig.timetable.advance(self.rig.mono)
+        since = self.rig.state_s
+        absent(self.rig, seconds)
+        self.rig.absences.append((since, self.rig.state_s))
+        self.rig.timetable.advance(self.rig.now)
 
-    @rule(away_ms=st.sampled_from((0, 1, 5_000, 70_000, 3_700_000, -5_000, -3_600_000)))
-    def crash(self, away_ms: int) -> None:
-        self.rig.crash(wall_ms=self.rig.wall_ms + away_ms)
+    @rule(seconds=whiles)
+    def host_sleeps(self, seconds: float) -> None:
+        since = self.rig.state_s
+        self.rig.sleep(seconds)
+        self.rig.timetable.turned(self.rig.now)
+        if seconds > SLEPT_S:
+            self.rig.absences.append((since, self.rig.state_s))
+        self.rig.timetable.advance(self.rig.now)
+
+    @rule(away_s=st.sampled_from((0, 0.001, 5, 70, 3_700)))
+    def crash(self, away_s: float) -> None:
+        self.rig.crash(away_s=away_s)
 
     @invariant()
     def agrees(self) -> None:
@@ -557,8 +554,8 @@ def test_those_in_hand_while_the_ring_is_begun_anew_fire_once(
     for number in range(3):
         rig.after(f"due{number}", 1)
     rig.wait(0.5)
-    rig.to(rig.mono + 1)
-    rig.timetable.advance(rig.mono)
+    rig.to(rig.state_s + 1)
+    rig.timetable.advance(rig.now)
     assert rig.begin_reading(of_due=True)
     rig.read()
     for number in range(5):
@@ -579,13 +576,13 @@ def test_a_reading_that_fails_leaves_everything_due(wheel_class: WheelClass) -> 
     rig.after("k", 1)
     rig.after("l", 1)
     rig.wait(0.5)
-    rig.to(rig.mono + 1)
-    rig.timetable.advance(rig.mono)
+    rig.to(rig.state_s + 1)
+    rig.timetable.advance(rig.now)
     for _ in range(3):
         assert rig.begin_reading(of_due=True)
         rig.fail_reading()
-        rig.to(rig.mono + 0.1)
-        rig.timetable.advance(rig.mono)
+        rig.to(rig.state_s + 0.1)
+        rig.timetable.advance(rig.now)
     rig.cancel("l")
     assert [it.key for it in rig.wait(0.1)] == ["k"]
 
@@ -599,9 +596,9 @@ def test_many_timers_of_one_gateway_do_not_delay_the_one_of_another(
     rig.after("k", 10, gateway="one")
     rig.commit()
     rig.turn()
-    rig.to(rig.mono + 11)
+    rig.to(rig.state_s + 11)
     for _ in range(100):  # as the ring is swept in bounded steps
-        rig.timetable.advance(rig.mono)
+        rig.timetable.advance(rig.now)
     assert rig.begin_reading(of_due=True)
     rig.read()
     assert len(rig.hand_in()) == rig.taken_at_once
@@ -630,9 +627,9 @@ def test_undelivered_runs_do_not_keep_other_timers_from_the_ring(
 
 
 def absent(rig: Rig, seconds: float) -> None:
-    since = rig.mono
-    rig.to(since + seconds)
-    rig.timetable.was_absent(since, rig.mono)
+    rig.timetable.turned(rig.now)
+    rig.to(rig.state_s + seconds)
+    rig.timetable.turned(rig.now, is_absent=True)
 
 
 def test_time_in_which_the_gateway_was_not_read_does_not_count_for_a_run(
@@ -661,7 +658,8 @@ def test_a_run_gets_all_of_its_time_again_after_a_restart(
     rig = Rig(wheel_class, retry_policy=RETRY_POLICY)
     rig.after("k", 1)
     rig.wait(1.1)
-    rig.start(wall_ms=rig.wall_ms + 3_600_000)  # an hour later
+    rig.to(rig.state_s + 3_600)
+    rig.start()
     rig.wait(59)
     rig.done("k")
     rig.wait(1.2)

@@ -56,7 +56,7 @@ BEFORE: Final[dict[str, list[object]]] = {
 }
 # A megabyte in single bytes would take seconds.
 SINGLY_MOST: Final = 4_000
-AT: Final = records.Instant(now=0.0, mono=1_000.0, wall_ms=1_795_168_800_000)
+AT: Final = records.Instant(0.0, 1_000.0, 1_795_168_800_000, 1_795_168_800.0)
 
 
 def name_of(case: dict[str, Any]) -> str:

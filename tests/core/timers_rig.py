@@ -80,26 +80,23 @@ class Rig:
         self.log: list[TimerRecord] = []
         self.handed: dict[str, int] = {}  # up to which seq; a gateway that is not: all
         self.mono, self.wall_ms = 5_000.123, 1_750_000_000_000
+        self.state_s = 1_750_000_000.123
         self.start()
 
     # --- the process ------------------------------------------------------------
 
-    def start(self, *, wall_ms: int | None = None) -> None:
-        """Begin a process, at another wall clock if one is told; forget the last one."""
-        self.wall_ms = self.wall_ms if wall_ms is None else wall_ms
-        self.began = self.now
-        self.absences = [(-inf, self.mono)]
+    def start(self) -> None:
+        """Begin a process; forget the last one."""
+        self.absences = [(-inf, self.state_s)]
         self.decided = Decisions(max((one.seq for one in self.log), default=0) + 1)
         self.given: deque[Given] = deque()
         self.written: tuple[list[TimerCommand], TimerTransaction] | None = None
         self.reading: Reading | None = None
         self.timetable = TimerScheduler(
-            lambda mono: self.wheel_class(
-                timeout=self.slots, slots=self.slots, now=mono
-            ),
+            lambda now: self.wheel_class(timeout=self.slots, slots=self.slots, now=now),
             self.implementation.CommandsUnderWay(),
             self.decided,
-            at=self.began,
+            at=self.now,
             next_id=max(self.table, default=0) + 1,
             states=dict(self.states),
             retry_policy=self.retry_policy,
@@ -109,12 +106,12 @@ class Rig:
 
     @property
     def now(self) -> Instant:
-        return Instant(self.mono, self.mono, self.wall_ms)
+        return Instant(self.mono, self.mono, self.wall_ms, self.state_s)
 
     @property
     def ms(self) -> float:
-        """The timers' clock, exactly."""
-        return self.began.wall_ms + (self.mono - self.began.mono) * 1000
+        """The state's clock, exactly."""
+        return self.state_s * 1000
 
     @property
     def states(self) -> Counter[str]:
@@ -256,7 +253,8 @@ class Rig:
 
     def turn(self) -> None:
         """Do whatever there is to do at this moment."""
-        self.timetable.advance(self.mono)
+        self.timetable.turned(self.now)
+        self.timetable.advance(self.now)
         for _ in range(MOST_READINGS):
             self.commit()
             begun = self.reading is not None
@@ -273,22 +271,31 @@ class Rig:
 
         Stretches in which the table has nothing to come are passed in one step.
         """
-        first, until = len(self.log), self.mono + seconds
+        first, until = len(self.log), self.state_s + seconds
         self.turn()
-        while self.mono < until:
+        while self.state_s < until:
             coming = (
                 it.next for it in self.live if it.next and it.next > self.ms - 1_000
             )
             nearest = min(coming, default=inf)
-            nearest_s = self.mono + (nearest - self.ms) / 1000 - 1
-            step = max(self.timetable.next_due(), nearest_s, self.mono + LEAST_S)
+            nearest_s = nearest / 1000 - 1
+            step = max(self.timetable.next_due(), nearest_s, self.state_s + LEAST_S)
             self.to(min(step, until))
             self.turn()
         return self.log[first:]
 
-    def to(self, mono: float) -> None:
-        """Move both clocks on."""
-        self.wall_ms += round((mono - self.mono) * 1000)
+    def to(self, state_s: float) -> None:
+        """Move all clocks on."""
+        seconds = state_s - self.state_s
+        self.wall_ms += round(seconds * 1000)
+        self.mono += seconds
+        self.state_s = state_s
+
+    def sleep(self, seconds: float) -> None:
+        """Have the host sleep, right after a turn: its monotonic clock stands still."""
+        self.timetable.turned(self.now)
+        mono = self.mono
+        self.to(self.state_s + seconds)
         self.mono = mono
 
     # --- what is asked ----------------------------------------------------------

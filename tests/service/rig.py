@@ -51,6 +51,7 @@ PLAIN: Final = HttpSettings()
 USUAL: Final = TimerSettings()
 UIDS: Final = PresenceSettings()
 ALONE: Final = ClusterSettings()
+WEEK_S: Final = 7 * 86_400.0  # the default of `state.retention_s`
 WALL_MS: Final = 1_795_168_800_000
 # Virtual seconds: far beyond any delay of the product's.
 LONG_S: Final = 600.0
@@ -61,10 +62,31 @@ WAITING_PER_S: Final = 40.0
 
 
 class VirtualWallClock(Clock):
-    """A wall clock that runs with the loop's virtual time."""
+    """The clocks of a host that runs with the loop's virtual time.
+
+    Attributes:
+        ahead_s: How far the wall clock is ahead of the right time.
+        slept_s: For how long the host has slept: CLOCK_MONOTONIC stood still.
+    """
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+        self.slept_s = 0.0
+        self._boot, self._booted_s = "first boot", 0.0
+
+    def start_host(self, boot: str) -> None:
+        """Have the host start anew; its boots must have different names."""
+        self._boot, self._booted_s = boot, trio.current_time() + self.slept_s
 
     def wall_ms(self) -> int:
-        return WALL_MS + round(trio.current_time() * 1000)
+        seconds = trio.current_time() + self.slept_s + self.ahead_s
+        return WALL_MS + round(seconds * 1000)
+
+    def boot_s(self) -> float:
+        return trio.current_time() + self.slept_s - self._booted_s
+
+    def boot_id(self) -> str:
+        return self._boot
 
 
 class Caller(peer.Caller):
@@ -206,6 +228,7 @@ async def running(
     folder: Path,
     *,
     timeout_s: float = 30.0,
+    retention_s: float = WEEK_S,
     guard: GuardSettings = OFF,
     http: HttpSettings = PLAIN,
     timers: TimerSettings = USUAL,
@@ -213,14 +236,14 @@ async def running(
     cluster: ClusterSettings = ALONE,
     webhooks: Mapping[str, WebhookSettings] = MappingProxyType({}),
     listen: Callable[[Path], AbstractContextManager[socket.socket]] = listening,
-    clock: type[Clock] = Clock,
+    clock: Callable[[], Clock] = VirtualWallClock,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """Run a service with this silence timeout, this guard and these limits."""
     config = Config(
         timeout_s=timeout_s,
         socket=SocketSettings(path=folder / "g.sock"),
-        state=StateSettings(dir=folder / "state"),
+        state=StateSettings(dir=folder / "state", retention_s=retention_s),
         guard=guard,
         http=http,
         timers=timers,

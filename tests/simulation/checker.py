@@ -420,8 +420,8 @@ class Checker:
             if old.opened_at > new.opened_at + ROUNDING_S:
                 yield f"6: {record}, and {old} began after {new}, as both had said"
             return
-        # The wall clock's steps reach the starts of sessions over a restart.
-        if self.history.is_wall_stepped:
+        # The sleeps of its host add to the age of a session over a restart.
+        if self.history.sleeps:
             return
         # In real time two clocks are read one after the other.
         slack = STAMP_S if self._is_virtual else LINK_S
@@ -478,8 +478,8 @@ class Checker:
             lost = [seq for seq in lost if seq not in rotten]
             if rotten and not lost:
                 continue
-            age = at - self.at[lost[-1]] if lost else inf
-            if age < self.plan.retention_s and not self.history.is_wall_stepped:
+            age = self.history.passed(self.at[lost[-1]], at) if lost else inf
+            if age < self.plan.retention_s:
                 yield f"4: {link.name} was told {gap} {age:.3f} s after its last record"
 
     def _ended_by_fresh(self, link: Link) -> Iterator[str]:
@@ -519,9 +519,9 @@ class Checker:
         # A use after it was forgotten does not bring its cursor back.
         used_at, unused_s = min(used, default=(0.0, 0.0))[0], 0.0
         for began, ended in sorted([*used, (link.welcomed_at, inf)]):
-            unused_s = max(unused_s, began - used_at)
+            unused_s = max(unused_s, self.history.passed(used_at, began))
             used_at = max(used_at, ended)
-        return unused_s >= self.plan.retention_s or self.history.is_wall_stepped
+        return unused_s >= self.plan.retention_s
 
     def _listed(self, link: Link) -> Iterator[str]:
         """Whoever is listed is whom the log has online at that seq."""
@@ -644,8 +644,7 @@ class Checker:
                 and not (says_began and self._is_exact(it, covered_at))
                 for it in open_then
             )
-            by_wall = self.history.wall_clock_counts(0.0, covered_at)
-            if not (own or is_told or may_be_newer or by_wall):
+            if not (own or is_told or may_be_newer or self.history.sleeps):
                 yield f"4: login of {conn} was covered at {covered_at:.3f}, and lost"
             return
         for it in own:

@@ -121,6 +121,7 @@ class History:
     # When the clock of the history stood still while the wall clock, and with it maybe the
     # sidecar, ran on: the moment, and what the wall clock showed before and after.
     standstills: list[tuple[float, int, int]] = field(default_factory=list)
+    sleeps: list[tuple[float, float]] = field(default_factory=list)  # of the host
     faults: list[str] = field(default_factory=list)  # the sidecar's own, as it logged
     rotten: set[int] = field(default_factory=set)  # seqs of records damaged on the disk
     calm_from: float = inf  # from here on nothing is done to anybody
@@ -142,6 +143,11 @@ class History:
             for at, before_ms, after_ms in self.standstills
             if since < at <= until
         )
+
+    def passed(self, since: float, until: float) -> float:
+        """Seconds between two moments, with those in which the host slept."""
+        slept_s = sum(seconds for at, seconds in self.sleeps if since < at <= until)
+        return until - since + slept_s + self.stood_still(since, until)
 
     def decided(self, since: float, until: float) -> float:
         """The same, but for when it was busy, or its disk took nothing."""
@@ -184,12 +190,6 @@ class History:
     def is_wall_stepped(self) -> bool:
         """Whether the wall clock was stepped, or the machine stood still."""
         return next(self.wall_steps(), None) is not None
-
-    def wall_clock_counts(self, since: float, until: float) -> bool:
-        """Whether a restart had nothing but a wall clock that was stepped to go by."""
-        stepped = any(at <= until for at in self.wall_steps())
-        began = any(since < it.began_at <= until for it in self.processes)
-        return stepped and began
 
     def is_calm(self, since: float, until: float, gateway: str) -> bool:
         """Whether nothing made it late between two moments for a gateway's users."""

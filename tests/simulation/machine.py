@@ -55,13 +55,14 @@ Files = dict[str, bytes]
 
 
 class HostClock(Clock):
-    """Virtual time; the wall clock is set by hand, and so is the CPU's.
+    """Virtual time; the wall clock is set by hand, and so is the CPU's. The host may sleep.
 
     Work takes time, too: a little passes from one look at the clock to the next.
     """
 
     def __init__(self, jump: Callable[[float], None]) -> None:
         self.zero_ms = ZERO_MS
+        self.slept_s = 0.0
         self.cpu_s = 0.0
         self.step_s = STEP_S
         self._jump = jump
@@ -74,6 +75,12 @@ class HostClock(Clock):
     def wall_ms(self) -> int:
         return self.zero_ms + int(trio.current_time() * 1000)
 
+    def boot_s(self) -> float:
+        return BOOTED_S + trio.current_time() + self.slept_s
+
+    def boot_id(self) -> str:
+        return "the only boot"
+
     def host(self) -> HostReading:
         return HostReading(self.host_time(trio.current_time()), BOOTED_S)
 
@@ -85,7 +92,7 @@ class HostClock(Clock):
         return self.cpu_s
 
     def instant(self, now: float, mono: float) -> Instant:
-        return Instant(now, mono, self.wall_ms())
+        return Instant(now, mono, self.wall_ms(), self.state_s())
 
 
 class Machine:
@@ -208,14 +215,23 @@ class Machine:
                 self._rot()
                 return lambda: None  # it stays
             case "wall clock stepped":
-                self.clock.zero_ms += self._random.choice([-DAY_MS, DAY_MS])
-                self._history.wall.append((trio.current_time(), self.clock.zero_ms))
+                self._step(self._random.choice([-DAY_MS, DAY_MS]))
                 return lambda: None  # it stays
+            case "host sleeps":
+                self.clock.slept_s += seconds
+                self._history.sleeps.append((trio.current_time(), seconds))
+                self._step(round(seconds * 1000))
+                return lambda: None  # it is awake again
             case "socket removed":
                 self.socket.unlink(missing_ok=True)  # twice within a second
                 return lambda: None  # it is the sidecar that makes it anew
             case _:
                 raise AssertionError(f"{what} is not known here")
+
+    def _step(self, step_ms: int) -> None:
+        """Have the wall clock show another time, at the same moment of the others."""
+        self.clock.zero_ms += step_ms
+        self._history.wall.append((trio.current_time(), self.clock.zero_ms))
 
     def _rot(self) -> None:
         """Flip a bit in a page of the log whose records somebody was told of.

@@ -111,6 +111,9 @@ UNREAD_DEATHS: Final = 0.3
 # In so many plans the host starts no thread at times, so that the disk has to wait.
 NO_THREADS: Final = "disk gets no threads"
 THREADLESS: Final = 0.3
+# In so many plans the host sleeps: only its CLOCK_MONOTONIC stands still.
+HOST_SLEEPS: Final = "host sleeps"
+SLEEPY: Final = 0.4
 # As often as not there is none. It is the trouble of one gateway, and of no other.
 ORDERS: Final = "gateway orders without end"
 MOST_ORDERS: Final = 3
@@ -265,6 +268,17 @@ def plan_of(seed: int) -> Plan:
     drawn = Random(f"{seed}, threads")
     if drawn.random() < THREADLESS:
         steps += _without_threads(drawn, lasts_s, timeout_s)
+    drawn = Random(f"{seed}, sleeps")
+    if drawn.random() < SLEEPY:
+        steps += [
+            Fault(
+                at=drawn.uniform(0, lasts_s - 5),
+                what=HOST_SLEEPS,
+                whom=0,
+                lasts_s=drawn.choice([drawn.uniform(0.3, 40), 28_800.0]),
+            )
+            for _ in range(drawn.randint(1, 3))
+        ]
     return Plan(
         seed=seed,
         timeout_s=timeout_s,

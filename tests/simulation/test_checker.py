@@ -251,6 +251,8 @@ def test_a_timer_that_is_early_or_was_cancelled_or_never_fires_is_told(
     told = next(it for it in reader(early).told if it.record["seq"] == seq)
     everywhere(early, seq, at=told.record["at"] - 500)
     assert "7" in breaches(early)
+    early.sleeps.append((early.virtual(told.record["at"]) - 0.2, 0.6))
+    assert "7" not in breaches(early)
     everywhere(cancelled, seq, key="cancelled", at=told.record["at"] + 4_500)
     assert "7" in breaches(cancelled)
     # As asked for, and a record about somebody else in its place.

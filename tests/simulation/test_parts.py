@@ -12,6 +12,7 @@ from tests.simulation.machine import Files, files, torn
 from tests.simulation.plan import (
     DIES_UNREAD,
     FAULTS,
+    HOST_SLEEPS,
     NO_THREADS,
     ORDERS,
     SOCKET_REMOVED,
@@ -83,6 +84,7 @@ def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
     assert {step.what for step in steps if isinstance(step, Fault)} == {
         *FAULTS,
         DIES_UNREAD,
+        HOST_SLEEPS,
         NO_THREADS,
         ORDERS,
         SOCKET_REMOVED,

@@ -14,6 +14,7 @@ from tests.simulation.history import History
 from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
 from tests.simulation.plan import (
     DIES_UNREAD,
+    HOST_SLEEPS,
     ORDERS,
     STALL_SHARE,
     Fault,
@@ -186,7 +187,7 @@ class World:
         if self.now >= self.plan.lasts_s:
             return None  # it was put off for so long that all is to come to rest
         kind, _, does = fault.what.partition(" ")
-        if kind in ("sidecar", "disk", "wall", "socket"):
+        if kind in ("sidecar", "disk", "wall", "socket", "host"):
             is_busy = self._is_restarting or not self.machine.is_up
             if self._paused_at is not None or is_busy:
                 self.after(0.5, partial(self._befall, fault))
@@ -234,7 +235,7 @@ class World:
         if what == "disk stalls":
             # A call that begins at its end may last as long as any.
             self.note(seconds + STALL_SHARE * seconds + 3, what)
-        elif what != "wall clock stepped":
+        elif what not in ("wall clock stepped", HOST_SLEEPS):
             self.note(seconds + 3, what)
         self.after(seconds, self.machine.suffer(what, seconds))
 

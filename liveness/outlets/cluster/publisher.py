@@ -180,7 +180,7 @@ class Publisher:
         self._wakes = [Notifier() for _ in host.partitions]
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._newest_error: CallError | None = None
-        self._shown = (ClusterState.BEGINNING, clock.wall_ms())  # and since when
+        self._shown = (ClusterState.BEGINNING, clock.state_ms())  # and since when
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -298,14 +298,14 @@ class Publisher:
         """What metrics and summary show."""
         host, identity, state = self.host, self.host.identity, self.state
         if state is not self._shown[0]:
-            self._shown = state, self._clock.wall_ms()
+            self._shown = state, self._clock.state_ms()
         counts = identity.counts
         modes = Counter(part.mode.name.lower() for part in host.partitions)
         calls = with_zeros(CLUSTER_CALLS, counts.calls)
         return ClusterNow(
             host=identity.name,
             state=state.value,
-            since=self._shown[1],
+            since=self._shown[1] + self._clock.wall_ahead_ms(),
             detail=self.detail,
             is_up=self.redis.error is None and self.redis.is_connected,
             lag_records=self.lag_records,

@@ -56,7 +56,7 @@ class OutletStatus:
 
     Args:
         clock: The clocks.
-        since: When `state` became what it is, in Unix milliseconds.
+        since: When `state` became what it is, in milliseconds of the state's clock.
     """
 
     clock: Clock
@@ -73,20 +73,20 @@ class OutletStatus:
     def now_is(self, state: OutletState, detail: str = "") -> None:
         """Set the state, and the text that explains it."""
         if state is not self.state:
-            self.state, self.since = state, self.clock.wall_ms()
+            self.state, self.since = state, self.clock.state_ms()
         self.detail = detail
 
     def delivered(self, batch: LogBatch) -> None:
         """Count a batch that is delivered."""
         self.sent += len(batch.entries)
-        self.latency.observe((self.clock.wall_ms() - batch.oldest_at) / 1000)
+        self.latency.observe(self.clock.age_s(batch.oldest_at))
 
     def shown(self, log: OutletLog) -> OutletNow:
         """This status and the place in *log* as a row for metrics."""
         return OutletNow(
             outlet=log.name,
             state=self.state.value,
-            since=self.since,
+            since=self.since + self.clock.wall_ahead_ms(),
             detail=self.detail,
             lag_records=log.lag_records,
             lag_s=log.lag_s,

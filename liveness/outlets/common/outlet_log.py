@@ -97,7 +97,7 @@ class OutletLog:
         self._cursor = 0
         self._has_cursor = False  # whether `open` has found it
         self._stored = 0
-        self._caught_up_at = access.clock.wall_ms()
+        self._caught_up_at = access.clock.mono()
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
     @property
@@ -130,7 +130,7 @@ class OutletLog:
         """For how long there have been records that are not delivered."""
         if not self.lag_records:
             return 0.0
-        return max(0.0, (self._access.clock.wall_ms() - self._caught_up_at) / 1000)
+        return self._access.clock.mono() - self._caught_up_at
 
     async def open(self) -> None:
         """Find the outlet's place in the log. Call this first.
@@ -181,7 +181,8 @@ class OutletLog:
 
     def behind_since(self, at_ms: int) -> None:
         """Count `lag_s` from *at_ms*, when a record that still waits was decided."""
-        self._caught_up_at = min(self._caught_up_at, at_ms)
+        decided_at = self._access.clock.mono() - self._access.clock.age_s(at_ms)
+        self._caught_up_at = min(self._caught_up_at, decided_at)
 
     def close(self) -> None:
         """Stop following the log."""
@@ -207,8 +208,7 @@ class OutletLog:
             if more and not entries:
                 began = trio.current_time()
                 if not self._taken:
-                    oldest_at = more[0].record.at
-                    self._caught_up_at = min(self._caught_up_at, oldest_at)
+                    self.behind_since(more[0].record.at)
             entries += more
             assert self._reader is not None
             is_behind = bool(more) or self._reader.is_behind
@@ -232,7 +232,8 @@ class OutletLog:
         first = self._taken.popleft()
         assert first is batch
         self._cursor = max(self._cursor, batch.position)
-        self._caught_up_at = batch.oldest_at
+        clock = self._access.clock
+        self._caught_up_at = clock.mono() - clock.age_s(batch.oldest_at)
         self._note_position()
 
     async def keep_cursor(self) -> None:
@@ -250,7 +251,7 @@ class OutletLog:
         """Store the cursor, if it has moved; a failure is logged, and tried again."""
         if self._cursor == self._stored:
             return
-        log, now_ms = self.log, self._access.clock.wall_ms()
+        log, now_ms = self.log, self._access.clock.state_ms()
 
         def put(db: sqlite3.Connection) -> int:
             # Not before this call's turn: while it waited, the outlet may have stored a
@@ -269,7 +270,7 @@ class OutletLog:
         if self._reader is not None and not self._taken and not self._collected:
             self._cursor = max(self._cursor, self._reader.position)
             if not self._reader.is_behind:
-                self._caught_up_at = self._access.clock.wall_ms()
+                self._caught_up_at = self._access.clock.mono()
 
     async def _read(self, limit: int) -> list[TailEntry]:
         assert self._reader is not None

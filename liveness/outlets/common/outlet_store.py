@@ -62,7 +62,7 @@ class OutletStore:
         """
         async with self._turn:
             if self._db is None:
-                since_ms = self._clock.wall_ms() - round(unused_s * 1000)
+                since_ms = self._clock.state_ms() - round(unused_s * 1000)
                 self._db = await in_thread(partial(self._opened, keep, since_ms))
 
     @property
@@ -141,7 +141,10 @@ def _forget_unused(
 
 
 def put_cursor(db: sqlite3.Connection, outlet: str, at: StoredCursor, ms: int) -> None:
-    """Store the cursor of an outlet, in a transaction that has begun."""
+    """Store the cursor of an outlet, used at *ms* of the state's clock.
+
+    Call it in a transaction.
+    """
     db.execute(
         "insert or replace into cursors values (?, ?, ?, ?)",
         [outlet, at.log, at.seq, ms],

@@ -79,7 +79,7 @@ class KafkaOutlet:
         self._settings = settings
         self._turnstile = access.turnstile
         self._log = OutletLog(self.name, settings, access)
-        self._status = OutletStatus(access.clock, access.clock.wall_ms())
+        self._status = OutletStatus(access.clock, access.clock.state_ms())
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
         self._clients = KafkaClients(name, settings, self._log_throttled)
         # A cancelled question keeps its thread for up to `ASK_S`, so not a shared one.

@@ -8,15 +8,15 @@ from liveness.outlets.webhooks.batch_store import StoredBatch
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 
-# How often a wait looks at the wall clock, which may be corrected meanwhile.
+# How often a wait looks at the state's clock: it runs on while the host sleeps.
 LOOK_S: Final = 60.0
 
 
 class AttemptWait:
     """The waits of one outlet, one at a time.
 
-    The wall clock decides, as only that goes on over a restart. It may be set back: no
-    wait takes longer than planned.
+    The state's clock decides. No wait takes longer than planned: a version before that
+    clock may have stored a time of a wrong wall clock.
 
     Args:
         clock: The clocks.
@@ -27,8 +27,8 @@ class AttemptWait:
         self._end = Notifier()
 
     def left_s(self, batch: StoredBatch) -> float:
-        """Seconds until the next attempt is due; 0 if the clock was set back since."""
-        left_ms = batch.next_ms - self._clock.wall_ms()
+        """Seconds until the next attempt is due; 0 if that is later than planned."""
+        left_ms = batch.next_ms - self._clock.state_ms()
         return left_ms / 1000 if 0 < left_ms <= batch.wait_ms else 0.0
 
     async def until_due(self, batch: StoredBatch) -> None:

@@ -32,7 +32,7 @@ class StoredBatch(NamedTuple):
     oldest_ms: int  # when its oldest record was decided, Unix milliseconds
     attempts: int = 0
     rung: int = 0  # how many waits of the ladder are used up
-    next_ms: int = 0  # when the next attempt is due, Unix milliseconds
+    next_ms: int = 0  # when the next attempt is due, by the state's clock
     wait_ms: int = 0  # how long the wait for it is
     error: str = ""  # what went wrong at the last one
 
@@ -106,6 +106,7 @@ def bury_batch(
     result: SendResult,
     *,
     excess: int,
+    wall_ms: int,
     now_ms: int,
 ) -> tuple[StoredBatch | None, int]:
     """Make dead letters of a request's records, and forget it.
@@ -116,7 +117,8 @@ def bury_batch(
         batch: The request, with its last attempt counted.
         result: The result of that.
         excess: How many of the oldest dead letters to delete.
-        now_ms: The time, Unix milliseconds.
+        wall_ms: The time that is shown, Unix milliseconds.
+        now_ms: The same moment by the state's clock.
     Returns:
         The next request, and how many of the oldest dead letters were deleted.
     """
@@ -126,7 +128,7 @@ def bury_batch(
         [
             (
                 *(outlet, *record, batch.id, batch.attempts),
-                *(now_ms, result.status, result.answer),
+                *(wall_ms, result.status, result.answer),
             )
             for record in records_in(batch.body)
         ],

@@ -84,7 +84,7 @@ class WebhookOutlet:
         self.settings = settings
         self._access = access
         self._log = OutletLog(self.name, settings, access)
-        self._status = OutletStatus(access.clock, access.clock.wall_ms())
+        self._status = OutletStatus(access.clock, access.clock.state_ms())
         self._sender = WebhookSender(
             self.name, settings, access.clock, access.turnstile
         )
@@ -326,27 +326,26 @@ class WebhookOutlet:
 
     async def _accepted(self, batch: StoredBatch) -> StoredBatch | None:
         self._refused = 0
-        status, now_ms = self._status, self._access.clock.wall_ms()
-        left = await self._store(batch_store.finish_batch, batch, now_ms)
+        status, clock = self._status, self._access.clock
+        left = await self._store(batch_store.finish_batch, batch, clock.state_ms())
         status.sent += batch.records
-        status.latency.observe((now_ms - batch.oldest_ms) / 1000)
+        status.latency.observe(clock.age_s(batch.oldest_ms))
         status.now_is(OutletState.FOLLOWING)
         return left
 
     async def _again(
         self, batch: StoredBatch, answer: PostAnswer
     ) -> StoredBatch | None:
-        now_ms = self._access.clock.wall_ms()
-        asked_s = None
+        clock, asked_s = self._access.clock, None
         if answer.retry_after is not None:
-            asked_s = asked_wait_s(answer.retry_after, now_ms)
+            asked_s = asked_wait_s(answer.retry_after, clock.wall_ms())
         waits_s = self.settings.waits_s
         found = next_try(waits_s, batch.rung, asked_s=asked_s, drawn=random())
         if found is None:
             return await self._give_up(batch, answer)
         wait_ms = round(found.wait_s * 1000)
         batch = batch._replace(
-            rung=found.rung, next_ms=now_ms + wait_ms, wait_ms=wait_ms
+            rung=found.rung, next_ms=clock.state_ms() + wait_ms, wait_ms=wait_ms
         )
         await self._store(batch_store.put_attempt, batch)
         self._is_retrying(batch)
@@ -373,8 +372,13 @@ class WebhookOutlet:
     ) -> StoredBatch | None:
         """Make dead letters of a request's records; delivery goes on."""
         excess = self._status.dead_kept + batch.records - self.settings.max_dead
-        now_ms = self._access.clock.wall_ms()
-        bury = partial(batch_store.bury_batch, excess=excess, now_ms=now_ms)
+        clock = self._access.clock
+        bury = partial(
+            batch_store.bury_batch,
+            excess=excess,
+            wall_ms=clock.wall_ms(),
+            now_ms=clock.state_ms(),
+        )
         left, deleted = await self._store(bury, batch, answer.result)
         status = self._status
         status.dead += batch.records

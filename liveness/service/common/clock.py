@@ -1,25 +1,83 @@
 """Every clock that the sidecar reads; tests replace this class."""
 
 import time
+from typing import Final
 
 import trio
 
 from liveness.core.records import HostReading, Instant
-from liveness.host_clock import read_host
+from liveness.core.state_time import StateTime
+from liveness.host_clock import boot_id, read_host
+
+# The wall clock was set if it moves by more than this against the state's clock. Less may
+# be due to a preemption between two readings.
+STEP_MS: Final = 100
 
 
 class Clock:
-    """The event loop's clock, the wall clock, and the CPU clock of this process."""
+    """The event loop's clock, the wall clock, the state's clock, and the CPU clock."""
 
     _offset: float | None = None  # of CLOCK_MONOTONIC from `mono`
+    _state_offset: float | None = None  # of the state's clock from `boot_s`
+    _wall_ahead_ms = 0
 
     def mono(self) -> float:
         """Monotonic seconds of the event loop: virtual under `trio.testing.MockClock`."""
         return trio.current_time()
 
     def wall_ms(self) -> int:
-        """Unix milliseconds; only for the timestamps in records."""
+        """Unix milliseconds; only for what is shown, as the stamps in records."""
         return time.time_ns() // 1_000_000
+
+    def age_s(self, at_ms: int) -> float:
+        """Seconds since a record was decided, by its stamp; 0 if that is in the future."""
+        return max(0, self.wall_ms() - at_ms) / 1000
+
+    def boot_s(self) -> float:
+        """Seconds of CLOCK_BOOTTIME, which runs on while the host sleeps."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def boot_id(self) -> str:
+        """Which CLOCK_BOOTTIME that is; see `host_clock.boot_id`."""
+        return boot_id()
+
+    def resume_state(self, last: StateTime | None) -> None:
+        """Continue the clock of a state from a moment that is stored; None: begin it."""
+        self._state_offset = self.wall_ms() / 1000 - self.boot_s()
+        if last is not None:
+            now = self.state_time()
+            self._state_offset = last.state_s + last.passed_until(now) - now.boot_s
+
+    def state_s(self) -> float:
+        """Seconds of the state's clock; it begins now unless `resume_state` was called."""
+        return self._state_s(self.boot_s())
+
+    def state_ms(self) -> int:
+        """Milliseconds of the state's clock, as moments are stored."""
+        return int(self.state_s() * 1000)
+
+    def wall_ahead_ms(self) -> int:
+        """What to add to a moment of the state's clock to show it as wall time.
+
+        It changes only if the wall clock is set.
+        """
+        ahead_ms = self.wall_ms() - self.state_ms()
+        if abs(ahead_ms - self._wall_ahead_ms) > STEP_MS:
+            self._wall_ahead_ms = ahead_ms
+        return self._wall_ahead_ms
+
+    def state_time(self) -> StateTime:
+        """This moment on all clocks, to continue the state's clock from."""
+        boot_s = self.boot_s()
+        state_s = self._state_s(boot_s)
+        wall_ms = int(state_s * 1000) + self.wall_ahead_ms()
+        return StateTime(state_s, self.boot_id(), boot_s, wall_ms)
+
+    def _state_s(self, boot_s: float) -> float:
+        if self._state_offset is None:
+            self.resume_state(None)
+            assert self._state_offset is not None
+        return self._state_offset + boot_s
 
     def system_us(self) -> int:
         """Microseconds of CLOCK_MONOTONIC, as systemd wants them."""
@@ -42,4 +100,4 @@ class Clock:
 
     def instant(self, now: float, mono: float) -> Instant:
         """One moment on all clocks; *now* is in attended seconds."""
-        return Instant(now, mono, self.wall_ms())
+        return Instant(now, mono, self.wall_ms(), self.state_s())

@@ -159,8 +159,8 @@ class Engine:
             self._attended.pause(self._turns_at, reconnect_grace=0.0)
             self.is_draining_backlog = True
         # A gateway cannot answer its timers before it is back.
-        self.server.scheduler.was_absent(
-            self._turns_at, self._turns_at + self._attended.reconnect_grace
+        self.server.scheduler.will_be_absent(
+            self.instant(), self._attended.reconnect_grace
         )
 
     def instant(self) -> Instant:
@@ -227,7 +227,8 @@ class Engine:
         """Advance the clocks and the wheel; return attended seconds."""
         self._lags.note(max(0.0, mono - self._turns_at), mono)
         paused_since = self._attended.paused_since
-        self.server.advance(mono, cpu=self._clock.cpu(), asked=self._asked)
+        at = self._clock.instant(self._attended.now, mono)
+        self.server.advance(at, cpu=self._clock.cpu(), asked=self._asked)
         if self._attended.paused_since != paused_since:
             # Bytes that arrived before the pause: they must be read before anyone goes
             # offline. Only these, since a link that floods is never read empty.
@@ -311,7 +312,7 @@ class Engine:
             wait = HELD_SLEEP_S
         else:
             wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
-            wait = min(wait, scheduler.next_due() - mono)
+            wait = min(wait, scheduler.next_due() - self._clock.state_s())
             if scheduler.has_due:
                 wait = min(wait, GATHER_S)
             if self._reader.has_ready or self.presence.due_gateways():
@@ -380,7 +381,8 @@ class Engine:
 
     def timers_changed(self) -> None:
         """Note that timers were loaded or changed: one may be due before the next turn."""
-        if self.server.scheduler.next_due() < self._turns_at:
+        due_in = self.server.scheduler.next_due() - self._clock.state_s()
+        if due_in < self._turns_at - self._clock.mono():
             self.turn_wanted.notify()
 
     def fire_again(self, records: list[TimerRecord]) -> None:

@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from liveness.core.records import GATEWAY
 from liveness.core.storm_guard import Storm
+from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http.api import (
     DEFAULT_LIMIT,
@@ -41,9 +42,10 @@ MAX_STORMS: Final = 1_000
 class GatewaysApi:
     """The routes of gateways and watchers."""
 
-    def __init__(self, engine: Engine, log_writer: LogWriter) -> None:
+    def __init__(self, engine: Engine, log_writer: LogWriter, *, clock: Clock) -> None:
         self._engine = engine
         self._log_writer = log_writer
+        self._clock = clock
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The routes for a listener; `forget` only if *may_change*."""
@@ -100,7 +102,8 @@ class GatewaysApi:
             "linked": link is not None,
         }
         if cursor is not None:
-            described |= {"seq": cursor.seq, "used": cursor.used_ms}
+            used = cursor.used_ms + self._clock.wall_ahead_ms()
+            described |= {"seq": cursor.seq, "used": used}
         if link is not None:
             described |= {"pid": link.peer.pid, "unix_user": link.peer.unix_user}
             described["unacked"] = link.outbox.unacked

@@ -153,7 +153,7 @@ class SignIn:
         token: The token.
         names: The names of the listener in Host headers.
         refused: Called with the reason of each refusal.
-        wall_s: The wall clock, in Unix seconds.
+        now_s: The state's clock, in seconds: it goes on over restarts, and is never set.
     """
 
     def __init__(
@@ -162,12 +162,12 @@ class SignIn:
         names: Collection[str],
         refused: Refused,
         *,
-        wall_s: Callable[[], float],
+        now_s: Callable[[], float],
     ) -> None:
         self._token = token
         self._names = names
         self._refused = refused
-        self._wall_s = wall_s
+        self._now_s = now_s
         self._wrong_tokens = WrongTokenLimit()
         self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
         self._page = (PAGE / "sign-in.html").read_text(encoding="utf-8")
@@ -197,7 +197,7 @@ class SignIn:
         """Whether these Authorization headers, or this cookie, are valid now."""
         if headers:
             return len(headers) == 1 and self._token.matches_header(headers[0])
-        return self._token.is_valid_cookie(cookie, self._wall_s())
+        return self._token.is_valid_cookie(cookie, self._now_s())
 
     def routes(self) -> list[Route]:
         """The pages to sign in and out."""
@@ -218,7 +218,7 @@ class SignIn:
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
             COOKIE,
-            self._token.sign(self._wall_s()),
+            self._token.sign(self._now_s()),
             max_age=SIGNED_IN_S,
             httponly=True,
             samesite="strict",

@@ -148,6 +148,7 @@ class Summaries:
             key=lambda gateway: gateway.users,
         )
         guard, troubles = presence.guard, engine.registry.troubles
+        ahead_ms = self._clock.wall_ahead_ms()
         storms = storms_shown([] if guard is None else guard.storms(engine.attended))
         return {
             "at": sample.at,
@@ -180,7 +181,9 @@ class Summaries:
             "storms_more": storms["more"],
             "links": now.links,
             "stalled": self._stalled(),
-            "link_troubles": [row.as_map() for row in troubles.recent(sample.at)],
+            "link_troubles": [
+                row.as_map(ahead_ms) for row in troubles.recent(self._clock.state_ms())
+            ],
             "link_troubles_forgotten": troubles.forgotten,
             "gateways": [
                 self._gateway(gateway, due.get(gateway.name, 0)) for gateway in shown

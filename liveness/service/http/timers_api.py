@@ -27,6 +27,7 @@ from starlette.routing import Route
 
 from liveness.core.timer_states import CANCELLED, DONE, FAILED, FIRED, LIVE, PENDING
 from liveness.core.uids import MAX_INTEGER
+from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
 from liveness.service.http.api import (
@@ -67,9 +68,10 @@ class _Change(NamedTuple):
 class TimersApi:
     """The routes of timers."""
 
-    def __init__(self, engine: Engine, log_writer: LogWriter) -> None:
+    def __init__(self, engine: Engine, log_writer: LogWriter, *, clock: Clock) -> None:
         self._engine = engine
         self._log_writer = log_writer
+        self._clock = clock
         self._readers = trio.CapacityLimiter(READERS)
         self._changes = {
             "cancel": _Change(engine.cancel_timer, "cancelled", LIVE, (CANCELLED,)),
@@ -113,9 +115,7 @@ class TimersApi:
         wanted: dict[str, Any] = query
         if "id" in query:
             wanted = {"id": number_in(query, "id", 0, MAX_INTEGER), **query}
-        page = await self._read(
-            partial(timer_reader.list_timers, wanted=wanted, before=before, limit=limit)
-        )
+        page = await self._list_timers(wanted, before=before, limit=limit)
         before_next = json.dumps(None if page.next is None else str(page.next))
         return json_text(f'{{"timers": {page.timers}, "next": {before_next}}}')
 
@@ -125,9 +125,7 @@ class TimersApi:
         if "key" not in query:
             raise ApiError(400, "the query has no key; name the timer by key=…")
         key, gateway = query["key"], query.get("gateway")
-        timers = await self._read(
-            partial(timer_reader.newest_of_key, key=key, gateway=gateway, limit=limit)
-        )
+        timers = await self._newest_timers(key, gateway, limit=limit)
         return json_text(f'{{"timers": {timers}}}')
 
     async def _change(self, change: _Change, request: Request) -> Response:
@@ -161,7 +159,7 @@ class TimersApi:
         number = number_in(body, "id", 0, MAX_INTEGER, where="body")
         end = partial(self._log_writer.timers.table.end_damaged, number)
         scheduler = self._engine.server.scheduler
-        at = scheduler.ms(trio.current_time())
+        at = self._engine.instant().state_ms
         try:
             removed = await self._log_writer.timers.writer.once(partial(end, at=at))
         except sqlite3.Error as error:
@@ -173,22 +171,44 @@ class TimersApi:
             )
             raise ApiError(404, f"{message} that are")
         scheduler.deleted(removed)
-        read = partial(
-            timer_reader.list_timers, wanted={"id": number}, before=MAX_INTEGER
-        )
-        page = await self._read(partial(read, limit=1))
+        page = await self._list_timers({"id": number}, before=MAX_INTEGER, limit=1)
         return json_text(page.timers[1:-1])
 
     async def _newest_of(self, gateway: str, key: str) -> dict[str, Any]:
         """The newest timer of a gateway with this key."""
-        read = partial(timer_reader.newest_of_key, key=key, gateway=gateway, limit=1)
-        timers: list[dict[str, Any]] = json.loads(await self._read(read))
+        timers: list[dict[str, Any]] = json.loads(
+            await self._newest_timers(key, gateway, limit=1)
+        )
         if not timers:
             message = f"{gateway!r} has no timer {key!r}: "
             raise ApiError(
                 404, message + "`liveness timers list` shows those that there are"
             )
         return timers[0]
+
+    async def _list_timers(
+        self, wanted: dict[str, Any], *, before: int, limit: int
+    ) -> timer_reader.TimerPage:
+        return await self._read(
+            partial(
+                timer_reader.list_timers,
+                wanted=wanted,
+                before=before,
+                limit=limit,
+                ahead_ms=self._clock.wall_ahead_ms(),
+            )
+        )
+
+    async def _newest_timers(self, key: str, gateway: str | None, *, limit: int) -> str:
+        return await self._read(
+            partial(
+                timer_reader.newest_of_key,
+                key=key,
+                gateway=gateway,
+                limit=limit,
+                ahead_ms=self._clock.wall_ahead_ms(),
+            )
+        )
 
     async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
         def read_in_thread() -> T:

@@ -198,7 +198,7 @@ class LinkWriter:
             self._count(found)
         elif outbox.gateway is None:
             self._is_searching = reader.is_behind
-        outbox.records_sent(delivery.clock.wall_ms())
+        outbox.records_sent(delivery.clock.state_ms())
         if delivery.log_writer.cursors.has_moved:
             delivery.log_writer.cursors_moved()
         return True

@@ -27,18 +27,18 @@ _VERSION: Final = 3
 _log = structlog.get_logger("start")
 
 
-def write(folder: Path, *, log: str, seq: int, wall_ms: int, clocks: Clocks) -> None:
+def write(folder: Path, *, log: str, seq: int, at_ms: int, clocks: Clocks) -> None:
     """Write the file, synced.
 
     Args:
         folder: The state directory.
         log: The log's id.
         seq: Its newest record. A start can use the file only if the log ends there.
-        wall_ms: Unix milliseconds now.
+        at_ms: Now, in milliseconds of the state's clock.
         clocks: Those of the wheel.
     """
     body = encode([column.tobytes() for column in clocks.columns])
-    head = encode([_VERSION, log, seq, wall_ms])
+    head = encode([_VERSION, log, seq, at_ms])
     path = folder / NEW
     try:
         # An interrupted write may have left it, or another user planted a symlink.
@@ -58,7 +58,7 @@ def write(folder: Path, *, log: str, seq: int, wall_ms: int, clocks: Clocks) -> 
 
 @contextmanager
 def taken(
-    folder: Path, *, logs: Collection[str], seq: int, wall_ms: int
+    folder: Path, *, logs: Collection[str], seq: int, at_ms: int
 ) -> Iterator[Clocks]:
     """Use the file in the block, and delete it at its end; an error leaves the file.
 
@@ -66,7 +66,7 @@ def taken(
         folder: The state directory.
         logs: The ids that the log has, or had while it ended with *seq*.
         seq: Its newest record.
-        wall_ms: Unix milliseconds now.
+        at_ms: Milliseconds of the state's clock now.
     Yields:
         The clocks; empty if there is no file, or it cannot be used for this log and seq.
     Raises:
@@ -78,7 +78,7 @@ def taken(
         yield no_clocks()
         return
     try:
-        clocks = _clocks(packed, logs, seq, wall_ms)
+        clocks = _clocks(packed, logs, seq, at_ms)
     except (ValueError, TypeError) as error:
         _log.warning(
             "the file of the last stop is not used; everyone gets a fresh timeout",
@@ -92,9 +92,9 @@ def taken(
     _sync(folder)
 
 
-def _clocks(packed: bytes, logs: Collection[str], seq: int, wall_ms: int) -> Clocks:
+def _clocks(packed: bytes, logs: Collection[str], seq: int, at_ms: int) -> Clocks:
     stopped_ms, body = _unpack_for(packed, logs, seq)
-    clocks = no_clocks()._replace(away=max(0.0, (wall_ms - stopped_ms) / 1000))
+    clocks = no_clocks()._replace(away=max(0.0, (at_ms - stopped_ms) / 1000))
     for column, content in zip(clocks.columns, decode(body), strict=True):
         column.frombytes(content)
     clocks.check()
@@ -105,7 +105,8 @@ def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
     """When the sidecar was stopped, by the file; leaves the file in place.
 
     Returns:
-        Unix milliseconds; None if the sidecar runs or crashed, or the file is no use.
+        Milliseconds of the state's clock; None if the sidecar runs or crashed, or the
+        file is no use.
     Raises:
         StateError: The file cannot be read.
     """

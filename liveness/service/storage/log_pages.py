@@ -187,6 +187,20 @@ def newest(db: sqlite3.Connection) -> int:
     return int(db.execute("select coalesce(max(last), 0) from log").fetchone()[0])
 
 
+def stamp_of(db: sqlite3.Connection, seq: int) -> tuple[int, int] | None:
+    """The last seq and the newest stamp of the page with a record; None if it is damaged."""
+    query = "select last, newest from log where last >= ? order by last limit 1"
+    try:
+        row = db.execute(query, [seq]).fetchone()
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        return None
+    if row is None or not all(isinstance(value, int) for value in row):
+        return None
+    return int(row[0]), int(row[1])
+
+
 def trimmed(db: sqlite3.Connection) -> int:
     """The last seq of the trimmed pages that SQLite could not delete; 0 if none."""
     query = "select cast(value as integer) from meta where key = ?"

@@ -57,7 +57,9 @@ from liveness.service.storage.log_pages import (
     is_whole,
     records_in,
 )
+from liveness.service.storage.log_schema import stored_clock
 from liveness.service.storage.log_store import DATABASE
+from liveness.service.storage.online_list import shown_row
 from liveness.service.storage.read_only_access import (
     Connect,
     file_state,
@@ -74,9 +76,9 @@ FIRST_PAGES: Final = 64
 MOST_PAGES: Final = 16_384
 # A chunk ends with the page with which its matching pages exceed this.
 CHUNK_BYTES: Final = 8 * 2**20
-# The wall clock may have been set back while the log was written, so later records may
-# have older stamps: a search goes on to stamps this much later than its end.
-SET_BACK_MS: Final = 3_600_000
+# The stamps of a page are of one commit, and the newest is known. The oldest may be this
+# much older: if the disk did not write meanwhile, or the wall clock was set back.
+OLDER_MS: Final = 86_400_000
 
 T = TypeVar("T")
 
@@ -145,8 +147,11 @@ class RecordFilter(NamedTuple):
             groups.append([encode(kind) for kind in sorted(self.kinds)])
         if self.gateway is not None:
             groups.append([encode(self.gateway)])
-        clauses = ["newest >= ?"]
-        values: list[Any] = [-END if self.since is None else self.since]
+        clauses = ["newest >= ?", "newest < ?"]
+        values: list[Any] = [
+            -END if self.since is None else self.since,
+            END if self.until is None else self.until + OLDER_MS,
+        ]
         for group in groups:
             any_of = " or ".join(["instr(records, ?)"] * len(group))
             clauses.append(f"({any_of or 0})")
@@ -194,12 +199,9 @@ class LogReader:
 
     def records(self, query: RecordFilter) -> Iterator[Logged]:
         """All matching records, oldest first."""
-        end_ms = END if query.until is None else query.until + SET_BACK_MS
         for chunk in self._chunks(query, is_back=False):
             for page in chunk.pages:
                 yield from filter(query.matches, records_in(page))
-            if chunk.edge is not None and chunk.edge.at >= end_ms:
-                return
 
     def record(self, seq: int) -> Logged | None:
         """One record; None if it was trimmed, is damaged, or is not there yet."""
@@ -225,10 +227,10 @@ class LogReader:
         return result, None if session is None else self.opening(session)
 
     def online(self, uid: Uid) -> OnlineRow | None:
-        """The open session of a user, as of the last commit."""
+        """The open session of a user, as of the last commit; its start as wall time."""
         query = "select * from online where uid = ?"
         row = self._read(lambda db: db.execute(query, [uid]).fetchone())
-        return None if row is None else OnlineRow._make(row)
+        return None if row is None else shown_row(row, self.wall_ahead_ms())
 
     def unacknowledged(self, record: Record) -> Unacknowledged | None:
         """The gateway that loses a user by *record*, if it has not acknowledged that."""
@@ -250,12 +252,18 @@ class LogReader:
         )
         values = {"user": user, "device": user + self._separator}
         rows = self._read(lambda db: db.execute(query, values).fetchall())
+        ahead_ms = self.wall_ahead_ms()
         # With "//", the uid "a///b" also begins like a device of "a/", but is one of "a".
         return [
             row
-            for row in map(OnlineRow._make, rows)
+            for row in (shown_row(row, ahead_ms) for row in rows)
             if user_of(row.uid, self._separator) == user
         ]
+
+    def wall_ahead_ms(self) -> int:
+        """How far the wall clock was ahead of the state's when that was last stored."""
+        clock = self._read(stored_clock)
+        return 0 if clock is None else clock.wall_ahead_ms
 
     def log(self) -> str:
         """The log's id."""

@@ -5,18 +5,23 @@
     cursors   how far each gateway and watcher has acknowledged; the gateways' timeouts
     trimmed   for each name, the newest of the trimmed records that concerned it
     meta      the log's id; the schema's version; the ids of the logs that this one goes
-              on from, each with the last seq that both share
+              on from, each with the last seq that both share; the state's clock; by when
+              records were written
 
 `uid` columns are ANY in STRICT tables: with any other type `7` and `"7"` would be one
 user. Sessions are keyed by their number, not by their user: every insert then goes to the
 end of the tree, and a login costs 3 µs of writing, not 18.
 """
 
+import json
 import sqlite3
 from typing import Final
+from zlib import crc32
 
 from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
+from liveness.core.state_time import StateTime
 from liveness.core.uids import MAX_UID_BYTES
+from liveness.service.storage.database import damage_error, meta
 
 SCHEMA: Final = 4
 TABLES: Final = f"""
@@ -38,6 +43,34 @@ create table trimmed (name text primary key, seq integer not null) strict,
     without rowid;
 insert into meta values ('schema', {SCHEMA});
 """
+
+_CLOCK: Final = "clock"
+
+
+def stored_clock(db: sqlite3.Connection) -> StateTime | None:
+    """The moment from which the state's clock continues; None: it has not begun.
+
+    Raises:
+        sqlite3.DatabaseError: It is damaged.
+    """
+    value = meta(db, _CLOCK)
+    if value is None:
+        return None
+    crc, _, text = str(value).partition(" ")
+    if crc != _checksum(text):
+        raise damage_error("the state's clock in its meta is not what was written")
+    return StateTime._make(json.loads(text))
+
+
+def store_clock(db: sqlite3.Connection, at: StateTime) -> None:
+    """Store a moment from which the state's clock can continue."""
+    text = json.dumps(at)
+    value = f"{_checksum(text)} {text}"
+    db.execute("insert or replace into meta values (?, ?)", [_CLOCK, value])
+
+
+def _checksum(text: str) -> str:
+    return f"{crc32(text.encode()):08x}"
 
 
 def _text(column: str, longest: int) -> str:

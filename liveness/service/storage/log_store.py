@@ -37,6 +37,7 @@ from liveness.core.records import (
     OnlineRow,
     Subscription,
 )
+from liveness.core.state_time import StateTime
 from liveness.core.timer_states import Fire
 from liveness.core.uids import is_natural
 from liveness.service.storage import log_pages, migrations, online_list, timer_store
@@ -61,11 +62,14 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.high_water_mark import HighWaterMark
+from liveness.service.storage.log_ages import LogAges
 from liveness.service.storage.log_pages import END, PAGE_RECORDS, records_in, rows_of
 from liveness.service.storage.log_schema import (
     SCHEMA,
     TABLES,
     TABLES_BESIDE_LOG,
+    store_clock,
+    stored_clock,
     unsound_rows,
 )
 from liveness.service.storage.private_folders import identity
@@ -206,6 +210,8 @@ class LogStore:
         self.log = log
         # By the id of a log that this one goes on from: the last seq they share.
         self.parted: dict[str, int] = parted
+        self.clock = stored_clock(db)
+        self.ages = LogAges(db)
         copied_ms = meta(db, COPIED)
         if isinstance(copied_ms, int):
             self._begin_own_log(
@@ -361,11 +367,16 @@ class LogStore:
 
     def spool_users(self, write: Callable[[bytes], object]) -> None:
         """Write everyone online as JSON lines; the last one has log, seq and count."""
-        online_list.write_lines(self.path, self.log, write)
+        online_list.write_lines(self.path, self.log, write, ahead_ms=self._ahead_ms)
 
     def read_online(self, take: Callable[[Sequence[OnlineRow]], object]) -> int:
         """Give every session of the online set to *take*; return the newest seq then."""
-        return online_list.read_rows(self.path, take)
+        return online_list.read_rows(self.path, take, ahead_ms=self._ahead_ms)
+
+    @property
+    def _ahead_ms(self) -> int:
+        """How far the wall clock is ahead of the state's clock."""
+        return 0 if self.clock is None else self.clock.wall_ahead_ms
 
     # --- writing --------------------------------------------------------------
 
@@ -398,6 +409,11 @@ class LogStore:
         if self._mark is not None and batch.records:
             self._mark.raise_to(batch.records.last + 1)
         self.wal.keep_growth_small()
+
+    def store_clock(self, at: StateTime) -> None:
+        """Store the state's clock, for the next start to continue it."""
+        store_clock(self._db, at)
+        self.clock = at
 
     def _put_many(self, statement: str, rows: Sequence[Any]) -> None:
         for part in batches(rows, PAGE_RECORDS):
@@ -442,21 +458,22 @@ class LogStore:
     ) -> bool:
         """Delete some of the oldest pages; return whether there may be more to delete.
 
-        A page is deleted if its newest record is older than *oldest_ms*, or if the log
-        has more than *most_bytes*; never above the seq *until*.
+        A page is deleted if it was written before *oldest_ms*, or if the log has more
+        than *most_bytes*; never above the seq *until*.
 
         For each name, the newest deleted record that concerned it is noted: only a reader
         that had not read that record gets a gap. The newest page is never deleted: it
-        says which seq comes next. The age of a damaged page cannot be trusted; it is
-        deleted with the next whole page, and counts as lost for every name.
+        says which seq comes next. A damaged page is deleted with the next whole page, and
+        counts as lost for every name.
         """
         db = self._db
         is_above = self.log_bytes() > most_bytes
+        due = self.ages.written_before(oldest_ms)
         last, count, newest, unknown = 0, 0, dict[str, int](), 0
         reached = log_pages.oldest(db) - 1
         end = log_pages.newest(db)
         for page in log_pages.pages(db, after=reached, until=min(until, end - 1)):
-            is_due = is_above or page.newest < oldest_ms
+            is_due = is_above or page.last <= due
             if count >= TRIM_RECORDS or not is_due or page.last >= min(end, until + 1):
                 break
             if page.first > reached + 1:

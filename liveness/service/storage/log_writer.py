@@ -34,6 +34,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.storage.checkpoints import Checkpoints
+from liveness.service.storage.log_ages import Mark
 from liveness.service.storage.log_pages import END, PAGE_RECORDS
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.timer_writer import TimerWriter
@@ -62,6 +63,11 @@ FLUSH_S: Final = 1.0
 # between two writes: so it is never forgotten before the last record that it should get.
 USE_NOTED: Final = 1 / 4
 USE_SLACK_S: Final = 2 * TRIM_EVERY_S
+# How often to look whether the wall clock was set: the state's clock is stored then.
+CLOCK_LOOK_S: Final = 1.0
+# It is also stored this often. If the host crashes, and its wall clock is behind after the
+# boot, the state's clock loses as much at most; an idle disk is written to no more often.
+CLOCK_STORED_S: Final = 300.0
 
 _log = structlog.get_logger("journal")
 
@@ -264,6 +270,30 @@ class LogWriter:
             return -math.inf
         return self._began_at + COMMIT_EVERY_S
 
+    async def keep_clock(self) -> None:
+        """Store the state's clock for ever, as often as the next start may need it."""
+        while True:
+            await trio.sleep(CLOCK_LOOK_S)
+            last, clock = self.store.clock, self._clock
+            if (
+                last is None
+                or clock.wall_ahead_ms() != last.wall_ahead_ms
+                or clock.state_s() - last.state_s >= CLOCK_STORED_S
+            ):
+                await self.store_clock()
+
+    async def store_clock(self) -> None:
+        """Store the state's clock now, if the disk takes it."""
+        await self._write_meta(
+            partial(self.store.store_clock, self._clock.state_time())
+        )
+
+    async def _write_meta(self, write: Callable[[], None]) -> None:
+        try:
+            await self._writer.once(write)
+        except sqlite3.Error as error:
+            self._warn("the clock of the state was not stored", error)
+
     async def trim(
         self,
         *,
@@ -284,15 +314,15 @@ class LogWriter:
             in_use: Gives the roles and names that have a link or users.
             forgot: Called with the number of deleted timers, by state.
         """
-        self._note_use_after_ms = retention_s * USE_NOTED * 1000
+        retention_ms = round(retention_s * 1000)
+        self._note_use_after_ms = retention_ms * USE_NOTED
         self._most_bytes = most_bytes
         while True:
-            now_ms = self._clock.wall_ms()
-            oldest_ms = now_ms - round(retention_s * 1000)
+            now_ms, seq = self._clock.state_ms(), self.durable_seq
+            oldest_ms = now_ms - retention_ms
             idle_ms = oldest_ms - round(self._note_use_after_ms + USE_SLACK_S * 1000)
             for key in in_use():
                 self._note_use(key, now_ms)
-            seq = self.durable_seq
             with trio.move_on_after(FLUSH_S) as waiting:
                 await self.flushed()
                 # A `Fire` has no ticket: a table that cannot be written may lack it.
@@ -305,6 +335,8 @@ class LogWriter:
             is_behind |= await self._trim_timers(
                 oldest_ms=oldest_ms, most_ended=most_ended, forgot=forgot
             )
+            note = partial(self.store.ages.note, Mark(seq, now_ms), oldest_ms=oldest_ms)
+            await self._write_meta(partial(note, retention_ms=retention_ms))
             await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
 
     async def _trim_log(self, *, oldest_ms: int, idle_ms: int) -> bool:
@@ -441,7 +473,7 @@ class LogWriter:
         self.pending_ends -= batch.ends
         if batch.records:
             self.durable_seq = batch.records.last
-            now_ms = self._clock.wall_ms()
+            now_ms = self._clock.state_ms()
             for name in batch.records.gateways:
                 self._note_use((GATEWAY, name), now_ms)
         self._observe("durable", batch.records)

@@ -6,7 +6,7 @@ last long and keep the WAL growing.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from liveness.core.framing import encode
 from liveness.core.records import OnlineRow
@@ -28,9 +28,15 @@ select group_concat(line, char(10)), count(*), max(session) from (
             else uid end,
         'gateway', gateway, 'session', session, 'conn', case
             when conn > {EXACT_IN_JSON} then 'int:' || conn else conn end,
-        'since', start) as line
+        'since', start + :ahead_ms) as line
     from online where session > :after order by session limit :most)
 """
+
+
+def shown_row(row: Sequence[Any], ahead_ms: int) -> OnlineRow:
+    """A session with its start as wall time, which is *ahead_ms* ahead."""
+    online = OnlineRow._make(row)
+    return online._replace(start_ms=online.start_ms + ahead_ms)
 
 
 def write_frames(
@@ -57,8 +63,13 @@ def write_frames(
         db.execute("rollback")
 
 
-def write_lines(path: Path, log: str, write: Callable[[bytes], object]) -> None:
-    """Write one line of JSON for each user, and a last one with log, seq and count."""
+def write_lines(
+    path: Path, log: str, write: Callable[[bytes], object], *, ahead_ms: int
+) -> None:
+    """Write one line of JSON for each user, and a last one with log, seq and count.
+
+    The wall clock is *ahead_ms* ahead of the state's clock.
+    """
     users, session = 0, 0
     with reading(path) as db:
         db.create_function("uid_text", 1, uid_text, deterministic=True)
@@ -66,7 +77,8 @@ def write_lines(path: Path, log: str, write: Callable[[bytes], object]) -> None:
         seq = log_pages.newest(db)
         while True:
             lines, count, last = db.execute(
-                _USER_LINES, {"after": session, "most": LIST_ROWS}
+                _USER_LINES,
+                {"after": session, "most": LIST_ROWS, "ahead_ms": ahead_ms},
             ).fetchone()
             if not count:
                 break
@@ -76,9 +88,15 @@ def write_lines(path: Path, log: str, write: Callable[[bytes], object]) -> None:
     write(f"{json_line({'log': log, 'seq': seq, 'users': users})}\n".encode())
 
 
-def read_rows(path: Path, take: Callable[[Sequence[OnlineRow]], object]) -> int:
+def read_rows(
+    path: Path, take: Callable[[Sequence[OnlineRow]], object], *, ahead_ms: int
+) -> int:
     """Give every session of the online set to *take*, a page at a time.
 
+    Args:
+        path: The log's database.
+        take: Called with the rows, their starts as wall time.
+        ahead_ms: How far the wall clock is ahead of the state's clock.
     Returns:
         The log's newest seq at the time of the list.
     """
@@ -87,6 +105,6 @@ def read_rows(path: Path, take: Callable[[Sequence[OnlineRow]], object]) -> int:
         seq = log_pages.newest(db)
         rows = db.execute("select * from online")
         while page := rows.fetchmany(LIST_ROWS):
-            take([*map(OnlineRow._make, page)])
+            take([shown_row(row, ahead_ms) for row in page])
         db.execute("rollback")
     return seq

@@ -106,16 +106,18 @@ def _loads(data: bytes) -> Any:
 # The casts are for damaged values: they may be of any type, and JSON has no blobs.
 # `json_patch` leaves out nulls.
 _TEXTS: Final = ("gateway", "key", "ext", "payload", "state", "message")
-_NUMBERS: Final = ("due", "attempts", "created", "changed")
+_MOMENTS: Final = ("due", "created", "changed")
 _AS_JSON: Final = f"""json_patch('{{}}', json_object({
     ", ".join(
         [
             *(f"'{column}', cast({column} as text)" for column in _TEXTS),
             *(
-                f"'{column}', ifnull(cast({column} as integer), 0)"
-                for column in _NUMBERS
+                f"'{column}', ifnull(cast({column} as integer), 0) + :ahead_ms"
+                for column in _MOMENTS
             ),
-            *(f"'{column}', cast({column} as integer)" for column in ("seq", "fired")),
+            "'attempts', ifnull(cast(attempts as integer), 0)",
+            "'seq', cast(seq as integer)",
+            "'fired', cast(fired as integer) + :ahead_ms",
         ]
     )
 }, 'damaged', iif({IS_VALID}, null, id)))"""
@@ -166,7 +168,12 @@ class TimerPage(NamedTuple):
 
 
 def list_timers(
-    db: sqlite3.Connection, wanted: Mapping[str, Any], *, before: int, limit: int
+    db: sqlite3.Connection,
+    wanted: Mapping[str, Any],
+    *,
+    before: int,
+    limit: int,
+    ahead_ms: int,
 ) -> TimerPage:
     """List timers, newest first.
 
@@ -175,6 +182,7 @@ def list_timers(
         wanted: The filter: values of `gateway`, `state`, `ext`, `key` and `id`.
         before: Only ids below this: the `next` of the previous page.
         limit: The most timers; fewer if their payloads exceed `PAYLOAD_CHARACTERS`.
+        ahead_ms: How far the wall clock is ahead of the state's: times are shown in it.
     """
     db.execute("begin")  # one snapshot for all queries
     few = _few_ids(db, wanted)
@@ -187,6 +195,7 @@ def list_timers(
         "few": few,
         "limit": limit,
         "most": PAYLOAD_CHARACTERS,
+        "ahead_ms": ahead_ms,
         **wanted,
     }
     timers, count, last, found = _query_page(
@@ -198,9 +207,12 @@ def list_timers(
 
 
 def newest_of_key(
-    db: sqlite3.Connection, key: str, gateway: str | None, *, limit: int
+    db: sqlite3.Connection, key: str, gateway: str | None, *, limit: int, ahead_ms: int
 ) -> str:
-    """The newest timer with a key, of *gateway* or of each one, as a JSON array."""
+    """The newest timer with a key, of *gateway* or of each one, as a JSON array.
+
+    Times are as those of `list_timers`.
+    """
     is_of = _OF_ANY_GATEWAY if gateway is None else _OF_ONE_GATEWAY
     (timers,) = _query_page(
         db,
@@ -209,7 +221,7 @@ def newest_of_key(
             f"indexed by timers_key where {is_of} and key = :key "
             "group by gateway limit :limit)"
         ),
-        {"gateway": gateway, "key": key, "limit": limit},
+        {"gateway": gateway, "key": key, "limit": limit, "ahead_ms": ahead_ms},
     )
     return str(timers)
 

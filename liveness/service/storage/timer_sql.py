@@ -83,13 +83,6 @@ update timers set since = :next where id > coalesce(
     (select id from timers where since <= :next order by id desc limit 1), 0)
 """
 
-# If the wall clock was set back while the sidecar was down, attempts seem to begin in the
-# future, and would time out only after that. This reads every live timer.
-RESTART_FUTURE_ATTEMPTS: Final = """
-update timers set fired = :now, next = :now + :attempt_ms
-where next > :now and state = 'fired' and fired > :now
-"""
-
 TIMER_COLUMNS: Final = ", ".join(f"timers.{column}" for column in TimerState._fields)
 
 

@@ -3,7 +3,8 @@
     timers   every live timer, and the ended ones that are still kept
     states   how many timers there are in each state
     meta     which log it belongs to; how far it has followed that log (seq), and the
-             newest record that it knows of; the schema's version
+             newest record that it knows of; the schema's version; the state's clock at
+             the last start, in case that the log is moved away
 
 It is a file of its own because ten million timers are written at random places: with
 many of them a commit takes some hundred milliseconds, and no offline should wait for it.
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.compiled import TimerTransaction, named_by
+from liveness.core.state_time import StateTime
 from liveness.core.timer_commands import Named
 from liveness.core.timer_states import (
     LIVE,
@@ -52,6 +54,7 @@ from liveness.service.storage.database import (
     write_ahead,
 )
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
+from liveness.service.storage.log_schema import store_clock, stored_clock
 from liveness.service.storage.private_folders import bytes_left
 from liveness.service.storage.timer_sql import single_value
 
@@ -146,8 +149,7 @@ class TimerStore:
                 self._prepare(schema, log, parted or {})
             self.files = open_files(self.path)  # the identity of each, by its path
             self.seq, self.newest = self._read_meta("seq"), self._read_meta("newest")
-            # No attempt began later than this. Files of older versions do not have it.
-            self._fired = self._read_meta("fired", 0)
+            self.clock = stored_clock(self._db)
             if self.states().keys() != set(STATES):
                 raise damage_error("its states make no sense")
             # The id of the next timer.
@@ -184,10 +186,8 @@ class TimerStore:
                     if previous is not None:
                         db.execute(timer_sql.FORGET_SEQS)
 
-    def _read_meta(self, key: str, default: int | None = None) -> int:
+    def _read_meta(self, key: str) -> int:
         value = meta(self._db, key)
-        if value is None and default is not None:
-            return default
         if not isinstance(value, int):
             raise damage_error("its meta makes no sense")
         return value
@@ -206,24 +206,10 @@ class TimerStore:
         """How many timers there are in each state."""
         return dict(self._db.execute("select state, timers from states"))
 
-    def fit(self, newest: int, *, wall_ms: int) -> None:
-        """At the start: forget records that the log lacks, and times in the future.
-
-        Args:
-            newest: The log's last record.
-            wall_ms: Now, on the wall clock.
-        """
+    def fit(self, newest: int) -> None:
+        """At the start: forget records above the log's *newest*, which it lacks."""
         with transaction(self._db):
             self._forget_after(newest)
-            if self._fired > wall_ms:
-                self._db.execute(
-                    timer_sql.RESTART_FUTURE_ATTEMPTS,
-                    {"now": wall_ms, "attempt_ms": self.retry_policy.attempt_ms},
-                )
-                self._db.execute(
-                    "update meta set value = ? where key = 'fired'", [wall_ms]
-                )
-                self._fired = wall_ms
         self.seq, self.newest = min(self.seq, newest), min(self.newest, newest)
 
     def _forget_after(self, newest: int) -> None:
@@ -275,8 +261,8 @@ class TimerStore:
             rows, unfinished_exts = self._find(named)
             outcome = TimerTransaction(commands, rows, self.retry_policy)
             self._store(outcome)
-            self._write_meta(seq, named.newest, named.fired)
-        self._raise_meta(seq, named.newest, named.fired)
+            self._write_meta(seq, named.newest)
+        self._raise_meta(seq, named.newest)
         self.wal.keep_growth_small()
         if not unfinished_exts:
             return outcome, []
@@ -295,15 +281,18 @@ class TimerStore:
             self._write_meta(seq, seq)
         self._raise_meta(seq, seq)
 
-    def _write_meta(self, seq: int, newest: int, fired: int = 0) -> None:
-        if seq > self.seq or newest > self.newest or fired > self._fired:
-            values = {"seq": seq, "newest": newest, "fired": fired}
+    def store_clock(self, at: StateTime) -> None:
+        """At the start: store the state's clock."""
+        store_clock(self._db, at)
+
+    def _write_meta(self, seq: int, newest: int) -> None:
+        if seq > self.seq or newest > self.newest:
+            values = {"seq": seq, "newest": newest}
             self._db.execute(timer_sql.RAISE_META, {"values": json.dumps(values)})
 
-    def _raise_meta(self, seq: int, newest: int, fired: int = 0) -> None:
+    def _raise_meta(self, seq: int, newest: int) -> None:
         """Update the copies in memory, after the commit."""
         self.seq, self.newest = max(self.seq, seq), max(self.newest, newest)
-        self._fired = max(self._fired, fired)
 
     def _find(self, named: Named) -> tuple[list[list[Any]], list[_Ext]]:
         """The rows that commands are about; and the exts that may have more timers."""

@@ -47,7 +47,7 @@ class Door:
         self.refused: list[HttpRefusal] = []
         names = {"localhost", "gateway-1.example"}
         sign_in = SignIn(
-            Token(WORDS), names, self.refused.append, wall_s=trio.current_time
+            Token(WORDS), names, self.refused.append, now_s=trio.current_time
         )
         streams = Streams(most=1, counts=Counts(), turnstile=Turnstile())
 

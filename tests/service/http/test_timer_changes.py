@@ -10,6 +10,7 @@ import trio
 from starlette.applications import Starlette
 from starlette.types import Message
 
+from liveness.service.common.clock import Clock
 from liveness.service.http.timers_api import PAGES_AT_ONCE, TimersApi
 from tests.helpers import disk
 from tests.service.http.asgi import Answer, ask
@@ -36,7 +37,7 @@ class Unread:
 
 
 async def test_a_few_pages_are_read_at_a_time_and_others_wait(rig: Rig) -> None:
-    pages = TimersApi(rig.engine, rig.log_writer)
+    pages = TimersApi(rig.engine, rig.log_writer, clock=Clock())
     unread = Unread(Starlette(routes=pages.routes(may_change=False)))
     others = Starlette(routes=pages.routes(may_change=True))
     answers: list[int] = []
@@ -66,7 +67,9 @@ async def test_a_damaged_timer_is_shown_and_ended_by_its_number(rig: Rig) -> Non
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("update timers set ext = cast(x'ff' as text) where id = 1")
     pages = Starlette(
-        routes=TimersApi(rig.engine, rig.log_writer).routes(may_change=True)
+        routes=TimersApi(rig.engine, rig.log_writer, clock=Clock()).routes(
+            may_change=True
+        )
     )
 
     async def asked(path: str, **body: str) -> Answer:

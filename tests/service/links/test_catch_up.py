@@ -101,7 +101,7 @@ def logins(*seqs: int) -> list[Logged]:
 def replay(table: TimerStore, log: LogStore) -> None:
     """Give the table all runs, from the first on, as if it knew of none."""
     table.seq = 0
-    _catch_up(table, log, LATER_MS)
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
 
 
 def damage(log: LogStore, *, below: int) -> None:
@@ -137,7 +137,7 @@ def test_only_runs_that_the_table_lacks_change_it(
     write_log(log, *runs(*known, *missed), *logins(11, 13, 14, 15))
 
     before = rows(table)
-    _catch_up(table, log, LATER_MS)
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     new = {it.key: it for number, it in rows(table).items() if it != before[number]}
     assert {key: (it.state, it.attempts, it.seq) for key, it in new.items()} == {
         "missed": ("fired", 1, 5),
@@ -164,10 +164,17 @@ def states(table: TimerStore) -> list[str]:
     return [timer.state for timer in rows(table).values()]
 
 
+def test_a_run_began_by_the_state_s_clock(log: LogStore, table: TimerStore) -> None:
+    table.write([after(1, "a")])
+    write_log(log, *runs(fire(1_001, "a")))
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=1_000)
+    assert [timer.fired for timer in rows(table).values()] == [AT_MS + 1]
+
+
 def test_a_run_in_the_future_began_now(log: LogStore, table: TimerStore) -> None:
     table.write([after(1, "a"), after(2, "b")])
     write_log(log, *runs(fire(1, "a"), fire(9, "b")))
-    _catch_up(table, log, AT_MS + 5)
+    _catch_up(table, log, now_ms=AT_MS + 5, ahead_ms=0)
     assert [timer.fired for timer in rows(table).values()] == [AT_MS + 1, AT_MS + 5]
 
 
@@ -175,7 +182,7 @@ def test_the_rest_of_a_trimmed_log_is_applied(log: LogStore, table: TimerStore) 
     table.write([after(1, "a"), after(2, "b")])
     write_log(log, *runs(fire(1, "a"), fire(4, "b")), *logins(2, 3))
     log.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
-    _catch_up(table, log, LATER_MS)
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     assert states(table) == ["pending", "fired"]
     assert table.seq == 4
 
@@ -186,7 +193,7 @@ def test_the_log_is_read_from_the_tables_place(
     table.write([after(1, "a"), after(2, "b"), fire(2, "a")], seq=2)
     write_log(log, *logins(1), *runs(fire(2, "a"), fire(3, "b")))
     damage(log, below=3)
-    _catch_up(table, log, LATER_MS)
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     assert states(table) == ["fired", "fired"]
 
 
@@ -196,7 +203,7 @@ def test_without_live_timers_the_log_is_not_read(
     table.write([after(1, "a"), CancelTimer("g", "a", None, 2, AT_MS)])
     write_log(log, *logins(1, 2, 3))
     damage(log, below=3)
-    _catch_up(table, log, LATER_MS)
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     assert table.seq == 3
 
 
@@ -208,9 +215,9 @@ def test_a_run_after_a_restored_log_is_known(log: LogStore, table: TimerStore) -
     # What came between the last run and where the table had followed to is lost.
     table.write([fire(50, "a")], seq=100)
     write_log(log, *runs(fire(50, "a")), *logins(*range(51, 71)))
-    _catch_up(table, log, LATER_MS)
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     write_log(log, *runs(fire(71, "b")))
-    _catch_up(table, log, LATER_MS)
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     found = [(timer.state, timer.seq) for timer in rows(table).values()]
     assert found == [("fired", 50), ("fired", 71)]
 
@@ -222,7 +229,7 @@ def test_a_restored_log_begins_no_later_timer(log: LogStore, table: TimerStore) 
     table.write([after(2, "a", since=80), after(3, "b", since=80)], seq=90)
     table.write([fire(100, "b")], seq=100)
     write_log(log, *runs(fire(30, "a")), *logins(*range(31, 71)))
-    _catch_up(table, log, LATER_MS)
+    _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     assert states(table) == ["done", "pending", "fired"]
     # Nobody has the record of the last: whatever is answered from now on counts.
     found = [(timer.seq, timer.since) for timer in rows(table).values()]
@@ -306,7 +313,7 @@ def test_runs_applied_last_have_the_effect_they_had_in_time(
             late = []  # of timers that have ended nothing is looked up
         for at in range(0, len(rig.log), page):
             log.write(Batch(batch_of(rig.log[at : at + page])))
-        _catch_up(table, log, LATER_MS)
+        _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
         caught_up = rows(table)
         assert caught_up == settled([*in_time, *late])
         alone = left_alone(orders, known)

@@ -190,9 +190,9 @@ def introduce(
     log_writer: LogWriter, key: tuple[str, str], *, timeout: float | None, seq: int = 0
 ) -> int:
     """Store a new name; return the ticket that stands for it."""
-    wall_ms = log_writer._clock.wall_ms()
+    at_ms = log_writer._clock.state_ms()
     log_writer.cursors.introduce(
-        key, seq=seq, timeout=timeout, in_force=None, wall_ms=wall_ms
+        key, seq=seq, timeout=timeout, in_force=None, at_ms=at_ms
     )
     return log_writer.flush()
 
@@ -276,3 +276,6 @@ class VirtualClock(Clock):
 
     def wall_ms(self) -> int:
         return round(trio.current_time() * 1000)
+
+    def boot_s(self) -> float:
+        return trio.current_time()

@@ -33,15 +33,15 @@ def clocks_of(sessions: Sequence[int]) -> Clocks:
 
 def write(folder: Path, sessions: Sequence[int]) -> Path:
     clocks = clocks_of(sessions)
-    clocks_file.write(folder, log="abc", seq=7, wall_ms=STOPPED_MS, clocks=clocks)
+    clocks_file.write(folder, log="abc", seq=7, at_ms=STOPPED_MS, clocks=clocks)
     return folder / clocks_file.NAME
 
 
 def take(
-    folder: Path, *, log: str = "abc", seq: int = 7, wall_ms: int = STOPPED_MS
+    folder: Path, *, log: str = "abc", seq: int = 7, at_ms: int = STOPPED_MS
 ) -> list[Clock]:
     """The whole content of the file; silences include the time since the stop."""
-    with clocks_file.taken(folder, logs={log}, seq=seq, wall_ms=wall_ms) as clocks:
+    with clocks_file.taken(folder, logs={log}, seq=seq, at_ms=at_ms) as clocks:
         pass
     silences = array("d", (silence + clocks.away for silence in clocks.silences))
     *columns, _ = clocks._replace(silences=silences)
@@ -56,13 +56,13 @@ def test_every_user_is_restored_in_order_with_the_same_clock(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("wall_ms", "expected"), [(STOPPED_MS + 2_500, 102.5), (0, 100.0)]
+    ("at_ms", "expected"), [(STOPPED_MS + 2_500, 102.5), (0, 100.0)]
 )
 def test_the_time_of_the_stop_is_silence_but_not_waiting_and_is_never_negative(
-    tmp_path: Path, wall_ms: int, expected: float
+    tmp_path: Path, at_ms: int, expected: float
 ) -> None:
     write(tmp_path, [1])
-    ((_, _, remaining, silence, _),) = take(tmp_path, wall_ms=wall_ms)
+    ((_, _, remaining, silence, _),) = take(tmp_path, at_ms=at_ms)
     assert (remaining, silence) == (0.0, expected)
 
 
@@ -77,7 +77,7 @@ def test_the_file_stays_if_the_start_fails(tmp_path: Path) -> None:
     path = write(tmp_path, [1])
     with (
         pytest.raises(StateError),
-        clocks_file.taken(tmp_path, logs={"abc"}, seq=7, wall_ms=STOPPED_MS),
+        clocks_file.taken(tmp_path, logs={"abc"}, seq=7, at_ms=STOPPED_MS),
     ):
         raise StateError("the start fails")
     assert path.exists()

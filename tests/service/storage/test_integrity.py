@@ -209,7 +209,7 @@ def test_the_clocks_file_is_checked_and_left(
     folder: Path, damage: Callable[[bytes], bytes], told: str
 ) -> None:
     path = folder / clocks_file.NAME
-    clocks_file.write(folder, log="a", seq=40, wall_ms=1, clocks=no_clocks())
+    clocks_file.write(folder, log="a", seq=40, at_ms=1, clocks=no_clocks())
     path.write_bytes(damage(path.read_bytes()))
     assert f"stopped      clocks          {told}" in ran(folder)[1]
     assert path.exists()

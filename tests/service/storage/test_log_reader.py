@@ -226,18 +226,16 @@ def test_records_after_the_clock_was_set_back_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks_of(1, monkeypatch)
-    stamps = [
-        1_000_000,
-        1_000_000 + log_reader.SET_BACK_MS - 1,
-        1_000_001,
-        9_999_999_999,
-    ]
+    # One commit each, but for the last: the disk did not write for some hours.
+    stamps = [1_000_000, 9_999_999_999, 1_000_001, 9_999_999_999]
     with closing(LogStore(tmp_path)) as store:
         for seq, at in enumerate(stamps, 1):
             store.write(Batch(batch_of([online(seq, at=at)])))
+        late = 1_000_001 + log_reader.OLDER_MS - 1
+        store.write(Batch(batch_of([online(5, at=1_000_001), online(6, at=late)])))
     with open_log(tmp_path, clock=still) as book:
-        found = book.records(RecordFilter(until=1_000_002))
-        assert [record.seq for record in found] == [1, 3]
+        found = book.records(RecordFilter(since=1_000_000, until=1_000_002))
+        assert [record.seq for record in found] == [1, 3, 5]
 
 
 def test_a_search_ends_in_time_and_says_how_far_back_it_went(

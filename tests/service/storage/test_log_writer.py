@@ -48,6 +48,9 @@ class VirtualClock(Clock):
     def wall_ms(self) -> int:
         return LONG_AGO_MS + int(trio.current_time() * 1000)
 
+    def boot_s(self) -> float:
+        return trio.current_time()
+
 
 class Rig:
     """A running log writer, and each batch that it published, with the time."""

@@ -75,7 +75,9 @@ def test_all_pages_together_are_what_a_filter_gives(
     found, before = list[int](), MAX_INTEGER
     with closing(table(timers)) as db:
         while True:
-            page = timer_reader.list_timers(db, wanted, before=before, limit=limit)
+            page = timer_reader.list_timers(
+                db, wanted, before=before, limit=limit, ahead_ms=0
+            )
             given = json.loads(page.timers)
             numbers = [timer["created"] for timer in given]
             assert len(numbers) <= limit
@@ -99,7 +101,9 @@ def test_the_newest_timer_of_a_key_is_listed_for_each_gateway(
     timers: list[Row], key: str, gateway: str | None
 ) -> None:
     with closing(table(timers)) as db:
-        told = json.loads(timer_reader.newest_of_key(db, key, gateway, limit=10))
+        told = json.loads(
+            timer_reader.newest_of_key(db, key, gateway, limit=10, ahead_ms=0)
+        )
     newest = {
         timer["gateway"]: number
         for number, timer in enumerate(timers, 1)
@@ -124,11 +128,15 @@ def test_a_damaged_text_is_shown_and_marked(
     with closing(table([row, row], tables=ANY_TYPE)) as db:
         to = "?" if is_blob else "cast(? as text)"
         db.execute(f"update timers set {column} = {to} where id = 2", [value])
-        page = timer_reader.list_timers(db, {}, before=MAX_INTEGER, limit=9)
+        page = timer_reader.list_timers(db, {}, before=MAX_INTEGER, limit=9, ahead_ms=0)
         (alone,) = json.loads(
-            timer_reader.list_timers(db, {"id": 2}, before=MAX_INTEGER, limit=9).timers
+            timer_reader.list_timers(
+                db, {"id": 2}, before=MAX_INTEGER, limit=9, ahead_ms=0
+            ).timers
         )
-        newest = json.loads(timer_reader.newest_of_key(db, "a", None, limit=9))
+        newest = json.loads(
+            timer_reader.newest_of_key(db, "a", None, limit=9, ahead_ms=0)
+        )
     timers = json.loads(page.timers)
     assert [timer["created"] for timer in timers] == [2, 1]
     assert [timer.get("damaged") for timer in timers] == [2, None]
@@ -151,8 +159,12 @@ def test_timers_beside_a_damaged_row_are_shown(change: str) -> None:
     row: Row = {"gateway": "g", "key": "a", "ext": "x", "state": "pending"}
     with closing(table([row, {**row, "key": "b"}], tables=ANY_TYPE)) as db:
         db.execute(f"update timers set {change} where id = 2")
-        timers = json.loads(timer_reader.newest_of_key(db, "b", "g", limit=1))
-        timers += json.loads(timer_reader.newest_of_key(db, "a", "g", limit=1))
+        timers = json.loads(
+            timer_reader.newest_of_key(db, "b", "g", limit=1, ahead_ms=0)
+        )
+        timers += json.loads(
+            timer_reader.newest_of_key(db, "a", "g", limit=1, ahead_ms=0)
+        )
     is_marked = "due" not in change  # SQLite's own check finds those
     assert [it.get("damaged") for it in timers] == [2 if is_marked else None, None]
     assert {type(timer["due"]) for timer in timers} == {int}
@@ -182,3 +194,15 @@ def test_timers_are_listed_through_an_index(
             told = [step[-1] for step in plan]
             assert any(f"INDEX {index} (" in step for step in told), told
             assert not any("SCAN timers" in step for step in told), told
+
+
+def test_times_are_shown_by_the_wall_clock() -> None:
+    row: Row = {"gateway": "g", "key": "a", "ext": "x", "state": "pending"}
+    with closing(table([row])) as db:
+        db.execute("update timers set due = 5, fired = 6, created = 1, changed = 7")
+        page = timer_reader.list_timers(
+            db, {}, before=MAX_INTEGER, limit=9, ahead_ms=1_000
+        )
+    (timer,) = json.loads(page.timers)
+    shown = {name: timer[name] for name in ("due", "fired", "created", "changed")}
+    assert shown == {"due": 1_005, "fired": 1_006, "created": 1_001, "changed": 1_007}

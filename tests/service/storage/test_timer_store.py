@@ -26,7 +26,6 @@ from liveness.core.timer_states import (
     CANCELLED,
     DONE,
     FIRED,
-    RETRY_POLICY,
     CancelTimer,
     CompleteTimer,
     CreateTimer,
@@ -412,7 +411,6 @@ def test_timers_beside_a_damaged_one_are_read(table: TimerStore, column: str) ->
     [
         "update meta set key = 'sea' where key = 'seq'",
         "update meta set value = 'x' where key = 'newest'",
-        "update meta set value = 'x' where key = 'fired'",
         "update states set state = 'qending' where state = 'pending'",
     ],
 )
@@ -571,34 +569,13 @@ def test_only_the_last_of_several_cancels_of_an_ext_is_given_again(
     assert states(table) == counted(table) == {"cancelled": many}
 
 
-# --- a wall clock that was set back -------------------------------------------------------
-
-
-def test_a_run_begun_in_the_future_waits_a_whole_run_from_now(tmp_path: Path) -> None:
-    back_at, attempt_ms = 5_000, RETRY_POLICY.attempt_ms
-    with closing(TimerStore(tmp_path, log="a log")) as table:
-        fill(table, 4)
-        began = [first_run(1, 2, 4_999), *(first_run(n, n + 1, 9_000) for n in (2, 3))]
-        table.write([*began, done("k3", 4, 9_100)])
-    for now in (back_at, back_at + 100):  # started twice
-        with closing(TimerStore(tmp_path, log="a log")) as table:
-            table.fit(4, wall_ms=now)
-            runs = [(it.timer.fired, it.timer.next) for it in rows(table).values()]
-        assert runs == [
-            (4_999, 4_999 + attempt_ms),
-            (back_at, back_at + attempt_ms),
-            (9_000, None),
-            (None, 4),
-        ]
-
-
 # --- a log that is behind ---------------------------------------------------------------
 
 
 def test_a_timer_ahead_of_a_log_that_lost_records_fires(table: TimerStore) -> None:
     fill(table, 3)
     add(table, pending(4, "ahead", since=12))
-    table.fit(10, wall_ms=ALL_MS)
+    table.fit(10)
     assert [rows(table)[number].timer.since for number in (1, 4)] == [1, 11]
     table.write([Fire("g", "ahead", 1, 11, 2_000)])
     assert rows(table)[4].timer.state == FIRED
@@ -608,7 +585,7 @@ def test_a_run_ahead_of_a_restored_log_can_be_answered(table: TimerStore) -> Non
     fill(table, 1)
     # The run is known of, though what came before it was not all noted yet.
     table.write([first_run(1, 900, 2_000)], seq=5)
-    table.fit(10, wall_ms=ALL_MS)
+    table.fit(10)
     assert (table.seq, table.newest) == (5, 10)
     assert rows(table)[1].timer[8:10] == (0, 1)  # its record, and since
     table.write([done("k1", 11, 3_000)])

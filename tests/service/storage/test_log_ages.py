@@ -1,0 +1,97 @@
+"""By when records were written: marks, and what a log without marks is told by its stamps."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from liveness.errors import StateError
+from liveness.service.storage.log_ages import MARKS, Mark
+from liveness.service.storage.log_store import Batch, LogStore
+from tests.helpers.record_batches import batch_of
+from tests.service.storage.journals import online, page, trim
+
+HOUR_MS = 3_600_000
+
+
+def write(store: LogStore, *stamps: int) -> None:
+    """Write records with these stamps, each as a page of its own."""
+    _, seq = store.bounds()
+    for number, at in enumerate(stamps):
+        store.write(Batch(batch_of([online(seq + number, at=at)])))
+
+
+def note(store: LogStore, seq: int, at_ms: int) -> None:
+    """Note that the record *seq* is on disk now; retention is an hour."""
+    mark, oldest_ms = Mark(seq, at_ms), at_ms - HOUR_MS
+    store.ages.note(mark, oldest_ms=oldest_ms, retention_ms=HOUR_MS)
+
+
+def test_stamps_of_records_say_nothing_about_their_age(store: LogStore) -> None:
+    store.ages.begin(0)
+    write(store, 9 * HOUR_MS, 1)
+    note(store, 2, 1_000)
+    write(store, 2)
+    note(store, 3, 5 * HOUR_MS)
+    assert not trim(store, oldest_ms=1_000)
+    assert len(page(store)) == 3
+    trim(store, oldest_ms=1_001)
+    assert [record.seq for record in page(store)] == [3]
+
+
+def test_marks_are_few_and_last_over_restarts(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        store.ages.begin(0)
+        write(store, *range(1, 301))
+        for seq in range(1, 301):
+            note(store, seq, seq * HOUR_MS // 250)
+        before = [store.ages.written_before(HOUR_MS * at // 10) for at in range(13)]
+        stored = store.ages._marks
+    assert stored is not None
+    assert len(stored) <= MARKS + 2
+    for at, seq in enumerate(before):
+        # Never too new, and known to a hundredth.
+        assert seq * HOUR_MS / 250 < HOUR_MS * at / 10 or seq == 0
+        if at > 2:
+            assert seq * HOUR_MS / 250 >= HOUR_MS * (at / 10 - 2 / MARKS)
+    with closing(LogStore(tmp_path)) as store:
+        store.ages.begin(9 * HOUR_MS)
+        assert store.ages._marks == stored
+
+
+@pytest.mark.parametrize(
+    ("stamps", "kept"),
+    [
+        pytest.param([1, 2, 3, 4], [3, 4], id="in order"),
+        pytest.param([9_999, 2, 9_999, 4], [3, 4], id="ahead for a moment"),
+        pytest.param([1, 9_999, 9_999, 9_999], [2, 3, 4], id="ahead until now"),
+    ],
+)
+def test_a_log_of_an_older_version_goes_by_its_stamps_as_far_as_they_can_be_true(
+    store: LogStore, stamps: list[int], kept: list[int]
+) -> None:
+    write(store, *stamps)
+    store.ages.begin(5)  # now
+    trim(store, oldest_ms=3)
+    assert [record.seq for record in page(store)] == kept
+    trim(store, oldest_ms=6)
+    assert [record.seq for record in page(store)] == [4]  # the newest page stays
+
+
+def test_marks_of_a_long_log_are_those_of_some_of_its_pages(store: LogStore) -> None:
+    write(store, *range(1, 1_001))
+    store.ages.begin(2_000)
+    for at in range(0, 1_001, 50):
+        seq = store.ages.written_before(at)
+        assert at - 1 - 1_000 // MARKS <= seq <= max(0, at - 1)
+
+
+def test_ages_that_are_damaged_are_not_believed(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        store.ages.begin(1)
+        path = store.path
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("update meta set value = '[[1]]' where key = 'ages'")
+    with pytest.raises(StateError, match="ages"):
+        LogStore(tmp_path)

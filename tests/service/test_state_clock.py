@@ -1,0 +1,354 @@
+"""The wall clock is set, the host sleeps, starts anew: what is stored keeps its moment."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.core.timer_states import UNANSWERED
+from liveness.errors import StateError
+from liveness.service.storage.log_store import DATABASE, LogStore
+from liveness.service.storage.log_writer import CLOCK_LOOK_S, TRIM_EVERY_S
+from tests.service.http.doors import Doors
+from tests.service.rig import Caller, Rig, VirtualWallClock, running
+
+TIMERS: Final = "/v1/timers"
+
+WRONG_S: Final = 300  # by how much a clock is wrong, or for how long a host sleeps
+SECONDS: Final = 60  # in which a timer fires
+SOON_S: Final = 1.0  # of a timer that is due
+
+
+class Host:
+    """A host with a state directory; one sidecar after the other runs on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = VirtualWallClock()
+
+    @asynccontextmanager
+    async def sidecar(
+        self, *, end: str = "stop", **settings: Any
+    ) -> AsyncIterator[Rig]:
+        """A sidecar that is stopped in order, or killed."""
+        async with running(self.folder, clock=lambda: self.clock, **settings) as rig:
+            yield rig
+            if end == "stop":
+                await rig.stop()
+
+    @property
+    def right_ms(self) -> int:
+        """What a wall clock shows that is right."""
+        return self.clock.wall_ms() - round(self.clock.ahead_s * 1000)
+
+
+@pytest.fixture
+def host(tmp_path: Path, jumping: MockClock) -> Host:
+    return Host(tmp_path)
+
+
+async def asks(gateway: Caller, key: str, seconds: float) -> None:
+    await gateway.send(["after", key, seconds])
+    await gateway.sync()
+
+
+async def fires_at(gateway: Caller, key: str) -> float:
+    """When a timer fires that is the next to do so, in virtual seconds."""
+    (record,) = await gateway.records(1)
+    assert record["key"] == key
+    return trio.current_time()
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("ahead_s", [WRONG_S, -WRONG_S], ids=["ahead", "behind"])
+async def test_a_timer_fires_in_time_though_the_wall_clock_was_corrected_before(
+    host: Host, ahead_s: int, end: str
+) -> None:
+    host.clock.ahead_s = ahead_s
+    async with host.sidecar(end=end) as rig:
+        gateway = await rig.gateway("g")
+        host.clock.ahead_s = 0
+        await trio.sleep(10)
+        asked = trio.current_time()
+        await asks(gateway, "k", SECONDS)
+    await trio.sleep(10)
+    async with host.sidecar() as rig:
+        gateway = await rig.gateway("g")
+        at = await fires_at(gateway, "k")
+    assert SECONDS <= at - asked <= SECONDS + SOON_S
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("step_s", [WRONG_S, -WRONG_S], ids=["forward", "back"])
+async def test_a_wall_clock_that_is_set_while_no_sidecar_runs_moves_no_timer(
+    host: Host, step_s: int, end: str
+) -> None:
+    async with host.sidecar(end=end) as rig:
+        asked = trio.current_time()
+        await asks(await rig.gateway("g"), "k", SECONDS)
+    host.clock.ahead_s += step_s
+    await trio.sleep(10)
+    async with host.sidecar() as rig:
+        at = await fires_at(await rig.gateway("g"), "k")
+    assert SECONDS <= at - asked <= SECONDS + SOON_S
+
+
+async def test_overdue_timers_fire_when_the_host_wakes_up(host: Host) -> None:
+    async with host.sidecar() as rig:
+        gateway = await rig.gateway("g")
+        await asks(gateway, "overdue", WRONG_S)
+        await asks(gateway, "later", WRONG_S + SECONDS)
+        host.clock.slept_s += WRONG_S
+        woke = trio.current_time()
+        assert await fires_at(gateway, "overdue") <= woke + SOON_S
+        assert SECONDS <= await fires_at(gateway, "later") - woke <= SECONDS + SOON_S
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_timer_of_a_host_that_has_slept_is_not_early_after_a_restart(
+    host: Host, end: str
+) -> None:
+    async with host.sidecar(end=end) as rig:
+        gateway = await rig.gateway("g")
+        host.clock.slept_s += WRONG_S
+        await trio.sleep(10)
+        asked = trio.current_time()
+        await asks(gateway, "k", SECONDS)
+    async with host.sidecar() as rig:
+        at = await fires_at(await rig.gateway("g"), "k")
+    assert SECONDS <= at - asked <= SECONDS + SOON_S
+
+
+async def test_an_attempt_gets_its_time_although_the_host_slept_meanwhile(
+    host: Host,
+) -> None:
+    async with host.sidecar() as rig:
+        gateway = await rig.gateway("g")
+        await asks(gateway, "k", 1)
+        began = await fires_at(gateway, "k")
+        host.clock.slept_s += WRONG_S
+        await trio.sleep(50)
+        results = rig.sidecar.scheduler.results
+        assert results[UNANSWERED] == 0
+        await rig.until(lambda: results[UNANSWERED])
+        assert trio.current_time() - began == pytest.approx(60, abs=SOON_S)
+
+
+@pytest.mark.parametrize("wrong_s", [WRONG_S, -WRONG_S], ids=["ahead", "behind"])
+async def test_times_of_timers_are_shown_by_the_wall_clock_of_today(
+    host: Host, wrong_s: int
+) -> None:
+    host.clock.ahead_s = wrong_s
+    async with host.sidecar() as rig:
+        doors, gateway = Doors(rig), await rig.gateway("g")
+        await asks(gateway, "k", SECONDS)
+        asked_ms = host.right_ms
+        host.clock.ahead_s = 0
+        host.clock.slept_s += 30
+        (timer,) = await doors.listed(TIMERS)
+        assert timer["due"] == pytest.approx(asked_ms + SECONDS * 1000, abs=50)
+        assert timer["created"] == pytest.approx(asked_ms, abs=50)
+        (record,) = await gateway.records(1)
+        assert record["due"] == pytest.approx(timer["due"], abs=5)
+    async with host.sidecar() as rig:
+        (after,) = await Doors(rig).listed(TIMERS)
+    assert (after["due"], after["created"]) == pytest.approx(
+        (timer["due"], timer["created"]), abs=5
+    )
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_after_a_boot_the_wall_clocks_say_how_much_time_has_passed(
+    host: Host, end: str
+) -> None:
+    async with host.sidecar(end=end) as rig:
+        gateway = await rig.gateway("g")
+        host.clock.ahead_s = -WRONG_S  # it is corrected, and that is stored at once
+        await trio.sleep(CLOCK_LOOK_S + 1)
+        asked = trio.current_time()
+        await asks(gateway, "k", SECONDS)
+    host.clock.start_host("second boot")
+    await trio.sleep(10)
+    async with host.sidecar() as rig:
+        at = await fires_at(await rig.gateway("g"), "k")
+    assert SECONDS <= at - asked <= SECONDS + SOON_S
+
+
+async def test_a_wall_clock_that_is_behind_after_a_boot_takes_nothing_back(
+    host: Host,
+) -> None:
+    async with host.sidecar() as rig:
+        gateway = await rig.gateway("g")
+        asked = trio.current_time()
+        await asks(gateway, "k", SECONDS)
+        await trio.sleep(10)
+    stopped_ms = host.clock.state_ms()
+    host.clock.start_host("second boot")
+    host.clock.ahead_s = -WRONG_S
+    await trio.sleep(20)
+    async with host.sidecar() as rig:
+        assert host.clock.state_ms() == pytest.approx(stopped_ms, abs=50)
+        host.clock.ahead_s = 0
+        at = await fires_at(await rig.gateway("g"), "k")
+    # Of the 20 seconds nobody knew.
+    assert SECONDS + 20 <= at - asked <= SECONDS + 20 + 2 * SOON_S
+
+
+async def test_a_copy_on_another_host_goes_on_by_its_wall_clock(
+    host: Host, tmp_path: Path
+) -> None:
+    host.clock.ahead_s = WRONG_S
+    async with host.sidecar(end="kill") as rig:
+        gateway = await rig.gateway("g")
+        host.clock.ahead_s = 0
+        await trio.sleep(CLOCK_LOOK_S + 1)
+        asked = trio.current_time()
+        await asks(gateway, "k", SECONDS)
+    other = Host(tmp_path / "other")
+    other.clock.start_host("another host's")
+    shutil.copytree(host.folder / "state", other.folder / "state")
+    await trio.sleep(10)
+    async with other.sidecar() as rig:
+        at = await fires_at(await rig.gateway("g"), "k")
+    assert SECONDS <= at - asked <= SECONDS + SOON_S
+
+
+async def test_a_state_of_an_older_version_goes_on_by_the_wall_clock(
+    host: Host,
+) -> None:
+    async with host.sidecar() as rig:
+        asked = trio.current_time()
+        await asks(await rig.gateway("g"), "k", SECONDS)
+    with closing(sqlite3.connect(host.folder / "state" / DATABASE)) as db, db:
+        db.execute("delete from meta where key = 'clock'")
+    await trio.sleep(10)
+    async with host.sidecar() as rig:
+        at = await fires_at(await rig.gateway("g"), "k")
+    assert SECONDS <= at - asked <= SECONDS + SOON_S
+
+
+async def test_timers_keep_their_clock_although_the_log_was_moved_away(
+    host: Host,
+) -> None:
+    host.clock.ahead_s = -WRONG_S
+    async with host.sidecar() as rig:
+        host.clock.ahead_s = 0
+        asked = trio.current_time()
+        await asks(await rig.gateway("g"), "k", SECONDS)
+    for path in (host.folder / "state").glob("liveness.db*"):
+        path.unlink()
+    async with host.sidecar() as rig:
+        at = await fires_at(await rig.gateway("g"), "k")
+    assert SECONDS <= at - asked <= SECONDS + SOON_S
+
+
+async def test_a_clock_that_is_damaged_on_disk_is_not_believed(host: Host) -> None:
+    async with host.sidecar():
+        pass
+    with closing(sqlite3.connect(host.folder / "state" / DATABASE)) as db, db:
+        ((clock,),) = db.execute("select value from meta where key = 'clock'")
+        damaged = clock.replace("[1", "[9")
+        assert damaged != clock
+        db.execute("update meta set value = ? where key = 'clock'", [damaged])
+    with pytest.raises(StateError, match="clock"):
+        LogStore(host.folder / "state")
+
+
+# --- retention ------------------------------------------------------------------------
+
+RETENTION_S: Final = 60.0
+# Marks of ages and trims come at intervals.
+TRIMMED_S: Final = RETENTION_S + 3 * TRIM_EVERY_S
+TEN_DAYS_S: Final = 864_000
+
+
+async def comes_and_goes(gateway: Caller, *users: str) -> None:
+    for user in users:
+        await gateway.send(["login", user], ["logout", user])
+    await gateway.sync()
+
+
+async def reads_on(rig: Rig, name: str) -> list[str]:
+    """The kinds of what a watcher gets that was there before, up to a new online."""
+    link = await rig.watcher(name, ack=True)
+    await (await rig.gateway("another")).send(["login", "new"])
+    kinds = list[str]()
+    while True:
+        for record in await link.records():
+            if record.get("uid") == "new":
+                return kinds
+            kinds.append(record["kind"])
+
+
+async def test_records_are_deleted_by_age_after_the_wall_clock_was_ahead_for_a_moment(
+    host: Host,
+) -> None:
+    async with host.sidecar(retention_s=RETENTION_S) as rig:
+        gateway = await rig.gateway("g", kinds=["timer"])
+        await comes_and_goes(gateway, "before")
+        host.clock.ahead_s = TEN_DAYS_S
+        await comes_and_goes(gateway, "during")
+        host.clock.ahead_s = 0
+        await comes_and_goes(gateway, "after")
+        await trio.sleep(TRIMMED_S)
+        await comes_and_goes(gateway, "now")
+        await trio.sleep(TRIM_EVERY_S)
+        kept = {it.uid for it in rig.log()}
+    assert "now" in kept
+    assert kept.isdisjoint({"before", "during"})
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("behind_s", [TEN_DAYS_S, -TEN_DAYS_S], ids=["behind", "ahead"])
+async def test_nothing_is_deleted_early_once_a_wrong_wall_clock_is_corrected(
+    host: Host, behind_s: int, end: str
+) -> None:
+    async with host.sidecar():
+        pass
+    host.clock.start_host("with a wrong clock")
+    host.clock.ahead_s = -behind_s
+    async with host.sidecar(end=end, retention_s=RETENTION_S) as rig:
+        reader = await rig.watcher("reader", ack=True)
+        gateway = await rig.gateway("g", kinds=["timer"])
+        await asks(gateway, "ended", 1)
+        await fires_at(gateway, "ended")
+        await gateway.send(["done", "ended"])
+        await comes_and_goes(gateway, "ada", "bob")
+        reader.close()
+        host.clock.ahead_s = 0
+        await trio.sleep(19)
+    async with host.sidecar(retention_s=RETENTION_S) as rig:
+        await trio.sleep(2 * TRIM_EVERY_S)
+        kinds = ["timer", "online", "offline", "online", "offline"]
+        assert await reads_on(rig, "reader") == kinds
+        assert len(await Doors(rig).listed(TIMERS)) == 1
+
+
+async def test_troubles_of_links_are_shown_for_an_hour_by_the_clock_of_today(
+    host: Host,
+) -> None:
+    host.clock.ahead_s = -TEN_DAYS_S
+    async with host.sidecar() as rig:
+        await rig.gateway("g")
+        await rig.gateway("g")  # replaces the first
+        at_ms, host.clock.ahead_s = host.right_ms, 0
+        await trio.sleep(10)
+        (trouble,) = await troubles(rig)
+        assert trouble["at"] == pytest.approx(at_ms, abs=100)
+        (known,) = await Doors(rig).listed("/v1/gateways")
+        assert known["used"] == pytest.approx(at_ms, abs=100)
+        host.clock.slept_s += 3_600
+        assert await troubles(rig) == []
+
+
+async def troubles(rig: Rig) -> list[dict[str, Any]]:
+    answer = await Doors(rig).get("/v1/wheel")
+    found: list[dict[str, Any]] = json.loads(answer.body)["link_troubles"]
+    return found
