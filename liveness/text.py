@@ -1,7 +1,7 @@
 """How users and times are shown to a person, on one line.
 
-Two users must never look alike: the integer 7 is shown as `int:7`, the string as `7`. A
-string that looks like `int:7` gets `str:` in front.
+Two users must never look alike: a string that looks like `int:7`, which names the user 7
+too, gets `str:` in front.
 """
 
 import json
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from liveness.core.records import identity
 from liveness.core.uids import MAX_UID_BYTES, is_uid
 
 # Many readers of JSON use doubles, in which larger integers are not exact.
@@ -48,15 +49,21 @@ def printable(text: str) -> str:
 
 def uid_text(uid: str | int) -> str:
     """A uid as the command line takes it. To print it, use `escaped` as well."""
-    if isinstance(uid, int):
-        return f"int:{uid}"
-    if uid.startswith(_PREFIXES) and _LIKE_AN_INTEGER.fullmatch(uid):
-        return f"str:{uid}"
-    return uid
+    text = identity(uid)
+    if text.startswith(_PREFIXES) and _LIKE_AN_INTEGER.fullmatch(text):
+        return f"str:{text}"
+    return text
+
+
+def id_for_json(value: str | int) -> str | int:
+    """A uid or a conn as JSON has it: text, or an integer that any reader can hold."""
+    if isinstance(value, str):
+        return uid_text(value)
+    return value if value <= EXACT_IN_JSON else f"int:{value}"
 
 
 def uid_of(text: str) -> str | int:
-    """The uid that `uid_text` made *text* from.
+    """The uid that is written as *text*, on the command line or in JSON.
 
     Raises:
         ValueError: It is the text of no uid.
@@ -83,8 +90,8 @@ def json_ready(record: Mapping[str, object]) -> dict[str, object]:
     ready = dict(record)
     for key in ID_KEYS:
         value = ready.get(key)
-        if isinstance(value, str) or (isinstance(value, int) and value > EXACT_IN_JSON):
-            ready[key] = uid_text(value)
+        if isinstance(value, str | int):
+            ready[key] = id_for_json(value)
     return ready
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple, TextIO
 import trio
 from cyclopts import Parameter, Token
 
-from liveness.cli.options import UID_FORMS, Json, declared
+from liveness.cli.options import Json, declared
 from liveness.cluster.cluster_watch import MOST_PLACES
 from liveness.cluster.connection import Redis, connected
 from liveness.cluster.events import place_map
@@ -256,7 +256,7 @@ def where_command(
     users: Annotated[
         list[str | int],
         Parameter(
-            help=f"the users ({UID_FORMS})",
+            help="the users",
             metavar="UID",
             converter=users_of,
         ),

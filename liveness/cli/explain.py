@@ -33,7 +33,7 @@ from liveness.console.admin_client import (
 )
 from liveness.console.terminal import report_line
 from liveness.core.devices import user_of
-from liveness.core.records import LogPosition, Uid
+from liveness.core.records import LogPosition, Uid, identity
 from liveness.errors import StateError
 from liveness.explanation import (
     DEVICES,
@@ -95,7 +95,8 @@ def _user_in_log(folder: Path, uid: Uid) -> tuple[dict[str, Any], LogPosition | 
             user = user_of(uid, separator)
             rows = log.online_devices(user)
             shown = {row.uid: row for row in rows[:DEVICES]}
-            devices = UserDevices(user, user == uid, len(rows), shown)
+            is_asked = identity(user) == identity(uid)
+            devices = UserDevices(user, is_asked, len(rows), shown)
         waits = log.unacknowledged(found.records[0]) if found.records else None
     known = Known(
         row, found.records, opening, found.back_to, found.oldest, devices, waits

@@ -46,7 +46,7 @@ def show_history(
         remark = f"; {damaged}" if damaged else ""
         raise CommandError(
             f"no record of {uid_text(uid)} in the log of {folder}, which {extent}: correct "
-            f"the name (int:7 is the integer, 7 the string), or --state{remark}"
+            f"the name, or --state{remark}"
         )
     if damaged:
         report_line(damaged)

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final, TextIO
 from cyclopts import CycloptsError, Parameter, Token
 
 from liveness.cli.options import (
-    UID_FORMS,
     GatewayName,
     Json,
     Kinds,
@@ -101,7 +100,7 @@ def _cells(record: Logged) -> dict[str, object]:
     cells = record.as_map()
     for name in ID_KEYS:
         if isinstance(value := cells.get(name), str | int):
-            cells[name] = uid_text(value)
+            cells[name] = uid_text(value) if isinstance(value, str) else f"int:{value}"
     for name, value in cells.items():
         if isinstance(value, str):
             text = value if value.isprintable() else escaped(value)
@@ -164,7 +163,7 @@ def show_log(
     uid: Annotated[
         str | int | None,
         Parameter(
-            help=f"only of this user ({UID_FORMS})",
+            help="only of this user",
             metavar="UID",
             converter=user_of,
             n_tokens=1,

@@ -134,12 +134,9 @@ GatewayName = Annotated[
         converter=name_of,
     ),
 ]
-UID_FORMS: Final = "int:7 is the integer, 7 the string"
 UserName = Annotated[
     str | int,
-    Parameter(
-        help=f"the user ({UID_FORMS})", metavar="UID", converter=user_of, n_tokens=1
-    ),
+    Parameter(help="the user", metavar="UID", converter=user_of, n_tokens=1),
 ]
 Kinds = Annotated[
     list[str] | None,

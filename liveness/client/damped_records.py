@@ -25,7 +25,7 @@ from liveness.core.damping import (
     Passed,
     SettlingRoom,
 )
-from liveness.core.records import GAP, MOVED, SESSION_KINDS
+from liveness.core.records import GAP, MOVED, SESSION_KINDS, identity
 from liveness.errors import ReportError
 
 # That moment: so it asks a few times a second at most.
@@ -113,7 +113,9 @@ class DampedRecords:
             user = record["uid"]
             if self._users:
                 user = record.get("user", user)
-            damped = DampedRecord(record["seq"], kind, user, record["gateway"], at)
+            damped = DampedRecord(
+                record["seq"], kind, identity(user), record["gateway"], at
+            )
             for passed in self._damper.add(record, damped):
                 yield from self._wanted(passed)
             return

@@ -16,7 +16,7 @@ from liveness.client.reports import Reports
 from liveness.client.tasks import Attempt, TaskQueues
 from liveness.core.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.framing import Frame, encode
-from liveness.core.records import MOVED, TIMER, HostTime, Uid
+from liveness.core.records import MOVED, TIMER, HostTime, Uid, identity
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 
 # Promised in the hello. A gateway that is silent for twice as long counts as frozen, and
@@ -122,9 +122,9 @@ class Client:
         self._is_writing = False
         self._link_began: float | None = None  # the first write after the welcome
         self._host_offset = 0.0  # from the clock of logins to CLOCK_MONOTONIC
-        # Ends that no reader has got yet, by uid and conn. They are withdrawn if the
+        # Ends that no reader has got yet, by user and conn. They are withdrawn if the
         # gateway logs the connection out first, or if a user without conns comes back.
-        self._undelivered_ends: dict[tuple[Uid, int | None], Arrival] = {}
+        self._undelivered_ends: dict[tuple[str, int | None], Arrival] = {}
         self.reports.undelivered_ends = self._undelivered_ends
         self._fresh = fresh
         self._has_older = False  # connections, of an earlier process
@@ -194,7 +194,7 @@ class Client:
         return self.welcome is not None and self.welcome.log == attempt.log
 
     def _withdraw_end(self, uid: Uid, conn: int | None) -> None:
-        if arrival := self._undelivered_ends.pop((uid, conn), None):
+        if arrival := self._undelivered_ends.pop((identity(uid), conn), None):
             arrival.end = None
 
     # --- how a link begins and ends ----------------------------------------------
@@ -443,7 +443,7 @@ class Client:
         is_timer = record.get("kind") == TIMER
         arrival = Arrival(seq, record, end, waits_for_reader=not is_timer)
         if end is not None:
-            self._undelivered_ends[end.uid, end.conn] = arrival
+            self._undelivered_ends[identity(end.uid), end.conn] = arrival
         self.inbox.add(arrival)
         return line
 
@@ -466,7 +466,7 @@ class Client:
         session again, which nothing else would end.
         """
         uid = self.reports.uids.get(conn)
-        if uid is None or uid != record["uid"]:
+        if uid is None or identity(uid) != identity(record["uid"]):
             return None
         return End(uid, self.reports.close(conn), reason, record)
 

@@ -26,7 +26,7 @@ from liveness.client.watcher_link import (
 from liveness.core.devices import user_of
 from liveness.core.frames import CLUSTER, bad_uid_text
 from liveness.core.framing import Frame
-from liveness.core.records import Uid
+from liveness.core.records import Uid, identity
 from liveness.core.uids import MAX_UID_BYTES, is_uid
 from liveness.errors import Code, Refused, ReportError, WireError
 from liveness.text import escaped
@@ -231,7 +231,7 @@ async def _answer_all(
         questions: Those that wait.
         options: What follows the uids in a frame.
     """
-    uids = list(dict.fromkeys(uid for each in questions for uid in each.uids))
+    uids = [*{identity(uid): uid for each in questions for uid in each.uids}.values()]
     welcome, rows = link.welcome, list[HostSession]()
     if separator := welcome.device_separator:
         # Users before devices: so the rows of a user have the order that the sidecar gives
@@ -244,21 +244,21 @@ async def _answer_all(
     for at in range(0, len(parts), FRAMES_AHEAD):
         rows += await asking.sessions(parts[at : at + FRAMES_AHEAD])
     # A user has a row for each device, and a device may be asked for by itself too.
-    by_uid = defaultdict[Uid, dict[HostSession, None]](dict)
+    by_uid = defaultdict[str, dict[HostSession, None]](dict)
     for row in rows:
-        by_uid[row.uid][row] = None
+        by_uid[identity(row.uid)][row] = None
         if separator:
-            by_uid[user_of(row.uid, separator)][row] = None
+            by_uid[identity(user_of(row.uid, separator))][row] = None
     for question in questions:
         question.refusal = _first(asking.refusals, question.uids)
-        found = (row for uid in question.uids for row in by_uid.get(uid, ()))
+        found = (row for uid in question.uids for row in by_uid.get(identity(uid), ()))
         question.found = HostSessions(dict.fromkeys(found))
         question.found.partial = _first(asking.partial, question.uids)
-        question.online = {uid for uid in question.uids if uid in by_uid}
+        question.online = {uid for uid in question.uids if identity(uid) in by_uid}
 
 
-def _first(texts: dict[Uid, str], uids: Iterable[Uid]) -> str | None:
-    return next((texts[uid] for uid in uids if uid in texts), None)
+def _first(texts: dict[str, str], uids: Iterable[Uid]) -> str | None:
+    return next((texts[user] for user in map(identity, uids) if user in texts), None)
 
 
 class _Asking:
@@ -272,8 +272,8 @@ class _Asking:
     def __init__(self, link: WatcherLink, options: Sequence[object]) -> None:
         self._link = link
         self._options = options
-        self.refusals: dict[Uid, str] = {}
-        self.partial: dict[Uid, str] = {}  # why other hosts are missing in their answer
+        self.refusals: dict[str, str] = {}
+        self.partial: dict[str, str] = {}  # why other hosts are missing in their answer
 
     async def sessions(self, parts: Sequence[Sequence[Uid]]) -> list[HostSession]:
         """Ask a frame for each part; return the sessions of all.
@@ -300,7 +300,7 @@ class _Asking:
             (part,) = parts
             if len(part) == 1:
                 why = f"user {part[0]!r:.80} has too many devices: {refusal}"
-                self.refusals[part[0]] = why
+                self.refusals[identity(part[0])] = why
                 return []
             parts = _halves(part)
         return await self._one_by_one(parts)
@@ -312,7 +312,7 @@ class _Asking:
         if partial == LARGE and len(part) > 1:
             return await self._one_by_one(_halves(part))
         if partial is not None:
-            self.partial |= dict.fromkeys(part, partial)
+            self.partial |= dict.fromkeys(map(identity, part), partial)
         return _rows(frame)
 
     async def _one_by_one(self, parts: Sequence[Sequence[Uid]]) -> list[HostSession]:

@@ -30,7 +30,7 @@ from liveness.core.frames import (
     is_within,
 )
 from liveness.core.framing import encode
-from liveness.core.records import KEEPALIVE, LOGIN, LOGOUT, MESSAGE, Uid
+from liveness.core.records import KEEPALIVE, LOGIN, LOGOUT, MESSAGE, Uid, identity
 from liveness.core.uids import is_natural, is_uid
 from liveness.errors import ReportError
 
@@ -76,9 +76,10 @@ class Reports:
         self.has_backlog = False  # the last write left changes for the next
         self.ignored = 0  # reports about connections that are not open
         # Connections that a record has ended, and whose end no reader has got yet.
-        self.undelivered_ends: Container[tuple[Uid, int | None]] = ()
+        self.undelivered_ends: Container[tuple[str, int | None]] = ()
         self._next_conn = first_conn
-        self._conns: dict[Uid, int] = {}  # assigned here, as the gateway gave none
+        # Assigned here, as the gateway gave none; by the identity of the uid.
+        self._conns: dict[str, int] = {}
         self._assigns_conns = False  # whether a login ever came without a conn
         self._opened: dict[int, float] = {}
         self._timeouts: dict[int, float] = {}  # of logins that named one
@@ -118,9 +119,10 @@ class Reports:
             )
         if conn is None:
             self._assigns_conns = True
-            if uid in self._conns:
-                self.close(self._conns[uid])  # the new connection replaces it
-            conn = self._conns[uid] = self.new_conn()
+            user = identity(uid)
+            if user in self._conns:
+                self.close(self._conns[user])  # the new connection replaces it
+            conn = self._conns[user] = self.new_conn()
         elif not self._may_log_in(uid, conn):
             self.ignored += 1
             return
@@ -167,9 +169,9 @@ class Reports:
         self._forget(conn)
         if was_sent:
             self._logouts[conn] = uid
-        if self._conns.get(uid) != conn:
+        if self._conns.get(identity(uid)) != conn:
             return conn
-        del self._conns[uid]
+        del self._conns[identity(uid)]
         return None
 
     def _forget(self, conn: int) -> None:
@@ -304,14 +306,14 @@ class Reports:
         A uid is in a group at most once, and its logins keep their order.
         """
         groups: dict[tuple[int, float | None, float], UidByConn] = {}
-        earlier: Counter[Uid] = Counter()
+        earlier: Counter[str] = Counter()
         for conn, uid in logins.items():
             opened = self._opened[conn]
             is_new = conn in first_logins and opened >= since
             age = 0.0 if is_new else _rounded_age(now - opened)
-            key = (earlier[uid], self._timeouts.get(conn), age)
+            key = (earlier[identity(uid)], self._timeouts.get(conn), age)
             groups.setdefault(key, {})[conn] = uid
-            earlier[uid] += 1
+            earlier[identity(uid)] += 1
         for key in sorted(groups, key=itemgetter(0)):
             _, timeout, age = key
             options: dict[str, object] = {"age": age} if age else {}
@@ -360,7 +362,7 @@ class Reports:
         if conn in self.uids:
             _check_owner(self.uids[conn], uid, conn)
             return True
-        if (uid, conn) in self.undelivered_ends:
+        if (identity(uid), conn) in self.undelivered_ends:
             return False
         for changes in (
             self._logouts,
@@ -385,14 +387,14 @@ class Reports:
                 f"no conn for {uid!r:.80}, and this gateway's logins have one; name the "
                 "connection in every report"
             )
-        elif uid in self._conns:
-            return self._conns[uid]
+        elif identity(uid) in self._conns:
+            return self._conns[identity(uid)]
         self.ignored += 1
         return None
 
 
 def _check_owner(owner: Uid, uid: Uid, conn: int) -> None:
-    if owner != uid:
+    if identity(owner) != identity(uid):
         raise ReportError(
             f"connection {conn} is {owner!r:.80}'s, not {uid!r:.80}'s; each connection has "
             "a conn of its own, see new_conn()"

@@ -40,11 +40,11 @@ from liveness.cluster.format import (
     StreamEntry,
     entry_of,
     host_of,
+    place_of,
     sessions_of,
-    user_of_field,
     version_name,
 )
-from liveness.core.records import OFFLINE, Uid
+from liveness.core.records import OFFLINE, identity
 
 # Entries in one read. Each has some 500 records at most, so a read is some 5 MB at most.
 PAGE: Final = 50
@@ -109,13 +109,13 @@ class _List:
     """
 
     def __init__(self, meta: Fields) -> None:
-        self.places: dict[Uid, Place] = {}
+        self.places: dict[str, Place] = {}  # by the text of the user
         self.end: str | None = None  # the version at which it is true
         self.is_settled = False
         self.is_doubtful = False
         self.unproven: set[str] = set()  # names of versions at which users were read
         self._hosts = _hosts_of(meta)
-        self._unknown: dict[Uid, StoredSession] = {}
+        self._unknown: dict[str, StoredSession] = {}
 
     def add(self, users: Fields, *, known: Container[str], name: str) -> None:
         """Add users as they are stored at the version of a name.
@@ -126,7 +126,7 @@ class _List:
         if name not in known:
             self.unproven.add(name)
         for field, value in users.items():
-            user, session = user_of_field(field), next(sessions_of(value), None)
+            user, session = field.decode(), next(sessions_of(value), None)
             if session is None:
                 raise ValueError(f"user {user!r} is stored without a session")
             host = self._hosts.get(session.incarnation)
@@ -148,9 +148,9 @@ class _List:
     def apply(self, record: ClusterRecord) -> None:
         """Apply a record that came after the first user was read."""
         if record.kind == OFFLINE:
-            self.places.pop(record.user, None)
+            self.places.pop(identity(record.user), None)
         else:
-            self.places[record.user] = record.place
+            self.places[identity(record.user)] = record.place
 
 
 class Chain:
@@ -430,13 +430,12 @@ def _hosts_of(meta: Fields) -> Mapping[int, str]:
     }
 
 
-def _place(user: Uid, host: str, session: StoredSession) -> Place:
-    return Place(
+def _place(user: str, host: str, session: StoredSession) -> Place:
+    return place_of(
         user,
         host,
         session.gateway,
         session.session,
         session.since,
-        "",
-        session.device,
+        device=session.device,
     )

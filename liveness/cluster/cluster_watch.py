@@ -36,7 +36,7 @@ from liveness.cluster.turns import (
     answer_to,
 )
 from liveness.config.cluster import ClusterSettings
-from liveness.core.records import Uid
+from liveness.core.records import Uid, identity
 from liveness.errors import ReportError
 
 __all__ = ["OLDEST", "ClusterBatches", "ClusterListing", "ClusterWatch"]
@@ -345,8 +345,8 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         """Ask which of these users are online on any host; as `where`."""
         asked = [users] if isinstance(users, str | int) else list(users)
         found = await self.where(asked)
-        named = {place.user for place in found} | {place.uid for place in found}
-        return named & set(asked)
+        named = {identity(uid) for place in found for uid in (place.user, place.uid)}
+        return {uid for uid in asked if identity(uid) in named}
 
     async def hosts(self) -> list[HostRow]:
         """Ask for the hosts; as `where`."""

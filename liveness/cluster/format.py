@@ -11,13 +11,13 @@ Everything here is a plain function of bytes.
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgpack
 
-from liveness.core.records import MOVED, OFFLINE, ONLINE, Uid
+from liveness.core.records import MOVED, OFFLINE, ONLINE, Uid, identity
 
 SCHEMA: Final = 1
 
@@ -26,7 +26,8 @@ _SESSION: Final = struct.Struct(">I6s6sBB")
 # What a host is to a partition; the id of its log follows.
 _HOST: Final = struct.Struct(">dIBdIIIdd")
 _KINDS: Final = {1: ONLINE, 2: OFFLINE, 3: MOVED}
-_INTEGER: Final = b"\x01"  # in front of an integer user, in decimal
+# In front of the gateway of a session whose uid is an integer.
+INTEGER: Final = "\x01"
 
 
 def configuration_of(partitions: int, separator: str) -> str:
@@ -49,15 +50,13 @@ def keys_of(prefix: str, partition: int) -> PartitionKeys:
 
 
 def field_of(user: Uid) -> bytes:
-    """The field of a user: UTF-8; an integer is byte 1 and its decimal digits."""
-    return b"\x01%d" % user if isinstance(user, int) else user.encode()
+    """The field of a user: its text."""
+    return identity(user).encode()
 
 
-def user_of_field(field: bytes) -> Uid:
-    """The user of a field."""
-    if field.startswith(_INTEGER):
-        return int(field[1:])
-    return field.decode()
+def gateway_of(gateway: str, uid: Uid) -> str:
+    """The gateway of a session as it is stored, with a mark if the uid is an integer."""
+    return INTEGER + gateway if isinstance(uid, int) else gateway
 
 
 def partition_of(field: bytes, partitions: int) -> int:
@@ -195,6 +194,21 @@ class Place(NamedTuple):
         return f"{self.user}{self.device}" if self.device else self.user
 
 
+def place_of(
+    user: str,
+    host: str,
+    gateway: str,
+    session: int,
+    since: int,
+    reason: str = "",
+    device: str = "",
+) -> Place:
+    """A place, from its fields as they are stored."""
+    if not gateway.startswith(INTEGER):
+        return Place(user, host, gateway, session, since, reason, device)
+    return Place(int(user), host, gateway[1:], session, since, reason, device)
+
+
 def place_bytes(place: Place) -> bytes:
     """A place, as records have it: msgpack, without the device if there is none."""
     fields = place if place.device else place[:-1]
@@ -295,14 +309,5 @@ def _records(partition: int, first: int, packed: bytes) -> Iterable[ClusterRecor
     unpacker = msgpack.Unpacker()
     unpacker.feed(packed)
     for version, (kind, told, *lost) in enumerate(unpacker, first):
-        places = [_place(fields) for fields in (told, *lost)]
+        places = [place_of(*fields) for fields in (told, *lost)]
         yield ClusterRecord(partition, version, _KINDS[kind], *places)
-
-
-def _place(fields: Sequence[Any]) -> Place:
-    user, *others = fields
-    return Place(_user(user), *others)
-
-
-def _user(field: str) -> Uid:
-    return user_of_field(field.encode())

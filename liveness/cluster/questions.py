@@ -18,10 +18,10 @@ from liveness.cluster.format import (
     field_of,
     host_of,
     partition_of,
-    user_of_field,
+    place_of,
 )
 from liveness.core.devices import user_of
-from liveness.core.records import Uid
+from liveness.core.records import Uid, identity
 from liveness.errors import LivenessError
 
 # Who asks waits no longer: a gateway routes a message, an operator looks.
@@ -90,14 +90,15 @@ async def places_of(
         CallError: Redis did not answer.
         ValueError: Its answer is of another form.
     """
-    asked = dict.fromkeys(uids)
+    asked = {identity(uid): uid for uid in uids}
     users = asked
     if separator:
-        users = dict.fromkeys(user_of(uid, separator) for uid in asked)
+        named = (user_of(uid, separator) for uid in asked.values())
+        users = {identity(user): user for user in named}
     fields = defaultdict[int, list[bytes]](list)
-    for field in map(field_of, users):
+    for field in map(field_of, users.values()):
         fields[partition_of(field, partitions)].append(field)
-    found = defaultdict[Uid, list[Place]](list)
+    found = defaultdict[str, list[Place]](list)
     left = limit
 
     async def ask(call: tuple[int, Sequence[bytes]]) -> None:
@@ -106,9 +107,9 @@ async def places_of(
         for row in await redis.read("where", partition, part) if left > 0 else ():
             place = _place(row)
             # Whose host is not known has none any more; it is about to be ended.
-            is_wanted = place.user in asked or place.uid in asked
+            is_wanted = asked.keys() & {identity(place.user), identity(place.uid)}
             if place.host and is_wanted and left > 0:
-                found[place.user].append(place)
+                found[identity(place.user)].append(place)
                 left -= 1
 
     await _each(
@@ -125,14 +126,13 @@ async def places_of(
 def _place(row: Any) -> Place:
     try:
         field, host, gateway, session, since, device = row
-        return Place(
-            user_of_field(field),
+        return place_of(
+            field.decode(),
             host.decode(),
             gateway.decode(),
             int(session),
             int(since),
-            "",
-            device.decode(),
+            device=device.decode(),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"not a session: {row!r:.200}") from error

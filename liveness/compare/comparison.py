@@ -29,6 +29,7 @@ from liveness.core.records import (
     ONLINE,
     Record,
     Uid,
+    identity,
 )
 
 # Takes 0.8 GB: a million users who go offline at once on both sides. Beyond it the oldest
@@ -91,9 +92,10 @@ class Outcome(NamedTuple):
 class _Unmatched:
     """One user's offlines that are not settled yet, and when to check them again."""
 
-    __slots__ = ("check_at", "offlines")
+    __slots__ = ("check_at", "offlines", "uid")
 
-    def __init__(self, check_at: int) -> None:
+    def __init__(self, uid: Uid, check_at: int) -> None:
+        self.uid = uid
         self.check_at = check_at
         self.offlines: list[Offline] = []
 
@@ -114,8 +116,8 @@ class Comparison:
         self._within_ms = within_ms
         self._spans = {HERE: here, THERE: there}
         self._most = most
-        self._unmatched: dict[Uid, _Unmatched] = {}
-        self._due: list[tuple[float, int, Uid]] = []
+        self._unmatched: dict[str, _Unmatched] = {}  # by the identity of the user
+        self._due: list[tuple[float, int, str]] = []
         self._numbers = count()
         self._settled_to = -inf
         self.pending = 0
@@ -143,26 +145,26 @@ class Comparison:
         upto = now - 2 * self._within_ms
         self._settled_to = max(self._settled_to, upto)
         while self._due and (self._due[0][0] < upto or self.pending > self._most):
-            check_at, _, uid = heappop(self._due)
-            unmatched = self._unmatched.get(uid)
+            check_at, _, user = heappop(self._due)
+            unmatched = self._unmatched.get(user)
             if unmatched is None or unmatched.check_at != check_at:
                 continue  # it was checked earlier
             if check_at < upto:
-                yield from self._settle_user(uid, upto, now)
+                yield from self._settle_user(user, upto, now)
             else:
                 self.hurried += len(unmatched.offlines)
-                yield from self._settle_user(uid, inf, now)
+                yield from self._settle_user(user, inf, now)
 
     def finish(self, now: float) -> Iterator[Outcome]:
         """Settles everything that is waiting; neither side reports anything after *now*."""
-        for uid in list(self._unmatched):
-            yield from self._settle_user(uid, inf, now)
+        for user in list(self._unmatched):
+            yield from self._settle_user(user, inf, now)
         self._due.clear()
 
     # --- internals ------------------------------------------------------------
 
     def _add(self, uid: Uid, offline: Offline) -> None:
-        unmatched = self._unmatched.get(uid)
+        unmatched = self._unmatched.get(identity(uid))
         # An offline up to a tolerance earlier than the user's check can wait for that.
         if unmatched is None or offline.at < unmatched.check_at - self._within_ms:
             unmatched = self._check_at(offline.at, uid)
@@ -171,16 +173,19 @@ class Comparison:
         self.late += offline.at < self._settled_to
 
     def _check_at(self, at: int, uid: Uid) -> _Unmatched:
-        unmatched = self._unmatched.setdefault(uid, _Unmatched(at))
+        user = identity(uid)
+        unmatched = self._unmatched.setdefault(user, _Unmatched(uid, at))
         unmatched.check_at = at
-        heappush(self._due, (at, next(self._numbers), uid))
+        heappush(self._due, (at, next(self._numbers), user))
         return unmatched
 
-    def _settle_user(self, uid: Uid, upto: float, now: float) -> list[Outcome]:
+    def _settle_user(self, user: str, upto: float, now: float) -> list[Outcome]:
         """Settles a user's offlines before *upto*; a pair only if both are before it."""
         outcomes, left = list[Outcome](), list[Offline]()
         check_at: float = inf
-        for run in _runs(self._unmatched.pop(uid).offlines, self._within_ms):
+        unmatched = self._unmatched.pop(user)
+        uid = unmatched.uid
+        for run in _runs(unmatched.offlines, self._within_ms):
             is_over = run[-1].at < upto
             if not is_over:
                 check_at = min(check_at, run[-1].at)

@@ -115,10 +115,12 @@ def check_ties(text: str) -> None:
 
 def check_separator(text: str) -> None:
     """Check what separates a device from its user in a uid; it may be empty."""
-    if len(text) > MAX_SEPARATOR_CHARS or not (text == "" or is_text(text, 255)):
+    is_short = len(text) <= MAX_SEPARATOR_CHARS
+    has_digits = re.search("[0-9]", text)  # they would separate integers
+    if not is_short or has_digits or not (text == "" or is_text(text, 255)):
         raise ValueError(
-            f"it must be 1 to {MAX_SEPARATOR_CHARS} characters, no control characters, "
-            "or empty: users have no devices"
+            f"it must be 1 to {MAX_SEPARATOR_CHARS} characters, no digits and no control "
+            "characters, or empty: users have no devices"
         )
 
 

@@ -343,7 +343,7 @@ class PresenceSettings:
         "",
         "separates a device from its user in a uid, so that records count the devices "
         "of each user; empty: each uid is a user",
-        unit="1 to 3 characters",
+        unit="1 to 3 characters, no digits",
         check=check_separator,
     )
 

@@ -29,7 +29,7 @@ SAME_AGE_S: Final = 0.5
 class ConnSeen:
     """What the gateway has said of a conn."""
 
-    uid: object
+    user: str | None
     process: int
     began: float | None = None
     logged_out_on: int | None = None  # link
@@ -179,8 +179,8 @@ class FrameRules:
 
     def _look_at_report(self, report: Reported) -> None:
         event, uid, conn, _ = report
-        if type(uid) not in (str, int):
-            self._fail(2, f"a uid of type {type(uid).__name__}", "str or integer")
+        if report.user is None:
+            self._fail(2, f"{event} of {uid!r:.80}", "text in UTF-8, or an integer")
             return
         if conn is None:
             rule = 9 if event == "login" else 11
@@ -205,22 +205,22 @@ class FrameRules:
     def _look_at_login(
         self, report: Reported, conn: int, known: ConnSeen | None
     ) -> None:
-        uid, link = report.uid, report.seen.link
+        user, link = report.user, report.seen.link
         if known is None:
-            known = self.conns[conn] = ConnSeen(uid, self.process)
-        elif str(known.uid) != str(uid) or known.process != self.process:
-            before = f"{known.uid!r}" + (
+            known = self.conns[conn] = ConnSeen(user, self.process)
+        elif known.user != user or known.process != self.process:
+            before = f"{known.user!r}" + (
                 "" if known.process == self.process else " of an earlier process"
             )
-            self._fail(10, f"conn {conn} of {uid!r} was that of {before}", "a new one")
-            self.conns[conn] = ConnSeen(uid, self.process)
+            self._fail(10, f"conn {conn} of {user!r} was that of {before}", "a new one")
+            self.conns[conn] = ConnSeen(user, self.process)
             return
         elif known.logged_out_on is not None:
             if known.logged_out_on == link:
                 self._fail(
                     10, f"conn {conn} logs in again after its logout", "a new one"
                 )
-                self.conns[conn] = ConnSeen(uid, self.process)
+                self.conns[conn] = ConnSeen(user, self.process)
                 return
             self._fail(28, f"login of conn {conn}, which had ended", "only its logout")
         began = _began(report)

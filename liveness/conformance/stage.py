@@ -14,7 +14,7 @@ from liveness.conformance.staged_sidecar import StagedSidecar
 from liveness.conformance.tape import OPENED, Reported, Seen, Tape, records, reports
 from liveness.conformance.tcp_users import TcpUser
 from liveness.core.framing import PIECE_BYTES, encode
-from liveness.core.records import OFFLINE
+from liveness.core.records import OFFLINE, identity
 
 FLUSH_S: Final = 0.1
 TIMEOUT_S: Final = 30.0  # scripted seconds: they cost no time
@@ -164,7 +164,10 @@ class Stage:
             for seen in self.tape.since(mark)
             for report in reports(seen)
             if report.event in events
-            and (report.conn == user.conn or report[1:3] == (user.uid, None))
+            and (
+                report.conn == user.conn
+                or (report.user, report.conn) == (user.uid, None)
+            )
         ]
 
     def reported_all(self, users: list[TcpUser], since: int, *events: str) -> bool:
@@ -208,7 +211,7 @@ class Stage:
             report
             for seen in self.tape.since(self.began)
             for report in reports(seen)
-            if report.event == "login" and str(report.uid) == uid
+            if report.event == "login" and report.user == uid
         ]
 
     async def check_never_offline(self, user: TcpUser, mark: int) -> None:
@@ -312,9 +315,10 @@ class Stage:
         return users
 
     def _is_online(self, user: TcpUser) -> bool:
-        sessions = {str(uid): it for uid, it in self.sidecar.users.items()}
-        session = sessions.get(user.uid)
-        return session is not None and session[::2] == (self.name, user.conn)
+        return any(
+            (identity(uid), *session[::2]) == (user.uid, self.name, user.conn)
+            for uid, session in self.sidecar.users.items()
+        )
 
     async def served(self, user: TcpUser) -> bool:
         """Whether the gateway answers a line of this user."""

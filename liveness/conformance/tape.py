@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from liveness.core.framing import Frame, Reader
+from liveness.core.records import identity
+from liveness.core.uids import is_uid
 from liveness.errors import WireError
 from liveness.testing.scripted_link import LinkTap
 
@@ -184,6 +186,11 @@ class Reported(NamedTuple):
     uid: object
     conn: object  # None: there is none
     seen: Seen
+
+    @property
+    def user(self) -> str | None:
+        """The identity of the user; None if the uid is none."""
+        return identity(self.uid) if is_uid(self.uid) else None
 
 
 EVENTS: Final = ("login", "keepalive", "message", "logout")

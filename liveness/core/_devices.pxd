@@ -19,7 +19,7 @@ cdef class Devices:
     cdef Places places  # by user: where its first device is
     cdef Device **devices
     cdef int chunks, chunk_room
-    cdef int32_t names, integers  # users online: those in the index, and the others
+    cdef int32_t names  # users online
     cdef uint32_t hashed  # of the user of the latest `prepare`, `remove` or `prepare_move`
 
     cdef int prepare(self, object uid, int32_t place) except -1
@@ -34,6 +34,7 @@ cdef class Devices:
     cdef Device *device(self, int32_t place) noexcept
     cdef void user_at(self, Table table, int32_t place, Sign *user) noexcept
     cdef void cut(self, Sign *user) noexcept
+    cdef int separator_in(self, const Sign *uid) noexcept
     cdef Slot *find(self, Table table, const Sign *user, uint32_t hashed) noexcept
     cdef Slot *find_in(
         self, const Index *index, Table table, const Sign *user, uint32_t hashed

@@ -10,14 +10,14 @@ The names of the users are not kept: each is the beginning of its devices' uids.
 
 from cpython.mem cimport PyMem_Free
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
 from liveness.core._table cimport (
-    CHUNK, CHUNK_BITS, GONE, NONE, Index, Places, Slot, Table, behind, drop_places, erase,
+    CHUNK, CHUNK_BITS, GONE, Index, Places, Slot, Table, behind, drop_places, erase,
     fetch, free_pages, grow, hash_of, home, insert, more_room, new_places, pages, resize,
     sign_of, slot_of,
 )
-from liveness.core._wire cimport INTEGER, NOBODY, STRING, Sign, set_key
+from liveness.core._wire cimport NOBODY, STRING, Sign, is_same, set_key, set_text
 
 cdef extern from *:
     """
@@ -79,9 +79,6 @@ cdef class Devices:
         self.user_at(table, place, &user)
         device.next = device.prev = place
         device.count = 1
-        if user.kind == INTEGER:
-            self.integers += 1
-            return 1
         slot = self.find(table, &user, hashed)
         if slot == NULL:
             self.names += 1
@@ -104,9 +101,6 @@ cdef class Devices:
         cdef Device *device = self.device(place)
         cdef int32_t count
         self.user_at(table, place, &user)
-        if user.kind == INTEGER:
-            self.integers -= 1
-            return 0
         self.hashed = hash_of(&user)
         slot = self.find(table, &user, self.hashed)
         count = self.device(slot.place - 1).count - 1
@@ -148,7 +142,7 @@ cdef class Devices:
             else:
                 self.device(device.prev).next = place
                 self.device(device.next).prev = place
-            if device.count and table.cell(place).kind == STRING:
+            if device.count:
                 slot_of(&self.places, self.hashed, before + 1).place = place + 1
         if before <= (self.chunks - 2) * CHUNK:
             self.drop_chunk()
@@ -157,8 +151,6 @@ cdef class Devices:
         """How many devices the user of the entry at a place has online."""
         cdef Sign user
         self.user_at(table, place, &user)
-        if user.kind == INTEGER:
-            return 1
         return self.device(self.find(table, &user, hash_of(&user)).place - 1).count
 
     cdef object shown(self, Table table, int32_t place, int32_t count):
@@ -167,12 +159,11 @@ cdef class Devices:
 
     cdef int size_of_user(self, Table table, int32_t place) noexcept:
         """How many characters of a uid are its user; 0: all."""
-        cdef Sign user
+        cdef Sign uid
         cdef int at, size = 0
-        self.user_at(table, place, &user)
-        if user.size != table.cell(place).size:
-            for at in range(user.size):
-                size += user.key.text[at] & 0xC0 != 0x80  # a byte that begins a character
+        sign_of(table.cell(place), &uid)
+        for at in range(self.separator_in(&uid)):
+            size += uid.key.text[at] & 0xC0 != 0x80  # a byte that begins a character
         return size
 
     cdef list of(self, Table table, object user, int64_t limit):
@@ -184,9 +175,6 @@ cdef class Devices:
         set_key(user, &sign)
         if sign.kind == NOBODY or limit < 1:
             return uids
-        if sign.kind == INTEGER:
-            place = table.place_of(user)
-            return uids if place == NONE else [table.uid_at(place)]
         slot = self.find(table, &sign, hash_of(&sign))
         if slot != NULL:
             first = place = slot.place - 1
@@ -207,13 +195,19 @@ cdef class Devices:
 
     cdef void cut(self, Sign *user) noexcept:
         """Cut a uid to its user."""
+        cdef int size = self.separator_in(user)
+        if size:
+            set_text(user, user.key.text, size)
+
+    cdef int separator_in(self, const Sign *uid) noexcept:
+        """Where the first separator of a uid is; 0 if it has none behind a user."""
         cdef const unsigned char *found
-        if user.kind == STRING:
-            found = <const unsigned char *> memmem(
-                user.key.text, user.size, self.separator, self.separator_size
-            )
-            if found != NULL and found != user.key.text:
-                user.size = found - user.key.text
+        if uid.kind != STRING:
+            return 0
+        found = <const unsigned char *> memmem(
+            uid.key.text, uid.size, self.separator, self.separator_size
+        )
+        return 0 if found == NULL else found - uid.key.text
 
     cdef Slot *find(self, Table table, const Sign *user, uint32_t hashed) noexcept:
         """The slot of a user, or NULL."""
@@ -231,9 +225,7 @@ cdef class Devices:
         while slot.place:
             if slot.hash == hashed and slot.place != GONE:
                 self.user_at(table, slot.place - 1, &known)
-                if known.size == user.size and not memcmp(
-                    known.key.text, user.key.text, user.size
-                ):
+                if is_same(&known, user):
                     return slot
             at = behind(index, at)
             slot = &index.slots[at]

@@ -22,11 +22,36 @@ cdef extern from *:
         }
         return control | beyond >> 7 << 1;
     }
+    /* Whether a text is the decimal of an integer from 0 to 2^63-1, and which. */
+    static inline int is_decimal(const unsigned char *text, Py_ssize_t size, int64_t *number) {
+        uint64_t sum = 0;
+        if (size < 1 || size > 19 || (text[0] == '0' && size > 1)) return 0;
+        for (Py_ssize_t i = 0; i < size; i++) {
+            unsigned char digit = text[i] - '0';
+            if (digit > 9) return 0;
+            sum = 10 * sum + digit;
+        }
+        *number = (int64_t)sum;
+        return *number >= 0;
+    }
+    /* The decimal of such a number; returns how many digits it has, 19 at most. */
+    static inline Py_ssize_t put_digits(char *out, int64_t number) {
+        char digits[19];
+        Py_ssize_t at = sizeof digits, size;
+        uint64_t left = (uint64_t)number;
+        do { digits[--at] = (char)('0' + left % 10); left /= 10; } while (left);
+        size = (Py_ssize_t)sizeof digits - at;
+        memcpy(out, digits + at, (size_t)size);
+        return size;
+    }
     """
     uint64_t load(const unsigned char *at, int bytes) noexcept nogil
     int content_of(const unsigned char *text, Py_ssize_t size) noexcept nogil
+    bint is_decimal(const unsigned char *text, Py_ssize_t size, int64_t *number) noexcept nogil
+    Py_ssize_t put_digits(char *out, int64_t number) noexcept nogil
 
 cdef enum:
+    MOST_DIGITS = 19
     CONTROL = 1
     BEYOND_ASCII = 2
 

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from liveness.core._msgpack cimport MOST_DIGITS
 from liveness.core._wire cimport Sign
 
 cdef enum:
@@ -15,7 +16,7 @@ cdef enum Kind:
 
 cdef struct Item:
     int64_t session, conn, at, from_session, from_conn
-    int64_t uid  # an integer, or the place of a text among the texts
+    int64_t uid  # a number, or the place of a text among the texts
     int64_t seen
     int64_t start_ms  # of a session that it opens
     double silence  # NaN without one
@@ -32,6 +33,9 @@ cdef struct Search:
     bint has_gateway, has_uid, users
     int32_t gateway, runs
     Sign uid
+    const char *text  # of the uid, also of an integer
+    size_t size
+    char[MOST_DIGITS] digits
     bint is_sorted  # `at` and `stop` are places in `sorted`
     Py_ssize_t at, stop, least
 

@@ -2,7 +2,7 @@
 """Records that were decided together, compiled; it behaves as `record_batch.RecordBatch`.
 
     item    128 bytes a record: its numbers, and the numbers of its names
-    texts   the uids that are no integers, one after the other
+    texts   the uids that are no integers, and no decimals of one, one after the other
     names   gateways, events and reasons, each once, and as msgpack
 
 msgpack is written here by hand, byte for byte as msgpack-python writes it.
@@ -16,7 +16,8 @@ from libc.string cimport memcmp, memcpy, memset
 
 from collections.abc import Sequence
 
-from liveness.core._wire cimport INTEGER, NOBODY, STRING, Sign, set_key, uid_of
+from liveness.core._msgpack cimport MOST_DIGITS, put_digits
+from liveness.core._wire cimport DECIMAL, INTEGER, NOBODY, STRING, Sign, set_key, uid_of
 from liveness.core.framing import encode
 from liveness.core.record_batch import Encoded
 from liveness.core.records import KINDS, MOVED, OFFLINE, ONLINE, TIMER, Record
@@ -383,6 +384,11 @@ cdef class RecordBatch:
         search.runs = self.known_number(wanted.runs)
         search.has_uid = wanted.uid is not None
         set_key(wanted.uid, &search.uid)
+        search.text, search.size = search.digits, search.uid.size
+        if search.uid.kind == STRING:
+            search.text = <const char *> search.uid.key.text
+        elif search.uid.kind != NOBODY:
+            search.size = put_digits(search.digits, search.uid.key.number)
         search.users = wanted.users
         search.least = search.at = max(0, after + 1 - self.first)
         search.stop = self.count
@@ -504,12 +510,12 @@ cdef class RecordBatch:
         item = self.items + self.count
         memset(item, 0, sizeof(Item))
         item.uid_kind, item.uid_size = uid.kind, uid.size
-        if uid.kind == INTEGER:
-            item.uid = uid.key.number
-        else:
+        if uid.kind == STRING:
             item.uid = self.text_bytes
             memcpy(self.texts + self.text_bytes, uid.key.text, uid.size)
             self.text_bytes += uid.size
+        else:
+            item.uid = uid.key.number
         item.session = item.conn = item.from_session = item.from_conn = NOTHING
         item.gateway = item.from_gateway = item.reason = item.last = NOTHING
         item.seen = NEVER
@@ -604,20 +610,25 @@ cdef class RecordBatch:
     cdef object uid_at(self, const Item *item):
         cdef Sign sign
         sign.kind, sign.size = item.uid_kind, item.uid_size
-        if item.uid_kind == INTEGER:
-            sign.key.number = item.uid
-        else:
+        if item.uid_kind == STRING:
             sign.key.text = <const unsigned char *> self.texts + item.uid
+        else:
+            sign.key.number = item.uid
         return uid_of(&sign)
 
     cdef char *put_uid(self, char *out, const Item *item) noexcept:
+        cdef Py_ssize_t digits
         if item.uid_kind == INTEGER:
             return put_number(out, item.uid)
+        if item.uid_kind == DECIMAL:
+            digits = put_digits(out + 1, item.uid)
+            out[0] = <char> (0xa0 | digits)
+            return out + 1 + digits
         return put_text(out, self.texts + item.uid, item.uid_size)
 
     cdef char *put_user(self, char *out, const Item *item) noexcept:
-        if item.uid_kind == INTEGER:
-            return put_number(out, item.uid)
+        if item.uid_kind != STRING:
+            return self.put_uid(out, item)
         return put_text(out, self.texts + item.uid, user_bytes(item, self.texts))
 
     cdef char *put_name(self, char *out, int32_t number) noexcept:
@@ -650,20 +661,20 @@ cdef inline bint is_wanted(
         or which.gateway != item.gateway and which.gateway != item.from_gateway
     ):
         return False
-    if which.has_uid and not is_of(item, &which.uid, texts):
+    if which.has_uid and not is_of(item, which, texts):
         return False
     return not which.users or item.kind == TIMER_KIND or is_users(item)
 
 
-cdef inline bint is_of(const Item *item, const Sign *uid, const char *texts) noexcept nogil:
+cdef inline bint is_of(const Item *item, const Search *which, const char *texts) noexcept nogil:
     """As `records.Record.is_of`; `records.TimerRecord.is_of`."""
-    if item.kind == TIMER_KIND or item.uid_kind != uid.kind:
+    if item.kind == TIMER_KIND:
         return False
-    if uid.kind == INTEGER:
-        return item.uid == uid.key.number
-    if uid.size > item.uid_size or memcmp(texts + item.uid, uid.key.text, uid.size):
+    if item.uid_kind != STRING:
+        return which.uid.kind in (INTEGER, DECIMAL) and item.uid == which.uid.key.number
+    if which.size > item.uid_size or memcmp(texts + item.uid, which.text, which.size):
         return False
-    return uid.size in (item.uid_size, user_bytes(item, texts))
+    return which.size in (item.uid_size, user_bytes(item, texts))
 
 
 cdef inline size_t user_bytes(const Item *item, const char *texts) noexcept nogil:

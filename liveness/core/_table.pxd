@@ -7,7 +7,7 @@ loops: calls between modules go through pointers otherwise.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
-from liveness.core._wire cimport INTEGER, STRING, Sign
+from liveness.core._wire cimport STRING, Sign
 
 cdef extern from *:
     """
@@ -23,7 +23,7 @@ cdef extern from *:
     typedef struct { uint8_t kind, size; char text[22]; } Cell;
     _Static_assert(sizeof(Cell) == 24, "a cell is three words");
 
-    /* A cell's word: its integer, or the pointer to its long text. */
+    /* A cell's word: its number, or the pointer to its long text. */
     static inline int64_t word_of(const Cell *cell) {
         int64_t word; memcpy(&word, cell->text, 8); return word;
     }
@@ -109,10 +109,10 @@ cdef inline uint64_t behind(const Index *index, uint64_t at) noexcept nogil:
 
 
 cdef inline bint is_of(const Cell *cell, const Sign *sign) noexcept nogil:
-    """Whether the cell has this uid."""
-    if cell.kind != sign.kind or cell.size != sign.size:
+    """Whether the cell has this user, by whichever name."""
+    if cell.size != sign.size:
         return False
-    if sign.kind == INTEGER:
+    if sign.size == 0:
         return word_of(cell) == sign.key.number
     return memcmp(text_of(cell), sign.key.text, sign.size) == 0
 
@@ -126,10 +126,10 @@ cdef inline const unsigned char *text_of(const Cell *cell) noexcept nogil:
 cdef inline void sign_of(const Cell *cell, Sign *sign) noexcept nogil:
     """The uid of a cell, valid until the cell changes."""
     sign.kind, sign.size = cell.kind, cell.size
-    if cell.kind == INTEGER:
-        sign.key.number = word_of(cell)
-    else:
+    if cell.kind == STRING:
         sign.key.text = text_of(cell)
+    else:
+        sign.key.number = word_of(cell)
 
 
 cdef class Table:

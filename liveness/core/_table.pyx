@@ -20,7 +20,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from liveness.core._wire cimport INTEGER, NO_CONN, NOBODY, STRING, Sign, set_key, uid_of
+from liveness.core._wire cimport NO_CONN, NOBODY, STRING, Sign, set_key, uid_of
 from liveness.core.table import Entry
 
 cdef extern from *:
@@ -98,7 +98,7 @@ cdef class Table:
         grow(&self.places, self.count)
         cell = self.cell(place)
         cell.kind, cell.size = sign.kind, sign.size
-        if sign.kind == INTEGER:
+        if sign.kind != STRING:
             set_word(cell, sign.key.number)
         elif sign.size <= INLINE:
             memcpy(cell.text, sign.key.text, sign.size)

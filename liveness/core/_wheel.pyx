@@ -219,7 +219,7 @@ cdef class Wheel:
         """How many users have a device online; see `wheel.Wheel.users`."""
         if self.devices is None:
             return self.table.count
-        return self.devices.names + self.devices.integers
+        return self.devices.names
 
     def touch(self, int32_t gateway, activity, *, double now, double mono):
         """Give users that sent an event a whole timeout; see `wheel.Wheel.touch`."""
@@ -326,6 +326,8 @@ cdef class Wheel:
                 set_key(rows[at + BLOCK][1], &sign)
                 if sign.kind != NOBODY:
                     fetch(&index.slots[home(index, hash_of(&sign))])
+            if table.place_of(rows[at][1]) != NONE:
+                return at
             uid = restorer.entry(rows[at], &user)
             if uid is None:
                 return at

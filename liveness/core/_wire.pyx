@@ -17,7 +17,9 @@ from libc.string cimport memcmp
 
 import msgpack
 
-from liveness.core._msgpack cimport BEYOND_ASCII, CONTROL, content_of, load, past_natural
+from liveness.core._msgpack cimport (
+    BEYOND_ASCII, CONTROL, MOST_DIGITS, content_of, load, past_natural, put_digits,
+)
 from liveness.core._timer_requests cimport timer_request
 from liveness.core.link_requests import ActivityBatch, TimerBatch
 from liveness.core.records import EVENT_NUMBER, KEEPALIVE, MESSAGE
@@ -176,9 +178,7 @@ cdef int set_key(object uid, Sign *sign) except -1:
         except UnicodeEncodeError:  # half of a surrogate pair
             return 0
         if 0 < size <= LONGEST_UID and not content_of(<const unsigned char *> text, size) & CONTROL:
-            sign.kind = STRING
-            sign.key.text = <const unsigned char *> text
-            sign.size = size
+            set_text(sign, <const unsigned char *> text, size)
     elif type(uid) is int and 0 <= uid <= INT64_MAX:
         sign.kind = INTEGER
         sign.key.number = uid
@@ -187,8 +187,11 @@ cdef int set_key(object uid, Sign *sign) except -1:
 
 cdef object uid_of(const Sign *sign):
     """The uid as an object."""
+    cdef char[MOST_DIGITS] digits
     if sign.kind == INTEGER:
         return sign.key.number
+    if sign.kind == DECIMAL:
+        return PyUnicode_DecodeUTF8(digits, put_digits(digits, sign.key.number), NULL)
     return PyUnicode_DecodeUTF8(<const char *> sign.key.text, sign.size, NULL)
 
 
@@ -211,33 +214,34 @@ cdef const unsigned char *past_array(const unsigned char *at, Py_ssize_t *length
 cdef const unsigned char *past_key(const unsigned char *at, Sign *sign) except? NULL:
     """Read a valid uid; NULL for anything else."""
     cdef int content
+    cdef uint8_t size
     if 0xa0 <= at[0] < 0xc0:
-        sign.size = at[0] & 0x1f
+        size = at[0] & 0x1f
         at += 1
     elif at[0] == 0xd9:
-        sign.size = at[1]
+        size = at[1]
         at += 2
     else:
-        sign.kind = INTEGER
-        sign.size = 0
+        sign.kind, sign.size = INTEGER, 0
         return past_natural(at, &sign.key.number)
-    sign.kind = STRING
-    sign.key.text = at
-    content = content_of(at, sign.size)
-    if sign.size == 0 or content & CONTROL:
+    set_text(sign, at, size)
+    if sign.kind == DECIMAL:
+        return at + size
+    content = content_of(at, size)
+    if size == 0 or content & CONTROL:
         return NULL
     if content & BEYOND_ASCII:
         try:
             uid_of(sign)
         except UnicodeDecodeError:
             return NULL
-    return at + sign.size
+    return at + size
 
 
 cdef bint take_conns(const unsigned char *at, Sign *first, Py_ssize_t uids) noexcept nogil:
-    """Read an empty map, nil, or a map with only the conn of each uid."""
+    """Read nothing (an empty map or array, or nil), or a map with only the conn of each uid."""
     cdef Py_ssize_t position, count = 1, conns = ALONE
-    if at[0] == 0xc0 or at[0] == 0x80:
+    if at[0] in (0xc0, 0x80, 0x90):
         return True
     if at[0] != 0x81 or at[1] != 0xa4 or memcmp(at + 2, b"conn", 4) != 0:
         return False

@@ -19,7 +19,7 @@ from liveness.core.effects import AskCluster, Effect
 from liveness.core.frames import CLUSTER
 from liveness.core.framing import encode
 from liveness.core.link import Link
-from liveness.core.records import Instant, Uid
+from liveness.core.records import Instant, Uid, identity
 
 # Readers allow for frames of 2 MiB.
 MOST_ANSWER_BYTES: Final = 2**21
@@ -180,9 +180,13 @@ def cluster_answer(
     """
     found, partial = question.found or (), question.partial
     since = {
-        (row.uid, row.session): row.since or None for row in found if row.host == host
+        (identity(row.uid), row.session): row.since or None
+        for row in found
+        if row.host == host
     }
-    rows: list[Row] = [(*row, host, since.get((row[0], row[2]))) for row in here]
+    rows: list[Row] = [
+        (*row, host, since.get((identity(row[0]), row[2]))) for row in here
+    ]
     others: list[Row] = [
         (row.uid, row.gateway, row.session, None, row.host, row.since or None)
         for row in found

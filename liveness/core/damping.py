@@ -20,11 +20,11 @@ passes on the online alone, which is right either way.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from liveness.core.records import MOVED, OFFLINE, ONLINE, Record
+from liveness.core.records import MOVED, OFFLINE, ONLINE, Record, identity
 
 MOST_SETTLE_S: Final = 600.0
 
@@ -36,7 +36,7 @@ class DampedRecord(NamedTuple):
 
     seq: int
     kind: str
-    user: Hashable  # the user or the device that the record is about
+    user: str  # the identity of the user or the device that the record is about
     gateway: str
     at: int  # milliseconds of the reader's clock
 
@@ -105,7 +105,7 @@ class Damper(Generic[T]):
         self._wants_moves = wants_moves
         self._has_gateways = has_gateways
         self._doubtful_until = doubtful_until
-        self._waiting = OrderedDict[Hashable, _Waiting[T]]()
+        self._waiting = OrderedDict[str, _Waiting[T]]()
 
     def __len__(self) -> int:
         """How many offlines wait."""
@@ -202,7 +202,7 @@ def damped_record(record: Record, *, users: bool, offset_ms: int) -> DampedRecor
     """
     user = record.user if users else record.uid
     at = record.at + offset_ms
-    return DampedRecord(record.seq, record.kind, user, record.gateway, at)
+    return DampedRecord(record.seq, record.kind, identity(user), record.gateway, at)
 
 
 def moved(offline: Record, online: Record) -> Record:

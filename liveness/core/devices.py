@@ -3,7 +3,7 @@
 A uid that contains the separator is a device of the user in front of it: with "/", the uid
 "ada/phone" is a device of the user "ada". The first separator counts. A uid without one, or
 that begins with it, is the name of a user, and stands for a device without a name; so is an
-integer.
+integer, for a separator has no digits.
 
 `_devices.pyx` does the same, compiled. A test compares the two step by step.
 """
@@ -11,7 +11,7 @@ integer.
 from itertools import islice
 from typing import Final
 
-from liveness.core.records import Uid
+from liveness.core.records import Uid, identity
 from liveness.core.table import UserDevices
 
 MAX_SEPARATOR_CHARS: Final = 3
@@ -33,7 +33,8 @@ class Devices:
 
     def __init__(self, separator: str) -> None:
         self._separator = separator
-        self._by_user: dict[Uid, dict[Uid, None]] = {}
+        # By the identity of the user.
+        self._by_user: dict[str, dict[Uid, None]] = {}
 
     def __len__(self) -> int:
         """How many users have a device online."""
@@ -41,25 +42,26 @@ class Devices:
 
     def add(self, uid: Uid) -> None:
         """Add a device."""
-        self._by_user.setdefault(user_of(uid, self._separator), {})[uid] = None
+        user = identity(user_of(uid, self._separator))
+        self._by_user.setdefault(user, {})[uid] = None
 
     def remove(self, uid: Uid) -> UserDevices:
         """Remove a device; return how many its user still has."""
         user = user_of(uid, self._separator)
-        devices = self._by_user[user]
+        devices = self._by_user[identity(user)]
         del devices[uid]
         if not devices:
-            del self._by_user[user]
+            del self._by_user[identity(user)]
         return _size_of(user, uid), len(devices)
 
     def count(self, uid: Uid) -> UserDevices:
         """How many devices the user of a device has."""
         user = user_of(uid, self._separator)
-        return _size_of(user, uid), len(self._by_user[user])
+        return _size_of(user, uid), len(self._by_user[identity(user)])
 
     def of(self, user: Uid, limit: int) -> list[Uid]:
         """The uids of a user's devices, at most *limit*, in the order of their logins."""
-        return list(islice(self._by_user.get(user, ()), limit))
+        return list(islice(self._by_user.get(identity(user), ()), limit))
 
 
 def _size_of(user: Uid, uid: Uid) -> int:

@@ -366,9 +366,12 @@ def _bad_conn(conn: object = None, place: str = "") -> BadFrame:
 
 
 def options_of(frame: Frame, place: int = 2) -> dict[str, Any]:
-    """Return a frame's options; an empty map if they are left out or nil."""
+    """Return a frame's options; an empty map if they are left out or nil.
+
+    In some languages an empty map is written as an empty array.
+    """
     options = frame[place] if len(frame) > place else None
-    if options is None:
+    if options is None or options == ():
         return {}
     if type(options) is not dict:
         nth = "third" if place == 2 else "fourth"

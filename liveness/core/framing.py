@@ -19,11 +19,13 @@ frames about timers into requests.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import msgpack
 
 from liveness.core.link_requests import ActivityBatch, TimerBatch
+from liveness.core.records import KEEPALIVE, LOGIN, LOGOUT, MESSAGE
 from liveness.errors import Code, WireError
 
 Frame: TypeAlias = tuple[Any, ...]
@@ -46,6 +48,8 @@ LEAST_VALUES: Final = 64
 
 _PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 _STRINGS: Final = frozenset({str})
+# In these a uid may have broken UTF-8: it comes from a user, and must not end the link.
+_WITH_UIDS: Final = frozenset({LOGIN, KEEPALIVE, MESSAGE, LOGOUT, "where"})
 
 
 def encode(frame: object) -> bytes:
@@ -231,9 +235,29 @@ def decoded(frame: bytes) -> Frame:
         WireError: It is broken.
     """
     try:
-        return checked(msgpack.unpackb(frame, use_list=False, strict_map_key=True))
+        return checked(_value_of(frame))
     except (ValueError, msgpack.UnpackException) as error:
         raise wire_error_for(error) from error
+
+
+def _value_of(frame: bytes) -> object:
+    """Decode a frame; uids in broken UTF-8 get halves of surrogate pairs, so are none."""
+    try:
+        return msgpack.unpackb(frame, use_list=False, strict_map_key=True)
+    except UnicodeDecodeError:
+        with suppress(ValueError, msgpack.UnpackException):
+            value = msgpack.unpackb(
+                frame,
+                use_list=False,
+                strict_map_key=True,
+                unicode_errors="surrogateescape",
+            )
+            match value:
+                case (str(name), str() | tuple() as uids, *more) if name in _WITH_UIDS:
+                    # Raises if any other text is broken.
+                    encode([more, [uid for uid in uids if type(uid) is not str]])
+                    return value
+        raise
 
 
 def checked(value: object) -> Frame:

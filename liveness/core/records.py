@@ -12,6 +12,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 Uid: TypeAlias = str | int
 
+
+def identity(uid: Uid) -> str:
+    """What tells one user from another: `7` and `"7"` name the same one."""
+    return str(uid)
+
+
 ONLINE: Final = "online"
 OFFLINE: Final = "offline"
 MOVED: Final = "moved"
@@ -140,7 +146,7 @@ class Record(NamedTuple):
 
     def is_of(self, uid: Uid) -> bool:
         """Whether this is about a uid, or about a device of a user of that name."""
-        return uid in (self.uid, self.user)
+        return identity(uid) in (identity(self.uid), identity(self.user))
 
     def as_map(self) -> dict[str, object]:
         """The record as the wire and every outlet show it: absent keys left out."""

@@ -17,6 +17,8 @@ from liveness.core.record_batch import Opening
 from liveness.core.records import (
     EVENT_NUMBER,
     EVENTS,
+    LOGIN,
+    MOVED,
     OFFLINE_REASONS,
     Instant,
     OnlineFields,
@@ -83,7 +85,7 @@ class SessionTable:
                 entry = self.wheel.find(device)
                 if entry is not None:
                     gateway = self._by_number[entry.gateway].name
-                    rows.append((device, gateway, entry.session, entry.conn))
+                    rows.append((entry.uid, gateway, entry.session, entry.conn))
             if len(rows) >= limit:
                 break
         return rows
@@ -213,11 +215,14 @@ class SessionTable:
             ValueError: A row is damaged.
         """
         restorer = self.wheel.Restorer(clocks, at=at, next_seq=self.decided.next_seq)
-        rest = iter(rows)
+        rest, doubles = iter(rows), list[Entry]()
         while page := [*islice(rest, ROWS_AT_ONCE)]:
             first = 0
             while (first := self.wheel.restore(restorer, page, first)) < len(page):
-                name = page[first][4]
+                _, uid, _, _, name, _ = page[first]
+                if name in restorer.gateways:
+                    doubles.append(self.wheel.close(uid))
+                    continue
                 gateway = self.gateway(name)
                 restorer.add_gateway(name, gateway.number, in_force=gateway.in_force)
         for name, gateway in self.gateways.items():
@@ -227,6 +232,28 @@ class SessionTable:
                 gateway.unlinked(at.now)
             if gateway.in_force > self.wheel.timeout_of(gateway.number):
                 gateway.in_force_until = at.now if restored is None else restored.until
+        for older in doubles:
+            self._end_double(older, at)
+
+    def _end_double(self, older: Entry, at: Instant) -> None:
+        """Record that a restored session, off the wheel, is over in favour of a newer one.
+
+        Until version 0.2, `7` and `"7"` were two users, and one connection may have both
+        sessions: then it is not to be closed, and the record does not name it.
+        """
+        newer = self.wheel.find(older.uid)
+        assert newer is not None
+        is_same = newer.gateway == older.gateway and newer.conn in (older.conn, None)
+        user_size, devices = newer.user_devices
+        record = Record(
+            self.decided.next_seq, MOVED, newer.uid, self._by_number[newer.gateway].name,
+            newer.session, newer.conn, LOGIN, at.wall_ms,
+            from_gateway=self._close(older).name, from_session=older.session,
+            from_conn=None if is_same else older.conn, user_size=user_size,
+            devices=devices,
+        )  # fmt: skip
+        self.moved += 1
+        self.decided.record(record)
 
     # --- sessions -------------------------------------------------------------
 

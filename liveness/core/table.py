@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, NamedTuple, TypeAlias
 
-from liveness.core.records import Uid
+from liveness.core.records import Uid, identity
 
 NO_CONN: Final = -1
 
@@ -59,7 +59,7 @@ class Table:
     """Columns of users, and the lists that they are in."""
 
     def __init__(self) -> None:
-        self.index: dict[Uid, int] = {}
+        self.index: dict[str, int] = {}  # by the identity of the uid
         self.uid: list[Uid | None] = []
         self.deadline = array("d")
         self.timeout = array("d")
@@ -79,7 +79,7 @@ class Table:
     def add(self, fields: EntryFields) -> int:
         """Add a user, in no list yet; return its place."""
         entry, place = Entry(*fields), self._take()
-        self.index[entry.uid] = place
+        self.index[identity(entry.uid)] = place
         self.uid[place] = entry.uid
         self.gateway[place] = entry.gateway
         self.session[place] = entry.session
@@ -95,7 +95,7 @@ class Table:
     def remove(self, place: int) -> Entry:
         """Remove a user, also from its list; return its entry."""
         entry = self.entry(place)
-        del self.index[entry.uid]
+        del self.index[identity(entry.uid)]
         self._unlink(place)
         self.uid[place] = None
         self._free.append(place)

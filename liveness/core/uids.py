@@ -3,7 +3,7 @@
 import re
 from typing import Final, TypeGuard
 
-from liveness.core.records import Uid
+from liveness.core.records import Uid, identity
 
 MAX_UID_BYTES: Final = 255
 MAX_INTEGER: Final = 2**63 - 1
@@ -30,6 +30,16 @@ def is_text(value: object, longest: int) -> TypeGuard[str]:
         return not _CONTROL.search(value) and len(value.encode()) <= longest
     except UnicodeEncodeError:  # half of a surrogate pair
         return False
+
+
+def names_of(uid: Uid) -> tuple[Uid, ...]:
+    """All names of a user: text and, if that is the decimal of an integer, the integer."""
+    text = identity(uid)
+    if text.isascii() and text.isdecimal() and len(text) < 20:
+        number = int(text)
+        if number <= MAX_INTEGER and f"{number}" == text:
+            return text, number
+    return (text,)
 
 
 def is_uid(value: object) -> TypeGuard[Uid]:

@@ -42,6 +42,7 @@ from liveness.core.records import (
     OnlineFields,
     Record,
     Uid,
+    identity,
 )
 from liveness.core.restart import Clocks, SessionRestorer
 from liveness.core.session_batches import Ended, Endings, Logins, offline_of
@@ -56,7 +57,7 @@ from liveness.core.table import (
     Table,
     UserDevices,
 )
-from liveness.core.uids import is_uid
+from liveness.core.uids import is_natural, is_uid
 from liveness.core.wheel_layers import Layers
 
 # An offline is promised within 50 ms at the 99th percentile. A bucket of 10 leaves 40 for
@@ -150,7 +151,7 @@ class Wheel:
 
     def find(self, uid: Uid) -> Entry | None:
         """Return the entry of *uid*, or None."""
-        place = self._table.index.get(uid)
+        place = self._table.index.get(identity(uid))
         if place is None:
             return None
         entry = self._table.entry(place)
@@ -192,12 +193,11 @@ class Wheel:
         conns, events = activity.conns, activity.events
         left: list[tuple[int, int]] = []
         for position, uid in enumerate(activity.uids):
-            kind = type(uid)
-            if kind is not str and kind is not int:
-                # Before the look-up, which would find True and 1.0 as 1.
+            if type(uid) is not str and not is_natural(uid):
+                # Before the look-up, which would find -7 as the user "-7".
                 left.append((position, BAD_UID))
                 continue
-            place = index.get(uid)
+            place = index.get(identity(uid))
             if place is None:
                 left.append((position, UNKNOWN if is_uid(uid) else BAD_UID))
                 continue
@@ -327,18 +327,22 @@ class Wheel:
     def restore(
         self, restorer: SessionRestorer, rows: Sequence[OnlineFields], first: int
     ) -> int:
-        """Add the entries of rows of the online set, whose users have none.
+        """Add the entries of rows of the online set.
 
         Args:
             restorer: Makes the entries.
             rows: A list of rows, in the order of their sessions.
             first: Index of the first of them to look at.
         Returns:
-            The index of a row whose gateway *restorer* does not know, or else their number.
+            The index of a row whose gateway *restorer* does not know, or whose user has an
+            entry; without such a row, their number.
         Raises:
             ValueError: A row is damaged.
         """
         for index in range(first, len(rows)):
+            uid = rows[index][1]
+            if is_uid(uid) and identity(uid) in self._table.index:
+                return index
             entry = restorer.entry(rows[index])
             if entry is None:
                 return index
@@ -363,7 +367,7 @@ class Wheel:
         began.
         """
         table = self._table
-        place = table.index[uid]
+        place = table.index[identity(uid)]
         table.conn[place] = NO_CONN if conn is None else conn
         if timeout is None:
             table.flags[place] &= ~OWN_TIMEOUT
@@ -376,7 +380,7 @@ class Wheel:
 
     def close(self, uid: Uid) -> Entry:
         """End the session of *uid*, which has one; return its entry."""
-        return self._remove(self._table.index[uid])
+        return self._remove(self._table.index[identity(uid)])
 
     # --- how often users send events --------------------------------------------
 
@@ -531,7 +535,7 @@ class Wheel:
         A bucket counts as part of its slot of the lowest layer.
         """
         table = self._table
-        place = table.index[uid]
+        place = table.index[identity(uid)]
         deadline = table.deadline[place]
         if self._layers.has_passed(deadline):
             return None

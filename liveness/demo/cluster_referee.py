@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from liveness.cluster.events import ClusterEvent, Listed
 from liveness.cluster.format import ClusterRecord, Place
-from liveness.core.records import MOVED, OFFLINE, Uid
+from liveness.core.records import MOVED, OFFLINE, identity
 from liveness.demo.referee import (
     GRACE_S,
     MAX_FAULTS,
@@ -44,7 +44,7 @@ class LostHost:
 
     name: str
     killed_at: float
-    users: set[Uid]  # of which nothing is known yet
+    users: set[str]  # of which nothing is known yet
     moved_s: list[float] = field(
         default_factory=list
     )  # until they were on another host
@@ -83,8 +83,8 @@ class ClusterReferee:
         self._users = first.users.keys()
         self._timeout_s = first.timeout_s
         self._settling_s = first.flush_s + GRACE_S + PUBLISH_S
-        self._online: dict[int, dict[Uid, Place]] = {}  # by partition
-        self._counted = set[tuple[str, Uid]]()  # kind and user, until its next record
+        self._online: dict[int, dict[str, Place]] = {}  # by partition
+        self._counted = set[tuple[str, str]]()  # kind and user, until its next record
         self._killed: dict[str, float] = {}  # hosts that are down, and since when
         self._redis_away: tuple[float, float] = (-inf, -inf)  # from, until; inf: still
 
@@ -206,7 +206,7 @@ class ClusterReferee:
 
     def _take_record(self, record: ClusterRecord, *, decided: float) -> None:
         users = self._online.setdefault(record.partition, {})
-        user, place = record.user, record.place
+        user, place = identity(record.user), record.place
         self._forget_counted(user)
         if record.kind == OFFLINE:
             self.ends[place.reason] += 1
@@ -220,7 +220,7 @@ class ClusterReferee:
     def _take_list(self, event: Listed, at: float) -> None:
         """Who was online and is not in the list has gone offline without a record."""
         before = self._online.get(event.partition, {})
-        now = {place.user: place for place in event.places}
+        now = {identity(place.user): place for place in event.places}
         self._online[event.partition] = now
         for user in {**before, **now}:
             self._forget_counted(user)
@@ -228,13 +228,13 @@ class ClusterReferee:
             if user not in now and event.is_settled:
                 self._check_offline(user, at, "and is in no list")
 
-    def _check_offline(self, user: Uid, decided: float, how: str) -> None:
+    def _check_offline(self, user: str, decided: float, how: str) -> None:
         """An offline is false if the user had been on another host for long enough."""
         if user not in self._users:
             return
         hosts = list[str]()
         for name, referee in self._hosts.items():
-            since = self._alive_since(name, referee.users[str(user)], decided)
+            since = self._alive_since(name, referee.users[user], decided)
             if since is None:
                 continue
             is_known = decided - since > PUBLISH_S
@@ -258,24 +258,24 @@ class ClusterReferee:
             return True
         return away_at - PUBLISH_S <= since and decided < self.calm_since
 
-    def _note_lost(self, user: Uid, place: Place | None, at: float) -> None:
+    def _note_lost(self, user: str, place: Place | None, at: float) -> None:
         for lost in self.lost:
             if user in lost.users and (place is None or place.host != lost.name):
                 lost.users.remove(user)
                 took = lost.offline_s if place is None else lost.moved_s
                 took.append(at - lost.killed_at)
 
-    def _places(self) -> list[tuple[Uid, Place]]:
+    def _places(self) -> list[tuple[str, Place]]:
         return [pair for users in self._online.values() for pair in users.items()]
 
-    def _forget_counted(self, user: Uid) -> None:
+    def _forget_counted(self, user: str) -> None:
         for kind in CLUSTER_FAULTS:
             self._counted.discard((kind, user))
 
-    def _fault(self, kind: str, user: Uid, what: str) -> None:
+    def _fault(self, kind: str, user: str, what: str) -> None:
         if (kind, user) in self._counted:
             return
         self._counted.add((kind, user))
         self.faults_of[kind] += 1
         if len(self.faults) < MAX_FAULTS:
-            self.faults.append(Fault(kind, str(user), what))
+            self.faults.append(Fault(kind, user, what))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from liveness.core.records import TIMER
+from liveness.core.records import TIMER, identity
 from liveness.demo.plans import Behaviour
 from liveness.demo.reminders import Reminders, timer_key
 
@@ -192,7 +192,7 @@ class Referee:
             calm_since = self._reminders_calm_since(at)
             self.reminders.check(record, decided=decided, at=at, calm_since=calm_since)
             return
-        kind, uid = record["kind"], record["uid"]
+        kind, uid = record["kind"], identity(record["uid"])
         user = self.users.get(uid)
         if kind != "online":
             how = record["reason"] if kind == "offline" else kind

@@ -20,7 +20,7 @@ from liveness.config.settings import (
     TimerSettings,
 )
 from liveness.core.link_requests import Refusal
-from liveness.core.records import GATEWAY, OFFLINE, Record, Uid
+from liveness.core.records import GATEWAY, OFFLINE, Record, Uid, identity
 from liveness.core.timer_scheduler import Due
 from liveness.core.timer_states import REPLACED, STATES
 from liveness.errors import NOT_FATAL, Code
@@ -135,7 +135,7 @@ class ScriptedSidecar:
     ) -> None:
         self.path = path
         self.events: list[Event] = []
-        self._unread_events: defaultdict[Uid, deque[Event]] = defaultdict(deque)
+        self._unread_events: defaultdict[str, deque[Event]] = defaultdict(deque)
         self._within = within
         config = Config(
             timeout_s=timeout,
@@ -237,7 +237,7 @@ class ScriptedSidecar:
 
     async def next_event(self, uid: Uid, *, within: float | None = None) -> Event:
         """Wait for the next event of this user; each is returned once, in order."""
-        events = self._unread_events[uid]
+        events = self._unread_events[identity(uid)]
         await self._until(
             lambda: events, f"no event of {uid!r}", within, lambda: self._known_of(uid)
         )
@@ -435,12 +435,14 @@ class ScriptedSidecar:
 
     def _newest_record(self, uid: Uid) -> Record | None:
         for record in reversed(self._host.disk.records):
-            if isinstance(record, Record) and record.uid == uid:
+            if isinstance(record, Record) and identity(record.uid) == identity(uid):
                 return record
         return None
 
     def _known_of(self, uid: Uid) -> str:
-        event = next((each for each in reversed(self.events) if each.uid == uid), None)
+        user = identity(uid)
+        of_user = (each for each in reversed(self.events) if identity(each.uid) == user)
+        event = next(of_user, None)
         record = self._newest_record(uid)
         heard = "nothing was heard of it" if event is None else f"heard last: {event}"
         return heard if record is None else f"{heard}; recorded last: {record.as_map()}"
@@ -476,4 +478,4 @@ class ScriptedSidecar:
     def _on_event(self, event: str, uid: Uid, conn: int | None, gateway: str) -> None:
         noted = Event(event, uid, conn, gateway)
         self.events.append(noted)
-        self._unread_events[uid].append(noted)
+        self._unread_events[identity(uid)].append(noted)

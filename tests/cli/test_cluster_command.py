@@ -36,7 +36,7 @@ def run(
 @pytest.fixture
 def host(redis: RedisServer) -> ClusterPublisher:
     host, other = ClusterPublisher(redis), ClusterPublisher(redis, "b")
-    host.online("ada", 7)
+    host.online("ada", 8)
     other.online("ada")
     host.offline("ada")
     return host
@@ -53,7 +53,7 @@ def test_the_records_of_all_hosts_are_shown_and_the_position_to_go_on_from(
     shown = {re.sub(r"^\S+ \S+  |  p [01] v \d+$", "", line) for line in lines}
     assert shown == {
         "online   ada  gw on a  login",
-        "online   int:7  gw on a  login",
+        "online   8  gw on a  login",
         "moved    ada  gw on b from gw on a  login",
     }
     position = said.rpartition("--from ")[2].strip()
@@ -119,12 +119,13 @@ def test_status_as_json(run: Run, redis: RedisServer, host: ClusterPublisher) ->
 
 
 def test_where_shows_each_session(run: Run, host: ClusterPublisher) -> None:
-    code, lines, _ = run("cluster", "where", "ada", "int:7", "kim")
-    assert code == 0
-    assert [line.partition("  session")[0] for line in lines] == [
-        "ada  gw on b",
-        "int:7  gw on a",
-    ]
+    for name in ("8", "int:8"):
+        code, lines, _ = run("cluster", "where", "ada", name, "kim")
+        assert code == 0
+        assert [line.partition("  session")[0] for line in lines] == [
+            "ada  gw on b",
+            "8  gw on a",
+        ]
     (line,) = run("cluster", "where", "ada", "--json")[1]
     assert json.loads(line)["host"] == "b"
     assert run("cluster", "where", "kim") == (1, [], "")

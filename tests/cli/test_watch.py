@@ -99,7 +99,7 @@ async def test_count_ends_it_in_the_middle_of_a_frame(sidecar: LogPeer) -> None:
             record(6, "moved", from_session=None),
             "moved    user-6  chat-1, older connection at chat-0  login  seq 6",
         ),
-        (record(7, uid=7), "online   int:7  chat-1  login  seq 7"),
+        (record(7, uid=7), "online   7  chat-1  login  seq 7"),
         (record(7, uid="7"), "online   7  chat-1  login  seq 7"),
         (
             record(8, uid="a\nb\x1b[2J\u202e"),

@@ -101,7 +101,7 @@ def test_a_dead_letter_is_a_line_with_its_record(admin: Admin, run: Any) -> None
     assert (code, said) == (0, "")
     assert re.fullmatch(
         r"17  2026-\S+Z  mail  400 after attempt 1  no\\nx{77}…  "
-        r"\S+ \S+  offline  int:9007199254740993  gw-1  logout  seq 81\n",
+        r"\S+ \S+  offline  9007199254740993  gw-1  logout  seq 81\n",
         shown,
     )
     assert json.loads(run("dead", "--json")[1]) == LETTER

@@ -120,9 +120,9 @@ class Disk:
         return len(self.records)
 
     @property
-    def sessions(self) -> dict[Uid, OnlineRow]:
-        """The session of each user online."""
-        return {row.uid: row for row in self.online.values()}
+    def sessions(self) -> dict[str, OnlineRow]:
+        """The session of each user online, by the text of its uid."""
+        return {str(row.uid): row for row in self.online.values()}
 
     def trim(self, keep: int) -> None:
         """Keep so many records, at least one; let idle cursors follow."""
@@ -398,7 +398,7 @@ class Sidecar:
 # --- a gateway -----------------------------------------------------------------------
 
 
-Key = tuple[Uid, int | None]
+Key = tuple[str, int | None]
 
 
 def is_end(arrival: Arrival) -> bool:
@@ -445,8 +445,9 @@ class Process:
         self.reader = Reader(max_frame_bytes=2**20, max_batch=4_000)
         self.writing: Iterator[bytes] = iter(())
         self.is_stuck = False  # after a frame, until the next turn
+        # By the text of the uid, by which later events name the user.
         self.open: dict[Key, Conn] = {}
-        self.closed: deque[tuple[Uid, int]] = deque(maxlen=5)
+        self.closed: deque[tuple[str, int]] = deque(maxlen=5)
         self.ended: ReaderQueue = self.client.inbox.open_queue(is_end)
         self.others: ReaderQueue | None = None
         self.reports_ends = False  # whether it reports a logout for them
@@ -468,12 +469,13 @@ class Process:
         reports = self.client.reports
         conn = reports.new_conn() if has_conn else None
         self.client.login(uid, conn, at=now, timeout=timeout)
-        wire = conn if conn is not None else reports._conns[uid]
-        known = self.open.get((uid, conn))
+        key = str(uid), conn
+        wire = conn if conn is not None else reports._conns[str(uid)]
+        known = self.open.get(key)
         if known is None or known.wire != wire:
             known = Conn(uid, wire, timeout, now, 86_400.0, [])
-            self.open[uid, conn] = known
-            self.settle_debts((uid, conn))
+            self.open[key] = known
+            self.settle_debts(key)
         self.amend(known, now, timeout)
 
     def amend(self, conn: Conn, now: float, timeout: float | None) -> None:
@@ -540,7 +542,7 @@ class Process:
                 return
             end = arrival.end
             assert end is not None
-            key = end.uid, end.conn
+            key = str(end.uid), end.conn
             self.in_hand = next((at for at, it in self.owed.items() if it == key), None)
             assert self.in_hand is not None
             if key in self.dropped:
@@ -568,7 +570,7 @@ class Process:
         if (arrival := before.current) is not None:
             assert self.in_hand is not None
             if arrival.end is not None:
-                self.dropped.add((arrival.end.uid, arrival.end.conn))
+                self.dropped.add((str(arrival.end.uid), arrival.end.conn))
             else:  # its logout was reported meanwhile, and is as good
                 self.owed.pop(self.in_hand, None)
         self.in_hand = None
@@ -647,7 +649,11 @@ class Process:
         at = self.logs[-1], record["seq"]
         for key, conn in self.open.items():
             is_new = at not in self.owed and key not in self.owed.values()
-            if mine == (self.name, conn.wire) and key[0] == record["uid"] and is_new:
+            if (
+                mine == (self.name, conn.wire)
+                and key[0] == str(record["uid"])
+                and is_new
+            ):
                 self.owed[at] = key
 
     def write(self, now: float) -> None:
@@ -885,7 +891,7 @@ class World:
     def check_agreement(self) -> None:
         sidecar, disk = self.sidecar, self.disk
         assert sidecar is not None
-        candidates: dict[Uid, list[tuple[Process, Conn]]] = {}
+        candidates: dict[str, list[tuple[Process, Conn]]] = {}
         for gateway in self.gateways.values():
             assert not gateway.owed, "an end was never handed over"
             assert not gateway.flushes
@@ -893,17 +899,17 @@ class World:
             assert set(reports.uids) == {conn.wire for conn in gateway.open.values()}
             assert reports.unconfirmed == 0
             for conn in gateway.open.values():
-                candidates.setdefault(conn.uid, []).append((gateway, conn))
+                candidates.setdefault(str(conn.uid), []).append((gateway, conn))
         assert len(disk.online) == len(candidates)
-        for uid, row in disk.sessions.items():
+        for user, row in disk.sessions.items():
             (conn,) = (
                 conn
-                for gateway, conn in candidates[uid]
+                for gateway, conn in candidates[user]
                 if (gateway.name, conn.wire) == (row.gateway, row.conn)
             )
             if not self.has_older:
                 assert row.timeout == conn.timeout
-                assert len(candidates[uid]) == 1, "a loser was not told"
+                assert len(candidates[user]) == 1, "a loser was not told"
 
 
 names = st.sampled_from(NAMES)
@@ -1103,7 +1109,7 @@ def test_the_later_of_two_logins_on_a_link_wins(
     newest = max(world.gateways["gw-1"].client.reports.uids)
     world.now += busy_s  # in which it does not get round to writing
     world.act(("pass", late + 2))
-    assert world.disk.sessions[7].conn == newest
+    assert world.disk.sessions["7"].conn == newest
 
 
 @pytest.mark.parametrize("late", [1, 12], ids=["read soon", "read three seconds late"])
@@ -1124,4 +1130,4 @@ def test_the_newer_of_two_logins_wins_in_either_order(
         ("pass", late + 2),
     ):
         world.act(act)
-    assert world.disk.sessions[7].gateway == newer
+    assert world.disk.sessions["7"].gateway == newer

@@ -14,7 +14,7 @@ from liveness.client.timer_requests import MAX_REQUESTS_PER_WRITE
 from liveness.core.clearance import LEAST_LATE_S
 from liveness.core.frames import parse_hello
 from liveness.core.framing import Frame, Reader, decode
-from liveness.core.records import HostTime
+from liveness.core.records import HostTime, Uid
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 from tests.helpers.strategies import BOUNDED, frames, no_uids, uids, values
 
@@ -393,11 +393,24 @@ def test_the_end_of_a_connection_logged_in_without_conn_has_none() -> None:
     assert ends(view) == [("ada", None, "gateway_lost")]
 
 
+@pytest.mark.parametrize(("login", "record"), [(7, "7"), ("7", 7)])
+def test_a_record_ends_a_connection_by_either_name_of_its_user(
+    login: Uid, record: Uid
+) -> None:
+    client = linked((login, 1))
+    view = ended(client)
+    notify(client, offline(1, record, 1))
+    assert repr(ends(view)) == repr([(login, 1, "silence")])
+    client.logout(record, 1)  # as its gateway may call the user
+    assert client.reports.uids == {}
+
+
 NOT_OURS: Final = {
     "another conn": offline(1, "ada", 2),
     "no conn": offline(1, "ada", None),
     "another user": offline(1, "bob", 1),
-    "the integer of those digits": offline(1, 7, 3),
+    "the integer of other digits": offline(1, 7, 3),
+    "text that is no decimal": offline(1, "07", 3),
     "another gateway": offline(1, "ada", 1, gateway="gw-2"),
     "moved from another gateway": moved(1, "ada", 1, **{"from": "gw-2"}),
     "moved from another conn": moved(1, "ada", 2),
@@ -409,11 +422,11 @@ NOT_OURS: Final = {
 
 @pytest.mark.parametrize("record", NOT_OURS.values(), ids=NOT_OURS.keys())
 def test_only_that_very_connection_of_that_very_user_is_ended(record: Any) -> None:
-    client = linked(("ada", 1), ("7", 3))
+    client = linked(("ada", 1), ("77", 3))
     view, records = ended(client), client.inbox.open_queue(is_any)
     notify(client, record)
     assert ends(view) == []
-    assert client.reports.uids == {1: "ada", 3: "7"}
+    assert client.reports.uids == {1: "ada", 3: "77"}
     arrival = records.next()
     assert arrival is not None
     assert arrival.record == record

@@ -234,7 +234,8 @@ def test_questions_are_answered_beside_unread_records_and_over_restarts(
                 found = await watch.where(uids)
                 assert found == [(7, "gw", 2, 6), ("ada", "gw", 1, 5)]
                 assert found[1].gateway == "gw"
-                assert await watch.online(uids) == {7, "ada"}
+                assert await watch.online(uids) == {7, "7", "ada"}
+                assert await watch.online("7") == {"7"}
                 assert await watch.online("ada") == {"ada"}
                 assert await watch.where([]) == []
                 listing = await watch.list()

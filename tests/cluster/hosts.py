@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from liveness.cluster.format import (
     Place,
     field_of,
+    gateway_of,
     keys_of,
     partition_of,
     place_bytes,
@@ -68,7 +69,7 @@ def publish(
                 incarnation,
                 there.session,
                 there.since,
-                there.gateway.encode(),
+                gateway_of(there.gateway, there.user).encode(),
                 there.device.encode(),
             )
             for there in mine
@@ -78,7 +79,7 @@ def publish(
                 Place(
                     field.decode(),
                     host,
-                    there.gateway,
+                    gateway_of(there.gateway, there.user),
                     there.session,
                     there.since,
                     "resync",

@@ -48,10 +48,14 @@ class Stored:
         records = b""
         for change in changes:
             user, is_online = change[1:], change[0] == "+"
-            place = place_bytes(Place(user, "a", "gw", 5, 9, "login"))
+            if is_integer := user.startswith("int:"):
+                user = user.removeprefix("int:")
+            gateway = "\1gw" if is_integer else "gw"
+            place = place_bytes(Place(user, "a", gateway, 5, 9, "login"))
             records += KINDS["online" if is_online else "offline"] + place
             if is_online:
-                self.users[user.encode()] = session_bytes(1, 5, 9, b"gw", b"")
+                value = session_bytes(1, 5, 9, gateway.encode(), b"")
+                self.users[user.encode()] = value
             else:
                 del self.users[user.encode()]
         fields = {b"p": self.name.encode(), b"t": token.encode(), b"r": records}
@@ -440,6 +444,37 @@ def test_a_list_that_saw_what_a_failover_lost_is_made_again(stored: Stored) -> N
 
     reads: list[object] = []
     assert read(reader, stored, between=between) == [(101, {"ada", "bob"})]
+
+
+# --- names of users -------------------------------------------------------------------
+
+
+def test_a_list_has_a_user_once_by_the_name_of_its_newest_session(
+    stored: Stored,
+) -> None:
+    stored.change(100, "+int:7", "+ada")
+
+    def between(request: object) -> None:
+        if isinstance(request, ReadUsers) and request.cursor:  # 7 was read
+            stored.change(102, "-int:7", "+7")
+
+    found = read(chain(lists=True), stored, between=between)
+    assert found == ["-7", "+7", (103, {"ada", "7"})]
+
+
+def test_a_record_has_the_name_of_the_login(stored: Stored) -> None:
+    reader = chain(position=stored.name)
+    stored.change(100, "+int:7", "-int:7", "+7", f"+int:{2**63 - 1}")
+    events = [delivery.event for delivery in deliveries_of(reader, stored)]
+    uids = [event.user for event in events if isinstance(event, ClusterRecord)]
+    assert repr(uids) == repr([7, 7, "7", 2**63 - 1])
+
+
+def test_an_integer_of_a_host_of_version_0_2_is_no_user_of_today(
+    stored: Stored,
+) -> None:
+    stored.change(100, "+\x017")
+    assert read(chain(position=f"0.1-{BORN_US}"), stored) == ["+\x017"]
 
 
 # --- damage ---------------------------------------------------------------------------

@@ -19,13 +19,13 @@ from liveness.cluster.format import (
     ending_bytes,
     entry_of,
     field_of,
+    gateway_of,
     host_of,
     keys_of,
     partition_of,
     place_bytes,
     session_bytes,
     sessions_of,
-    user_of_field,
 )
 from liveness.cluster.functions import functions
 from tests.helpers.needs import require
@@ -62,8 +62,8 @@ def block(language: str, has: str) -> str:
 @of("field")
 def test_a_user_has_its_field_and_partitions(case: dict[str, Any]) -> None:
     user, field = case["user"], bytes.fromhex(case["hex"])
-    assert field == (b"\x01" if isinstance(user, int) else b"") + str(user).encode()
-    assert (field_of(user), user_of_field(field)) == (field, user)
+    assert field == str(user).encode()
+    assert field_of(user) == field
     for partitions, number in case["partitions"].items():
         assert zlib.crc32(field) % int(partitions) == number
         assert partition_of(field, int(partitions)) == number
@@ -126,7 +126,8 @@ def test_the_bytes_of_an_entry(case: dict[str, Any]) -> None:
         zip(unpacker, case["records"], strict=True), first
     ):
         user, host, gateway, session, since, reason, *device = place
-        uid = int(user[1:]) if user[0] == "\x01" else user
+        is_integer, gateway = gateway[0] == "\x01", gateway.lstrip("\x01")
+        uid = int(user) if is_integer else user
         read = {"kind": KINDS[kind], "version": version, "uid": uid, "host": host}
         read |= {"gateway": gateway, "session": session, "reason": reason}
         read |= {"since": since} if since else {}
@@ -181,7 +182,8 @@ class Publisher:
             parts.setdefault(number, []).append(change)
         for number, its in parts.items():
             values, bodies = [], []
-            for user, device, session, gateway, reason, has_ended in its:
+            for user, device, session, name_of_gateway, reason, has_ended in its:
+                gateway = gateway_of(name_of_gateway, user)
                 since = 0 if has_ended else EPOCH + session
                 value = ending_bytes(session)
                 if not has_ended:
@@ -294,7 +296,7 @@ def test_the_shell_lines_of_the_page_list_who_is_online(crowd: RedisServer) -> N
     )
     assert done.stderr == ""
     assert sorted(done.stdout.splitlines()) == sorted(
-        ['"ada"', '"\\x017"', '"eve\\\\\\"\\xc3\\xa9"']
+        ['"ada"', '"7"', '"eve\\\\\\"\\xc3\\xa9"']
     )
 
 
@@ -307,5 +309,5 @@ def test_the_python_of_the_page_lists_who_is_online(crowd: RedisServer) -> None:
     )
     assert done.stderr == ""
     assert sorted(done.stdout.replace("chat\n9", "chat/9").splitlines()) == sorted(
-        ["ada south chat-9", "\x017 north chat-1", 'eve\\"é south chat/9']
+        ["ada south chat-9", "7 north chat-1", 'eve\\"é south chat/9']
     )

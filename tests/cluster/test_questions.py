@@ -46,16 +46,26 @@ def places(redis: RedisServer, *uids: Uid, limit: int = 100, **options: Any) -> 
 def test_users_are_found_on_every_host_the_newest_session_first(
     redis: RedisServer, backend: str
 ) -> None:
-    publish(redis, "a", There("ada"), There(7, session=2), There("7", session=3))
+    publish(redis, "a", There("ada"), There(7, session=2))
     publish(redis, "b", There("ada", "gw-2", 44, 2_000), There(2**63 - 1))
     assert places(redis, *UIDS, backend=backend) == [
         Place("ada", "b", "gw-2", 44, 2_000, ""),
         Place("ada", "a", "gw", 1, 1_000, ""),
         Place(7, "a", "gw", 2, 1_000, ""),
-        Place("7", "a", "gw", 3, 1_000, ""),
         Place(2**63 - 1, "b", "gw", 1, 1_000, ""),
     ]
     assert places(redis) == []
+
+
+def test_a_user_is_found_by_both_names_and_each_session_has_that_of_its_login(
+    redis: RedisServer,
+) -> None:
+    publish(redis, "a", There(7, session=2), There("07"))
+    publish(redis, "b", There("7", session=3, since=2_000))
+    found = [Place("7", "b", "gw", 3, 2_000, ""), Place(7, "a", "gw", 2, 1_000, "")]
+    for asked_by in ([7], ["7"], [7, "7"]):
+        assert places(redis, *asked_by) == found
+        assert places(redis, *asked_by, separator="/") == found
 
 
 def test_more_users_than_a_call_has_are_asked_in_several(

@@ -24,6 +24,7 @@ User: TypeAlias = tuple[Uid, int | None]  # uid, conn
 class Session:
     """What the model knows of one session."""
 
+    uid: Uid  # as the event had it that opened the session
     gateway: str
     conn: int | None
     session: int
@@ -54,7 +55,7 @@ class Sessions:
         separator: str = "",
     ) -> None:
         self.scene = Scene(wheel_class, timeout=timeout, separator=separator)
-        self.online: dict[Uid, Session] = {}
+        self.online: dict[str, Session] = {}  # by the text of the uid
         self.named = dict.fromkeys(uids)
         self.linked: dict[str, None] = {}
         self.timeouts: dict[str, float | None] = {}
@@ -83,10 +84,11 @@ class Sessions:
         start_ms: int,
         timeout: float | None,
     ) -> Shown:
-        before = self.online.get(uid)
+        before = self.online.get(str(uid))
         self.seq += 1
-        self.online[uid] = Session(name, conn, self.seq, start_ms, timeout)
-        self.sign(self.online[uid], event)
+        session = Session(uid, name, conn, self.seq, start_ms, timeout)
+        self.online[str(uid)] = session
+        self.sign(session, event)
         shown = self.shown(kind, uid, event)
         if before is not None:
             shown |= {"from": before.gateway, "from_session": before.session}
@@ -94,7 +96,8 @@ class Sessions:
         return shown
 
     def shown(self, kind: str, uid: Uid, reason: str) -> Shown:
-        session = self.online[uid]
+        session = self.online[str(uid)]
+        uid = session.uid
         conn = {} if session.conn is None else {"conn": session.conn}
         return (
             conn
@@ -119,7 +122,8 @@ class Sessions:
         return {"user": user, "devices": len(self.devices_of(user))}
 
     def devices_of(self, user: Uid) -> list[Uid]:
-        return [uid for uid in self.online if self.user_of(uid) == user]
+        uids = [session.uid for session in self.online.values()]
+        return [uid for uid in uids if str(self.user_of(uid)) == str(user)]
 
     def user_of(self, uid: Uid) -> Uid:
         separator = self.scene.separator
@@ -130,8 +134,8 @@ class Sessions:
     def ended(self, uid: Uid, reason: str) -> Shown:
         self.seq += 1
         shown = self.shown("offline", uid, reason)
-        session = self.online.pop(uid)
-        shown |= self.devices(uid)
+        session = self.online.pop(str(uid))
+        shown |= self.devices(session.uid)
         shown["silence"] = (self.scene.wall_ms - session.seen_ms) / 1_000
         if session.last is None:
             return shown | {"restored": True}
@@ -155,11 +159,11 @@ class Sessions:
             start_ms = self.scene.wall_ms - int(began_ago * 1_000)
         expected = []
         for uid, conn in who:
-            session = self.online.get(uid)
+            session = self.online.get(str(uid))
             new = (name, uid, conn, "login", start_ms, timeout)
             if session is None:
                 expected.append(self.opened("online", *new))
-                self.online[uid].is_exact = is_exact
+                self.online[str(uid)].is_exact = is_exact
             elif session.gateway == name and session.conn in (conn, None):
                 session.conn, session.timeout = conn, timeout
                 if is_exact and not session.is_exact:
@@ -176,7 +180,7 @@ class Sessions:
                     expected.append(shown)
             else:
                 expected.append(self.opened("moved", *new))
-                self.online[uid].is_exact = is_exact
+                self.online[str(uid)].is_exact = is_exact
         began = None
         if began_ago is not None:
             theirs = self.scene.mono - began_ago - self.clocks.get(name, 0.0)
@@ -206,7 +210,7 @@ class Sessions:
                 continue
             self.named[uid] = None
             event = EVENTS[number]
-            session = self.online.get(uid)
+            session = self.online.get(str(uid))
             if session is None:
                 wall = self.scene.wall_ms
                 new = self.opened("online", name, uid, conn, event, wall, None)
@@ -227,7 +231,7 @@ class Sessions:
         expected = []
         self.named |= dict.fromkeys(uid for uid, _ in who)
         for uid, conn in who:
-            session = self.online.get(uid)
+            session = self.online.get(str(uid))
             if session is None:
                 self.ignored["offline"] += 1
             elif session.gateway != name:
@@ -247,11 +251,11 @@ class Sessions:
         self.scene.pass_time(seconds, absent=absent)
         self.scene.read(*self.linked)
         got = self.scene.fire(limit=limit)
-        due = [uid for uid, s in self.online.items() if s.due < self.scene.now]
+        due = [s.uid for s in self.online.values() if s.due < self.scene.now]
         # Within a pass the order is the wheel's and the gateways'.
         assert sorted(map(repr, due)) == sorted(repr(shown["uid"]) for shown in got)
         for shown in got:
-            session = self.online[shown["uid"]]
+            session = self.online[str(shown["uid"])]
             is_linked = session.gateway in self.linked
             reason = "silence" if is_linked else "gateway_lost"
             assert shown == self.ended(shown["uid"], reason)
@@ -274,7 +278,7 @@ class Sessions:
         self.link_begins(name)
         if is_fresh:
             got = self.scene.lose(name)
-            mine = {uid for uid, s in self.online.items() if s.gateway == name}
+            mine = {s.uid for s in self.online.values() if s.gateway == name}
             assert {shown["uid"] for shown in got} == mine
             for shown in got:
                 assert shown == self.ended(shown["uid"], "gateway_lost")
@@ -332,17 +336,17 @@ class Sessions:
         scene, presence = self.scene, self.scene.presence
         assert scene.disk == {
             s.session: OnlineRow(
-                s.session, uid, s.start_ms, s.conn, s.gateway, s.timeout
+                s.session, s.uid, s.start_ms, s.conn, s.gateway, s.timeout
             )
-            for uid, s in self.online.items()
+            for s in self.online.values()
         }
         assert presence.where([*self.named]) == [
-            (uid, s.gateway, s.session, s.conn)
+            (s.uid, s.gateway, s.session, s.conn)
             for uid in chain.from_iterable(map(self.asked, self.named))
-            if (s := self.online.get(uid)) is not None
+            if (s := self.online.get(str(uid))) is not None
         ]
         if scene.separator:
-            online = {self.user_of(uid) for uid in self.online}
+            online = {self.user_of(uid) for uid in self.online}  # each of them as text
             assert presence.wheel.users == len(online)
             for user in online:
                 assert {*presence.devices_of(user, 100)} == {*self.devices_of(user)}

@@ -204,11 +204,12 @@ def gaps(pair: Pair, timeout: float) -> st.SearchStrategy[float]:
 
 # Of each size in bytes that a uid may have.
 long_uids = st.integers(1, 255).map(lambda size: "é" * (size // 2) + "x" * (size % 2))
-users = st.sampled_from(["a", "é", "a" * 30, "/", "", "a/", "b//"])
+users = st.sampled_from(["a", "é", "a" * 30, "/", "", "a/", "b//", "7", "07"])
 devices = st.builds(
     "{}{}{}".format, users, st.sampled_from(["/", "::"]), st.integers(0, 9)
 )
-pool = st.sampled_from(HARD_UIDS) | st.integers(0, 40) | long_uids | uids | devices
+numbers = st.integers(0, 40) | st.integers(0, 40).map(str)
+pool = st.sampled_from(HARD_UIDS) | numbers | long_uids | uids | devices
 STEPS: Final = (
     *("open", "open", "put", "put", "begin", "begin", "listed", "listed", "packed"),
     *("packed", "advance", "advance", "advance", "advance", "amend", "close", "fire"),
@@ -249,7 +250,7 @@ def take_step(
     match step:
         case "open" | "put":
             uid, conn = data.draw(pool), data.draw(conns)
-            if uid in pair.online:
+            if str(uid) in map(str, pair.online):
                 return
             if step == "open":
                 own, exact = data.draw(st.none() | timeouts), data.draw(st.booleans())
@@ -265,6 +266,8 @@ def take_step(
             kinds = [pool if known is None else known] * 3
             kinds += [pool, st.sampled_from(NO_UIDS)]
             who = st.sampled_from(kinds).flatmap(lambda kind: kind)
+            if pair.online:  # also by the other name of a number
+                kinds += [st.sampled_from([*map(str, pair.online)])]
             touch = st.tuples(who, conns, st.sampled_from([*EVENT_NAMES]))
             touches = data.draw(st.lists(touch, max_size=80))
             if step == "packed":
@@ -320,7 +323,7 @@ def take_step(
             pair.check_owned(data.draw(st.sampled_from([1_000, 3_000, ALL])))
         case "crowd":
             for uid in CROWD:
-                if uid not in pair.online:
+                if pair.reference.find(uid) is None:
                     pair.open(uid, gateway, 1, None, exact=False)
         case "leave":
             for uid in CROWD:

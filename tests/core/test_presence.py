@@ -629,6 +629,80 @@ def test_a_wall_clock_set_back_over_a_restart_locks_no_user_to_its_old_session(
     assert brief(scene.login("h", ["u"], [6])) == MOVED
 
 
+# --- the names of users -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("login", "other"), [("4711", 4711), (4711, "4711")])
+def test_an_integer_and_its_decimal_are_one_user_by_the_name_of_the_login(
+    scene: Scene, login: Uid, other: Uid
+) -> None:
+    scene.login("g", [login], [5])
+    scene.wait(20, "g")
+    assert scene.hear("g", ("keepalive", other, 5)) == []
+    assert scene.wait(20, "g") == []
+    found = scene.presence.where([other, login])
+    assert repr(found) == repr([(login, "g", 1, 5)] * 2)
+    assert scene.login("g", [other], [5], timeout=3) == []
+    assert repr(scene.kept) == repr({login: scene.disk[1]})
+    (offline,) = scene.logout("g", [other], [5])
+    assert (offline["kind"], repr(offline["uid"])) == ("offline", repr(login))
+
+
+def test_a_new_session_has_the_name_of_its_own_login(scene: Scene) -> None:
+    scene.login("g", ["7"], [5])
+    (moved,) = scene.login("h", [7], [6])
+    assert (moved["kind"], moved["uid"], moved["from_session"]) == ("moved", 7, 1)
+    (offline,) = scene.logout("h", ["7"], [6])
+    assert offline["uid"] == 7
+    (online,) = scene.hear("g", ("keepalive", "7", 5))
+    assert online["uid"] == "7"
+
+
+def test_two_names_of_one_user_in_one_frame_are_two_events_of_it(scene: Scene) -> None:
+    assert brief(scene.login("g", [7, "7"], [1, 2])) == [
+        ("online", 7, "login"), ("moved", "7", "login"),
+    ]  # fmt: skip
+    assert scene.hear("g", ("message", 7, 2), ("keepalive", "7", 2)) == []
+    assert brief(scene.logout("g", [7, "7"])) == [("offline", "7", "logout")]
+    assert scene.presence.ignored["offline"] == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["007", "7.0", " 7", "+7", "-7", "\u0667", "9223372036854775808", "7" * 20]
+)
+def test_text_that_is_no_decimal_of_an_integer_is_a_user_of_its_own(
+    scene: Scene, text: str
+) -> None:
+    scene.login("g", [7, 2**63 - 1, "9223372036854775807", text, "0", 0])
+    assert len(scene.presence) == 4
+    assert scene.presence.where([text]) == [(text, "g", 3, None)]
+
+
+@pytest.mark.parametrize(
+    ("gateway", "conn", "lost"),
+    [("g", 5, None), ("g", 6, 5), ("h", 5, 5), ("g", None, None)],
+    ids=["its connection", "another", "another gateway's", "an unknown one"],
+)
+def test_of_two_sessions_of_a_user_that_were_kept_the_newer_goes_on(
+    scene: Scene, gateway: str, conn: int | None, lost: int | None
+) -> None:
+    """Until version 0.2, `7` and `"7"` were two users, and both may be online."""
+    scene.login("g", ["7"], [5])
+    scene.login("g", ["other"])
+    scene.disk[2] = OnlineRow(2, 7, scene.wall_ms, conn, gateway, None)
+    scene.crash()
+    (moved,) = scene.written()
+    expected = record(scene, 3, "moved", "login", uid=7, gateway=gateway, session=2)
+    expected |= {"conn": conn, "from": "g", "from_session": 1, "from_conn": lost}
+    assert moved == {key: it for key, it in expected.items() if it is not None}
+    assert repr(scene.presence.where(["7"])) == repr([(7, gateway, 2, conn)])
+    scene.link("g")
+    scene.link("h")
+    assert {scene.gateway(name).users for name in ("g", "h") if name != gateway} == {0}
+    assert scene.gateway(gateway).users == 1
+    assert brief(scene.wait(31, "g", "h")) == [("offline", 7, "silence")]
+
+
 # --- devices ----------------------------------------------------------------------------
 
 
@@ -637,17 +711,18 @@ def test_devices_that_fall_silent_together_are_counted_one_by_one(
 ) -> None:
     scene = Scene(wheel_class, separator="/")
     scene.link("g")
-    online = scene.login("g", ["ada/a", "ada/b", 7])
+    online = scene.login("g", ["ada/a", "ada/b", 7, "7/a"])
     scene.wait(31, "g")
-    shown = [*online, *scene.log[3:]]
+    shown = [*online, *scene.log[4:]]
     assert [(record["user"], record["devices"]) for record in shown] == [
-        ("ada", 1), ("ada", 2), (7, 1), ("ada", 1), ("ada", 0), (7, 0),
+        ("ada", 1), ("ada", 2), (7, 1), ("7", 2),
+        ("ada", 1), ("ada", 0), (7, 1), ("7", 0),
     ]  # fmt: skip
 
 
 # --- the machine -----------------------------------------------------------------------
 
-UIDS: Final[tuple[Uid, ...]] = ("a", 7, "7", "a/1", "a/2")
+UIDS: Final[tuple[Uid, ...]] = ("a", 7, "7", "7/1", "a/1", "a/2")
 SERVER_TIMEOUT: Final = 2.0
 
 names = st.sampled_from(["g", "h"])

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from liveness.core.records import EVENTS, Instant, OnlineFields, Uid
 from liveness.core.restart import Clocks, no_clocks
+from liveness.core.table import Entry
 from liveness.core.wheel import Wheel
 from tests.core.conftest import WHEELS
 from tests.helpers.strategies import BOUNDED, conns, examples, uids
@@ -44,11 +46,16 @@ class Restored:
     ) -> None:
         self.wheel = wheel_class(timeout=30.0, slots=30, now=AT.now)
         self.restorer = wheel_class.Restorer(clocks, at=AT, next_seq=NEXT_SEQ)
-        self.stops = list[int]()  # where a gateway was unknown
+        self.stops = list[int]()  # where a gateway was unknown, or a user there before
+        self.doubles = list[Entry]()  # of those users
         first, page = 0, [*rows]
         while (first := self.wheel.restore(self.restorer, page, first)) < len(page):
             self.stops.append(first)
-            name, number = page[first][4], self.wheel.add_gateway()
+            name = page[first][4]
+            if name in self.restorer.gateways:
+                self.doubles.append(self.wheel.close(page[first][1]))
+                continue
+            number = self.wheel.add_gateway()
             in_force = IN_FORCE.get(name, 1.0)
             self.restorer.add_gateway(name, number, in_force=in_force)
 
@@ -59,7 +66,9 @@ class Restored:
             for name, it in self.restorer.gateways.items()
         ]
         clocks = self.wheel.clocks(AT.now + 1, AT.mono + 1)
-        return repr((self.stops, gateways, clocks, [*map(self.wheel.find, who)]))
+        return repr(
+            (self.stops, self.doubles, gateways, clocks, [*map(self.wheel.find, who)])
+        )
 
 
 @settings(BOUNDED, max_examples=examples(100))
@@ -68,7 +77,7 @@ def test_both_wheels_restore_the_same(
     by_session: dict[int, Any], of_clocks: dict[int, Any], away: float
 ) -> None:
     rows = {uid: (n, uid, *rest) for n, (uid, *rest) in sorted(by_session.items())}
-    in_order = sorted(rows.values())
+    in_order = sorted(rows.values(), key=itemgetter(0))
     columns = [*zip(*sorted((n, *c) for n, c in of_clocks.items()), strict=True)]
     sessions, timeouts, remaining, silences = columns or [()] * 4
     clocks = Clocks(

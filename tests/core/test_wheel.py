@@ -55,7 +55,7 @@ class Model:
         self.wheel = wheel_class(timeout=timeout, slots=slots, now=now)
         self.now = now
         self.timeouts = [timeout] * GATEWAYS
-        self.entries: dict[Uid, Entry] = {}
+        self.entries: dict[str, Entry] = {}  # by the text of the uid
         self.bucket_s = self.wheel.bucket_s
         self.late = self.bucket_s * (1 + ROUNDING)
         self.slot_s, self.timeout = timeout / slots, timeout
@@ -77,7 +77,7 @@ class Model:
     ) -> None:
         entry = self.entry_of(uid, gateway=gateway, timeout=timeout, conn=conn)
         entry = entry._replace(flags=entry.flags | EXACT_START * exact)
-        self.entries[uid] = entry
+        self.entries[str(uid)] = entry
         self.wheel.open(
             uid,
             gateway=gateway,
@@ -95,7 +95,7 @@ class Model:
         entry = self.entry_of(uid, gateway=gateway, timeout=None, conn=None)
         entry = entry._replace(timeout=lasts, deadline=self.now + remaining, event=0)
         self.longest = max(self.longest, remaining)
-        self.entries[uid] = entry
+        self.entries[str(uid)] = entry
         self.wheel.put(entry[:-1])
 
     def entry_of(
@@ -105,7 +105,7 @@ class Model:
         self.sessions += 1
         whole = timeout or self.timeouts[gateway]
         self.longest = max(self.longest, whole)
-        self.entries[uid] = Entry(
+        self.entries[str(uid)] = Entry(
             uid,
             gateway,
             self.sessions,
@@ -117,14 +117,14 @@ class Model:
             event=1,
             flags=0 if timeout is None else OWN_TIMEOUT,
         )
-        return self.entries[uid]
+        return self.entries[str(uid)]
 
     def touch(
         self, gateway: int, touches: Sequence[tuple[object, int | None, int]]
     ) -> None:
         left: list[tuple[int, int]] = []
         for position, (uid, conn, event) in enumerate(touches):
-            entry = self.entries.get(uid) if is_uid(uid) else None
+            entry = self.entries.get(str(uid)) if is_uid(uid) else None
             if not is_uid(uid):
                 left.append((position, BAD_UID))
             elif entry is None:
@@ -137,7 +137,7 @@ class Model:
                 own = entry.flags & OWN_TIMEOUT
                 timeout = entry.timeout if own else self.timeouts[gateway]
                 self.longest = max(self.longest, timeout)
-                self.entries[uid] = entry._replace(
+                self.entries[str(uid)] = entry._replace(
                     timeout=timeout,
                     deadline=self.now + timeout,
                     seen=self.now + 0.5,
@@ -161,9 +161,9 @@ class Model:
         timeout: float | None,
         start: float | None = None,
     ) -> None:
-        entry = self.entries[uid]
+        entry = self.entries[str(uid)]
         flags = entry.flags & ~OWN_TIMEOUT | OWN_TIMEOUT * (timeout is not None)
-        self.entries[uid] = entry._replace(
+        self.entries[str(uid)] = entry._replace(
             conn=conn,
             timeout=entry.timeout if timeout is None else timeout,
             start=entry.start if start is None else start,
@@ -172,7 +172,7 @@ class Model:
         self.wheel.amend(uid, conn=conn, timeout=timeout, start=start)
 
     def close(self, uid: Uid) -> None:
-        assert plain(self.wheel.close(uid)) == self.entries.pop(uid)
+        assert plain(self.wheel.close(uid)) == self.entries.pop(str(uid))
 
     def set_timeout(self, gateway: int, timeout: float) -> None:
         self.timeouts[gateway] = timeout
@@ -184,7 +184,7 @@ class Model:
         fired = self.wheel.fire(gateway, until=until, limit=limit, renewed=renewed)
         assert len(fired) <= limit
         for entry in fired:
-            assert plain(entry) == self.entries.pop(entry.uid)
+            assert plain(entry) == self.entries.pop(str(entry.uid))
             assert bool(entry.flags & RENEWED) is renewed
             assert entry.gateway == gateway
             assert entry.deadline <= until
@@ -247,8 +247,8 @@ class Model:
     def passed(self, gateway: int, *, by: float = 0.0) -> set[Uid]:
         """The users of *gateway* whose deadline has passed by more than *by* seconds."""
         return {
-            uid
-            for uid, entry in self.entries.items()
+            entry.uid
+            for entry in self.entries.values()
             if entry.gateway == gateway and entry.deadline + by < self.now
         }
 
@@ -265,7 +265,7 @@ class Model:
         for uid, entry in self.entries.items():
             found = plain(self.wheel.find(uid))
             assert found == entry
-            assert type(found.uid) is type(uid)
+            assert type(found.uid) is type(entry.uid)
         due = sum(self.wheel.due(number) for number in range(GATEWAYS))
         users = self.wheel.slot_users()
         assert len(users) == self.wheel.slots
@@ -351,13 +351,15 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
     pool = st.sampled_from(HARD_UIDS)
     conn = st.sampled_from([None, 1, 2**63 - 1])
     for step in data.draw(st.lists(st.sampled_from(STEPS), min_size=15, max_size=40)):
-        known: list[Uid | None] = [*model.entries] or [None]
+        # By the name of its login, and by its text.
+        known: list[Uid | None] = [*model.entries]
+        known += [entry.uid for entry in model.entries.values()] or [None]
         number, uid = data.draw(numbers), data.draw(st.sampled_from(known))
         if step in ("fire", "renew") and model.wheel.waiting():
             number = data.draw(st.sampled_from(model.wheel.waiting()))
         if step == "open":
             uid = data.draw(pool)
-            if uid not in model.entries:
+            if str(uid) not in model.entries:
                 model.open(
                     uid,
                     gateway=number,
@@ -367,7 +369,7 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
                 )
         elif step == "put":
             uid = data.draw(pool)
-            if uid not in model.entries:
+            if str(uid) not in model.entries:
                 lasts, remaining = data.draw(timeouts), data.draw(wait)
                 model.put(uid, gateway=number, lasts=lasts, remaining=remaining)
         elif step == "touch":
@@ -400,7 +402,7 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
             continue
         elif step == "to":
             off = data.draw(st.sampled_from([-1, 0, 0.001, 1, 1 + ROUNDING]))
-            deadline = model.entries[uid].deadline + off * model.bucket_s
+            deadline = model.entries[str(uid)].deadline + off * model.bucket_s
             model.advance(max(model.now, deadline))
         elif step == "amend":
             own = data.draw(st.none() | timeouts)
@@ -666,7 +668,7 @@ def test_owned_looks_at_a_stretch_of_the_table_at_a_time(
         model.open(number, gateway=number % 2)
     for number in range(0, 6_000, 3):
         model.close(number)
-    expected = {uid for uid, entry in model.entries.items() if entry.gateway == 1}
+    expected = {e.uid for e in model.entries.values() if e.gateway == 1}
     found: list[Uid] = []
     place, calls = 0, 0
     while place >= 0:

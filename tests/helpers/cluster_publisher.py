@@ -9,6 +9,7 @@ from liveness.cluster.format import (
     configuration_of,
     ending_bytes,
     field_of,
+    gateway_of,
     keys_of,
     partition_of,
     place_bytes,
@@ -99,15 +100,15 @@ class ClusterPublisher:
         inc, values, bodies = self._incarnations[partition], [], []
         for user in users:
             self._seq += 1
-            name = field_of(user).decode()  # as records have it
+            name, gateway = field_of(user).decode(), gateway_of("gw", user)
             if is_end:
                 session = self._sessions.pop(user)
                 values.append(ending_bytes(session))
-                place = Place(name, self._name, "gw", session, 0, "logout")
+                place = Place(name, self._name, gateway, session, 0, "logout")
             else:
                 session = self._sessions[user] = self._seq
-                values.append(session_bytes(inc, session, 1_000, b"gw", b""))
-                place = Place(name, self._name, "gw", session, 1_000, "login")
+                values.append(session_bytes(inc, session, 1_000, gateway.encode(), b""))
+                place = Place(name, self._name, gateway, session, 1_000, "login")
             bodies.append(place_bytes(place))
         last, self._last[partition] = self._last[partition], self._seq
         head = [*self._who(partition), last, self._seq, 0, self._next_token, 0]

@@ -10,7 +10,6 @@ from liveness.cluster.format import (
     host_of,
     keys_of,
     sessions_of,
-    user_of_field,
 )
 from liveness.core.records import Uid
 from tests.helpers.redis_servers import RedisServer
@@ -34,14 +33,14 @@ class ClusterState:
         self._server = server
         self._keys = [keys_of("lv", number) for number in range(partitions)]
 
-    def users(self) -> dict[Uid, list[Seen]]:
+    def users(self) -> dict[str, list[Seen]]:
         """Everyone who is online, with all sessions, the newest first."""
-        found: dict[Uid, list[Seen]] = {}
+        found: dict[str, list[Seen]] = {}
         for number in range(len(self._keys)):
             found |= self.users_in(number)
         return found
 
-    def users_in(self, partition: int) -> dict[Uid, list[Seen]]:
+    def users_in(self, partition: int) -> dict[str, list[Seen]]:
         """The users of one partition, as `users` gives them."""
         meta, users, _ = self._keys[partition]
         hosts = {
@@ -50,7 +49,7 @@ class ClusterState:
             if field.startswith(b"i")
         }
         return {
-            user_of_field(field): [
+            field.decode(): [
                 Seen(hosts[it.incarnation], it.gateway, it.session, it.device)
                 for it in sessions_of(value)
             ]
@@ -59,7 +58,7 @@ class ClusterState:
 
     def hosts_of(self, user: Uid) -> list[str]:
         """On which hosts a user is online, the newest session first."""
-        return [seen.host for seen in self.users().get(user, [])]
+        return [seen.host for seen in self.users().get(str(user), [])]
 
     def hosts(self) -> dict[str, list[StoredHost]]:
         """Each host, as every partition has it."""

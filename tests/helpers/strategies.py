@@ -21,19 +21,25 @@ def examples(number: int) -> int:
 
 
 # Users that a careless table, encoder or length check takes for another or for none.
-HARD_UIDS: Final[tuple[str | int, ...]] = (
-    7, "7", 0, "0", 1, 2**63 - 1, "a" * 255, "é" * 127 + "x", "👩‍🚀", " ", "é", "e\u0301",
+HARD_USERS: Final[tuple[str | int, ...]] = (
+    7, "0", 1, 2**63 - 1, "a" * 255, "é" * 127 + "x", "👩‍🚀", " ", "é", "e\u0301",
+    "9223372036854775808", "07", "-7", "7.0", "\u0667", "9" * 255,
 )  # fmt: skip
+# The same, and other names of some of them.
+HARD_UIDS: Final = (*HARD_USERS, "7", 0, "9223372036854775807")
 
 # What may stand where a uid is due and is none. Some are equal to a uid in Python.
 NO_UIDS: Final[tuple[object, ...]] = (
-    None, True, False, 1.0, 7.0, -1, 2**63, "", "a" * 256, "é" * 128, "\0", "a\x1f", "\x7f", "é\x1f", "é\x7f",
+    None, True, False, 1.0, 7.0, -1, -7, 2**63, "", "a" * 256, "é" * 128, "\0", "a\x1f", "\x7f", "é\x1f", "é\x7f",
     b"7", (), (7,), {}, {"7": 7}, float("nan"),
 )  # fmt: skip
 
 uids = st.one_of(
     st.sampled_from(HARD_UIDS),
     st.integers(0, 2**63 - 1),
+    st.integers(0, 2**64).map(
+        str
+    ),  # of all but the largest, another name of an integer
     st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=60),
 )
 no_uids = st.sampled_from(NO_UIDS)

@@ -187,7 +187,8 @@ def online(uid: str | int, kind: str = ONLINE) -> Record:
     [
         (online("ada/phone"), False, "ada/phone"),
         (online("ada/phone", MOVED), True, "ada"),
-        (online(7)._replace(user_size=None), True, "int:7"),
+        (online(7)._replace(user_size=None), True, "7"),
+        (online("7")._replace(user_size=None), False, "7"),
         (online("int:7")._replace(user_size=None), False, "str:int:7"),
         (TimerRecord(1, "timer", "g", "k", None, None, 1, 1, 1), False, "timer:g/k"),
         (Gap(1, 5, 1), False, None),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liveness.cluster.format import field_of, partition_of, sessions_of
-from liveness.core.records import ONLINE, Record
+from liveness.core.records import ONLINE, OnlineRow, Record, Uid
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
 from liveness.outlets.cluster.partition import MALFORMED, Mode, Partition
@@ -216,6 +216,37 @@ def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
     host.partitions[1].failed(0.0)
     may_take = [part.next_call(1.0, WALL_MS).args[8] for part in host.partitions]  # type: ignore[union-attr]  # they begin
     assert (identity.is_stopped, may_take) == (True, [0, 0])
+
+
+def test_a_host_whose_fields_may_have_changed_lists_its_sessions_once(
+    identity: HostIdentity,
+) -> None:
+    identity.may_keep = False
+    part = Partition(0, identity)
+    assert part.next_call(0.0, WALL_MS).args[7] == 0  # type: ignore[union-attr]  # it begins
+    part.answered([b"reset", 0, 1, REDIS_US, REDIS_US, 1], 0.0)
+    part.give_piece(Piece([], 10, Tally(10)))
+    part.next_call(0.0, WALL_MS)
+    part.answered([b"ok", REDIS_US, 0, REDIS_US], 0.0)
+    part.next_call(0.0, WALL_MS)
+    part.answered([b"fenced"], 0.0)
+    assert part.next_call(1.0, WALL_MS).args[7] == 1  # type: ignore[union-attr]  # and again
+
+
+@pytest.mark.parametrize(
+    ("uid", "field", "device", "gateway"),
+    [(7, b"7", "", "\1g"), ("7", b"7", "", "g"), ("7/a", b"7", "/a", "g")],
+)
+def test_all_names_of_a_user_have_one_field(
+    identity: HostIdentity, uid: Uid, field: bytes, device: str, gateway: str
+) -> None:
+    host = ClusterHost(identity, partitions=2, separator="/")
+    record = Record(
+        4, ONLINE, uid, "g", 4, None, "login", WALL_MS, user_size=len(device) // 2
+    )
+    row = OnlineRow(4, uid, WALL_MS, None, "g", None)
+    for change in (host.change_of(record), host.session_of(row)[1]):
+        assert (change.field, change.device, change.gateway) == (field, device, gateway)
 
 
 def test_a_partition_that_catches_up_holds_up_no_other(identity: HostIdentity) -> None:

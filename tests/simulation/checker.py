@@ -21,7 +21,6 @@ from tests.simulation.history import (
     Sent,
     Session,
     Told,
-    Uid,
 )
 from tests.simulation.plan import ORDERS, WEEK_S, Plan
 from tests.simulation.timers import broken_timers
@@ -95,7 +94,7 @@ class Checker:
         self.log: dict[int, Record] = {}
         self.at: dict[int, float] = {}  # of each record, the moment of its decision
         self._ends: dict[int, float] = {}  # of sessions
-        self._sessions: dict[tuple[str, Uid], list[Record]] = defaultdict(list)
+        self._sessions: dict[str, list[Record]] = defaultdict(list)
         # By conn: when it was said of a login that it came of an older connection.
         self._told_older: dict[int, list[float]] = defaultdict(list)
         # By conn and by frame's name: when each was in a socket.
@@ -172,12 +171,16 @@ class Checker:
 
     def _sessions_end_once(self) -> Iterator[str]:
         """Every session ends once, and only the user's current one does."""
-        current: dict[tuple[str, Uid], int] = {}
+        current: dict[str, int] = {}  # by the text of the uid
         for seq, record in self.log.items():
             if record["kind"] == "timer":
                 continue
-            user = (type(record["uid"]).__name__, record["uid"])
+            user = str(record["uid"])
             open_session = current.get(user)
+            began = self.log.get(open_session or 0, record)
+            keeps_name = record["kind"] == "offline" or _was_read_last(record)
+            if keeps_name and repr(record["uid"]) != repr(began["uid"]):
+                yield f"3: {record} of a session of {began['uid']!r}"
             if _was_read_last(record):
                 self._told_older[record["from_conn"]].append(self.at[seq])
                 if record["session"] != open_session:
@@ -194,22 +197,22 @@ class Checker:
             if record["kind"] == "offline":
                 del current[user]
         for user, session in current.items():
-            yield f"3: session {session} of {user[1]!r} never ended"
+            yield f"3: session {session} of {user} never ended"
 
     def _devices_counted(self) -> Iterator[str]:
         """Every record has the number of its user's devices that are online after it."""
         separator = self.plan.device_separator
-        online: dict[tuple[str, Uid], set[Uid]] = defaultdict(set)
+        online: dict[str, set[str]] = defaultdict(set)
         for record in self.log.values():
             if record["kind"] == "timer":
                 continue
             uid = record["uid"]
             user = uid.partition(separator)[0] if separator and uid == f"{uid}" else uid
-            devices = online[type(uid).__name__, user]
+            devices = online[str(user)]
             if record["kind"] == "online":
-                devices.add(uid)
+                devices.add(str(uid))
             elif record["kind"] == "offline":
-                devices.discard(uid)
+                devices.discard(str(uid))
             counted = (user, len(devices)) if separator else (None, None)
             if (record.get("user"), record.get("devices")) != counted:
                 yield f"devices: {record}, and its user has {counted}"
@@ -626,7 +629,7 @@ class Checker:
         conn = self.history.conns[sent.frame[2]["conn"]]
         open_then = [
             it
-            for it in self._sessions[type(conn.uid).__name__, conn.uid]
+            for it in self._sessions[str(conn.uid)]
             if self.at[it["seq"]] <= covered_at + STAMP_S
             and self._ends.get(it["seq"], inf) >= sent.at - STAMP_S - self._late_s
         ]

@@ -478,7 +478,7 @@ class Gateway(Party):
         if kind in ("after", "cancel", "done", "fail"):
             return [kind, what, *rest]
         if len(batch) > 1:
-            uids = [conns[number].uid for _, number in batch]
+            uids = [self._named(kind, conns[number]) for _, number in batch]
             return [kind, uids, {"conn": [number for _, number in batch]}]
         conn = conns[what]
         options: dict[str, Any] = {"conn": what}
@@ -488,7 +488,12 @@ class Gateway(Party):
                 options["began"] = self._host_time(conn.opened_at)[0]
             if conn.timeout is not None:
                 options["timeout"] = conn.timeout
-        return [kind, conn.uid, options]
+        return [kind, self._named(kind, conn), options]
+
+    @staticmethod
+    def _named(kind: str, conn: Conn) -> Uid:
+        """Its user, in events after the login by text if the connection is an odd one."""
+        return str(conn.uid) if kind != "login" and conn.conn % 2 else conn.uid
 
     def _ask_for_pong(self, wire: Wire) -> None:
         if self._pinged < self._is_on_wire:

@@ -16,7 +16,7 @@ from liveness.core.records import Logged
 from liveness.core.records import Record as Decided
 from liveness.service.storage.log_store import Batch, LogStore
 from tests.helpers.record_batches import batch_of
-from tests.helpers.strategies import HARD_UIDS
+from tests.helpers.strategies import HARD_USERS
 from tests.helpers.wire import Record
 from tests.system.client import Client, Uid
 from tests.system.conftest import Start
@@ -326,7 +326,7 @@ def test_a_reader_from_another_log_begins_at_the_oldest_record_kept(
 def test_hard_uids_stay_distinct_in_every_frame_and_over_a_crash(
     start: Start,
 ) -> None:
-    conns = {uid: 2**63 - 1 - n for n, uid in enumerate(HARD_UIDS)}
+    conns = {uid: 2**63 - 1 - n for n, uid in enumerate(HARD_USERS)}
     sidecar = start()
     link, watcher = sidecar.gateway("a"), sidecar.watcher()
     for uid, conn in conns.items():
@@ -339,19 +339,19 @@ def test_hard_uids_stay_distinct_in_every_frame_and_over_a_crash(
     def shown(rows: list[list[Any]]) -> dict[Uid, tuple[str, int, int]]:
         return {uid: (gateway, session, conn) for uid, gateway, session, conn in rows}
 
-    told = watcher.take(len(HARD_UIDS))
+    told = watcher.take(len(HARD_USERS))
     assert {r["uid"]: (r["gateway"], r["session"], r["conn"]) for r in told} == expected
-    assert shown(link.where(*HARD_UIDS)) == expected
+    assert shown(link.where(*HARD_USERS)) == expected
     assert link.listed()[0] == expected
     sidecar.kill()
     sidecar.start()
     link = sidecar.gateway("a")
-    assert shown(link.where(*HARD_UIDS)) == expected
+    assert shown(link.where(*HARD_USERS)) == expected
     assert link.listed()[0] == expected
     link.send("logout", [7, "é"])
     assert {r["uid"] for r in link.take(2)} == {7, "é"}
-    assert set(link.listed()[0]) == set(HARD_UIDS) - {7, "é"}
-    rest = [uid for uid in HARD_UIDS if uid not in (7, "é")]
+    assert set(link.listed()[0]) == set(HARD_USERS) - {7, "é"}
+    rest = [uid for uid in HARD_USERS if uid not in (7, "é")]
     link.send("logout", rest, {"conn": [conns[uid] for uid in rest]})
     ends = link.take(len(rest))
     assert {r["uid"]: r["session"] for r in ends} == {u: expected[u][1] for u in rest}

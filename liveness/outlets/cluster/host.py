@@ -7,7 +7,7 @@ holds none of the others up, neither then nor while it catches up.
 
 from collections.abc import Iterable
 
-from liveness.cluster.format import field_of, partition_of
+from liveness.cluster.format import field_of, gateway_of, partition_of
 from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
 from liveness.outlets.cluster.host_state import HostIdentity
@@ -98,7 +98,7 @@ class ClusterHost:
             field_of(user),
             _device(record.uid, user),
             record.session,
-            record.gateway,
+            gateway_of(record.gateway, record.uid),
             record.at,
             record.reason,
             record.kind == OFFLINE,
@@ -119,7 +119,7 @@ class ClusterHost:
             field,
             _device(row.uid, user),
             row.session,
-            row.gateway,
+            gateway_of(row.gateway, row.uid),
             row.start_ms,
             "resync",
         )

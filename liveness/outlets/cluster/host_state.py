@@ -36,6 +36,7 @@ class HostTerms:
     linger_s: float
     keep_s: float
     configuration: str  # what Redis compares: hosts with another one are refused
+    may_keep: bool = True  # whether Redis may have its sessions as it would list them
 
 
 def nonce_of(start_ms: int, random: Random) -> int:
@@ -69,7 +70,7 @@ class HostIdentity:
     ) -> None:
         self.name, self.log = terms.name, terms.log
         self.nonce, self.epoch = nonce, epoch
-        self.configuration = terms.configuration
+        self.configuration, self.may_keep = terms.configuration, terms.may_keep
         self.lease_s, self.linger_s, self.keep_s = (
             terms.lease_s,
             terms.linger_s,

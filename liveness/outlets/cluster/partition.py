@@ -115,7 +115,7 @@ class Partition:
         self._due = _Schedule()
         self._under_way: _UnderWay | None = None
         self._may_take = True
-        self._may_keep = True
+        self._may_keep = host.may_keep
         self._incarnation = 0
         self._epoch = 0
         self._nonce = 0  # ours, as this partition knows it

@@ -83,6 +83,7 @@ def make_publisher(
         linger_s=settings.linger_s,
         keep_s=settings.keep_s,
         configuration=configuration_of(settings.partitions, separator),
+        may_keep=not log_writer.store.had_two_names,
     )
     random = SystemRandom()
     identity = HostIdentity(

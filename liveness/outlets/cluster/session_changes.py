@@ -14,7 +14,7 @@ class Change(NamedTuple):
     field: bytes  # of the user
     device: str  # what follows the user in the uid
     session: int
-    gateway: str
+    gateway: str  # as it is stored: see `gateway_of`
     at: int  # Unix milliseconds by this host's clock
     reason: str
     has_ended: bool = False

@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.frames import bad_uid_text
-from liveness.core.records import Uid
+from liveness.core.records import Uid, identity
 from liveness.core.uids import is_natural
 from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
 from liveness.metrics import Counts
@@ -172,11 +172,11 @@ class UsersApi:
             if (status := self._engine.status_of(device)) is not None
         }
         online = next((status.devices for status in shown.values()), 0)
-        return UserDevices(user, user == uid, online, shown)
+        return UserDevices(user, identity(user) == identity(uid), online, shown)
 
 
 async def uids_of_body(request: Request) -> list[Uid]:
-    """The uids in the body, each once.
+    """The uids in the body, each user once.
 
     Raises:
         ApiError: It has no such array, or what is no uid.
@@ -197,12 +197,12 @@ async def uids_of_body(request: Request) -> list[Uid]:
         raise ApiError(400, f"{message} of strings and integers")
     if len(given) > MOST_UIDS:
         raise _too_many_uids()
-    uids = dict[Uid, None]()
+    uids = dict[str, Uid]()
     for start in range(0, len(given), UIDS_A_STEP):
         await trio.lowlevel.checkpoint()
         part = given[start : start + UIDS_A_STEP]
-        uids.update(dict.fromkeys(_checked_uids(part, start)))
-    return [*uids]
+        uids.update((identity(uid), uid) for uid in _checked_uids(part, start))
+    return [*uids.values()]
 
 
 def _too_many_uids() -> ApiError:

@@ -45,7 +45,9 @@ from liveness.core.records import (
     OnlineRow,
     Record,
     Uid,
+    identity,
 )
+from liveness.core.uids import names_of
 from liveness.service.storage import log_pages
 from liveness.service.storage.damaged_records import SeqRange, merged
 from liveness.service.storage.database import check_wal, damage_error, meta
@@ -127,20 +129,21 @@ class RecordFilter(NamedTuple):
         if not isinstance(record, Record):
             return False
         user = user_of(record.uid, self.separator) if self.separator else record.uid
-        return self.uid in (record.uid, user)
+        assert self.uid is not None
+        return identity(self.uid) in (identity(record.uid), identity(user))
 
     def condition(self) -> tuple[str, list[Any]]:
         """An SQL condition that every page with a matching record meets, and its values."""
         groups: list[list[bytes]] = []
         if self.uid is not None:
-            uid = encode(self.uid)
+            uids = [*map(encode, names_of(self.uid))]
             # First the uid alone, as few pages contain a long one. Most pages contain the
             # bytes of a short one, but few of them after a kind.
-            groups.append([uid])
-            kinds = [kind for kind in SESSION_KINDS if kind in self.kinds]
-            groups.append([encode(kind) + uid for kind in kinds])
-            if kinds and self.separator and isinstance(self.uid, str):
-                device = (self.uid + self.separator).encode()
+            groups.append([*uids])
+            kinds = [encode(kind) for kind in SESSION_KINDS if kind in self.kinds]
+            groups.append([kind + uid for kind in kinds for uid in uids])
+            if kinds and self.separator:
+                device = (identity(self.uid) + self.separator).encode()
                 groups[0].append(device)
                 groups[1].append(device)
         elif len(self.kinds) < len(KINDS):
@@ -228,8 +231,8 @@ class LogReader:
 
     def online(self, uid: Uid) -> OnlineRow | None:
         """The open session of a user, as of the last commit; its start as wall time."""
-        query = "select * from online where uid = ?"
-        row = self._read(lambda db: db.execute(query, [uid]).fetchone())
+        query = "select * from online where cast(uid as text) = ?"
+        row = self._read(lambda db: db.execute(query, [identity(uid)]).fetchone())
         return None if row is None else shown_row(row, self.wall_ahead_ms())
 
     def unacknowledged(self, record: Record) -> Unacknowledged | None:
@@ -243,21 +246,22 @@ class LogReader:
 
     def online_devices(self, user: Uid) -> list[OnlineRow]:
         """The open sessions of a user's devices, the oldest first, as of the last commit."""
-        if not (self._separator and isinstance(user, str)):
+        if not self._separator:
             row = self.online(user)
             return [] if row is None else [row]
         query = (
-            "select * from online where uid = :user or "
+            "select * from online where cast(uid as text) = :user or "
             "substr(uid, 1, length(:device)) = :device order by session"
         )
-        values = {"user": user, "device": user + self._separator}
+        name = identity(user)
+        values = {"user": name, "device": name + self._separator}
         rows = self._read(lambda db: db.execute(query, values).fetchall())
         ahead_ms = self.wall_ahead_ms()
         # With "//", the uid "a///b" also begins like a device of "a/", but is one of "a".
         return [
             row
             for row in (shown_row(row, ahead_ms) for row in rows)
-            if user_of(row.uid, self._separator) == user
+            if identity(user_of(row.uid, self._separator)) == name
         ]
 
     def wall_ahead_ms(self) -> int:

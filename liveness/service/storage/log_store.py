@@ -39,7 +39,7 @@ from liveness.core.records import (
 )
 from liveness.core.state_time import StateTime
 from liveness.core.timer_states import Fire
-from liveness.core.uids import is_natural
+from liveness.core.uids import is_natural, names_of
 from liveness.service.storage import log_pages, migrations, online_list, timer_store
 from liveness.service.storage.checkpoints import Wal
 from liveness.service.storage.damaged_records import DamagedRecords
@@ -79,6 +79,9 @@ from liveness.text import utc_time
 DATABASE: Final = "liveness.db"
 # A key of `meta` in a copy: when it was made, in Unix ms. The first start deletes it.
 COPIED: Final = "copied"
+
+# A key of `meta` since version 0.3, in which the names `7` and `"7"` are one user.
+ONE_NAME: Final = "one_name"
 
 # One read examines at most this many records, so that a reader that few records concern
 # does not keep a transaction open for long.
@@ -134,6 +137,20 @@ class LogRows(NamedTuple):
     # The newest trimmed record that concerned this reader; the newest of all that were
     # trimmed, if that is unknown; after damage, the newest damaged one.
     lost: int
+
+
+def _needed(wanted: Subscription) -> list[list[bytes]]:
+    """For each row: a page that has none of these bytes has no record of these."""
+    needed = list[list[bytes]]()
+    if wanted.uid is not None:
+        # The text alone, as that of a device begins with it.
+        text, *numbers = names_of(wanted.uid)
+        needed.append([str(text).encode(), *map(encode, numbers)])
+    if wanted.gateway is not None:
+        needed.append([encode(wanted.gateway)])
+    if wanted.kinds <= {TIMER}:
+        needed.append([encode(TIMER)])
+    return needed
 
 
 @dataclass(slots=True)
@@ -208,6 +225,9 @@ class LogStore:
         if not isinstance(log, str) or not _LOG_ID.fullmatch(log) or not is_sound:
             raise damage_error("its meta makes no sense")
         self.log = log
+        # Whether the last sidecar of this log took `7` and `"7"` for two users.
+        self.had_two_names = meta(db, ONE_NAME) is None
+        db.execute(_PUT_META, [ONE_NAME, 1])
         # By the id of a log that this one goes on from: the last seq they share.
         self.parted: dict[str, int] = parted
         self.clock = stored_clock(db)
@@ -325,17 +345,13 @@ class LogStore:
             newest = log_pages.newest(db)
             after = reached = max(after, first - 1)
             until = min(until, after + SCAN_RECORDS)
-            # A page without the bytes of one of these has no such record.
-            names = [name for name in (wanted.uid, wanted.gateway) if name is not None]
-            if wanted.kinds <= {TIMER}:
-                names.append(TIMER)
-            needed = [*map(encode, names)]
+            needed = _needed(wanted)
             for page in log_pages.pages(db, after=after, until=until):
                 if page.first > reached + 1:
                     damaged = page.first - 1
                     break
                 reached = page.last
-                if not all(name in page.records for name in needed):
+                if not all(any(name in page.records for name in row) for row in needed):
                     continue
                 for record in records_in(page):
                     if after < record.seq <= until and wanted.wants(record):

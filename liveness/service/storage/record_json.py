@@ -6,7 +6,7 @@ All HTTP readers and outlets send it, so at 100,000 records a second it counts.
 from json.encoder import encode_basestring
 
 from liveness.core.records import MOVED, OFFLINE, Gap, Logged, Record
-from liveness.text import EXACT_IN_JSON, json_line, json_ready, on_one_line, uid_text
+from liveness.text import id_for_json, json_line, json_ready, on_one_line
 
 
 def record_json(record: Logged | Gap) -> str:
@@ -44,9 +44,8 @@ def record_json(record: Logged | Gap) -> str:
 
 
 def _id(value: str | int) -> str:
-    if isinstance(value, str):
-        return encode_basestring(uid_text(value))
-    return f"{value}" if value <= EXACT_IN_JSON else f'"{uid_text(value)}"'
+    shown = id_for_json(value)
+    return encode_basestring(shown) if isinstance(shown, str) else f"{shown}"
 
 
 def _number(value: float | None) -> str:

@@ -4,6 +4,7 @@ Gateways of the client library report users who log in, speak, log out and fall 
 the while. What they reported is compared with the log, and with what they were told.
 """
 
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from time import time_ns
@@ -17,8 +18,11 @@ from trio.testing import MockClock
 import liveness
 from liveness.core.cursors import CursorRow
 from liveness.core.records import OnlineRow, Record
+from liveness.service.storage.log_store import Batch, LogStore
 from tests.helpers import previous_release
+from tests.helpers.record_batches import batch_of
 from tests.service.rig import running
+from tests.service.storage.journals import online, row
 
 TIMEOUT_S: Final = 2.0
 SPEAKS_EVERY_S: Final = 0.5
@@ -190,3 +194,22 @@ async def test_a_new_version_goes_on_with_the_users_of_an_old_state(
     assert [
         it["was"] for it in said if it["event"] == "an older file was migrated"
     ] == [1]
+
+
+async def test_two_sessions_of_a_user_in_a_state_of_version_0_2_become_one(
+    tmp_path: Path,
+) -> None:
+    with closing(LogStore(tmp_path / "state")) as store:
+        names: tuple[str | int, ...] = ("7", "8", 7)
+        records = [online(seq, uid) for seq, uid in enumerate(names, 1)]
+        rows = {seq: row(seq, uid, conn=5) for seq, uid in enumerate(names, 1)}
+        store.write(Batch(batch_of(records), online=rows))
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g", ping=None)
+        await gateway.send(["keepalive", "7", {"conn": 5}])
+        await gateway.sync()
+        assert [found[:2] for found in rig.store.online()] == [(2, "8"), (3, 7)]
+        (moved,) = [record.as_map() for record in rig.log()]
+    assert (moved["kind"], moved["uid"], moved["session"]) == ("moved", 7, 3)
+    assert moved["from_session"] == 1
+    assert "from_conn" not in moved, "it is the same connection"

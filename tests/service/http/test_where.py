@@ -14,7 +14,7 @@ from liveness.service.http.sign_in import Token
 from liveness.service.http.users_api import MOST_UIDS, WHERE, WHERE_BYTES
 from liveness.text import json_ready
 from tests.helpers import disk
-from tests.helpers.strategies import HARD_UIDS
+from tests.helpers.strategies import HARD_USERS
 from tests.service.http.asgi import Answer
 from tests.service.http.doors import Doors
 from tests.service.rig import Rig
@@ -102,10 +102,10 @@ async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
 
 
 async def test_users_of_hard_names_are_found_by_their_names(rig: Rig) -> None:
-    await rig.gateway_of(HARD_UIDS)
-    found = await where(rig, *[row_name(uid) for uid in HARD_UIDS])
+    await rig.gateway_of(HARD_USERS)
+    found = await where(rig, *[row_name(uid) for uid in HARD_USERS])
     assert [row["uid"] for row in found["users"]] == [
-        row_name(uid) for uid in HARD_UIDS
+        row_name(uid) for uid in HARD_USERS
     ]
 
 

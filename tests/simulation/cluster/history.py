@@ -11,10 +11,9 @@ from liveness.cluster.format import (
     StreamEntry,
     entry_of,
     sessions_of,
-    user_of_field,
 )
 from liveness.cluster.functions import Functions
-from liveness.core.records import MOVED, OFFLINE, ONLINE, Uid
+from liveness.core.records import MOVED, OFFLINE, ONLINE
 from tests.simulation.cluster.machine import LEASE_S, Machine
 from tests.simulation.cluster.redis import Connection
 from tests.simulation.cluster.watcher import Watcher, fold
@@ -137,12 +136,12 @@ class History:
         ):
             self.world.faults_found.append(f"{name!r} is fenced in {partition}")
 
-    def _online_since(self, partition: int, moment: float) -> set[Uid]:
+    def _online_since(self, partition: int, moment: float) -> set[str]:
         """Users of hosts that nothing befell, whose sessions began before a moment."""
         if LOSSY & self.world.faults.keys():
             return set()
         return {
-            user_of_field(change.field)
+            change.field.decode()
             for machine in self.machines
             if machine.is_alive and moment > machine.disturbed_until + GRACE_S
             for row in machine.log.online.values()
@@ -351,8 +350,8 @@ class History:
             for row in machine.log.online.values():
                 number, change = machine.process.host.session_of(row)
                 if number == partition:
-                    key = user_of_field(change.field), machine.name, change.device
-                    expected[key] = row.session, row.gateway
+                    key = change.field.decode(), machine.name, change.device
+                    expected[key] = row.session, change.gateway
         meta = self.world.meta(partition)
         owners = {
             int(field[1:]): value.decode().partition("\n")[0]
@@ -362,7 +361,7 @@ class History:
         stored = pairs(self.world.redis("HGETALL", KEYS[partition].users))
         found, newest = {}, {}
         for field, value in stored.items():
-            user, sessions = user_of_field(field), list(sessions_of(value))
+            user, sessions = field.decode(), list(sessions_of(value))
             newest[user] = owners.get(sessions[0].incarnation, ""), sessions[0].session
             order = [session.since for session in sessions]
             self._expect(order == sorted(order, reverse=True), f"{user}: {sessions}")
@@ -411,7 +410,7 @@ class History:
                 f"{sessions}: the newest is not first, by {later - began} s",
             )
 
-    def _check_stream(self, partition: int, newest: dict[Uid, tuple[str, int]]) -> None:
+    def _check_stream(self, partition: int, newest: dict[str, tuple[str, int]]) -> None:
         for watcher in self._watchers:
             if watcher.partition == partition:
                 self._expect(
@@ -420,7 +419,7 @@ class History:
                 )
         if self.world.counts["damage stream"]:
             return  # it does not begin where the partition began
-        state: dict[Uid, tuple[str, int]] = {}
+        state: dict[str, tuple[str, int]] = {}
         last: StreamEntry | None = None
         for entry_id, fields in self.world.redis(
             "XRANGE", KEYS[partition].stream, "-", "+"
@@ -430,7 +429,7 @@ class History:
             self._expect(is_chain, f"chain: {last} {entry}")
             last = entry
             for record in entry.records:
-                before = state.get(record.user)
+                before = state.get(str(record.user))
                 ended = record.place if record.kind == OFFLINE else record.lost
                 is_next = (before is None) == (record.kind == ONLINE)
                 if record.kind in (OFFLINE, MOVED) and ended:

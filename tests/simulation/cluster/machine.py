@@ -46,23 +46,23 @@ class Log:
         self.began: dict[int, float] = {}  # sessions: when, by the clock of the world
         self.trimmed_to = 0  # records up to this seq are gone
         self.newest = 0
-        self.online: dict[Uid, OnlineRow] = {}
+        self.online: dict[str, OnlineRow] = {}  # by the text of the uid
 
     def happen(self, uid: Uid, wall_ms: int, now: float) -> None:
         """A user comes, moves or goes."""
         random = self._random
         self.began[self.newest + 1] = self.began[self.newest + 2] = now
         self.newest += random.choice((1, 1, 2))  # there are records of timers too
-        have, gateway = self.online.get(uid), random.choice(GATEWAYS)
+        have, gateway = self.online.get(str(uid)), random.choice(GATEWAYS)
         if have is None:
             self._open(ONLINE, uid, gateway, wall_ms, "login")
         elif have.gateway != gateway and random.random() < 0.4:
             self._open(MOVED, uid, gateway, wall_ms, "login", have)
         else:
-            del self.online[uid]
+            del self.online[str(uid)]
             reason = random.choice(("silence", "logout"))
             session = have.session
-            self._append(OFFLINE, uid, have.gateway, session, wall_ms, reason)
+            self._append(OFFLINE, have.uid, have.gateway, session, wall_ms, reason)
 
     def _open(
         self,
@@ -74,7 +74,7 @@ class Log:
         before: OnlineRow | None = None,
     ) -> None:
         session = self.newest
-        self.online[uid] = OnlineRow(session, uid, wall_ms, None, gateway, None)
+        self.online[str(uid)] = OnlineRow(session, uid, wall_ms, None, gateway, None)
         self._append(kind, uid, gateway, session, wall_ms, reason, before)
 
     def _append(
@@ -91,7 +91,8 @@ class Log:
         if self._separator:
             user = user_of(uid, self._separator)
             size = len(str(user)) if user != uid else 0
-            devices = sum(user_of(it, self._separator) == user for it in self.online)
+            users = [str(user_of(it, self._separator)) for it in self.online]
+            devices = users.count(str(user))
         # Logs of an early schema do not tell which session was left.
         is_old = self._random.random() < 0.05
         self.records.append(

@@ -16,7 +16,7 @@ from liveness.cluster.chain import (
 )
 from liveness.cluster.events import ClusterEvent, ClusterGap, Listed, Rollback
 from liveness.cluster.format import ClusterRecord, Place
-from liveness.core.records import OFFLINE, ONLINE, Uid
+from liveness.core.records import OFFLINE, ONLINE
 from tests.simulation.cluster.machine import LEASE_S
 from tests.simulation.cluster.world import KEYS, World, pairs
 
@@ -33,8 +33,8 @@ class Watcher:
         self._chain = self._start("")
         self._meta_at = 0.0  # when it read the hosts last
         # Who is online, as it was told; None: it waits for a list.
-        self.state: dict[Uid, Newest] | None = {}
-        self._base: tuple[int, dict[Uid, Newest]] | None = (0, {})  # before `_records`
+        self.state: dict[str, Newest] | None = {}
+        self._base: tuple[int, dict[str, Newest]] | None = (0, {})  # before `_records`
         self._records: list[ClusterRecord] = []
 
     def _start(self, position: str) -> Chain:
@@ -95,7 +95,7 @@ class Watcher:
                 self._records = []
             case Listed(_, version, places, is_settled):
                 self._world.counts["listed"] += 1
-                found = {place.user: _newest(place) for place in places}
+                found = {str(place.user): _newest(place) for place in places}
                 online = self._world.online_since(self.partition, self._meta_at)
                 if is_settled and online - found.keys():
                     self._fault(f"settled without {online - found.keys()}")
@@ -123,7 +123,7 @@ class Watcher:
     def _check(self, record: ClusterRecord) -> None:
         if self.state is None:
             return
-        before = self.state.get(record.user)
+        before = self.state.get(str(record.user))
         if (before is None) != (record.kind == ONLINE):
             self._fault(f"{record} after {before}")
         ended = record.place if record.kind == OFFLINE else record.lost
@@ -138,9 +138,9 @@ def _newest(place: Place) -> Newest:
     return place.host, place.session
 
 
-def fold(state: dict[Uid, Newest], record: ClusterRecord) -> None:
+def fold(state: dict[str, Newest], record: ClusterRecord) -> None:
     """Apply a record to a state."""
     if record.kind == OFFLINE:
-        state.pop(record.user, None)
+        state.pop(str(record.user), None)
     else:
-        state[record.user] = _newest(record.place)
+        state[str(record.user)] = _newest(record.place)
