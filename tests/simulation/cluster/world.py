@@ -19,7 +19,7 @@ from liveness.cluster.format import (
     sessions_of,
 )
 from liveness.cluster.functions import Functions, functions
-from liveness.core.records import ONLINE, Uid
+from liveness.core.records import ONLINE
 from liveness.outlets.cluster.session_changes import Call
 from tests.simulation.cluster.redis import Connection, RedisError
 
@@ -82,7 +82,7 @@ class World:
         self._count = 0
         self.faults_found: list[str] = []
         # Users of a partition that certainly are online since a moment.
-        self.online_since: Callable[[int, float], set[Uid]] = lambda *_: set()
+        self.online_since: Callable[[int, float], set[str]] = lambda *_: set()
         self.counts = Counter[str]()
         self._replicas: list[list[bytes | None]] = [[] for _ in range(PARTITIONS)]
         redis("FLUSHDB")
