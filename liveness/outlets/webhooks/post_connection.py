@@ -122,7 +122,7 @@ class PostConnection:
         """Whether a kept connection is open: its end makes the socket readable."""
         return not self._sock.is_readable()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close it at once."""
         await trio.aclose_forcefully(self._stream)
 

@@ -141,7 +141,7 @@ class WebhookSender:
         """Close the connections; a later `post` reads `ca_file` again and opens others."""
         self._tls = None
         while self._idle:
-            await self._idle.pop().close()
+            await self._idle.pop().aclose()
 
     @asynccontextmanager
     async def _answer(
@@ -163,7 +163,7 @@ class WebhookSender:
                     if connection.is_new:
                         raise
                     # Its time was up while it was idle: that is no failed attempt.
-                    await connection.close()
+                    await connection.aclose()
                     connection = await self._connect(tls)
                     answer = await connection.post(self._target, headers, body)
                 yield answer, connection
@@ -171,7 +171,7 @@ class WebhookSender:
                 if connection.can_be_kept():
                     self._idle.append(connection)
                 else:
-                    await connection.close()
+                    await connection.aclose()
 
     async def _kept(self) -> PostConnection | None:
         """A connection from an earlier request, if there is one of use."""
@@ -181,7 +181,7 @@ class WebhookSender:
             kept = self._idle.pop()
             if kept.used_at > oldest and kept.address in addresses and kept.is_open():
                 return kept
-            await kept.close()
+            await kept.aclose()
         return None
 
     async def _connect(self, tls: ssl.SSLContext) -> PostConnection:
