@@ -10,7 +10,7 @@ from liveness.conformance.conformance_run import RunOptions, RunResult, run
 from liveness.conformance.findings import ADVISED, FAIL, NOT_TRIED, PASS
 from liveness.conformance.rules import RULES, Rule
 from liveness.conformance.situation import SITUATIONS
-from tests.conformance.wrong_gateway import FAULTS
+from tests.conformance.wrong_gateway import FAULTS, INTEGERS
 from tests.helpers.tree import ROOT
 
 OPTIONS: Final = "--sidecar {socket} --name {name} --port {port}"
@@ -72,6 +72,17 @@ async def test_a_fault_breaks_exactly_its_rule(
     assert verdict.outcome == (ADVISED if RULES[rule].is_advised else FAIL)
     assert verdict.findings[0].frames
     assert result.is_kept == RULES[rule].is_advised
+
+
+async def test_a_gateway_may_make_integers_of_names_of_digits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    rules = (12, 13, 16, 17)
+    result = await played(f"tests.conformance.wrong_gateway {INTEGERS}", *rules)
+    assert [verdict.outcome for verdict in result.verdicts] == [PASS] * len(rules), (
+        result
+    )
 
 
 @pytest.mark.long

@@ -34,6 +34,10 @@ original_welcome = Client._receive_welcome
 original_encode = encode
 
 
+# No fault: a gateway that breaks no rule.
+INTEGERS: Final = "integers-of-digits"
+
+
 def fault(rule: int) -> Callable[[Fault], Fault]:
     """Add a function that makes the gateway break a rule."""
 
@@ -309,8 +313,9 @@ def closes_by_user() -> None:
     set_(Client, "_end_of", end_of)
 
 
-@fault(16)
-def activity_of_integers() -> None:
+def integers_of_digits() -> None:
+    """Send activity as PHP does of the keys of an array: `"7"` is the same user as 7."""
+
     def changed(frame: Any) -> bytes:
         name, uids, options = frame
         if name in ("keepalive", "message"):
@@ -587,8 +592,10 @@ def breaks_its_promise() -> None:
 
 
 def main() -> None:
-    """Run the gateway with the fault that the first argument names."""
-    FAULTS[sys.argv.pop(1)][1]()
+    """Run the gateway with what the first argument names: a fault, or nothing wrong."""
+    name = sys.argv.pop(1)
+    change = integers_of_digits if name == INTEGERS else FAULTS[name][1]
+    change()
     gateway.main()
 
 
