@@ -427,14 +427,15 @@ local function trim(stream, marks, now, most, version, keep)
   return pack('>d', now) .. table.concat(kept)
 end
 
--- Which hosts were not heard for `quiet`, how much is there to reap, and which lease is
--- known? And trims the stream. At most once every `every`, whoever asks.
+-- Which hosts were not heard for `quiet`, and how much is there to reap? And trims the
+-- stream. At most once every `every`, whoever asks. Each answer ends with the lease.
 -- args: host quiet every keep
 local function look(keys, args)
   local now, quiet, every = now_us(), tonumber(args[2]), tonumber(args[3])
   local got = call('HMGET', keys[1], 'l', 'v', 'k', 'lease')
   if not got[1] then return {'unknown'} end
-  if math.abs(now - tonumber(got[1])) < every then return {'later'} end
+  local lease = tonumber(got[4] or 0)
+  if math.abs(now - tonumber(got[1])) < every then return {'later', lease} end
   local marks = trim(keys[3], got[3], now, 2 * every, tonumber(got[2]), tonumber(args[4]))
   call('HSET', keys[1], 'l', fmt('%.0f', now), 'k', marks)
   local all, quiets, stale, hosts, owner = call('HGETALL', keys[1]), {}, 0, {}, {}
@@ -454,7 +455,7 @@ local function look(keys, args)
   for inc, name in pairs(owner) do
     if is_spent(inc, hosts[name]) then stale = stale + 1 end
   end
-  return {'ok', stale, quiets, tonumber(got[4] or 0)}
+  return {'ok', stale, quiets, lease}
 end
 
 -- Fences a host, if nothing was heard of it since `beat`; and only for a caller that is

@@ -50,10 +50,12 @@ class Partition:
         stored = self.redis("HGET", KEYS.users, ADA)
         return [session.incarnation for session in sessions_of(stored or b"")]
 
-    def look(self) -> None:
+    def look(self) -> list[Any]:
         """A host looks for others; ten times in a lease."""
         quiet_us, every_us = 1_000_000 * LEASE_S // 2, 1_000_000 * LEASE_S // 10
-        self.call("look", ["x", quiet_us, every_us, 1_000_000 * KEEP_S])
+        args = ["x", quiet_us, every_us, 1_000_000 * KEEP_S]
+        answer: list[Any] = self.call("look", args)
+        return answer
 
     def stream(self) -> list[int]:
         """The versions that readers still find."""
@@ -340,3 +342,13 @@ def test_a_host_that_begins_again_and_again_leaves_nothing_behind(
     assert [
         name for name in partition.redis("HKEYS", KEYS.meta) if name[:1] == b"i"
     ] == [b"i1"]
+
+
+def test_each_look_tells_the_lease_of_the_host_that_began_last(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    looks = [partition.look() for _ in range(2)]
+    assert [(word, lease) for word, *_, lease in looks] == [
+        (b"ok", 1_000_000 * LEASE_S),
+        (b"later", 1_000_000 * LEASE_S),
+    ]

@@ -19,6 +19,7 @@ from liveness.outlets.cluster.suspects import Suspects
 WALL_MS = 1_700_000_000_000
 REDIS_US = WALL_MS * 1000
 LEASE_S = 30.0
+LEASE_US = 30_000_000
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def calls(part: Partition, until: float) -> Iterator[tuple[float, Call]]:
         call = part.next_call(now, WALL_MS)
         assert call is not None
         if call.function == "look":
-            part.answered([b"later"], now)
+            part.answered([b"later", LEASE_US], now)
         else:
             yield now, call
 
@@ -160,7 +161,7 @@ def test_a_configuration_that_is_no_text_is_refused(identity: HostIdentity) -> N
 
 def test_a_version_that_is_not_there_leads_to_a_list(part: Partition) -> None:
     part.next_call(5.0, WALL_MS)
-    part.answered([b"later"], 5.0)
+    part.answered([b"later", LEASE_US], 5.0)
     assert name_of(part.next_call(5.1, WALL_MS)) == "beat"
     assert part.answered([b"ok"], 5.1) == MALFORMED
     assert part.mode is Mode.BEGINNING
@@ -190,7 +191,7 @@ def test_counts_that_differ_again_and_again_lead_to_few_lists(part: Partition) -
             part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now)
             part.give_piece(Piece([change(3)], 20, Tally(20, sessions=1, total=3)))
         else:
-            answer = [b"later"] if name == "look" else taken(2, 8)
+            answer = [b"later", LEASE_US] if name == "look" else taken(2, 8)
             assert part.answered(answer, now) in {"ok", "later"}
     assert 3 < part.lists < 30
 
@@ -296,7 +297,7 @@ def test_the_clock_of_a_partition_does_not_go_back_and_is_right_in_the_end(
 ) -> None:
     """Redis' clock was ten minutes ahead for a moment."""
     part.next_call(5.0, WALL_MS)
-    part.answered([b"later"], 5.0)
+    part.answered([b"later", LEASE_US], 5.0)
     assert name_of(part.next_call(5.1, WALL_MS)) == "beat"
     part.answered(taken(redis_us=REDIS_US + 600_000_000), 5.1)
     clocks = []
@@ -377,10 +378,11 @@ def test_a_process_takes_its_name_from_one_that_it_saw_be_silent_for_a_lease(
 def test_another_lease_is_known_until_it_is_no_more(
     part: Partition, identity: HostIdentity
 ) -> None:
-    for lease_s in (60, LEASE_S):
+    answers = [[b"ok", 0, [], 60_000_000], [b"later", LEASE_US], [b"later", 20_000_000]]
+    for answer, other_s in zip(answers, (60, 0, 20), strict=True):
         now = part.next_at()
         while name_of(part.next_call(now, WALL_MS)) != "look":
             part.answered(taken(), now)
             now = part.next_at()
-        part.answered([b"ok", 0, [], round(lease_s * 1e6)], now)
-        assert identity.other_lease_s == (0 if lease_s == LEASE_S else lease_s)
+        part.answered(answer, now)
+        assert identity.other_lease_s == other_s

@@ -27,7 +27,7 @@ class FakeRedis:
 
     def __init__(self, _settings: ClusterSettings) -> None:
         self.begun: list[Any] = [b"keep", 0, 1, 1, 1, 1]
-        self.looked: list[Any] = [b"later"]
+        self.looked: list[Any] = [b"later", 30_000_000]
         self.changes: list[Any] = []
         self.policy = "noeviction"
         self.failure: CallError | None = None
@@ -230,7 +230,7 @@ async def test_a_policy_that_is_set_while_it_publishes_is_noticed_soon(
 async def test_another_lease_of_another_host_is_reported(
     rig: Rig, cluster: Publisher, redis: FakeRedis
 ) -> None:
-    redis.looked = [b"ok", 0, [], 60_000_000]
+    redis.looked[-1] = 60_000_000
     await rig.until(lambda: "lease_s 60 and this one 30" in cluster.now().detail)
     assert cluster.now().state == "following"
     redis.looked[-1] = 30_000_000

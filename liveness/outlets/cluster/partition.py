@@ -1,11 +1,12 @@
 """One partition as a host publishes it: which call is next, and what its answer means.
 
 At most one call is under way. A partition begins (`begin`), lists the host's sessions if
-Redis does not have them (`assert`), and then follows the log (`apply`). It begins at once,
-also if its list has to wait for those of other partitions: so everybody knows that there is
-one to come. Each call names the
+Redis does not have them (`assert`), and then follows the log (`apply`). Each call names the
 seq where the last one ended, so none is applied twice or left out: Redis refuses a call
 that does not fit (`gap`), and the partition goes on from there, forward or back.
+
+It begins at once, also if its list has to wait for those of other partitions: so everybody
+knows that there is one to come.
 
 While it follows, it also does what some host has to do: it looks for hosts that are quiet
 (`look`), declares them lost (`fence`), and ends the sessions that are nobody's (`reap`).
@@ -289,9 +290,9 @@ class Partition:
         )
 
     def _takes(self, now: float) -> int:
-        """Whether to take the name from a process that has it: see `begin`.
+        """Whether to take the name from a process that has it, as `begin` wants to know.
 
-        That it was silent for a lease says our own clock: that of Redis may jump.
+        By our own clock that one was silent for a lease: Redis' clock may jump.
         """
         if self._may_take and self._host.may_take:
             return 1
@@ -561,11 +562,12 @@ class Partition:
         self._due.beat = self._due.changes = now
 
     def _looked(self, word: str, answer: Sequence[Any], now: float) -> None:
+        if word in ("ok", "later"):
+            is_ours = answer[-1] == round(self._host.lease_s * 1e6)
+            self._host.other_lease_s = 0.0 if is_ours else answer[-1] / 1e6
         if word != "ok":
             return
-        _, stale, quiets, lease_us = answer
-        other_s = lease_us / 1e6
-        self._host.other_lease_s = 0.0 if other_s == self._host.lease_s else other_s
+        _, stale, quiets, _ = answer
         for name, epoch, beat in quiets:
             self._suspects.note(name, int(epoch), int(beat), now)
         self._due.reap = self._host.reap_turn(now) if stale else inf
