@@ -53,7 +53,8 @@ class Partition:
     def look(self) -> list[Any]:
         """A host looks for others; ten times in a lease."""
         quiet_us, every_us = 1_000_000 * LEASE_S // 2, 1_000_000 * LEASE_S // 10
-        args = ["x", quiet_us, every_us, 1_000_000 * KEEP_S]
+        args: list[str | int | bytes] = ["x", quiet_us, every_us]
+        args.append(1_000_000 * KEEP_S)
         answer: list[Any] = self.call("look", args)
         return answer
 
