@@ -394,8 +394,8 @@ _UNREAD: Final = "{here}/state/liveness.db cannot be read: "
 LOGS: Final = [
     Mistake("explain without sidecar and log", "explain x --socket {here}/s --state {here}/state", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket; the log cannot answer either: there is no log in {here}/state: name the sidecar's state directory with --state"),
     Mistake("explain without a sidecar, with a damaged log", "explain x --socket {here}/s --state {here}/state", 1, f"no sidecar at {{here}}/s: …; the log cannot answer either: {_UNREAD}file is not a database; it is damaged: see `liveness check-state`, restore a backup", damaged(DATABASE)),
-    Mistake("history of nobody", "history 7 --state {live}/state", 1, "no record of 7 in the log of {live}/state, which begins at …: correct the name (int:7 is the integer, 7 the string), or --state"),
-    Mistake("history in an empty log", "history ada --state {here}/state", 1, "no record of ada in the log of {here}/state, which is empty: correct the name (int:7 is the integer, 7 the string), or --state", state),
+    Mistake("history of nobody", "history 7 --state {live}/state", 1, "no record of 7 in the log of {live}/state, which begins at …: correct the name, or --state"),
+    Mistake("history in an empty log", "history ada --state {here}/state", 1, "no record of ada in the log of {here}/state, which is empty: correct the name, or --state", state),
     Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
     Mistake("state to check whose name is too long", "check-state --state {here}/" + "s" * 260, 1, "{here}/" + "s" * 260 + "/liveness.db cannot be read: File name too long; correct that, or name the sidecar's state directory with --state"),
     Mistake("state to check with a folder in the place of a file", "check-state --state {here}/state", 1, "{here}/state/liveness.db-shm is not a regular file; " + _UNLIKE, both(HIDDEN_COMMITS, lambda here, _: (here / "state/liveness.db-shm").unlink(), folder("state/liveness.db-shm"))),
@@ -416,7 +416,7 @@ LOGS: Final = [
     Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines, or - for those on stdin", state),
     Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, so there is nothing to compare: name the sidecar's state directory with --state", both(state, text("theirs"))),
     Mistake("comparison with no log", "compare {here}/theirs --state {here}/state", 1, "there is no log in {here}/state: name the sidecar's state directory with --state", text("theirs")),
-    Mistake("history of nobody in a log that is damaged within", "history x --state {here}/state", 1, "no record of x in the log of {here}/state, which …: correct the name (int:7 is the integer, 7 the string), or --state; records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
+    Mistake("history of nobody in a log that is damaged within", "history x --state {here}/state", 1, "no record of x in the log of {here}/state, which …: correct the name, or --state; records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
     Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
 ]  # fmt: skip
 

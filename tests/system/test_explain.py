@@ -90,14 +90,14 @@ def test_users_are_explained_with_a_sidecar_and_from_the_log_without(
         run(sidecar, "explain", "bob")[1],
     )
     assert json.loads(run(sidecar, "explain", "int:7", "--json")[1])["uid"] == 7
-    nobody = ("explain", "7"), ("explain", "7", "--json")
+    nobody = ("explain", "8"), ("explain", "8", "--json")
     assert [run(sidecar, *words)[0] for words in nobody] == [1, 1]
     assert "never heard of" in run(sidecar, *nobody[0])[1]
     found["told"] = found["told"].replace(SENT, NOT_LINKED)
     found["unacknowledged"] = {"gateway": "gw-1", "why": "not-linked", "unacked": 0}
     for end in (sidecar.stop, sidecar.kill):
         end()
-        code, shown, _ = run(sidecar, "explain", "7")
+        code, shown, _ = run(sidecar, "explain", "8")
         assert (code, "never heard of" in shown) == (1, True)
         assert run(sidecar, "explain", "eve")[:2] == (0, f"{found['told']}\n")
         code, shown, said = run(sidecar, "explain", "eve", "--json")

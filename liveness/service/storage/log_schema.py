@@ -8,8 +8,8 @@
               on from, each with the last seq that both share; the state's clock; by when
               records were written
 
-`uid` columns are ANY in STRICT tables: with any other type `7` and `"7"` would be one
-user. Sessions are keyed by their number, not by their user: every insert then goes to the
+`uid` columns are ANY in STRICT tables: `7` and `"7"` name one user, but each is kept as its
+login had it. Sessions are keyed by their number, not by their user: every insert goes to the
 end of the tree, and a login costs 3 µs of writing, not 18.
 """
 
