@@ -53,8 +53,10 @@ def boot_id() -> str:
     """
     try:
         # Kernels without time namespaces lack this file.
-        added = TIME_OFFSETS.read_text("utf-8") if TIME_OFFSETS.exists() else ""
-        return " ".join([BOOT_ID.read_text("utf-8").strip(), *added.split()])
+        added = (
+            TIME_OFFSETS.read_text(encoding="utf-8") if TIME_OFFSETS.exists() else ""
+        )
+        return " ".join([BOOT_ID.read_text(encoding="utf-8").strip(), *added.split()])
     except OSError:
         return ""
 

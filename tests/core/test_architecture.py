@@ -21,7 +21,16 @@ CLIENT = [
 BESIDE = [PACKAGE / "errors.py"]  # importing the core runs it too
 
 MAY_IMPORT = {"__future__", "abc", "array", "bisect", "collections", "collections.abc"}
-MAY_IMPORT |= {"dataclasses", "enum", "itertools", "math", "operator", "re", "typing"}
+MAY_IMPORT |= {
+    "contextlib",
+    "dataclasses",
+    "enum",
+    "itertools",
+    "math",
+    "operator",
+    "re",
+    "typing",
+}
 MAY_IMPORT |= {"liveness.errors"}
 MAY_IMPORT |= {f"liveness.core.{path.stem}" for path in CORE}
 ONLY_IN = {"msgpack": "framing.py"}

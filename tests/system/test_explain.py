@@ -89,7 +89,7 @@ def test_users_are_explained_with_a_sidecar_and_from_the_log_without(
         rf"offline in 59 min \d+ s unless it is heard; {moved}; {SENT}\n",
         run(sidecar, "explain", "bob")[1],
     )
-    assert json.loads(run(sidecar, "explain", "int:7", "--json")[1])["uid"] == 7
+    assert json.loads(run(sidecar, "explain", "int:7", "--json")[1])["uid"] == "7"
     nobody = ("explain", "8"), ("explain", "8", "--json")
     assert [run(sidecar, *words)[0] for words in nobody] == [1, 1]
     assert "never heard of" in run(sidecar, *nobody[0])[1]
