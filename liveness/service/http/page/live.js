@@ -95,8 +95,10 @@ function visible(text) {
   });
 }
 
-/** A uid or a conn as text. A number that JSON cannot hold comes as the text int:N. */
-const idText = (value) => `${value}`.replace(/^int:/, "");
+const uidText = (uid) => (typeof uid === "number" ? `${uid}` : uid);
+
+/** A conn's digits. Numbers here are exact up to 2^53; a larger one comes as the text int:N. */
+const connText = (conn) => `${conn}`.replace("int:", "");
 
 /** An element with a name from the wire; <bdi> isolates its writing direction. */
 function named(text, name = "bdi") {
@@ -895,7 +897,7 @@ function why(record) {
 
 /** A line of the feed or, with *owner*, of the records of that explained user. */
 function recordRow(record, owner = null) {
-  const uid = idText(record.uid);
+  const uid = uidText(record.uid);
   const link = named(uid, "a");
   setAttributes(link, { href: `#uid=${encodeURIComponent(uid)}`, dir: "auto" });
   const when = make("time", { datetime: new Date(record.at).toISOString() }, owner ? moment(record.at) : clock(record.at));
@@ -915,7 +917,7 @@ function matches(record) {
   const { kinds, uid, gateway, users } = feed.filter;
   if (!kinds.includes(record.kind)) return false;
   if (users && !isOfUsers(record)) return false;
-  if (uid && ![record.uid, record.user].map(idText).includes(uid)) return false;
+  if (uid && ![record.uid, record.user].map(uidText).includes(uid)) return false;
   return !gateway || [record.gateway, record.from].includes(gateway);
 }
 
@@ -1056,7 +1058,7 @@ function showExplained(found) {
     if (value === null || value === undefined) return;
     facts.append(make("div", { class: is === "whole" ? "wide" : "" }, make("dt", {}, name), make("dd", { class: is }, value)));
   };
-  fact("User", named(idText(found.uid)));
+  fact("User", named(uidText(found.uid)));
   fact("Gateway", found.gateway === null ? null : named(found.gateway));
   fact("Last heard", found.seen === null ? null : moment(found.seen));
   fact("Last event", found.last);
@@ -1064,11 +1066,11 @@ function showExplained(found) {
     fact("Fires in", found.held ? `held: ${found.held}` : found.fires_in === null ? null : seconds(found.fires_in));
     fact("Timeout", found.timeout === null ? null : seconds(found.timeout));
     fact("Slot", found.slot === null ? null : found.layer ? `${found.slot} of layer ${found.layer}` : `${found.slot}`);
-    fact("Connection", found.conn === null ? null : idText(found.conn), "whole");
+    fact("Connection", found.conn === null ? null : connText(found.conn), "whole");
     fact("Session", found.session === null ? null : whole(found.session));
   }
   const records = make("ol", { class: "records", "aria-label": "Records of this user, the newest first" });
-  records.append(...found.records.map((record) => recordRow(record, idText(found.uid))));
+  records.append(...found.records.map((record) => recordRow(record, uidText(found.uid))));
   byId("explained").replaceChildren(make("p", { class: "sentence", dir: "auto" }, found.told), facts, records);
   if (found.looked_back_to) {
     byId("explained").append(make("p", { class: "note" }, `Searched back to ${moment(found.looked_back_to.at)}, seq ${whole(found.looked_back_to.seq)}.`));
