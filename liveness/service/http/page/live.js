@@ -182,7 +182,7 @@ const wheel = {
     byId("filter-devices").hidden = !summary.device_separator;
     setText(document.querySelector("#chart-users h2"), summary.device_separator ? "Devices online" : "Users online");
     setText(byId("users-caption"), summary.device_separator ? `devices of ${plural(summary.distinct_users, "user")}` : "users online");
-    const idText = whole(summary.users);
+    const digits = whole(summary.users);
     setText(byId("users"), digits);
     const size = digits.length < 8 ? 54 : digits.length < 10 ? 44 : 34;
     byId("users").style.setProperty("font-size", `${size}px`);
