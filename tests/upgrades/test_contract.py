@@ -16,7 +16,15 @@ from tests.helpers.tree import ROOT
 Case = dict[str, Any]
 
 # Frames that have another meaning since, as the changelog says, and a word of its entry.
-CHANGED: Final = {"the-shortest-hello-of-a-watcher": "`scope-all`"}
+CHANGED: Final = {
+    "the-shortest-hello-of-a-watcher": "`scope-all`",
+    "a-uid-with-a-lone-byte-ff-is-fatal": "`bad-uid`",
+    "a-uid-with-an-overlong-nul-is-fatal": "`bad-uid`",
+    "a-uid-with-a-surrogate-is-fatal": "`bad-uid`",
+    "a-uid-with-half-a-character-is-fatal": "`bad-uid`",
+    "a-uid-with-a-value-above-unicode-is-fatal": "`bad-uid`",
+    "one-uid-of-a-batch-in-broken-utf-8-is-fatal-for-all": "`bad-uid`",
+}
 
 
 @pytest.fixture(scope="module")
