@@ -247,6 +247,8 @@ $(COMPILED): | $(call STAMP,runtime)
 	@$(TELL)
 	$(TAKE_TURNS)
 	say "installing liveness"
-	rm -f $(VENV)/.compiled-* liveness/core/_*"$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
+	# First, and alone: were it empty as Python fails, the sources would be removed.
+	suffix=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+	rm -f $(VENV)/.compiled-* liveness/core/_*"$$suffix"
 	log $(VENV)/bin/python -m pip install --no-deps --no-build-isolation --editable .
 	touch $@
