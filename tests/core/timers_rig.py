@@ -292,7 +292,7 @@ class Rig:
         self.state_s = state_s
 
     def sleep(self, seconds: float) -> None:
-        """Have the host sleep, right after a turn: its monotonic clock stands still."""
+        """Have the host sleep, right after a turn: its monotonic clock stops."""
         self.timetable.turned(self.now)
         mono = self.mono
         self.to(self.state_s + seconds)
