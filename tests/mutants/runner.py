@@ -21,7 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,7 +246,8 @@ class _Attempts:
         Raises:
             Survived: One of its tests does not fail, or none could be run.
         """
-        async with _copied(whole.folder, self._scratch) as copy:
+        # A patch and a build replace files: they write into none, so links do.
+        async with _copied(whole.folder, self._scratch, os.link) as copy:
             with trio.move_on_after(self._limit_s) as limit:
                 if why := await trio.to_thread.run_sync(mutant.apply, copy.folder):
                     raise Survived(why)
@@ -271,21 +272,23 @@ class _Attempts:
 
 
 @asynccontextmanager
-async def _copied(root: Path, scratch: Path) -> AsyncIterator["_Copy"]:
-    """A copy of the project, until left."""
+async def _copied(
+    root: Path, scratch: Path, place: Callable[[str, str], object] = shutil.copy2
+) -> AsyncIterator["_Copy"]:
+    """A copy of the project, until left; *place* copies a file."""
     with TemporaryDirectory(dir=scratch) as folder:
-        await trio.to_thread.run_sync(_copy, root, Path(folder))
+        await trio.to_thread.run_sync(_copy, root, Path(folder), place)
         yield _Copy(Path(folder))
 
 
-def _copy(root: Path, folder: Path) -> None:
+def _copy(root: Path, folder: Path, place: Callable[[str, str], object]) -> None:
     (folder / SAID).touch()
     for name in COPIED:
         if (root / name).is_dir():
             # With what is compiled already: that takes as long as most tests.
-            shutil.copytree(root / name, folder / name)
+            shutil.copytree(root / name, folder / name, copy_function=place)
         elif (root / name).exists():
-            shutil.copy2(root / name, folder / name)
+            place(str(root / name), str(folder / name))
 
 
 @dataclass(frozen=True, slots=True)
