@@ -192,16 +192,15 @@ class Damper(Generic[T]):
         return []
 
 
-def damped_record(record: Record, *, users: bool, offset_ms: int) -> DampedRecord:
+def damped_record(record: Record, *, users: bool, at: int) -> DampedRecord:
     """What a damper has to know of a record.
 
     Args:
         record: The record.
         users: It is about its user, not about the device.
-        offset_ms: Added to Unix milliseconds it gives those of the reader's clock.
+        at: When it was decided, in milliseconds of the reader's clock.
     """
     user = record.user if users else record.uid
-    at = record.at + offset_ms
     return DampedRecord(record.seq, record.kind, identity(user), record.gateway, at)
 
 

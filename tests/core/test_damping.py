@@ -292,7 +292,7 @@ def record(kind: str, seq: int, uid: str, gateway: str, devices: int) -> Record:
 def test_a_record_is_of_a_device_or_of_its_user(users: bool) -> None:
     offline = record(OFFLINE, 7, "ada/phone", "g1", 0)
     user = "ada" if users else "ada/phone"
-    found = damped_record(offline, users=users, offset_ms=-3)
+    found = damped_record(offline, users=users, at=2)
     assert found == DampedRecord(7, OFFLINE, user, "g1", 2)
 
 

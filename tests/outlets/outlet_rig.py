@@ -51,7 +51,7 @@ class OutletRig:
 @contextmanager
 def outlet_rig(folder: Path, runtime: Path | None = None) -> Iterator[OutletRig]:
     clock = VirtualClock()
-    with log_of([], folder, keep=1_000, runtime=runtime) as log:
+    with log_of([], folder, keep=1_000, runtime=runtime, clock=clock) as log:
         store = OutletStore(folder, clock)
         access = LogAccess(
             log.log_writer, log.feed, store, clock, Turnstile(), 100, lambda *_: False

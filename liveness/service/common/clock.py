@@ -29,6 +29,10 @@ class Clock:
         """Unix milliseconds; only for what is shown, as the stamps in records."""
         return time.time_ns() // 1_000_000
 
+    def mono_offset_ms(self) -> int:
+        """What to add to a stamp of now to get milliseconds of `mono`."""
+        return round(self.mono() * 1000) - self.wall_ms()
+
     def age_s(self, at_ms: int) -> float:
         """Seconds since a record was decided, by its stamp; 0 if that is in the future."""
         return max(0, self.wall_ms() - at_ms) / 1000

@@ -98,7 +98,6 @@ class DampedReader:
             log_writer, feed, ReadPosition(read, position), is_guest=True
         )
         self._read = deque[TailEntry]()  # and not given to the damper yet
-        self._read_offset_ms = 0  # add it to their stamps
         self._passed = deque[Passed[TailEntry]]()  # by the damper, and not taken yet
         self._may_settle = False  # more may have settled than were taken
 
@@ -140,7 +139,7 @@ class DampedReader:
         if next_at is None:
             return inf
         wait_ms = next_at - self._mono_ms
-        if wait_ms <= 0 and self._undurable_ms < next_at:
+        if wait_ms <= 0 and self._log_writer.oldest_pending_ms < next_at:
             return inf
         # At most `settle_s`, if its stamp is from before the wall clock was set back.
         return min(max(0, wait_ms) / 1000, self._settle_s)
@@ -168,7 +167,6 @@ class DampedReader:
             entries = await self._reader.take(
                 limit, wall_ms=self._clock.wall_ms(), most_bytes=most_bytes
             )
-            self._read_offset_ms = self._offset_ms
         if self._damper is None:
             if not self._gateways:
                 return entries
@@ -179,17 +177,6 @@ class DampedReader:
     @property
     def _mono_ms(self) -> int:
         return round(self._clock.mono() * 1000)
-
-    @property
-    def _offset_ms(self) -> int:
-        """Added to Unix milliseconds it gives those of the monotonic clock."""
-        return self._mono_ms - self._clock.wall_ms()
-
-    @property
-    def _undurable_ms(self) -> float:
-        """When the oldest record was decided that is not durable; infinity if all are."""
-        oldest_at = self._log_writer.oldest_pending_at
-        return inf if oldest_at is None else oldest_at + self._offset_ms
 
     def _settled(self, damper: Damper[TailEntry], limit: int) -> list[TailEntry]:
         """The entries that may be returned now."""
@@ -215,7 +202,8 @@ class DampedReader:
 
     def _pop_settled(self, damper: Damper[TailEntry]) -> Passed[TailEntry] | None:
         """The next offline that has settled, at the end of the log."""
-        if damper.next_at is None or self._undurable_ms < damper.next_at:
+        next_at = damper.next_at
+        if next_at is None or self._log_writer.oldest_pending_ms < next_at:
             return None
         return damper.pop_settled(self._mono_ms)
 
@@ -225,7 +213,7 @@ class DampedReader:
         record = entry.record
         waits: Passed[TailEntry] | None = None
         if isinstance(record, Record):
-            waits = damper.pop_settled(record.at + self._read_offset_ms)
+            waits = damper.pop_settled(self._log_writer.decided_ms(record))
         elif isinstance(record, Gap):
             waits = damper.pop_oldest()
         if waits is not None:
@@ -234,7 +222,7 @@ class DampedReader:
         self._read.popleft()
         if isinstance(record, Record):
             damped = damped_record(
-                record, users=self._wanted.users, offset_ms=self._read_offset_ms
+                record, users=self._wanted.users, at=self._log_writer.decided_ms(record)
             )
             self._passed.extend(damper.add(entry, damped))
         else:

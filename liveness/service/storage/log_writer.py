@@ -26,11 +26,11 @@ import trio
 
 from liveness.core.changes import Commit, Decisions
 from liveness.core.record_batch import RecordBatch
-from liveness.core.records import GATEWAY
+from liveness.core.records import GATEWAY, Logged
 from liveness.core.timer_states import Fire, TimerCommand
 from liveness.metrics import Counts
 from liveness.service.common import threads
-from liveness.service.common.clock import Clock
+from liveness.service.common.clock import STEP_MS, Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.storage.checkpoints import Checkpoints
@@ -68,6 +68,9 @@ CLOCK_LOOK_S: Final = 1.0
 # It is also stored this often. If the host crashes, and its wall clock is behind after the
 # boot, the state's clock loses as much at most; an idle disk is written to no more often.
 CLOCK_STORED_S: Final = 300.0
+
+# The steps of the wall clock that `decided_ms` knows, the newest.
+MOST_STEPS: Final = 100
 
 _log = structlog.get_logger("journal")
 
@@ -109,6 +112,8 @@ class LogWriter:
         self._published = published
         # At the front are those that are being written.
         self._queue: deque[Commit] = deque()
+        # From a seq on: `Clock.mono_offset_ms` when these records were decided.
+        self._offsets = deque[tuple[int, int]](maxlen=MOST_STEPS)
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
         self._awaited = 0  # something waits for this ticket
@@ -188,10 +193,30 @@ class LogWriter:
         return self.timers.pending_by_gateway
 
     @property
-    def oldest_pending_at(self) -> int | None:
-        """The stamp of the oldest record that waits for the disk; None if none does."""
+    def oldest_pending_ms(self) -> float:
+        """When the oldest record that waits for the disk was decided, as `decided_ms`.
+
+        Infinity if none waits.
+        """
         waiting = (it.changes.records for it in self._queue if it.changes.records)
-        return next((records[0].at for records in waiting), None)
+        return next((self.decided_ms(records[0]) for records in waiting), math.inf)
+
+    def decided_ms(self, record: Logged) -> int:
+        """When a record was decided, in milliseconds of the monotonic clock.
+
+        The disk may have written late, and the wall clock may have been set meanwhile. Of a
+        record from before this process, the wall clock of now says it.
+        """
+        for seq, offset_ms in reversed(self._offsets):
+            if seq <= record.seq:
+                return record.at + offset_ms
+        return record.at + self._clock.mono_offset_ms()
+
+    def note_offset(self, seq: int) -> None:
+        """Note whether the wall clock was set before the record *seq* was decided."""
+        offset_ms = self._clock.mono_offset_ms()
+        if not self._offsets or abs(offset_ms - self._offsets[-1][1]) > STEP_MS:
+            self._offsets.append((seq, offset_ms))
 
     # --- queueing changes -----------------------------------------------------
 
@@ -200,6 +225,8 @@ class LogWriter:
         changes, ticket, with_cursors = commit
         self._appended = ticket
         self._observe("decided", changes.records)
+        if changes.records:
+            self.note_offset(changes.records[0].seq)
         commands: list[TimerCommand] = [
             command for command in changes.commands if not isinstance(command, Fire)
         ]

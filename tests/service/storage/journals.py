@@ -249,7 +249,12 @@ class Log:
 
 @contextmanager
 def log_of(
-    written: Sequence[Batch], folder: Path, *, keep: int, runtime: Path | None = None
+    written: Sequence[Batch],
+    folder: Path,
+    *,
+    keep: int,
+    runtime: Path | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[Log]:
     feed = LogTail(keep=keep)
     with closing(LogStore(folder, runtime)) as store:
@@ -259,7 +264,7 @@ def log_of(
         for batch in written:
             store.write(batch)
             feed.publish(batch)
-        with journal_of(store, published=feed.publish) as log_writer:
+        with journal_of(store, published=feed.publish, clock=clock) as log_writer:
             yield Log(log_writer, feed)
 
 

@@ -11,7 +11,8 @@ from liveness.core.records import Gap, Logged, Record, Subscription
 from liveness.service.common.clock import Clock
 from liveness.service.storage.damped_reader import STEPS, DampedReader
 from tests.helpers.record_batches import batch_of
-from tests.service.storage.journals import ALL, Log, append, log_of, publish
+from tests.service.storage import journals
+from tests.service.storage.journals import ALL, Log, append, log_of
 
 SETTLE_S = 10.0
 AT = 100_000
@@ -55,8 +56,14 @@ CLOCK = HandClock()
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
     CLOCK.now_s = CLOCK.wall_s = 0.0
-    with log_of([], tmp_path, keep=1_000) as log:
+    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
         yield log
+
+
+def publish(log: Log, *records: Logged) -> None:
+    """Decide these records now, and write them."""
+    log.log_writer.note_offset(records[0].seq)
+    journals.publish(log, *records)
 
 
 def reader(log: Log, wanted: Subscription = ALL, **options: object) -> DampedReader:
@@ -244,10 +251,41 @@ async def test_steps_of_the_wall_clock_settle_no_offline_earlier_or_later(
     assert [r.seq for r in await take(damped, SETTLE_S)] == [2]
 
 
+@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
+async def test_an_offline_settles_in_time_if_the_clock_was_set_before_it_was_read(
+    log: Log, step_s: float
+) -> None:
+    damped = reader(log)
+    publish(log, off(1), off(2, "bob"))
+    CLOCK.wall_s += step_s
+    assert await take(damped, 0) == []
+    publish(log, on(3, at_s=step_s + 9))
+    assert await take(damped, 9) == []
+    assert damped.next_in_s == 1
+    assert [r.seq for r in await take(damped, SETTLE_S)] == [2]
+
+
+@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
+async def test_no_offline_settles_before_an_online_if_the_clock_was_set_as_the_disk_hung(
+    log: Log, step_s: float
+) -> None:
+    damped = reader(log)
+    publish(log, off(1))
+    assert await take(damped, 0) == []
+    CLOCK.move_to(9)
+    back = on(2, at_s=9)
+    append(log.log_writer, Changes(records=batch_of([back])))
+    CLOCK.wall_s += step_s
+    assert await take(damped, 15) == []
+    log.log_writer._queue.popleft()
+    journals.publish(log, back)
+    assert await take(damped, 15) == []
+
+
 async def test_an_offline_from_before_the_clock_was_set_back_waits_no_longer(
     log: Log,
 ) -> None:
-    publish(log, off(1))
+    journals.publish(log, off(1))  # by an earlier process
     CLOCK.wall_s -= 3_600
     damped = reader(log)
     assert await take(damped, 1) == []
