@@ -30,6 +30,8 @@ from liveness.errors import ReportError
 
 # That moment: so it asks a few times a second at most.
 QUIET_S: Final = 0.25
+# The wall clock was set if it moves by more than this against the monotonic clock.
+STEP_MS: Final = 100
 # How many offlines may wait. Each takes about 1.2 KB.
 MAX_SETTLING: Final = 100_000
 # The most offlines that one `settle` yields: they are in memory twice for a while.
@@ -61,6 +63,7 @@ class DampedRecords:
         self._wall_s = wall_s
         self._arrived_at = -inf  # when records, or an answer, came last
         self._offset_ms = 0  # add it to the stamps of records that arrive
+        self._former_offset_ms = 0  # before the wall clock was set
         self._pings = 0
         self._asked_at: float | None = None  # by the first of two pings
         self._is_second = False  # the first is answered
@@ -85,12 +88,16 @@ class DampedRecords:
     def linked(self) -> None:
         """Note that a link has begun: what it is about to deliver has not arrived yet."""
         self.arrives()
+        self._former_offset_ms = self._offset_ms
         self.has_settled = False
 
     def arrives(self) -> None:
         """Note that records arrive: what was asked before is not answered."""
         self._arrived_at = anyio.current_time()
-        self._offset_ms = round((self._arrived_at - self._wall_s()) * 1000)
+        offset_ms = round((self._arrived_at - self._wall_s()) * 1000)
+        if abs(offset_ms - self._offset_ms) > STEP_MS:
+            self._former_offset_ms = self._offset_ms
+        self._offset_ms = offset_ms
         self._asked_at, self._is_second, self._awaits_pong = None, False, False
 
     @property
@@ -105,8 +112,15 @@ class DampedRecords:
             KeyError, TypeError: It does not have the form of a record.
         """
         kind = record["kind"]
-        # Not later than now, if its stamp is from before the wall clock was set back.
-        at = min(record["at"] + self._offset_ms, round(self._arrived_at * 1000))
+        now = round(self._arrived_at * 1000)
+        # The wall clock may have been set between the decision and now. A moment in the
+        # future is wrong; the later of two makes no offline settle early.
+        moments = [
+            record["at"] + offset_ms
+            for offset_ms in (self._offset_ms, self._former_offset_ms)
+        ]
+        past = (moment for moment in moments if moment <= now + STEP_MS)
+        at = min(max(past, default=now), now)
         while settled := self._damper.pop_settled(at):
             yield from self._wanted(settled)
         if kind in SESSION_KINDS:

@@ -17,6 +17,7 @@ from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
 import liveness
+from liveness.client.damped_records import DampedRecords
 from liveness.client.inbox import RecordMap
 from liveness.client.watcher import Watch
 from liveness.client.watcher_link import MAX_REFUSED_S, LinkLost
@@ -166,6 +167,33 @@ async def test_an_offline_comes_once_all_that_was_decided_before_has_arrived(
                 await answer(ping)
         assert [record["uid"] for record in found] == ["user-2"]
         assert watch.damping.left_out == 2
+
+
+@pytest.mark.parametrize("step_s", [0, -3_600, 3_600], ids=["not", "back", "ahead"])
+async def test_an_offline_settles_in_time_if_the_clock_was_set_before_it_arrived(
+    step_s: int, autojump_clock: MockClock
+) -> None:
+    ahead_s = 1_800_000_000
+
+    def wall_s() -> float:
+        return ahead_s + trio.current_time()
+
+    def decided(seq: int, kind: str) -> RecordMap:
+        at = round(wall_s() * 1000)
+        return {"seq": seq, "kind": kind, "uid": "ada", "gateway": "g", "at": at}
+
+    damped = DampedRecords(5, [], users=False, wall_s=wall_s)
+    damped.linked()
+    offline = decided(1, "offline")
+    ahead_s += step_s
+    await trio.sleep(1)
+    damped.arrives()
+    assert [*damped.add(offline)] == []
+    assert damped.next_in_s == pytest.approx(4)
+    await trio.sleep(3.5)
+    damped.arrives()
+    assert [*damped.add(decided(2, "online"))] == []
+    assert damped.counts.left_out == 2
 
 
 def test_a_wait_that_is_cancelled_loses_no_record(run: Run) -> None:
