@@ -4,7 +4,8 @@ Nobody can set it. It begins as the wall clock when the state is made, so that i
 look like those of the wall clock, and from then on it runs by the time that passes. While
 the host runs, CLOCK_BOOTTIME says how much that is, also while the host sleeps and while no
 sidecar runs. After a boot, or on another host, only the wall clocks can say it: never less
-than nothing.
+than nothing. One that is behind then is wrong, as of a host whose clock begins anew at each
+boot: until it is set, it says nothing about the next boot either.
 """
 
 from typing import NamedTuple
@@ -18,20 +19,33 @@ class StateTime(NamedTuple):
         boot: Names the boot that `boot_s` counts from; "" if it is unknown.
         boot_s: Seconds of CLOCK_BOOTTIME.
         wall_ms: Unix milliseconds.
+        behind_ms: By how much that was behind when the host booted; 0 once it was set.
     """
 
     state_s: float
     boot: str
     boot_s: float
     wall_ms: int
+    behind_ms: int
 
     def passed_until(self, later: "StateTime") -> float:
         """Seconds until a later moment, by the clocks of the hosts."""
-        is_same_boot = bool(self.boot) and self.boot == later.boot
-        # The host of a cloned machine may have an earlier clock of the same boot.
-        if is_same_boot and later.boot_s >= self.boot_s:
+        if self._is_same_boot(later):
             return later.boot_s - self.boot_s
-        return max(0, later.wall_ms - self.wall_ms) / 1000
+        return max(0, later.wall_ms - self.wall_ms - self.behind_ms) / 1000
+
+    def behind_ms_at(self, later: "StateTime") -> int:
+        """By how much the wall clock of a later moment is known to be behind.
+
+        That of the same boot must not have been set since.
+        """
+        if self._is_same_boot(later):
+            return self.behind_ms
+        return max(0, self.wall_ms + self.behind_ms - later.wall_ms)
+
+    def _is_same_boot(self, later: "StateTime") -> bool:
+        # The host of a cloned machine may have an earlier clock of the same boot.
+        return bool(self.boot) and self.boot == later.boot and later.boot_s >= self.boot_s
 
     @property
     def wall_ahead_ms(self) -> int:

@@ -201,6 +201,45 @@ async def test_a_wall_clock_that_is_behind_after_a_boot_takes_nothing_back(
     assert SECONDS + 20 <= at - asked <= SECONDS + 20 + 2 * SOON_S
 
 
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_boot_with_a_clock_that_begins_anew_takes_no_time_from_the_next(
+    host: Host, end: str
+) -> None:
+    async with host.sidecar(end=end) as rig:
+        asked = trio.current_time()
+        await asks(await rig.gateway("g"), "k", SECONDS)
+    for boot in ("second boot", "third boot"):
+        host.clock.start_host(boot)
+        host.clock.ahead_s = -TEN_DAYS_S
+        for _ in range(2):
+            async with host.sidecar(end=end):
+                await trio.sleep(CLOCK_LOOK_S + 1)
+            await trio.sleep(2)
+    host.clock.start_host("last boot")
+    host.clock.ahead_s = 0
+    async with host.sidecar() as rig:
+        at = await fires_at(await rig.gateway("g"), "k")
+    assert SECONDS <= at - asked <= SECONDS + SOON_S
+
+
+async def test_a_clock_that_was_set_in_the_same_boot_counts_again(host: Host) -> None:
+    async with host.sidecar():
+        pass
+    host.clock.start_host("second boot")
+    host.clock.ahead_s = -TEN_DAYS_S
+    async with host.sidecar():
+        pass
+    host.clock.ahead_s = -WRONG_S  # by hand, and still behind
+    async with host.sidecar(end="kill") as rig:
+        asked = trio.current_time()
+        await asks(await rig.gateway("g"), "k", SECONDS)
+    host.clock.start_host("third boot")
+    await trio.sleep(10)
+    async with host.sidecar() as rig:
+        at = await fires_at(await rig.gateway("g"), "k")
+    assert SECONDS <= at - asked <= SECONDS + SOON_S
+
+
 async def test_a_copy_on_another_host_goes_on_by_its_wall_clock(
     host: Host, tmp_path: Path
 ) -> None:

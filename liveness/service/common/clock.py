@@ -20,6 +20,7 @@ class Clock:
     _offset: float | None = None  # of CLOCK_MONOTONIC from `mono`
     _state_offset: float | None = None  # of the state's clock from `boot_s`
     _wall_ahead_ms = 0
+    _behind_ms = 0  # as `StateTime.behind_ms`
 
     def mono(self) -> float:
         """Monotonic seconds of the event loop: virtual under `trio.testing.MockClock`."""
@@ -51,6 +52,9 @@ class Clock:
         if last is not None:
             now = self.state_time()
             self._state_offset = last.state_s + last.passed_until(now) - now.boot_s
+            self._behind_ms = last.behind_ms_at(now)
+            # What it is if nobody has set the clock since.
+            self._wall_ahead_ms = last.wall_ahead_ms + last.behind_ms - self._behind_ms
 
     def state_s(self) -> float:
         """Seconds of the state's clock; it begins now unless `resume_state` was called."""
@@ -67,7 +71,7 @@ class Clock:
         """
         ahead_ms = self.wall_ms() - self.state_ms()
         if abs(ahead_ms - self._wall_ahead_ms) > STEP_MS:
-            self._wall_ahead_ms = ahead_ms
+            self._wall_ahead_ms, self._behind_ms = ahead_ms, 0
         return self._wall_ahead_ms
 
     def state_time(self) -> StateTime:
@@ -75,7 +79,7 @@ class Clock:
         boot_s = self.boot_s()
         state_s = self._state_s(boot_s)
         wall_ms = int(state_s * 1000) + self.wall_ahead_ms()
-        return StateTime(state_s, self.boot_id(), boot_s, wall_ms)
+        return StateTime(state_s, self.boot_id(), boot_s, wall_ms, self._behind_ms)
 
     def _state_s(self, boot_s: float) -> float:
         if self._state_offset is None:
