@@ -45,7 +45,9 @@ class StateTime(NamedTuple):
 
     def _is_same_boot(self, later: "StateTime") -> bool:
         # The host of a cloned machine may have an earlier clock of the same boot.
-        return bool(self.boot) and self.boot == later.boot and later.boot_s >= self.boot_s
+        return (
+            bool(self.boot) and self.boot == later.boot and later.boot_s >= self.boot_s
+        )
 
     @property
     def wall_ahead_ms(self) -> int:

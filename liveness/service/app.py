@@ -194,7 +194,7 @@ def load(
         sidecar = SidecarService(config, store, table, clock, access, token)
         catch_up = partial(_catch_up, now_ms=now_ms, ahead_ms=ahead_ms)
         sidecar.restore(partial(catch_up, table, store))
-        store.store_clock(clock.state_time())
+        store.begin(clock.state_time())
         store.ages.begin(now_ms)
         table.store_clock(clock.state_time())
     store.reserve.restore()

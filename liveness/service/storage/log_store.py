@@ -227,7 +227,6 @@ class LogStore:
         self.log = log
         # Whether the last sidecar of this log took `7` and `"7"` for two users.
         self.had_two_names = meta(db, ONE_NAME) is None
-        db.execute(_PUT_META, [ONE_NAME, 1])
         # By the id of a log that this one goes on from: the last seq they share.
         self.parted: dict[str, int] = parted
         self.clock = stored_clock(db)
@@ -425,6 +424,11 @@ class LogStore:
         if self._mark is not None and batch.records:
             self._mark.raise_to(batch.records.last + 1)
         self.wal.keep_growth_small()
+
+    def begin(self, at: StateTime) -> None:
+        """At the end of a start: store what the next one has to know of this one."""
+        self._db.execute(_PUT_META, [ONE_NAME, 1])
+        self.store_clock(at)
 
     def store_clock(self, at: StateTime) -> None:
         """Store the state's clock, for the next start to continue it."""
