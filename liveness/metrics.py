@@ -59,7 +59,10 @@ CLUSTER_CALLS: Final = tuple(
     for function, answers in {
         "begin": ("keep", "reset", "epoch", "replaced", "config"),
         "assert": ("ok", "gap", "epoch", "unknown", "damaged", "live", "fenced"),
-        "apply": ("ok", "gap", "epoch", "unknown", "damaged", "fenced", "asserting"),
+        "apply": (
+            *("ok", "gap", "late"),
+            *("epoch", "unknown", "damaged", "fenced", "asserting"),
+        ),
         "beat": ("ok", "gap", "epoch", "unknown", "damaged", "fenced", "asserting"),
         "look": ("ok", "later", "unknown"),
         "fence": ("ok", "behind", "heard", "epoch", "fenced", "unknown"),

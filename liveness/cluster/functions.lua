@@ -299,14 +299,18 @@ local function refuse_gap(keys, args, host)
 end
 
 -- Applies the changes of a call, and writes what is known of its host then. Returns the
--- newest version, and how many users there are.
+-- newest version, and how many users there are; nothing if it came late, and did nothing.
 local function take(keys, args, host, got, now, is_list)
   local n, name, version, users = tonumber(args[10]), args[1], nil, got.users
   if n > 0 then
     local out, first = new_records(), next_version(got[1], now, tonumber(args[7]))
-    -- The host's clock may be wrong, as after a jump of this one: then its sessions began
-    -- later. In which order pieces of lists come says nothing.
-    local slack = is_list and -1 or SLACK_MS + math.floor(first / 1000) - tonumber(args[9])
+    local first_ms = math.floor(first / 1000)
+    local ahead_ms = (tonumber(args[9]) or first_ms) - first_ms
+    -- Either the call was under way for long, or this clock jumped and the sessions began
+    -- later than it says. Only the host can tell.
+    if not is_list and ahead_ms < -SLACK_MS then return end
+    -- In which order pieces of lists come says nothing.
+    local slack = is_list and -1 or SLACK_MS - math.max(ahead_ms, 0)
     put(keys, host, name, args, n, slack, out)
     version = append(keys[3], first, got[1], got[2], args[8], out)
   end
@@ -324,7 +328,8 @@ end
 
 -- args: host epoch nonce inc prev last seen token clock n, users…, values…, bodies…
 -- clock: what the host takes for milliseconds of the partition's clock now; its sessions
--- began by that. With n = 0 it says that the host lives, and that its log has reached `last`.
+-- began by that; empty if it has just compared that clock, after an answer `late`. With
+-- n = 0 it says that the host lives, and that its log has reached `last`.
 local function apply(keys, args)
   local host, got = caller(keys, args)
   if not host then return got end
@@ -356,6 +361,7 @@ local function begin(keys, args)
          'conf', got[3])
   elseif sub(got[3], 1, #conf) ~= conf then
     return {'config', got[3]}
+  if not version then return {'late', tonumber(got[1]), now} end
   end
   local host = got[2] and load(got[2])
   if host then

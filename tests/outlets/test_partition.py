@@ -87,6 +87,25 @@ def test_an_answer_that_comes_after_records_were_lost_is_of_no_use(
     assert call.args[7] == 0  # it must list all sessions, not keep
 
 
+def test_a_late_call_is_made_again_with_the_clock_that_a_faster_one_has_measured(
+    part: Partition,
+) -> None:
+    part.add(change(11), 1.0)
+    first = part.next_call(1.1, WALL_MS)
+    assert first is not None
+    answer = [b"late", REDIS_US, REDIS_US + 3_000_000]
+    assert part.answered(answer, 3.0) == "late"
+    again = part.next_call(3.0, WALL_MS + 1_900)
+    assert again is not None
+    assert (first.args[8], again.args[8]) == (WALL_MS + 1_100, "")
+    assert again.args[10:12] == first.args[10:12]  # the user, and since when
+    part.answered(taken(1, 11, REDIS_US + 3_000_000), 3.0)
+    part.add(change(12), 4.0)
+    later = part.next_call(4.1, WALL_MS)
+    assert later is not None
+    assert later.args[8] == WALL_MS + 4_100
+
+
 def test_changes_that_redis_refuses_are_tried_less_and_less_often_between_beats(
     part: Partition,
 ) -> None:

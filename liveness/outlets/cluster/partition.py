@@ -125,6 +125,7 @@ class Partition:
         self._seen_at = 0.0
         self._ahead = -inf  # Redis' clock less ours, at least
         self._half_trip_s = 0.0  # it may be so much more, and twice
+        self._is_clock_compared = False  # just now, as a call was late
         self._piece: Piece | None = None
         self._pieces = 0
         self._has_list = False
@@ -333,6 +334,7 @@ class Partition:
     ) -> Call:
         host = self._host
         clock_ms = self._clock(now) // 1000
+        is_compared, self._is_clock_compared = self._is_clock_compared, False
         head: list[str | int | bytes] = [
             host.name,
             self._epoch,
@@ -342,7 +344,7 @@ class Partition:
             last,
             self._floor(now),
             host.token(),
-            clock_ms,
+            "" if is_compared else clock_ms,
             len(taken),
         ]
         packed = packed_changes(
@@ -519,6 +521,11 @@ class Partition:
         if word == "gap":
             self._go_to(answer[1], now)
             return
+        if word == "late":  # or Redis' clock jumped: what was sent is sent again
+            self._note_clock(answer[1], answer[2], under_way.began, now)
+            self._is_clock_compared = True
+            self._due.changes = now
+            return
         if word != "ok":
             self._refused(word, answer)
             return
@@ -609,8 +616,12 @@ class Partition:
     ) -> None:
         """Note a version, and what Redis' clock was in a call that began at *began*."""
         self._see(version, now)
-        self._ahead = redis_us / 1e6 - now
-        self._half_trip_s = min(now - began, LONGEST_CALL_S) / 2
+        expected_s = now + self._ahead + self._half_trip_s
+        half_trip_s = min(now - began, LONGEST_CALL_S) / 2
+        is_possible = 0 <= expected_s - redis_us / 1e6 <= now - began
+        if is_possible and half_trip_s > self._half_trip_s:
+            return  # a faster call has said it better
+        self._ahead, self._half_trip_s = redis_us / 1e6 - now, half_trip_s
 
 
 def _text(value: bytes | str) -> str:
