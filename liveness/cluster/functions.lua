@@ -129,18 +129,32 @@ local function write_users(users, set, del)
   end
 end
 
+local function place_id(e, owner) return owner(e) .. '\n' .. device_of(e) end
+
+-- The sessions of a user that has several: a call may change hundreds of them.
+-- `by_id` finds them by incarnation and number, `by_place` by host and device.
+local function index(sessions, owner)
+  local list, by_id, by_place = split(sessions), {}, {}
+  for j = 1, #list do
+    by_id[sub(list[j], 1, 10)], by_place[place_id(list[j], owner)] = list[j], list[j]
+  end
+  return {list = list, by_id = by_id, by_place = by_place}
+end
+
+-- Takes a session out of `all`, what `index` returned; returns where it was.
+local function take_out(all, e, owner)
+  all.by_id[sub(e, 1, 10)], all.by_place[place_id(e, owner)] = nil, nil
+  for j = 1, #all.list do
+    if all.list[j] == e then table.remove(all.list, j); return j end
+  end
+end
+
 -- Opens or replaces a session of a user that has others: `e` is the new one. It is put in
 -- front of those that began less than `slack` milliseconds after it.
--- Returns the sessions that the user has then.
-local function insert(out, user, old, e, body, slack, host, name, owner)
-  local list, was, at, is_same = split(old), nil, 1, false
-  local first, mine = list[1], pack('>I4', host.inc)
-  for j = 1, #list do
-    if owner(list[j]) == name and device_of(list[j]) == device_of(e) then
-      was, at = table.remove(list, j), j
-      break
-    end
-  end
+local function insert(out, user, all, e, body, slack, host, name, owner)
+  local list, at, is_same, mine = all.list, 1, false, pack('>I4', host.inc)
+  local first, was = list[1], all.by_place[place_id(e, owner)]
+  if was then at = take_out(all, was, owner) end
   host.s = host.s + low(e, 7)
   if not was then
     host.n, host.g = host.n + 1, host.g + 1
@@ -153,10 +167,16 @@ local function insert(out, user, old, e, body, slack, host, name, owner)
     e = mine .. sub(was, 5)  -- asserted anew: it began when it began
   else
     at = 1
-    while list[at] and since_of(list[at]) > since_of(e) + slack do at = at + 1 end
+    local last_at = #list + 1
+    while at < last_at do  -- a binary search
+      local middle = math.floor((at + last_at) / 2)
+      if since_of(list[middle]) > since_of(e) + slack then at = middle + 1
+      else last_at = middle end
+    end
     e, body = between(list[at - 1], list[at], e, body)
   end
   table.insert(list, at, e)
+  all.by_id[sub(e, 1, 10)], all.by_place[place_id(e, owner)] = e, e
   local top = list[1]
   if at == 1 then
     if not is_same then
@@ -165,22 +185,15 @@ local function insert(out, user, old, e, body, slack, host, name, owner)
   elseif first == was then
     out:add(MOVED, place(user, owner(top), top, 'newest'), place(user, name, was, 'left'))
   end
-  return table.concat(list)
 end
 
--- Ends session `number` of a user that has others; the sessions then, or nil: not there.
-local function remove(out, user, old, number, body, host, owner)
-  local list, mine = split(old), pack('>I4', host.inc)
-  for j = 1, #list do
-    local e = list[j]
-    if sub(e, 1, 4) == mine and sub(e, 5, 10) == number then
-      table.remove(list, j)
-      host.n, host.g, host.s = host.n - 1, host.g - 1, host.s - low(number, 3)
-      if j == 1 then
-        out:add(MOVED, place(user, owner(list[1]), list[1], 'newest'), body)
-      end
-      return table.concat(list)
-    end
+-- Ends session `number` of a user that has others, if it is there.
+local function remove(out, user, all, number, body, host, owner)
+  local e = all.by_id[pack('>I4', host.inc) .. number]
+  if not e then return end
+  host.n, host.g, host.s = host.n - 1, host.g - 1, host.s - low(number, 3)
+  if take_out(all, e, owner) == 1 then
+    out:add(MOVED, place(user, owner(all.list[1]), all.list[1], 'newest'), body)
   end
 end
 
@@ -188,12 +201,16 @@ end
 -- value of 6 bytes ends that session; a longer one is a session that there is now.
 local A = 10
 local function put(keys, host, name, args, n, slack, out)
-  local old = call('HMGET', keys[2], unpack(args, A + 1, A + n))
   local mine, current, order, owner = pack('>I4', host.inc), {}, {}, nil
+  for i = A + 1, A + n do  -- each user once: one of many devices is large
+    local user = args[i]
+    if current[user] == nil then current[user] = false; order[#order + 1] = user end
+  end
+  local old = call('HMGET', keys[2], unpack(order))
+  for i = 1, #order do current[order[i]] = old[i] end
   for i = 1, n do
     local user, value, body = args[A + i], args[A + n + i], args[A + 2 * n + i]
     local have = current[user]
-    if have == nil then have = old[i]; order[#order + 1] = user end
     local becomes = have
     if #value > 6 then
       if not have then
@@ -202,24 +219,28 @@ local function put(keys, host, name, args, n, slack, out)
         host.n, host.g, host.s = host.n + 1, host.g + 1, host.s + low(value, 7)
       else
         owner = owner or owners(keys[1], host, name)
-        becomes = insert(out, user, have, value, body, slack, host, name, owner)
+        becomes = type(have) == 'table' and have or index(have, owner)
+        insert(out, user, becomes, value, body, slack, host, name, owner)
       end
     elseif have then
-      if not is_single(have) then
+      if type(have) == 'table' or not is_single(have) then
         owner = owner or owners(keys[1], host, name)
-        becomes = remove(out, user, have, value, body, host, owner) or have
+        becomes = type(have) == 'table' and have or index(have, owner)
+        remove(out, user, becomes, value, body, host, owner)
       elseif sub(have, 1, 4) == mine and sub(have, 5, 10) == value then
         becomes = false
         out:add(OFFLINE, body)
         host.n, host.g, host.s = host.n - 1, host.g - 1, host.s - low(value, 3)
       end
     end
+    if type(becomes) == 'table' and not becomes.list[2] then becomes = becomes.list[1] end
     current[user] = becomes
   end
   local set, del = {}, {}
   for i = 1, #order do
-    local user = order[i]
-    if current[user] then set[#set + 1] = user; set[#set + 1] = current[user]
+    local user, becomes = order[i], current[order[i]]
+    if type(becomes) == 'table' then becomes = table.concat(becomes.list) end
+    if becomes then set[#set + 1] = user; set[#set + 1] = becomes
     else del[#del + 1] = user end
   end
   write_users(keys[2], set, del)
@@ -340,6 +361,7 @@ local function apply(keys, args)
   host.last = tonumber(args[6])
   beat(host, now)
   local version, users = take(keys, args, host, got, now, false)
+  if not version then return {'late', tonumber(got[1]), now} end
   return {'ok', version, host.g, host.s % MODULUS, now, host.beat, before,
           math.abs(now - tonumber(got[3])), users}
 end
@@ -361,7 +383,6 @@ local function begin(keys, args)
          'conf', got[3])
   elseif sub(got[3], 1, #conf) ~= conf then
     return {'config', got[3]}
-  if not version then return {'late', tonumber(got[1]), now} end
   end
   local host = got[2] and load(got[2])
   if host then

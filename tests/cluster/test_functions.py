@@ -232,6 +232,20 @@ def test_a_session_is_not_the_newest_as_its_call_was_under_way_for_long(
     assert partition.hosts_of_ada() == [2, 1]
 
 
+def test_a_call_for_a_user_of_many_devices_does_not_block_redis(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    host, devices, a_call = hosts[0], 5_000, 500
+    for first in range(0, devices, a_call):
+        some = [(ADA, n, 0.0, b"/%d" % n) for n in range(first, first + a_call)]
+        before = partition.busy_s()
+        assert host.change(*some) == "ok"
+    assert (
+        partition.busy_s() - before < 1
+    )  # 0.1 s; if each change reads all of them, 3 s
+    assert len(partition.hosts_of_ada()) == devices
+
+
 def test_in_lists_only_the_age_of_a_session_counts(partition: Partition) -> None:
     older, newer = Host(partition, "a"), Host(partition, "b")
     for host in (newer, older):
