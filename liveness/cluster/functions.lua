@@ -363,7 +363,7 @@ local function apply(keys, args)
   local version, users = take(keys, args, host, got, now, false)
   if not version then return {'late', tonumber(got[1]), now} end
   return {'ok', version, host.g, host.s % MODULUS, now, host.beat, before,
-          math.abs(now - tonumber(got[3])), users}
+          math.abs(now - (tonumber(got[3]) or 0)), users}
 end
 
 -- args: host epoch nonce log newest conf lease may_keep take token
@@ -460,9 +460,9 @@ end
 local function look(keys, args)
   local now, quiet, every = now_us(), tonumber(args[2]), tonumber(args[3])
   local got = call('HMGET', keys[1], 'l', 'v', 'k', 'lease')
-  if not got[1] then return {'unknown'} end
+  if not got[2] then return {'unknown'} end
   local lease = tonumber(got[4] or 0)
-  if math.abs(now - tonumber(got[1])) < every then return {'later', lease} end
+  if math.abs(now - (tonumber(got[1]) or 0)) < every then return {'later', lease} end
   local marks = trim(keys[3], got[3], now, 2 * every, tonumber(got[2]), tonumber(args[4]))
   call('HSET', keys[1], 'l', fmt('%.0f', now), 'k', marks)
   local all, quiets, stale, hosts, owner = call('HGETALL', keys[1]), {}, 0, {}, {}

@@ -308,6 +308,14 @@ def test_what_is_older_than_keep_s_is_trimmed(
     assert -1.25 * KEEP_S < min(kept) < -0.75 * KEEP_S
 
 
+def test_a_partition_of_unknown_last_look_is_looked_at(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    partition.redis("HDEL", KEYS.meta, "l")  # by another program
+    assert hosts[0].beat() == "ok"
+    assert partition.look()[0] == b"ok"
+
+
 @pytest.mark.parametrize("step_s", [-1e9, -3_600.0, 3_600.0, 1e9])
 def test_a_clock_that_jumps_trims_nothing_that_is_new(
     partition: Partition, hosts: tuple[Host, Host], step_s: float
