@@ -58,13 +58,16 @@ CLUSTER_CALLS: Final = tuple(
     (function, answer)
     for function, answers in {
         "begin": ("keep", "reset", "epoch", "replaced", "config"),
-        "assert": ("ok", "gap", "epoch", "unknown", "damaged", "live", "fenced"),
+        "assert": (
+            *("ok", "gap", "late", "epoch", "unknown", "damaged"),
+            *("live", "fenced"),
+        ),
         "apply": (
-            *("ok", "gap", "late"),
-            *("epoch", "unknown", "damaged", "fenced", "asserting"),
+            *("ok", "gap", "late", "epoch", "unknown", "damaged"),
+            *("fenced", "asserting"),
         ),
         "beat": ("ok", "gap", "epoch", "unknown", "damaged", "fenced", "asserting"),
-        "look": ("ok", "later", "unknown"),
+        "look": ("ok", "later", "unknown", "damaged"),
         "fence": ("ok", "behind", "heard", "epoch", "fenced", "unknown"),
         "reap": ("ok", "unknown", "damaged"),
     }.items()

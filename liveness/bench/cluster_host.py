@@ -161,7 +161,9 @@ def _pure_ns() -> float:
     step = round(RATE * READ_S)
     began, beats, now = time.process_time(), 0, 0.0
     for at in range(0, count, step):
-        host.distribute(at, records[at : at + step], at + step, now)
+        host.distribute(
+            *(at, records[at : at + step], at + step, now), decided_ms=lambda it: it.at
+        )
         now += READ_S
         for part in host.partitions:
             call = part.next_call(now, 0)

@@ -290,6 +290,13 @@ local function is_damaged(n, version, users)
   return n and n ~= counted(version, users) and sub(n, 1, #version + 1) == version .. ' '
 end
 
+-- Whether another program deleted whose the sessions of a living host are.
+local function lacks_owner(hosts, owner)
+  for name, host in pairs(hosts) do
+    if host.state ~= FENCED and owner[host.inc] ~= name then return true end
+  end
+end
+
 -- Ends the life of the partition, as if this server had been emptied: hosts begin anew, and
 -- readers learn of it. What users there were is not known any more.
 local function forget(keys) call('UNLINK', keys[1], keys[2], keys[3]) end
@@ -319,19 +326,34 @@ local function refuse_gap(keys, args, host)
   return {'gap', host.last}
 end
 
+-- By how many milliseconds the clock of the partition is behind what a host takes it for.
+local function ahead_ms(args, first)
+  local first_ms = math.floor(first / 1000)
+  return (tonumber(args[9]) or first_ms) - first_ms
+end
+
+-- Whether changes come late: they were under way for long, or this clock jumped and their
+-- sessions began later than they say. Only the host can tell.
+local function is_late(args, got, now)
+  return tonumber(args[10]) > 0
+         and ahead_ms(args, next_version(got[1], now, tonumber(args[7]))) < -SLACK_MS
+end
+
+-- They are refused, but the host lives. It compares the clocks, and sends them again.
+local function refuse_late(keys, args, host, got, now)
+  beat(host, now)
+  call('HSET', keys[1], 'h' .. args[1], dump(host))
+  return {'late', tonumber(got[1]), now}
+end
+
 -- Applies the changes of a call, and writes what is known of its host then. Returns the
--- newest version, and how many users there are; nothing if it came late, and did nothing.
+-- newest version, and how many users there are.
 local function take(keys, args, host, got, now, is_list)
   local n, name, version, users = tonumber(args[10]), args[1], nil, got.users
   if n > 0 then
     local out, first = new_records(), next_version(got[1], now, tonumber(args[7]))
-    local first_ms = math.floor(first / 1000)
-    local ahead_ms = (tonumber(args[9]) or first_ms) - first_ms
-    -- Either the call was under way for long, or this clock jumped and the sessions began
-    -- later than it says. Only the host can tell.
-    if not is_list and ahead_ms < -SLACK_MS then return end
     -- In which order pieces of lists come says nothing.
-    local slack = is_list and -1 or SLACK_MS - math.max(ahead_ms, 0)
+    local slack = is_list and -1 or SLACK_MS - math.max(ahead_ms(args, first), 0)
     put(keys, host, name, args, n, slack, out)
     version = append(keys[3], first, got[1], got[2], args[8], out)
   end
@@ -358,10 +380,10 @@ local function apply(keys, args)
   if host.state ~= LIVE then return {'fenced'} end
   if host.last ~= tonumber(args[5]) then return refuse_gap(keys, args, host) end
   local now, before = now_us(), host.beat
+  if is_late(args, got, now) then return refuse_late(keys, args, host, got, now) end
   host.last = tonumber(args[6])
   beat(host, now)
   local version, users = take(keys, args, host, got, now, false)
-  if not version then return {'late', tonumber(got[1]), now} end
   return {'ok', version, host.g, host.s % MODULUS, now, host.beat, before,
           math.abs(now - (tonumber(got[3]) or 0)), users}
 end
@@ -423,6 +445,7 @@ local function assert_(keys, args)
   if host.state ~= ASSERTING then return {host.state == LIVE and 'live' or 'fenced'} end
   if host.last ~= tonumber(args[5]) then return refuse_gap(keys, args, host) end
   local now, last = now_us(), tonumber(args[6])
+  if is_late(args, got, now) then return refuse_late(keys, args, host, got, now) end
   if last >= 0 then host.state, host.last = LIVE, last else host.last = host.last + 1 end
   beat(host, now)
   local version = take(keys, args, host, got, now, true)
@@ -479,6 +502,10 @@ local function look(keys, args)
       end
     end
   end
+  if lacks_owner(hosts, owner) then
+    forget(keys)
+    return {'damaged'}
+  end
   for inc, name in pairs(owner) do
     if is_spent(inc, hosts[name]) then stale = stale + 1 end
   end
@@ -508,7 +535,7 @@ local function reaper(hosts, owner)
     local inc = sub(e, 1, 4)
     local why = known[inc]
     if why == nil then
-      local host = hosts[owner[inc] or '']
+      local host = hosts[owner[(unpack_('>I4', inc))] or '']
       if not host or host.state == FENCED then why = 'host_lost'
       else why = host.state == LIVE and pack('>I4', host.inc) ~= inc and 'resync' end
       known[inc] = why
@@ -528,14 +555,14 @@ local function reap(keys, args)
     elseif field == 't' then token = value
     elseif field == 'n' then count = value
     elseif byte(field) == 104 then hosts[sub(field, 2)] = load(value)  -- h
-    elseif byte(field) == 105 then owner[pack('>I4', tonumber(sub(field, 2)))] = owner_of(value) end
+    elseif byte(field) == 105 then owner[tonumber(sub(field, 2))] = owner_of(value) end
   end
-  if is_damaged(count, version, call('HLEN', keys[2])) then
+  if is_damaged(count, version, call('HLEN', keys[2])) or lacks_owner(hosts, owner) then
     forget(keys)
     return {'damaged'}
   end
   local why_ended = reaper(hosts, owner)
-  local function name_of(e) return owner[sub(e, 1, 4)] or '' end
+  local function name_of(e) return owner[(unpack_('>I4', e))] or '' end
   local function count_ended(e)
     local host = hosts[name_of(e)]
     if host then host.n, host.dirty = host.n - 1, true end
@@ -582,8 +609,8 @@ local function reap(keys, args)
     if host.dirty then fields[#fields + 1] = 'h' .. name; fields[#fields + 1] = dump(host) end
   end
   call('HSET', keys[1], unpack(fields))
-  for packed, name in pairs(owner) do
-    local host, inc = hosts[name], unpack_('>I4', packed)
+  for inc, name in pairs(owner) do
+    local host = hosts[name]
     if is_spent(inc, host) or host.is_gone then drop[#drop + 1] = 'i' .. inc end
   end
   if #drop > 0 then call('HDEL', keys[1], unpack(drop)) end

@@ -31,6 +31,7 @@ from liveness.cluster.nodes import KINDS, Address
 from liveness.config.cluster import ClusterSettings
 from liveness.config.secret_file import MAX_BYTES
 from liveness.errors import StartError
+from tests.helpers.needs import needs
 from tests.helpers.redis_servers import (
     Certificates,
     RedisRefusal,
@@ -196,6 +197,7 @@ async def test_after_its_end_calls_fail(redis: RedisServer) -> None:
 # --- Redis away -----------------------------------------------------------------------
 
 
+@needs("redis-server")
 async def test_it_runs_while_redis_is_away_and_heals() -> None:
     with redis_server() as redis:
         redis.stop()
@@ -317,6 +319,7 @@ async def test_the_password_is_read_for_each_connection(
         assert (await begin(conn))[0] == b"epoch"
 
 
+@needs("redis-server")
 async def test_a_server_that_does_not_know_a_command_does_not_repeat_the_password(
     tmp_path: Path,
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from liveness.cluster.format import (
     Place,
+    StoredSession,
     ending_bytes,
     entry_of,
     field_of,
@@ -45,16 +46,13 @@ class Partition:
     def meta(self, name: str) -> Any:
         return self.redis("HGET", KEYS.meta, name)
 
+    def sessions_of_ada(self) -> list[StoredSession]:
+        """Her sessions, the newest first."""
+        return [*sessions_of(self.redis("HGET", KEYS.users, ADA) or b"")]
+
     def hosts_of_ada(self) -> list[int]:
         """Incarnations, which are the numbers of the hosts: the newest session first."""
-        stored = self.redis("HGET", KEYS.users, ADA)
-        return [session.incarnation for session in sessions_of(stored or b"")]
-
-    def busy_s(self) -> float:
-        """For how long Redis has run functions."""
-        info = self.redis("INFO", "commandstats").decode()
-        line = next(it for it in info.splitlines() if it.startswith("cmdstat_fcall:"))
-        return float(line.partition("usec=")[2].partition(",")[0]) / 1e6
+        return [session.incarnation for session in self.sessions_of_ada()]
 
     def look(self) -> list[Any]:
         """A host looks for others; ten times in a lease."""
@@ -126,10 +124,8 @@ class Host:
     ) -> str:
         part = self.partition
         clock = round((part.now + self.ahead_s) * 1000)
-        sent_clock, self.is_clock_compared = (
-            "" if self.is_clock_compared else clock,
-            False,
-        )
+        sent_clock: str | int = "" if self.is_clock_compared else clock
+        self.is_clock_compared = False
         part.now += self.delay_s
         values, bodies = list[bytes](), list[bytes]()
         for user, session, age_s, *devices in sessions:
@@ -232,18 +228,27 @@ def test_a_session_is_not_the_newest_as_its_call_was_under_way_for_long(
     assert partition.hosts_of_ada() == [2, 1]
 
 
-def test_a_call_for_a_user_of_many_devices_does_not_block_redis(
+def test_one_call_changes_many_devices_of_a_user(
     partition: Partition, hosts: tuple[Host, Host]
 ) -> None:
-    host, devices, a_call = hosts[0], 5_000, 500
-    for first in range(0, devices, a_call):
-        some = [(ADA, n, 0.0, b"/%d" % n) for n in range(first, first + a_call)]
-        before = partition.busy_s()
-        assert host.change(*some) == "ok"
+    host, other = hosts
+    other.login(1_000)
+    devices = [(ADA, n, 0.0, b"/%d" % n) for n in range(500)]
+    assert host.change(*devices) == "ok"
+    ended = [(ADA, n, None, b"") for n in range(1, 500)]
+    assert host.change(*ended, (ADA, 501, 0.0, b"/0")) == "ok"
+    assert partition.hosts_of_ada() == [1, 2]
+    newest, _ = partition.sessions_of_ada()
+    assert (newest.session, newest.device) == (501, "/0")
+    assert host.change((ADA, 501, None, b""), (ADA, 502, 0.0, b"/0")) == "ok"
+    assert partition.hosts_of_ada() == [1, 2]
+    assert other.logout(1_000) == "ok"
+    assert host.change((ADA, 502, None, b""), (ADA, 503, 0.0, b"/0")) == "ok"
     assert (
-        partition.busy_s() - before < 1
-    )  # 0.1 s; if each change reads all of them, 3 s
-    assert len(partition.hosts_of_ada()) == devices
+        host.change((ADA, 504, 0.0, b"/1"), *[(ADA, n, None, b"") for n in (503, 504)])
+        == "ok"
+    )
+    assert partition.hosts_of_ada() == []
 
 
 def test_in_lists_only_the_age_of_a_session_counts(partition: Partition) -> None:
@@ -314,6 +319,19 @@ def test_a_partition_of_unknown_last_look_is_looked_at(
     partition.redis("HDEL", KEYS.meta, "l")  # by another program
     assert hosts[0].beat() == "ok"
     assert partition.look()[0] == b"ok"
+
+
+@pytest.mark.parametrize("function", ["look", "reap"])
+def test_a_partition_that_has_lost_whose_its_sessions_are_begins_anew(
+    partition: Partition, hosts: tuple[Host, Host], function: str
+) -> None:
+    hosts[1].login(1)
+    partition.redis("HDEL", KEYS.meta, "i2")  # by another program
+    partition.now += LEASE_S
+    args: list[str | int | bytes] = [0, 100, 0, 1]
+    answer = partition.look() if function == "look" else partition.call("reap", args)
+    assert answer == [b"damaged"]
+    assert hosts[1].beat() == "unknown"
 
 
 @pytest.mark.parametrize("step_s", [-1e9, -3_600.0, 3_600.0, 1e9])

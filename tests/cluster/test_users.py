@@ -10,6 +10,7 @@ import pytest
 from liveness.cluster.connection import CallError, Redis, connected
 from liveness.cluster.format import Place, field_of, place_bytes, session_bytes
 from liveness.config.cluster import ClusterSettings
+from tests.helpers.needs import needs
 from tests.helpers.redis_servers import RedisServer, redis_server
 from tests.helpers.tree import ROOT
 
@@ -125,6 +126,7 @@ async def test_their_rights_are_no_more(guarded: RedisServer, tmp_path: Path) ->
         assert b"no permissions" in said, (user, command, said)
 
 
+@needs("redis-server")
 async def test_nobody_can_log_in_without_a_password(tmp_path: Path) -> None:
     with redis_server("--include", str(USERS)) as server:
         async with connected(settings(server, tmp_path, "liveness")) as redis:

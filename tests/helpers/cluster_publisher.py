@@ -111,7 +111,7 @@ class ClusterPublisher:
                 place = Place(name, self._name, gateway, session, 1_000, "login")
             bodies.append(place_bytes(place))
         last, self._last[partition] = self._last[partition], self._seq
-        head = [*self._who(partition), last, self._seq, 0, self._next_token, 0]
+        head = [*self._who(partition), last, self._seq, 0, self._next_token, ""]
         fields = [field_of(user) for user in users]
         args = [*head, len(users), *fields, *values, *bodies]
         answer = self._call("apply", partition, args)

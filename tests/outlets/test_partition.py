@@ -265,7 +265,7 @@ def test_all_names_of_a_user_have_one_field(
         4, ONLINE, uid, "g", 4, None, "login", WALL_MS, user_size=len(device) // 2
     )
     row = OnlineRow(4, uid, WALL_MS, None, "g", None)
-    for change in (host.change_of(record), host.session_of(row)[1]):
+    for change in (host.change_of(record, WALL_MS), host.session_of(row, 0)[1]):
         assert (change.field, change.device, change.gateway) == (field, device, gateway)
 
 
@@ -281,7 +281,8 @@ def test_a_partition_that_catches_up_holds_up_no_other(identity: HostIdentity) -
     while (start := host.read_from()) is not None:
         starts.append(start)
         reached = min(start + 500, identity.newest)
-        host.distribute(start, [newest] if reached == newest.seq else [], reached, 0.0)
+        records = [newest] if reached == newest.seq else []
+        host.distribute(start, records, reached, 0.0, decided_ms=lambda it: it.at)
         assert host.partitions[1].queued or len(starts) < 2
     assert (len(starts), host.partitions[0].read_to) == (201, 100_000)
 

@@ -5,7 +5,7 @@ the furthest behind and the furthest ahead: so a partition that waits for its pa
 holds none of the others up, neither then nor while it catches up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from liveness.cluster.format import field_of, gateway_of, partition_of
 from liveness.core.devices import user_of
@@ -49,7 +49,13 @@ class ClusterHost:
         return choose(behind, default=None)
 
     def distribute(
-        self, start: int, records: Iterable[Logged], reached: int, now: float
+        self,
+        start: int,
+        records: Iterable[Logged],
+        reached: int,
+        now: float,
+        *,
+        decided_ms: Callable[[Record], int],
     ) -> None:
         """Give each partition its records of the log.
 
@@ -58,6 +64,7 @@ class ClusterHost:
             records: All records of sessions up to *reached*, in order.
             reached: The seq up to which the log was read.
             now: Seconds of the caller's clock.
+            decided_ms: When a record was decided, as `Change.at`.
         """
         reading = [part.has_room and part.read_to >= start for part in self.partitions]
         counting = [
@@ -67,7 +74,7 @@ class ClusterHost:
         for record in records:
             if not isinstance(record, Record):
                 continue
-            change = self.change_of(record)
+            change = self.change_of(record, decided_ms(record))
             number = partition_of(change.field, len(self.partitions))
             part = self.partitions[number]
             if reading[number] and change.seq > part.read_to:
@@ -90,8 +97,8 @@ class ClusterHost:
             elif part.tally is not None and part.tally.reached < until:
                 part.tally = None
 
-    def change_of(self, record: Record) -> Change:
-        """What a record of the log means for the cluster."""
+    def change_of(self, record: Record, at: int) -> Change:
+        """What a record of the log means for the cluster; *at* as `Change.at`."""
         user = record.user
         return Change(
             record.seq,
@@ -99,7 +106,7 @@ class ClusterHost:
             _device(record.uid, user),
             record.session,
             gateway_of(record.gateway, record.uid),
-            record.at,
+            at,
             record.reason,
             record.kind == OFFLINE,
         )
@@ -110,8 +117,13 @@ class ClusterHost:
         """The partitions whose sessions must be counted for the audit."""
         return [part for part in self.partitions if part.wants_tally]
 
-    def session_of(self, row: OnlineRow) -> tuple[int, Change]:
-        """The partition of a row of the online set, and what it means for it."""
+    def session_of(self, row: OnlineRow, offset_ms: int) -> tuple[int, Change]:
+        """The partition of a row of the online set, and what it means for it.
+
+        Args:
+            row: The row.
+            offset_ms: Makes `Change.at` of Unix milliseconds.
+        """
         user = user_of(row.uid, self._separator) if self._separator else row.uid
         field = field_of(user)
         change = Change(
@@ -120,7 +132,7 @@ class ClusterHost:
             _device(row.uid, user),
             row.session,
             gateway_of(row.gateway, row.uid),
-            row.start_ms,
+            row.start_ms + offset_ms,
             "resync",
         )
         return partition_of(field, len(self.partitions)), change

@@ -203,19 +203,19 @@ class Partition:
 
     # --- calls ----------------------------------------------------------------
 
-    def next_call(self, now: float, wall_ms: int) -> Call | None:
+    def next_call(self, now: float, now_ms: int) -> Call | None:
         """The call to make now, if any; the caller then calls `answered` or `failed`.
 
         Args:
             now: Seconds of the caller's clock.
-            wall_ms: Unix milliseconds of this host.
+            now_ms: The same in milliseconds, as `Change.at`.
         """
-        call = self._next_call(now, wall_ms)
+        call = self._next_call(now, now_ms)
         if self._under_way is not None:
             self._under_way.began = now
         return call
 
-    def _next_call(self, now: float, wall_ms: int) -> Call | None:
+    def _next_call(self, now: float, now_ms: int) -> Call | None:
         if now < self._due.retry:
             return None
         if self.mode is Mode.BEGINNING:
@@ -224,10 +224,10 @@ class Partition:
             self._restart(may_keep=True)
             return None
         if self.mode is Mode.FOLLOWING:
-            return self._follow(now, wall_ms)
+            return self._follow(now, now_ms)
         if self._piece is None and now < self._due.beat:
             return None
-        return self._assert(self._piece, now, wall_ms)
+        return self._assert(self._piece, now, now_ms)
 
     def next_at(self) -> float:
         """When to ask `next_call` again at the latest, if nothing happens before."""
@@ -237,7 +237,7 @@ class Partition:
             return max(due.retry, min(duties))
         return max(due.retry, due.beat) if self.wants_piece else due.retry
 
-    def _follow(self, now: float, wall_ms: int) -> Call | None:
+    def _follow(self, now: float, now_ms: int) -> Call | None:
         due = self._due
         if len(self._queue) >= self._limits.call_changes and not self._refusals:
             due.changes = min(due.changes, now)
@@ -252,7 +252,7 @@ class Partition:
             return None
         match duty:
             case 0:
-                return self._apply(now, wall_ms)
+                return self._apply(now, now_ms)
             case 1:
                 suspect = self._suspects.take()
                 self._under_way = _UnderWay("fence", suspect=suspect)
@@ -301,18 +301,18 @@ class Partition:
             return self._rival[0]
         return 0
 
-    def _assert(self, piece: Piece | None, now: float, wall_ms: int) -> Call:
+    def _assert(self, piece: Piece | None, now: float, now_ms: int) -> Call:
         """The next piece; while there is none yet, an empty one says that we live."""
         self._under_way = _UnderWay("assert", piece=piece)
         changes = piece.changes if piece else ()
         last = piece.seq if piece and piece.tally else -1
-        return self._changes("assert", self._pieces, last, changes, now, wall_ms)
+        return self._changes("assert", self._pieces, last, changes, now, now_ms)
 
-    def _apply(self, now: float, wall_ms: int) -> Call:
+    def _apply(self, now: float, now_ms: int) -> Call:
         if self._refusals and now < self._due.changes:
             # Redis may be out of memory: it takes calls without changes even then.
             self._under_way = _UnderWay("apply", self.last)
-            return self._changes("beat", self.last, self.last, (), now, wall_ms)
+            return self._changes("beat", self.last, self.last, (), now, now_ms)
         taken = list(islice(self._queue, self._limits.call_changes))
         is_all = len(taken) == len(self._queue)
         last = self.read_to if is_all else taken[-1].seq
@@ -321,7 +321,7 @@ class Partition:
             audit = self.tally.answer
         self._under_way = _UnderWay("apply", last, len(taken), audit)
         function = "apply" if taken else "beat"
-        return self._changes(function, self.last, last, taken, now, wall_ms)
+        return self._changes(function, self.last, last, taken, now, now_ms)
 
     def _changes(
         self,
@@ -330,7 +330,7 @@ class Partition:
         last: int,
         taken: Sequence[Change],
         now: float,
-        wall_ms: int,
+        now_ms: int,
     ) -> Call:
         host = self._host
         clock_ms = self._clock(now) // 1000
@@ -348,7 +348,7 @@ class Partition:
             len(taken),
         ]
         packed = packed_changes(
-            *(taken, host.name, self._incarnation), clock_ms=clock_ms, wall_ms=wall_ms
+            *(taken, host.name, self._incarnation), clock_ms=clock_ms, now_ms=now_ms
         )
         return Call(function, [*head, *packed])
 
@@ -429,6 +429,11 @@ class Partition:
             # Another program changed the users: all hosts list theirs.
             self._host.counts.audit_mismatches += 1
             self._begin_anew(now)
+            return
+        if word == "late":  # or Redis' clock jumped: what was sent is sent again
+            self._note_clock(answer[1], answer[2], under_way.began, now)
+            self._is_clock_compared = True
+            self._due.changes = now
             return
         match under_way.function:
             case "begin":
@@ -520,11 +525,6 @@ class Partition:
     ) -> None:
         if word == "gap":
             self._go_to(answer[1], now)
-            return
-        if word == "late":  # or Redis' clock jumped: what was sent is sent again
-            self._note_clock(answer[1], answer[2], under_way.began, now)
-            self._is_clock_compared = True
-            self._due.changes = now
             return
         if word != "ok":
             self._refused(word, answer)

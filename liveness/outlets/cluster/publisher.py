@@ -257,7 +257,7 @@ class Publisher:
             return self._clock.mono() - self._followed_at[part.number]
         if part.oldest_at is None:
             return 0.0
-        return max(0.0, (self._clock.wall_ms() - part.oldest_at) / 1000)
+        return max(0.0, self._clock.mono() - part.oldest_at / 1000)
 
     @property
     def detail(self) -> str:
@@ -336,8 +336,9 @@ class Publisher:
                 await self._turnstile.wait()
             identity.newest = self._log_writer.durable_seq
             now = self._clock.mono()
-            wall_ms = self._clock.wall_ms()
-            call = None if self.why_paused else part.next_call(now, wall_ms)
+            call = None
+            if not self.why_paused:
+                call = part.next_call(now, round(now * 1000))
             if call is None:
                 wait_s = inf if self.why_paused else part.next_at() - now
                 with trio.move_on_after(max(0.0, wait_s)):
@@ -395,7 +396,10 @@ class Publisher:
                     host.lose_records(start, entry.record.seq)
                 else:
                     records.append(entry.record)
-            host.distribute(start, records, reader.position, now)
+            host.distribute(
+                *(start, records, reader.position, now),
+                decided_ms=self._log_writer.decided_ms,
+            )
             for part, wake in zip(host.partitions, self._wakes, strict=True):
                 if part.queued:
                     wake.notify()
@@ -412,7 +416,9 @@ class Publisher:
                 continue
             try:
                 lists, tallies = await self._lists.make(
-                    [*numbers], [part.number for part in counted]
+                    [*numbers],
+                    [part.number for part in counted],
+                    self._clock.mono_offset_ms(),
                 )
             except (OSError, sqlite3.Error, SpoolFull, TooLarge) as error:
                 self._log_disk("the sessions of this host cannot be listed", error)

@@ -15,7 +15,7 @@ class Change(NamedTuple):
     device: str  # what follows the user in the uid
     session: int
     gateway: str  # as it is stored: see `gateway_of`
-    at: int  # Unix milliseconds by this host's clock
+    at: int  # milliseconds of this process' monotonic clock
     reason: str
     has_ended: bool = False
 
@@ -70,7 +70,7 @@ def packed_changes(
     incarnation: int,
     *,
     clock_ms: int,
-    wall_ms: int,
+    now_ms: int,
 ) -> list[bytes]:
     """The arguments that name changes: all users, all values, all records.
 
@@ -79,7 +79,7 @@ def packed_changes(
         host: The name of this host.
         incarnation: What its sessions belong to.
         clock_ms: Milliseconds of the partition's clock now.
-        wall_ms: Unix milliseconds of this host now.
+        now_ms: Now, as `Change.at`.
     """
     values = list[bytes]()
     bodies = list[bytes]()
@@ -88,9 +88,8 @@ def packed_changes(
         if change.has_ended:
             values.append(ending_bytes(change.session))
         else:
-            # This host's clock may have been set back since; and that of the partition
-            # may be before the session began. 0: not known.
-            since = max(clock_ms - max(wall_ms - change.at, 0), 0)
+            # 0: the partition's clock had not begun.
+            since = max(clock_ms - max(now_ms - change.at, 0), 0)
             gateway, device = change.gateway.encode(), change.device.encode()
             values.append(
                 session_bytes(incarnation, change.session, since, gateway, device)

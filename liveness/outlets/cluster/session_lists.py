@@ -48,7 +48,7 @@ class SessionLists:
         self,
         store: LogStore,
         spools: Spools,
-        session_of: Callable[[OnlineRow], tuple[int, Change]],
+        session_of: Callable[[OnlineRow, int], tuple[int, Change]],
     ) -> None:
         self._store = store
         self._spools = spools
@@ -56,9 +56,11 @@ class SessionLists:
         self._limiter = trio.CapacityLimiter(SCANS)
 
     async def make(
-        self, listed: Sequence[int], counted: Sequence[int]
+        self, listed: Sequence[int], counted: Sequence[int], offset_ms: int
     ) -> tuple[dict[int, SessionList], dict[int, Tally]]:
         """List the sessions of some partitions, and count those of others, in one scan.
+
+        *offset_ms* makes milliseconds of the monotonic clock of Unix milliseconds.
 
         Raises:
             SpoolFull, TooLarge, OSError, sqlite3.Error: The disk has no room, or failed.
@@ -70,7 +72,7 @@ class SessionLists:
             spool_of = dict(zip(listed, spools, strict=True))
 
             def take(rows: Sequence[OnlineRow]) -> None:
-                for number, change in self._of_interest(rows, tallies):
+                for number, change in self._of_interest(rows, tallies, offset_ms):
                     if number in waiting:
                         waiting[number].append(change)
                         if len(waiting[number]) == CALL_CHANGES:
@@ -92,10 +94,10 @@ class SessionLists:
         return lists, {number: tallies[number] for number in counted}
 
     def _of_interest(
-        self, rows: Sequence[OnlineRow], tallies: dict[int, Tally]
+        self, rows: Sequence[OnlineRow], tallies: dict[int, Tally], offset_ms: int
     ) -> Iterator[tuple[int, Change]]:
         for row in rows:
-            number, change = self._session_of(row)
+            number, change = self._session_of(row, offset_ms)
             if number in tallies:
                 tallies[number].begin(change.session)
                 yield number, change

@@ -114,6 +114,9 @@ class LogWriter:
         self._queue: deque[Commit] = deque()
         # From a seq on: `Clock.mono_offset_ms` when these records were decided.
         self._offsets = deque[tuple[int, int]](maxlen=MOST_STEPS)
+        if (last := store.clock) is not None:  # that of the last process
+            ago_ms = clock.state_ms() - round(clock.mono() * 1000)
+            self._offsets.append((0, -last.wall_ahead_ms - ago_ms))
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
         self._awaited = 0  # something waits for this ticket
@@ -204,8 +207,8 @@ class LogWriter:
     def decided_ms(self, record: Logged) -> int:
         """When a record was decided, in milliseconds of the monotonic clock.
 
-        The disk may have written late, and the wall clock may have been set meanwhile. Of a
-        record from before this process, the wall clock of now says it.
+        The disk may have written late, and the wall clock may have been set meanwhile. Of
+        records from before this process, it is known how the clock was set last.
         """
         for seq, offset_ms in reversed(self._offsets):
             if seq <= record.seq:

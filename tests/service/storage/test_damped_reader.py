@@ -45,6 +45,9 @@ class HandClock(Clock):
     def wall_ms(self) -> int:
         return AT + round(self.wall_s * 1000)
 
+    def boot_s(self) -> float:
+        return self.now_s
+
     def move_to(self, at_s: float) -> None:
         self.wall_s += at_s - self.now_s
         self.now_s = at_s
@@ -280,6 +283,26 @@ async def test_no_offline_settles_before_an_online_if_the_clock_was_set_as_the_d
     log.log_writer._queue.popleft()
     journals.publish(log, back)
     assert await take(damped, 15) == []
+
+
+@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
+async def test_an_offline_of_the_last_process_settles_in_time_if_the_clock_was_set_since(
+    tmp_path: Path, step_s: float
+) -> None:
+    CLOCK.now_s = CLOCK.wall_s = 0.0
+    CLOCK.resume_state(None)
+    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
+        publish(log, off(1))
+        log.log_writer.store.store_clock(CLOCK.state_time())
+    CLOCK.move_to(4)
+    CLOCK.wall_s += step_s
+    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
+        damped = reader(log)
+        assert await take(damped, 4) == []
+        assert damped.next_in_s == 6
+        publish(log, off(2, "bob", at_s=step_s + 4))
+        assert [r.seq for r in await take(damped, SETTLE_S)] == [1]
+        assert damped.next_in_s == 4
 
 
 async def test_an_offline_from_before_the_clock_was_set_back_waits_no_longer(

@@ -145,7 +145,7 @@ class History:
             for machine in self.machines
             if machine.is_alive and moment > machine.disturbed_until + GRACE_S
             for row in machine.log.online.values()
-            for number, change in [machine.process.host.session_of(row)]
+            for number, change in [machine.process.host.session_of(row, 0)]
             if number == partition
             and machine.log.began[row.session] < moment - PUBLISHED_S
         }
@@ -348,7 +348,7 @@ class History:
         expected = {}
         for machine in machines:
             for row in machine.log.online.values():
-                number, change = machine.process.host.session_of(row)
+                number, change = machine.process.host.session_of(row, 0)
                 if number == partition:
                     key = change.field.decode(), machine.name, change.device
                     expected[key] = row.session, change.gateway

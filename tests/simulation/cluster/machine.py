@@ -48,34 +48,34 @@ class Log:
         self.newest = 0
         self.online: dict[str, OnlineRow] = {}  # by the text of the uid
 
-    def happen(self, uid: Uid, wall_ms: int, now: float) -> None:
+    def happen(self, uid: Uid, at_ms: int, now: float) -> None:
         """A user comes, moves or goes."""
         random = self._random
         self.began[self.newest + 1] = self.began[self.newest + 2] = now
         self.newest += random.choice((1, 1, 2))  # there are records of timers too
         have, gateway = self.online.get(str(uid)), random.choice(GATEWAYS)
         if have is None:
-            self._open(ONLINE, uid, gateway, wall_ms, "login")
+            self._open(ONLINE, uid, gateway, at_ms, "login")
         elif have.gateway != gateway and random.random() < 0.4:
-            self._open(MOVED, uid, gateway, wall_ms, "login", have)
+            self._open(MOVED, uid, gateway, at_ms, "login", have)
         else:
             del self.online[str(uid)]
             reason = random.choice(("silence", "logout"))
             session = have.session
-            self._append(OFFLINE, have.uid, have.gateway, session, wall_ms, reason)
+            self._append(OFFLINE, have.uid, have.gateway, session, at_ms, reason)
 
     def _open(
         self,
         kind: str,
         uid: Uid,
         gateway: str,
-        wall_ms: int,
+        at_ms: int,
         reason: str,
         before: OnlineRow | None = None,
     ) -> None:
         session = self.newest
-        self.online[str(uid)] = OnlineRow(session, uid, wall_ms, None, gateway, None)
-        self._append(kind, uid, gateway, session, wall_ms, reason, before)
+        self.online[str(uid)] = OnlineRow(session, uid, at_ms, None, gateway, None)
+        self._append(kind, uid, gateway, session, at_ms, reason, before)
 
     def _append(
         self,
@@ -83,7 +83,7 @@ class Log:
         uid: Uid,
         gateway: str,
         session: int,
-        wall_ms: int,
+        at_ms: int,
         reason: str,
         before: OnlineRow | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Log:
                 session,
                 None,
                 reason,
-                wall_ms,
+                at_ms,
                 from_gateway=before.gateway if before else None,
                 from_session=before.session if before and not is_old else None,
                 user_size=size,
@@ -210,7 +210,9 @@ class Process:
             behind = [record for record in log.records if record.seq > start]
             records = behind[:READ_AT_ONCE]
             reached = records[-1].seq if len(records) < len(behind) else log.newest
-            host.distribute(start, records, reached, self._mono)
+            host.distribute(
+                start, records, reached, self._mono, decided_ms=lambda record: record.at
+            )
         self._woken.update(range(PARTITIONS))
         if host.read_from() not in (None, start):
             self.read_at = self._world.now + self._random.choice((0.0, 0.05))
@@ -235,7 +237,7 @@ class Process:
         return self._world.now + (self._random.choice(SLOW_S) if is_slow else 0.0)
 
     def _rows(self, number: int) -> list[Change]:
-        rows = map(self.host.session_of, self._log.online.values())
+        rows = [self.host.session_of(row, 0) for row in self._log.online.values()]
         mine = [change for partition, change in rows if partition == number]
         self._random.shuffle(mine)
         return mine
@@ -276,7 +278,7 @@ class Process:
         if number not in self._woken and self._mono < part.next_at():
             return
         self._woken.discard(number)
-        call = part.next_call(self._mono, self.wall_ms)
+        call = part.next_call(self._mono, self._world.now_ms)
         if call is not None:
             is_cut = world.now < self._machine.cut_until
             self._flights[number] = world.send(number, call, is_cut=is_cut)
@@ -337,6 +339,6 @@ class Machine:
     def happen(self) -> None:
         """A user of it comes, moves or goes."""
         random, process = self.world.random, self.process
-        self.log.happen(random.choice(UIDS), process.wall_ms, self.world.now)
+        self.log.happen(random.choice(UIDS), self.world.now_ms, self.world.now)
         wait = random.choice((0.0, 0.01, 0.3))
         process.read_at = min(process.read_at, self.world.now + wait)

@@ -87,6 +87,11 @@ class World:
         self._replicas: list[list[bytes | None]] = [[] for _ in range(PARTITIONS)]
         redis("FLUSHDB")
 
+    @property
+    def now_ms(self) -> int:
+        """Milliseconds of its clock, which is right."""
+        return round(self.now * 1000)
+
     def redis_us(self, partition: int) -> int:
         """The clock of a partition's server, in microseconds."""
         return round((self.now + self.skew_s[partition]) * 1e6)
