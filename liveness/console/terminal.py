@@ -52,8 +52,20 @@ def report_line(line: str) -> None:
     """
     message = printable(" ".join(line.rstrip("\n").split("\n")))
     message = message.replace(f"`{NAME} ", f"`{own_command()} ")
-    sys.stderr.write(f"liveness: {message}\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(f"liveness: {message}\n")
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Leads a stream that cannot be written to /dev/null.
+
+    The interpreter flushes it again as it exits: a failure there would be printed, and
+    would change the exit code.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class OutputError(LivenessError):
@@ -91,8 +103,7 @@ class Output:
         try:
             yield
         except OSError as error:
-            # The interpreter flushes again as it exits, and would print a traceback.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            _discard(self._stream)
             raise OutputError(
                 f"the output cannot be written ({error.strerror}); give it another place"
             ) from error

@@ -401,3 +401,12 @@ def test_streams_that_were_closed_beforehand_do_no_harm() -> None:
     closed = 'exec "$0" -m liveness "$@" <&- >&- 2>&-'
     ended = subprocess.run(["sh", "-c", closed, sys.executable, "version"], check=False)
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("history", 2), ("check-config --config /none", 78)]
+)
+def test_a_full_stderr_leaves_the_exit_code_as_it_is(command: str, code: int) -> None:
+    full = 'exec "$0" -m liveness "$@" 2>/dev/full'
+    words = ["sh", "-c", full, sys.executable, *command.split()]
+    assert subprocess.run(words, timeout=30, check=False).returncode == code
