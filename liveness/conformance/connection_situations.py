@@ -157,11 +157,14 @@ async def a_second_connection_of_a_user(stage: Stage) -> None:
 
 @situation(17, 16, 19)
 async def a_user_moves_to_another_gateway(stage: Stage) -> None:
-    """And comes back, when the records of its first connection are old."""
-    mover = await stage.enter("mover")
+    """And comes back, when the records of its first connection are old.
+
+    The other gateway names it by an integer, and so does the record.
+    """
+    mover = await stage.enter("4714")
     mark = stage.tape.mark
     async with stage.rival("gw-other") as send:
-        await send("login", mover.uid, {"conn": 1})
+        await send("login", int(mover.uid), {"conn": 1})
         reported = await stage.until(lambda: stage.ended(mover, mark))
         stage.need(reported, "the moved was not sent")
         closed = await stage.closed(mover)
@@ -171,7 +174,7 @@ async def a_user_moves_to_another_gateway(stage: Stage) -> None:
         seq = stage.sidecar.newest_seq
         acked = await stage.acked(seq, mark)
         stage.check(19, acked, "no ack of a moved", f"ack {seq}", since=mark)
-        back = await stage.enter("mover")
+        back = await stage.enter("4714")
         await stage.quiet()
         stage.check(
             16, back.is_open, "the new connection was closed", "open", since=mark

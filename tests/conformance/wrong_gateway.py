@@ -345,6 +345,18 @@ def keeps_the_older_connection() -> None:
     set_(Client, "_receive_record", record)
 
 
+@fault(17)
+def compares_the_type_of_uids() -> None:
+    original = Client._end_of
+
+    def end_of(self: Client, conn: int, reason: str, record: Any) -> Any:
+        if type(self.reports.uids.get(conn)) is not type(record["uid"]):
+            return None
+        return original(self, conn, reason, record)
+
+    set_(Client, "_end_of", end_of)
+
+
 @fault(18)
 def believes_repeats() -> None:
     set_(Inbox, "is_new", lambda *_: True)

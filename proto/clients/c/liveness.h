@@ -30,7 +30,7 @@ extern "C" {
 
 struct liveness; /* the handle */
 
-/* A user: a text, or an integer if `text` is NULL. 7 and "7" are two users. */
+/* A user: a text, or an integer if `text` is NULL. 7 and "7" are one user. */
 typedef struct {
     const char *text; /* 1 to 255 bytes of UTF-8 without control characters */
     int64_t number;   /* from 0 */

@@ -8,7 +8,7 @@
 
 -export([connect/1, new_conn/1, login/3, login/4, keepalive/3, message/3, logout/3]).
 -export([next_end/1, flush/2, close/1, resume/1, state/1, stats/1]).
--import(liveness_frames, [encode/1, decode/1]).
+-import(liveness_frames, [encode/1, decode/1, identity/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -define(GATHER_MS, 20).            % logins, logouts and acks are collected so long
@@ -100,7 +100,7 @@ stats(#{pid := Pid}) -> gen_server:call(Pid, stats, infinity).
 is_open(#{counts := Counts, open := Open}, Uid, Conn) ->
     case ets:lookup(Open, Conn) of
         [{_, Uid, _, _, _}] -> true;
-        [{_, Other, _, _, _}] -> error({conn_of_another_user, Conn, Other});
+        [{_, Other, _, _, _}] -> identity(Uid) =:= identity(Other) orelse error({conn_of_another_user, Conn, Other});
         [] -> liveness_frames:check(Uid, Conn), counters:add(Counts, 1, 1), false
     end.
 
@@ -323,7 +323,7 @@ record(#{<<"seq">> := Seq, <<"kind">> := Kind} = R, #s{hello = #{<<"name">> := N
     end.
 
 %% Its logout is sent too: an activity may have crossed the record.
-end_of(Conn, Reason, #{<<"uid">> := Uid, <<"seq">> := Seq} = R, S) ->
+end_of(Conn, Reason, #{<<"seq">> := Seq} = R, S) ->
     case ets:lookup(S#s.open, Conn) of
         [{_, Uid, _, _, _}] ->
             ets:delete(S#s.open, Conn),

@@ -1,7 +1,7 @@
 %% The frames of events, and the part of msgpack that the protocol uses: strings are
 %% binaries, and nil is `nil`.
 -module(liveness_frames).
--export([check/2, check/4, is_record/1, phases/1, logins/3, events/3, encode/1, decode/1]).
+-export([check/2, check/4, identity/1, is_record/1, phases/1, logins/3, events/3, encode/1, decode/1]).
 
 -define(MAX_DEPTH, 32).
 -define(IS_INT63(N), (is_integer(N) andalso N >= 0 andalso N < 16#8000000000000000)).
@@ -22,6 +22,10 @@ check(Uid, _) when is_binary(Uid), byte_size(Uid) >= 1, byte_size(Uid) =< 255 ->
     end;
 check(Uid, _) -> error({bad_uid, Uid}).
 
+%% 7 and <<"7">> are one user.
+identity(Uid) when is_integer(Uid) -> integer_to_binary(Uid);
+identity(Uid) -> Uid.
+
 %% Whether a record has the keys that this client needs.
 is_record(#{<<"seq">> := Seq, <<"kind">> := Kind} = R) ->
     is_integer(Seq) andalso (is_map_key(<<"uid">>, R) orelse not lists:member(Kind, [<<"offline">>, <<"moved">>]));
@@ -33,8 +37,8 @@ phases(Sorted) ->
     Logins = [{Conn, Uid, At, Timeout} || {_, Conn, {login, At, Timeout}, Uid} <- Sorted],
     Logouts = [{Conn, Uid} || {_, Conn, logout, Uid} <- Sorted],
     {Places, _} = lists:mapfoldl(fun({_, Uid, _, _} = Login, Next) ->
-        Place = maps:get(Uid, Next, 0),
-        {{Place, Login}, Next#{Uid => Place + 1}}
+        Place = maps:get(identity(Uid), Next, 0),
+        {{Place, Login}, Next#{identity(Uid) => Place + 1}}
     end, #{}, Logins),
     Grouped = lists:foldr(fun({P, Who}, Acc) ->
         maps:update_with(P, fun(L) -> [Who | L] end, [Who], Acc) end, #{}, Places),

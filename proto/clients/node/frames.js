@@ -145,7 +145,7 @@ export function checkUser(uid, conn, owner) {
   check(isText(uid, 255) || isNatural(uid), () => `uid is ${show(uid)}; it must be a string ` +
     'of 1 to 255 bytes without control characters, or an integer from 0 to 2^53-1')
   check(isNatural(conn), () => `conn is ${show(conn)}; it must be from newConn()`)
-  check(owner === undefined || owner === uid, () => `connection ${conn} is ${show(owner)}'s, ` +
+  check(owner === undefined || String(owner) === String(uid), () => `connection ${conn} is ${show(owner)}'s, ` +
     `not ${show(uid)}'s; each connection has a conn of its own, see newConn()`)
 }
 

@@ -2,7 +2,7 @@
  * A gateway's link to the liveness sidecar. It keeps reports until they are on its disk.
  *
  * @typedef {string | number} Uid  a user: 1 to 255 bytes without control characters, or an
- *   integer from 0 to 2^53-1. `7` and `"7"` are two users.
+ *   integer from 0 to 2^53-1. `7` and `"7"` are one user.
  * @typedef {{ uid: Uid, conn: number, reason: string, record: object }} End  a connection to
  *   close; `reason`: 'silence', 'gateway_lost', 'moved', or one that a later sidecar adds
  */
@@ -168,8 +168,8 @@ export class Sidecar {
 
   #find(uid, conn) {
     const connection = this.#connections.get(conn)
-    if (connection !== undefined && connection.uid === uid) return connection
-    frames.checkUser(uid, conn, connection?.uid)
+    if (!connection || connection.uid !== uid) frames.checkUser(uid, conn, connection?.uid)
+    return connection
   }
 
   #noteActivity(connection, event) {
@@ -300,7 +300,7 @@ export class Sidecar {
 
   #receiveRecord(record) {
     if (!Number.isSafeInteger(record?.seq)) throw new frames.BrokenFrame('a record has no seq')
-    const { seq, kind, uid } = record
+    const { seq, kind } = record
     if (seq <= this.#newest) return void this.stats.duplicates++
     this.#newest = seq
     if (kind === 'gap') this.#sendAgain(true) // a lost record may have ended a connection
@@ -309,9 +309,9 @@ export class Sidecar {
     const [gateway, conn, reason] = isMove
       ? [record.from, record.from_conn, kind] : [record.gateway, record.conn, record.reason]
     const connection = this.#connections.get(conn)
-    const isOpen = connection?.isOpen && connection.uid === uid
-    if (!isBelieved || gateway !== this.#options.name || !isOpen) return
-    this.#ends.set(connection, { end: { uid, conn, reason, record }, seq, isTaken: false })
+    if (!isBelieved || gateway !== this.#options.name || !connection?.isOpen) return
+    const end = { uid: connection.uid, conn, reason, record }
+    this.#ends.set(connection, { end, seq, isTaken: false })
     // It is logged out too: activity may have crossed the record, and opened a session again.
     this.#close(connection)
   }

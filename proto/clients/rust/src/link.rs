@@ -12,7 +12,7 @@ use std::{mem, thread};
 
 use crate::msgpack::{broken, put_frame, read_frame, Event, Value};
 use crate::LinkState::{Away, Connecting, Linked, Refused, Replaced};
-use crate::{Conn, End, Sidecar, State};
+use crate::{End, Sidecar, State};
 
 const WELCOME: Duration = Duration::from_secs(5); // a hello without an answer is logged then
 const GATHER: Duration = Duration::from_millis(20); // logins, logouts and acks share a write
@@ -329,8 +329,7 @@ impl State {
         let reason = record.get(if key == "conn" { "reason" } else { "kind" });
         let reason = reason.text().unwrap_or("").to_string();
         let id = record.get(key).natural().unwrap_or(u64::MAX); // above all conns
-        let is_its = |conn: &&mut Conn| record.get("uid").text() == Some(&conn.uid);
-        if let Some(conn) = self.conns.get_mut(&id).filter(is_its).filter(|conn| conn.is_open) {
+        if let Some(conn) = self.conns.get_mut(&id).filter(|conn| conn.is_open) {
             conn.has_end = true;
             self.ends.push_back(End { uid: conn.uid.clone(), conn: id, reason, seq });
             self.close(id); // and log out: activity that crossed it may have logged in

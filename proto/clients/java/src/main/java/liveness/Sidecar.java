@@ -171,7 +171,7 @@ public final class Sidecar implements AutoCloseable {
             conn.id = id;
             conn.uid = uid;
         }
-        check(conn.uid.equals(uid), "a conn of another user, see newConn()", uid);
+        check(conn.uid.toString().equals(String.valueOf(uid)), "a conn of another user, see newConn()", uid);
         return conn;
     }
 
@@ -345,8 +345,8 @@ public final class Sidecar implements AutoCloseable {
         boolean isOffline = "offline".equals(record.get("kind"))
                 && name.equals(record.get("gateway")) && seq >= believedFrom;
         Conn conn = conns.get(record.get(isMoved ? "from_conn" : "conn"));
-        boolean isOurs = conn != null && conn.isOpen && conn.uid.equals(record.get("uid"));
-        if (isOurs && (isMoved || isOffline)) {
+        boolean isOpen = conn != null && conn.isOpen;
+        if (isOpen && (isMoved || isOffline)) {
             Object reason = isMoved ? "moved" : record.get("reason");
             ends.put(conn, new End(conn.uid, conn.id, String.valueOf(reason), record));
             conn.endSeq = seq;
