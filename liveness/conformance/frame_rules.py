@@ -159,6 +159,12 @@ class FrameRules:
             else:
                 self._findings.passed.add(26)
         self._has_said_hello = True
+        if isinstance(options, dict) and options.get("log", 0) == self._log:
+            after = options.get("after")
+            if isinstance(after, int) and after > self.newest_sent:
+                self._fail(
+                    19, f"hello with after {after}", f"at most {self.newest_sent}"
+                )
 
     def _look_at_batch(self, seen: Seen) -> None:
         limits = self.welcomed.get(seen.link, {})

@@ -148,6 +148,18 @@ async def each_link_is_overloaded(stage: Stage) -> None:
 
 
 @situation(14)
+async def two_connections_of_a_user_wait_for_a_link(stage: Stage) -> None:
+    """Of one age, if the gateway says no more: then their order tells which is newer."""
+    with stage.sidecar.not_accepting():
+        stage.sidecar.drop(stage.name)
+        older, newer = await stage.joins("twice"), await stage.joins("twice")
+    stage.need(await stage.linked(), "the gateway has no link")
+    await stage.until(lambda: not (older.is_open and newer.is_open))
+    what = "of two logins that waited, the older connection's won"
+    stage.check(14, newer.is_open, what, "logins in their order")
+
+
+@situation(14)
 async def a_user_reconnects_twice_without_a_link(stage: Stage) -> None:
     """Its second connection comes and goes before anything of it can be reported."""
     first = await stage.enter("again")

@@ -28,6 +28,7 @@ async def _declared(stage: Stage, users: list[TcpUser], why: str, mark: int) -> 
 async def a_crash_with_unconfirmed_reports(stage: Stage) -> None:
     """A login, a logout and activity that no pong covered."""
     leaver, talker = await stage.enter("leaver"), await stage.enter("talker")
+    await stage.confirmed()
     with stage.sidecar.disk_full():
         await stage.quiet()
         mark = stage.tape.mark
@@ -45,6 +46,26 @@ async def a_crash_with_unconfirmed_reports(stage: Stage) -> None:
     stage.check(28, again, "a lost logout was not sent again", "logout", since=mark)
     again = await stage.reports(talker, "login", *ACTIVITY, since=mark)
     stage.check(28, again, "lost activity was not sent again", "keepalive", since=mark)
+
+
+@situation(28)
+async def a_crash_behind_a_pong(stage: Stage) -> None:
+    """The pong of a ping that was sent before the newcomer's login."""
+    await stage.enter("early")
+    with stage.sidecar.disk_full():
+        mark = stage.tape.mark
+        await stage.enter("covered")
+        pinged = await stage.until(lambda: stage.tape.received_since(mark, "ping"))
+        stage.need(pinged, "no ping came")
+        ping = stage.tape.received_since(mark, "ping")[-1]
+        newcomer = await stage.enter("newcomer")
+        stage.sidecar.send(stage.name, ("pong", *ping.frame[1:]))
+        await stage.quiet()
+        stage.sidecar.crash()
+    mark = await stage.start_sidecar()
+    again = await stage.reports(newcomer, "login", since=mark)
+    text = "a login behind the ping was not sent again after its pong"
+    stage.check(28, again, text, "login", since=mark)
 
 
 @situation(14, 28)

@@ -41,6 +41,21 @@ async def records_of_other_connections(stage: Stage) -> None:
         stage.check(16, await stage.served(user), closed, "open", since=mark)
 
 
+@situation(17)
+async def other_ways_to_lose_a_user(stage: Stage) -> None:
+    """`gateway_lost`, and a `moved` by which no session began."""
+    moved = {"kind": "moved", "gateway": "gw-other", "conn": 1, "reason": "login"}
+    for what, record in (
+        ("an offline, gateway_lost,", {"reason": "gateway_lost"}),
+        ("a moved without from_session", moved | {"from": stage.name}),
+    ):
+        user = await stage.enter("lost")
+        mark = stage.tape.mark
+        await stage.deliver(stage.silence_of(user) | record | {"from_conn": user.conn})
+        closed = await stage.closed(user)
+        stage.check(17, closed, f"{what} ended nothing", "closed", since=mark)
+
+
 @situation(18)
 async def a_record_comes_again(stage: Stage) -> None:
     """With a seq that the gateway has had, so it ends nothing, whatever it says."""

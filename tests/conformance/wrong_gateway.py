@@ -286,6 +286,18 @@ def logouts_before_logins() -> None:
     set_(Reports, "frames", frames)
 
 
+@fault(14)
+def logins_in_any_order() -> None:
+    original = Reports._next_changes
+
+    def next_changes(self: Reports) -> Any:
+        self._logins = dict(reversed(self._logins.items()))
+        return original(self)
+
+    set_(Reports, "_next_changes", next_changes)
+    no_clock()
+
+
 @fault(15)
 def activity_behind_the_logout() -> None:
     original = Reports._forget
@@ -346,6 +358,24 @@ def keeps_the_older_connection() -> None:
 
 
 @fault(17)
+def knows_silence_and_moved_only() -> None:
+    def record(self: Client, each: Any) -> str | None:
+        is_other = each.get("reason") == "gateway_lost"
+        return original_record(self, {**each, "kind": "other"} if is_other else each)
+
+    set_(Client, "_receive_record", record)
+
+
+@fault(17)
+def needs_from_session() -> None:
+    def record(self: Client, each: Any) -> str | None:
+        is_other = each["kind"] == "moved" and "from_session" not in each
+        return original_record(self, {**each, "kind": "other"} if is_other else each)
+
+    set_(Client, "_receive_record", record)
+
+
+@fault(17)
 def compares_the_type_of_uids() -> None:
     original = Client._end_of
 
@@ -396,6 +426,15 @@ def acks_too_much() -> None:
 
     original = Client.frames
     set_(Client, "frames", frames)
+
+
+@fault(19)
+def begins_behind_the_next_record() -> None:
+    def change(_: Client, options: dict[str, Any]) -> None:
+        if "after" in options:
+            options["after"] += 1
+
+    change_hello(change)
 
 
 # --- when the link ends ---------------------------------------------------------------
@@ -535,6 +574,17 @@ def logins_without_age() -> None:
 @fault(27)
 def no_pings() -> None:
     set_(Reports, "unconfirmed", property(lambda _: 0))
+
+
+@fault(28)
+def pongs_confirm_all_that_was_sent() -> None:
+    original = Reports.pong_received
+
+    def pong_received(self: Reports) -> None:
+        self._sent = reports.SentReports()
+        original(self)
+
+    set_(Reports, "pong_received", pong_received)
 
 
 @fault(28)
