@@ -55,7 +55,14 @@ class Watcher:
         if world.now < world.down_until[self.partition]:
             chain.failed()
             return
-        for delivery in chain.answer(self._read(chain.request), world.now):
+        try:
+            deliveries = chain.answer(self._read(chain.request), world.now)
+        except ValueError:
+            if not world.counts["damage stranger"]:
+                raise
+            self.restart()  # its program has ended by that, and is started again
+            return
+        for delivery in deliveries:
             self._take(delivery.event)
 
     def _read(self, request: Request) -> Any:
