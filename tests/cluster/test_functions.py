@@ -260,6 +260,19 @@ def test_in_lists_only_the_age_of_a_session_counts(partition: Partition) -> None
     assert partition.hosts_of_ada() == [newer.incarnation, older.incarnation]
 
 
+def test_a_list_by_a_clock_that_is_behind_is_asked_for_again(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    first, second = hosts
+    first.login(1, age_s=100.0)
+    second.begin()
+    second.ahead_s = -3_600.0  # as Redis' clock was when it began
+    assert second.list((ADA, 2, 1.0)) == "late"
+    second.ahead_s, second.is_clock_compared = 0.0, True
+    assert second.list((ADA, 2, 1.0)) == "ok"
+    assert partition.hosts_of_ada() == [second.incarnation, first.incarnation]
+
+
 def test_hash_and_records_have_sessions_in_the_order_in_which_they_began(
     partition: Partition, hosts: tuple[Host, Host]
 ) -> None:
