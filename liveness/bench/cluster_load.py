@@ -157,7 +157,7 @@ class LoadHost:
         self._incarnations = [link.reply()[2] for _ in _KEYS]
         listed = functions().prefix + "assert"
         for keys, inc in zip(_KEYS, self._incarnations, strict=True):
-            head = (name, EPOCH, NONCE, inc, 0, 0, 0, NONCE, 0, 0)
+            head = (name, EPOCH, NONCE, inc, 0, 0, 0, NONCE, "", 0)
             link.send(command("FCALL", listed, 3, *keys, *head))
         link.expect_ok(PARTITIONS)
 
@@ -178,7 +178,7 @@ class LoadHost:
             bodies.append(place_bytes(place))
         before, self._last[partition] = self._last[partition], self._seq
         inc = self._incarnations[partition]
-        head = (self._name, EPOCH, NONCE, inc, before, self._seq, 0, NONCE, wall_ms)
+        head = (self._name, EPOCH, NONCE, inc, before, self._seq, 0, NONCE, "")
         return command(
             *(
                 "FCALL",

@@ -37,6 +37,8 @@ MAX_HOSTS: Final = 100
 
 def check_socket_path(path: Path) -> None:
     """Check the path of a socket that has `admin.sock` beside it."""
+    if not path.name:
+        raise ValueError("it is a folder; name the socket in it")
     if path.name == ADMIN_SOCKET:
         raise ValueError(f"{ADMIN_SOCKET} is the name of the socket beside it")
     # The longer of the two paths must fit.

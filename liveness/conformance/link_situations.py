@@ -77,7 +77,7 @@ async def the_welcome_takes_its_time(stage: Stage) -> None:
     stage.check(3, came, "no login after the welcome", "login", since=mark)
 
 
-@situation(9, 20, 24, 26)
+@situation(9, 19, 20, 24, 26)
 async def the_link_breaks(stage: Stage) -> None:
     """A user logs in meanwhile."""
     user = await stage.enter("4715")

@@ -90,7 +90,7 @@ def publish(
         ]
         asserted = redis(
             *("FCALL", f"{library.prefix}assert", 3, *keys),
-            *(*head, incarnation, 0, 9, 0, "t", 0, len(mine)),
+            *(*head, incarnation, 0, 9, 0, "t", "", len(mine)),
             *(*users, *values, *bodies),
         )
         assert asserted[0] == b"ok", asserted

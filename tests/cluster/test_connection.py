@@ -89,7 +89,7 @@ async def test_a_reader_finds_what_a_host_wrote(redis: RedisServer) -> None:
         assert (await begin(conn))[:3] == [b"reset", 0, 1]  # the library was nowhere
         body = place_bytes(Place("ada", "A", "g", 5, 1, "login"))
         value = session_bytes(1, 5, 1, b"g", b"")
-        args: Args = ["A", 1, 7, 1, 0, 5, 0, 9, 0, 1, ADA, value, body]
+        args: Args = ["A", 1, 7, 1, 0, 5, 0, 9, "", 1, ADA, value, body]
         answer = await conn.call("assert", 3, args)
         version = answer[1]
 

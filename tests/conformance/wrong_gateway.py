@@ -317,7 +317,7 @@ def activity_behind_the_logout() -> None:
 def closes_by_user() -> None:
     def end_of(self: Client, conn: int, reason: str, record: Any) -> Any:
         for own, uid in self.reports.uids.items():
-            if uid == record["uid"]:
+            if str(uid) == str(record["uid"]):
                 return original_end(self, own, reason, record)
         return None
 

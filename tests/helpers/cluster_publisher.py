@@ -64,7 +64,7 @@ class ClusterPublisher:
     def _list(self, partition: int) -> None:
         """It has none."""
         who = self._who(partition)
-        answer = self._call("assert", partition, [*who, 0, 0, 0, 1, 0, 0])
+        answer = self._call("assert", partition, [*who, 0, 0, 0, 1, "", 0])
         assert answer[0] == b"ok", answer
 
     def _who(self, partition: int) -> list[Any]:
