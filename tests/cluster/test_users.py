@@ -82,7 +82,9 @@ READS: Final[list[Callable[[Redis], Awaitable[Any]]]] = [
 async def test_their_rights_are_enough(guarded: RedisServer, tmp_path: Path) -> None:
     sidecar = settings(guarded, tmp_path, "liveness")
     async with connected(sidecar) as redis:
-        answers = {name: await redis.call(name, 3, args) for name, args in CALLS.items()}
+        answers = {
+            name: await redis.call(name, 3, args) for name, args in CALLS.items()
+        }
         assert [answers[name][0] for name in TAKEN] == [b"ok"] * len(TAKEN), answers
         for read in READS:
             await read(redis)
