@@ -39,6 +39,9 @@ LEAST_LATE_S: Final = 1.0
 # The longest that a gateway is given to say what it had collected.
 SETTLE_S: Final = 2.0
 
+# How often it is noted at most which names are in use.
+NOTED_S: Final = 10.0
+
 # Around a time in which somebody did not read; it then takes a moment to read all.
 CALM_S: Final = 5.0
 
@@ -506,10 +509,7 @@ class Checker:
         if self.plan.retention_s == WEEK_S:
             return False
         used = [
-            (
-                it.welcomed_at,
-                min(it.ended_at, self.history.processes[it.sidecar].ended_at),
-            )
+            (it.welcomed_at, self._used_until(it))
             for it in self.history.links
             if it.name_and_role == link.name_and_role
             and it.number < link.number
@@ -525,6 +525,16 @@ class Checker:
             unused_s = max(unused_s, self.history.passed(used_at, began))
             used_at = max(used_at, ended)
         return unused_s >= self.plan.retention_s
+
+    def _used_until(self, link: Link) -> float:
+        """When the name of a link was used last, as far as the next process can know."""
+        process = self.history.processes[link.sidecar]
+        ended = min(link.ended_at, process.ended_at)
+        if not process.is_planned:
+            for began, until, what in self.history.troubles:
+                if what.startswith("disk") and began < ended <= until + NOTED_S:
+                    ended = max(began, link.welcomed_at)
+        return ended
 
     def _listed(self, link: Link) -> Iterator[str]:
         """Whoever is listed is whom the log has online at that seq."""

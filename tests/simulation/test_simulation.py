@@ -13,7 +13,7 @@ from tests.simulation.run import run
 from tests.simulation.search import outcome_of, outcomes
 
 # What fits in half a minute; the last four have found what others did not.
-SEEDS: Final = (*range(1, 9), 10, 17, 51, 117)
+SEEDS: Final = (*range(1, 9), 12, 17, 51, 117)
 HOUR_S: Final = 3600.0
 
 
