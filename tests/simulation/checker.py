@@ -426,8 +426,9 @@ class Checker:
             if old.opened_at > new.opened_at + ROUNDING_S:
                 yield f"6: {record}, and {old} began after {new}, as both had said"
             return
-        # The sleeps of its host add to the age of a session over a restart.
-        if self.history.sleeps:
+        # The sleeps of its host add to the age of a session over a restart; a time in which
+        # the machine stood still adds to it, and not to the age that a gateway tells.
+        if self.history.sleeps or self.history.stood_still(new.opened_at, at):
             return
         # In real time two clocks are read one after the other.
         slack = STAMP_S if self._is_virtual else LINK_S
