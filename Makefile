@@ -97,7 +97,7 @@ tests: $(call READY,test)  ## All tests but the slow ones
 slow: $(call READY,test)  ## The slow tests
 	@exec $(VENV)/bin/python -m pytest -m slow -o faulthandler_timeout=5400 $(ALL) $(ARGS)
 
-system: $(call READY,test)  ## The sidecar on whole machines: systemd, containers (root, Debian; ten minutes)
+system: $(call READY,test)  ## The sidecar on whole machines: systemd, containers (root, Debian; twelve minutes)
 	@exec $(VENV)/bin/python -m tests.machine $(ARGS)
 
 simulate: $(call READY,test)  ## New simulated worlds for a minute (ARGS="--seed 17")

@@ -89,8 +89,9 @@ async def test_a_new_name_is_on_disk_before_welcome_also_beside_a_timer(
     # Both are in one commit, of which the log would have nothing but the name.
     other, newcomer = await rig.gateway("other"), await rig.connect()
     await trio.sleep(5)
-    await other.send(["after", "k", 10_000])
-    await newcomer.send(["hello", {"protocol": 1, "name": "new"}])
+    async with trio.open_nursery() as at_once:
+        at_once.start_soon(other.send, ["after", "k", 10_000])
+        at_once.start_soon(newcomer.send, ["hello", {"protocol": 1, "name": "new"}])
     await newcomer.expect("welcome")
     assert ("gateway", "new") in rig.store.cursors()
 
