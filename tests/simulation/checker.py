@@ -39,7 +39,7 @@ LEAST_LATE_S: Final = 1.0
 # The longest that a gateway is given to say what it had collected.
 SETTLE_S: Final = 2.0
 
-# How often it is noted at most which names are in use.
+# Which names are in use is noted at least this often.
 NOTED_S: Final = 10.0
 
 # Around a time in which somebody did not read; it then takes a moment to read all.
