@@ -87,7 +87,7 @@ serve: $(call READY,runtime)  ## The sidecar, in .liveness of this folder (ARGS=
 # Tests read and write UTF-8 in any locale. Those of locales set their own.
 test tests slow: export PYTHONUTF8 := 1
 
-test: $(call READY,test)  ## The tests of three minutes (ARGS="tests/core")
+test: $(call READY,test)  ## The tests of a few minutes (ARGS="tests/core")
 	@exec $(VENV)/bin/python -m pytest -m "not slow and not long and not machine" $(PARALLEL) $(ARGS)
 
 tests: PER_PROCESSOR := 3  # those of processes wait the most
