@@ -250,8 +250,7 @@ class FrameRules:
 
 def _began(report: Reported) -> float | None:
     """When the connection of a login began, if it says so."""
-    options = report.seen.frame[2]
-    began, conns = options.get("began"), options["conn"]
+    began, conns = report.options.get("began"), report.options["conn"]
     if isinstance(began, tuple) and isinstance(conns, tuple):
         place = conns.index(report.conn)
         began = began[place] if place < len(began) else None
