@@ -169,14 +169,13 @@ class FrameRules:
     def _look_at_batch(self, seen: Seen) -> None:
         limits = self.welcomed.get(seen.link, {})
         uids = seen.frame[1] if len(seen.frame) > 1 else None
-        options = seen.frame[2] if len(seen.frame) > 2 else None
         most = limits.get("max_batch")
         if isinstance(uids, tuple) and isinstance(most, int) and len(uids) > most:
             self._fail(4, f"{len(uids)} uids in a frame", f"max_batch is {most}")
-        if seen.name != "login" or not isinstance(options, dict):
+        if seen.name != "login":
             return
-        began = options.get("began")
-        if isinstance(began, tuple) and options.get("age"):
+        began = seen.options.get("began")
+        if isinstance(began, tuple) and seen.options.get("age"):
             moments = [at for at in began if isinstance(at, float | int)]
             if moments and max(moments) - min(moments) > SAME_AGE_S:
                 self._fail(30, "one age for connections of different age", "batches")
@@ -250,7 +249,8 @@ class FrameRules:
 
 def _began(report: Reported) -> float | None:
     """When the connection of a login began, if it says so."""
-    began, conns = report.options.get("began"), report.options["conn"]
+    options = report.seen.options
+    began, conns = options.get("began"), options["conn"]
     if isinstance(began, tuple) and isinstance(conns, tuple):
         place = conns.index(report.conn)
         began = began[place] if place < len(began) else None

@@ -93,7 +93,7 @@ async def the_link_breaks(stage: Stage) -> None:
     came = await stage.until(lambda: stage.logins_of(newcomer.uid))
     stage.need(came, "no login after the reconnect")
     (login, *_) = stage.logins_of(newcomer.uid)
-    age = login.options.get("age", 0)
+    age = login.seen.options.get("age", 0)
     is_aged = isinstance(age, int | float) and AWAY_S / 2 <= age <= AWAY_S + LINK_S
     text = f"a login that was sent {AWAY_S:g} s or more late has age {age!r:.20}"
     stage.check(9, is_aged, text, f"at least {AWAY_S:g}", since=mark)
@@ -156,7 +156,7 @@ async def two_connections_of_a_user_wait_for_a_link(stage: Stage) -> None:
     """
     for attempt in range(MOST_ATTEMPTS):
         uid = await _log_in_twice(stage, f"twice-{attempt}")
-        if len({login.options.get("age") for login in stage.logins_of(uid)}) == 1:
+        if len({login.seen.options.get("age") for login in stage.logins_of(uid)}) == 1:
             break
 
 

@@ -45,6 +45,12 @@ class Seen(NamedTuple):
         """The frame's name."""
         return self.frame[0] if self.frame else None
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """An event's options; empty if there are none."""
+        options = self.frame[2] if len(self.frame) > 2 else None
+        return options if isinstance(options, dict) else {}
+
     def text(self) -> str:
         """A line for a person."""
         arrow = "←" if self.is_sent else "→"
@@ -192,11 +198,6 @@ class Reported(NamedTuple):
         """The identity of the user; None if the uid is none."""
         return identity(self.uid) if is_uid(self.uid) else None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of its frame; empty if there are none."""
-        return _options(self.seen)
-
 
 EVENTS: Final = ("login", "keepalive", "message", "logout")
 ACTIVITY: Final = ("keepalive", "message")
@@ -206,7 +207,7 @@ def reports(seen: Seen) -> Iterator[Reported]:
     """What a frame of the gateway reports; nothing if it is no event."""
     if seen.is_sent or seen.name not in EVENTS or len(seen.frame) < 2:
         return
-    uids, conn = seen.frame[1], _options(seen).get("conn")
+    uids, conn = seen.frame[1], seen.options.get("conn")
     if not isinstance(uids, tuple):
         yield Reported(seen.frame[0], uids, conn, seen)
         return
@@ -214,11 +215,6 @@ def reports(seen: Seen) -> Iterator[Reported]:
     for place, uid in enumerate(uids):
         one = conns[place] if place < len(conns) else None
         yield Reported(seen.frame[0], uid, one, seen)
-
-
-def _options(seen: Seen) -> dict[str, Any]:
-    options = seen.frame[2] if len(seen.frame) > 2 else None
-    return options if isinstance(options, dict) else {}
 
 
 def records(seen: Seen) -> Iterator[dict[str, Any]]:
