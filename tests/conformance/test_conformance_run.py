@@ -51,6 +51,7 @@ SLOW: Final = {
     "frames-come-whole", "ignores-gaps", "acks-before-closing",
     "keeps-the-older-connection", "acks-known-kinds-only", "logs-in-what-has-ended",
     "fixed-pauses", "long-pauses", "pauses-begin-anew-at-each-welcome",
+    "logins-in-any-order",
 }  # fmt: skip
 
 
