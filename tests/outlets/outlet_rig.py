@@ -17,6 +17,8 @@ from liveness.service.storage.log_tail import TailEntry
 from tests.service.storage.journals import Log, VirtualClock, log_of, publish
 
 NAME = "webhooks.test"
+# By how much a wall clock is set, in seconds.
+TEN_DAYS = 864_000.0
 PLAIN = OutletSettings()
 
 
@@ -27,9 +29,11 @@ class OutletRig:
     log: Log
     store: OutletStore
     access: LogAccess
+    clock: VirtualClock
 
     def publish(self, *records: Logged) -> None:
-        """Commit records to the log."""
+        """Commit records to the log, which are decided now."""
+        self.log.log_writer.note_offset(records[0].seq)
         publish(self.log, *records)
 
     @asynccontextmanager
@@ -49,14 +53,16 @@ class OutletRig:
 
 
 @contextmanager
-def outlet_rig(folder: Path, runtime: Path | None = None) -> Iterator[OutletRig]:
-    clock = VirtualClock()
+def outlet_rig(
+    folder: Path, runtime: Path | None = None, clock: VirtualClock | None = None
+) -> Iterator[OutletRig]:
+    clock = clock or VirtualClock()
     with log_of([], folder, keep=1_000, runtime=runtime, clock=clock) as log:
         store = OutletStore(folder, clock)
         access = LogAccess(
             log.log_writer, log.feed, store, clock, Turnstile(), 100, lambda *_: False
         )
-        yield OutletRig(log, store, access)
+        yield OutletRig(log, store, access, clock)
 
 
 def seqs(entries: Sequence[TailEntry]) -> list[int]:

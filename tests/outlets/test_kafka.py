@@ -325,7 +325,7 @@ async def test_a_pass_of_the_event_loop_takes_few_acknowledgements(
     )
     parts = [range(1, 2_001), range(2_001, 2_101)]
     batches = [
-        LogBatch([TailEntry(record(n)) for n in part], part[-1]) for part in parts
+        LogBatch([TailEntry(record(n)) for n in part], part[-1], 0) for part in parts
     ]
     for batch in batches:
         await producer.send(batch)

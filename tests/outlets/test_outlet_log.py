@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.records import TimerRecord
 from liveness.errors import StateError
+from liveness.outlets.common.outlet import OutletStatus
 from liveness.outlets.common.outlet_log import (
     COLLECT_S,
     CURSOR_S,
@@ -24,7 +25,17 @@ from liveness.service.common.turnstile import Turnstile
 from liveness.service.storage import log_store
 from liveness.service.storage.high_water_mark import mark_of
 from tests.helpers import disk
-from tests.outlets.outlet_rig import NAME, OutletRig, off, on, outlet_rig, seqs
+from tests.outlets.outlet_rig import (
+    NAME,
+    TEN_DAYS,
+    OutletRig,
+    is_gap,
+    off,
+    on,
+    outlet_rig,
+    seqs,
+)
+from tests.service.storage.journals import VirtualClock
 
 OLDEST = OutletSettings(begin="oldest")
 
@@ -210,6 +221,62 @@ async def test_lag_counts_from_the_oldest_record_over_a_restart(rig: OutletRig) 
     async with rig.outlet_log(OLDEST) as log:
         await log.take(1)
         assert log.lag_s == 60
+
+
+@pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])
+async def test_lag_counts_from_a_decision_while_the_wall_clock_was_wrong(
+    rig: OutletRig, wrong_s: float
+) -> None:
+    rig.clock.set_wall(ahead_s=wrong_s)
+    rig.publish(on(1, at_s=wrong_s))
+    await trio.sleep(60)
+    async with rig.outlet_log(OLDEST) as log:
+        await check_ages_after_a_minute(rig, log)
+
+
+@pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])
+async def test_lag_counts_from_a_decision_before_a_restart_with_another_wall_clock(
+    tmp_path: Path, jumping: MockClock, wrong_s: float
+) -> None:
+    clock = VirtualClock()
+    clock.set_wall(ahead_s=TEN_DAYS)
+    clock.resume_state(None)
+    clock.set_wall(ahead_s=TEN_DAYS + wrong_s)
+    with outlet_rig(tmp_path, clock=clock) as rig:
+        rig.log.log_writer.store.begin(clock.state_time())
+        rig.publish(on(1, at_s=TEN_DAYS + wrong_s))
+    await trio.sleep(60)
+    with outlet_rig(tmp_path, clock=clock) as rig:
+        async with rig.outlet_log(OLDEST) as log:
+            await check_ages_after_a_minute(rig, log)
+
+
+async def check_ages_after_a_minute(rig: OutletRig, log: OutletLog) -> None:
+    """The only record was decided a minute ago; the wall clock is set twice now."""
+    rig.clock.set_wall(ahead_s=TEN_DAYS / 2)
+    batch = await log.take(1)
+    assert log.lag_s == 60
+    rig.clock.set_wall(ahead_s=0)
+    assert log.lag_s == 60
+    await trio.sleep(5)
+    rig.publish(on(2, at_s=65))
+    status = OutletStatus(rig.clock, since=0)
+    status.delivered(batch)
+    log.delivered(batch)
+    assert (status.latency.sum, log.lag_s) == (65, 65)
+
+
+async def test_a_gap_is_as_old_as_its_reading(rig: OutletRig) -> None:
+    rig.publish(on(1))
+    rig.clock.set_wall(ahead_s=-TEN_DAYS)
+    rig.publish(on(2), on(3))
+    rig.log.feed.__init__(keep=1_000)  # type: ignore[misc]  # what was in memory is gone
+    rig.log.log_writer.store._db.execute("delete from log where last = 1")
+    async with rig.outlet_log(OLDEST) as log:
+        log.restart_at(0, is_resumed=False)
+        assert is_gap((await log.take(1)).entries[0])
+        await trio.sleep(5)
+        assert log.lag_s == 5
 
 
 LOG, OTHER = "a" * 16, "b" * 16

@@ -79,7 +79,7 @@ class OutletStatus:
     def delivered(self, batch: LogBatch) -> None:
         """Count a batch that is delivered."""
         self.sent += len(batch.entries)
-        self.latency.observe(self.clock.age_s(batch.oldest_at))
+        self.latency.observe(self.clock.age_s(batch.oldest_ms))
 
     def shown(self, log: OutletLog) -> OutletNow:
         """This status and the place in *log* as a row for metrics."""

@@ -15,7 +15,7 @@ import trio
 
 from liveness.config.outlet_settings import OutletSettings
 from liveness.core.damping import DampingCounts, SettlingRoom
-from liveness.core.records import TIMER, Gap, Record, Subscription
+from liveness.core.records import TIMER, Gap, Logged, Record, Subscription
 from liveness.outlets.common.outlet_store import (
     OutletStore,
     StoredCursor,
@@ -51,11 +51,7 @@ class LogBatch(NamedTuple):
 
     entries: list[TailEntry]
     position: int
-
-    @property
-    def oldest_at(self) -> int:
-        """When the first of them was decided, in Unix milliseconds."""
-        return self.entries[0].record.at
+    oldest_ms: int  # when the first of them was decided, by the state's clock
 
 
 class LogAccess(NamedTuple):
@@ -180,7 +176,10 @@ class OutletLog:
         access.feed.follow(self._reader, self._wake.notify)
 
     def behind_since(self, at_ms: int) -> None:
-        """Count `lag_s` from *at_ms*, when a record that still waits was decided."""
+        """Count `lag_s` from *at_ms*, when a record that still waits was decided.
+
+        That is in milliseconds of the state's clock.
+        """
         decided_at = self._access.clock.mono() - self._access.clock.age_s(at_ms)
         self._caught_up_at = min(self._caught_up_at, decided_at)
 
@@ -200,15 +199,16 @@ class OutletLog:
                 more to read, at least `COLLECT_S`.
         """
         entries = self._collected = []
-        began, size = inf, 0
+        began, size, oldest_ms = inf, 0, 0
         while len(entries) < limit and size < self._most_bytes:
             more = await self._read(limit - len(entries))
             if self._most_bytes < inf:
                 size += sum(len(entry.encoded) for entry in more)
             if more and not entries:
                 began = trio.current_time()
+                oldest_ms = self._decided_ms(more[0].record)
                 if not self._taken:
-                    self.behind_since(more[0].record.at)
+                    self.behind_since(oldest_ms)
             entries += more
             assert self._reader is not None
             is_behind = bool(more) or self._reader.is_behind
@@ -222,7 +222,7 @@ class OutletLog:
             with trio.move_on_at(min(began + linger_s, settled_at)):
                 await self._wake.wait()
         assert self._reader is not None
-        batch = LogBatch(entries, self._reader.position)
+        batch = LogBatch(entries, self._reader.position, oldest_ms)
         self._taken.append(batch)
         self._collected = []
         return batch
@@ -233,7 +233,7 @@ class OutletLog:
         assert first is batch
         self._cursor = max(self._cursor, batch.position)
         clock = self._access.clock
-        self._caught_up_at = clock.mono() - clock.age_s(batch.oldest_at)
+        self._caught_up_at = clock.mono() - clock.age_s(batch.oldest_ms)
         self._note_position()
 
     async def keep_cursor(self) -> None:
@@ -271,6 +271,14 @@ class OutletLog:
             self._cursor = max(self._cursor, self._reader.position)
             if not self._reader.is_behind:
                 self._caught_up_at = self._access.clock.mono()
+
+    def _decided_ms(self, record: Logged | Gap) -> int:
+        """When a record was decided, in milliseconds of the state's clock."""
+        clock, log_writer = self._access.clock, self._access.log_writer
+        if isinstance(record, Gap):  # found now, and not in the log
+            return clock.state_ms()
+        ago_ms = round(clock.mono() * 1000) - log_writer.decided_ms(record)
+        return clock.state_ms() - max(0, ago_ms)
 
     async def _read(self, limit: int) -> list[TailEntry]:
         assert self._reader is not None

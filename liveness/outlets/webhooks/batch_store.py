@@ -29,7 +29,7 @@ class StoredBatch(NamedTuple):
     id: str
     body: bytes
     records: int
-    oldest_ms: int  # when its oldest record was decided, Unix milliseconds
+    oldest_ms: int  # when its oldest record was decided, by the state's clock
     attempts: int = 0
     rung: int = 0  # how many waits of the ladder are used up
     next_ms: int = 0  # when the next attempt is due, by the state's clock

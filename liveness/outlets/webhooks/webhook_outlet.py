@@ -274,7 +274,7 @@ class WebhookOutlet:
         ]
         return StoredBatch(
             0, log, taken.position, new_id(), joined(events), len(events),
-            taken.oldest_at,
+            taken.oldest_ms,
         )  # fmt: skip
 
     def _is_superseded(self, record: object) -> bool:

@@ -34,10 +34,6 @@ class Clock:
         """What to add to a stamp of now to get milliseconds of `mono`."""
         return round(self.mono() * 1000) - self.wall_ms()
 
-    def age_s(self, at_ms: int) -> float:
-        """Seconds since a record was decided, by its stamp; 0 if that is in the future."""
-        return max(0, self.wall_ms() - at_ms) / 1000
-
     def boot_s(self) -> float:
         """Seconds of CLOCK_BOOTTIME, which runs on while the host sleeps."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -63,6 +59,10 @@ class Clock:
     def state_ms(self) -> int:
         """Milliseconds of the state's clock, as moments are stored."""
         return int(self.state_s() * 1000)
+
+    def age_s(self, at_ms: int) -> float:
+        """Seconds since a moment of the state's clock; 0 if that is in the future."""
+        return max(0, self.state_ms() - at_ms) / 1000
 
     def wall_ahead_ms(self) -> int:
         """What to add to a moment of the state's clock to show it as wall time.

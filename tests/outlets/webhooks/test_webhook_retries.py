@@ -8,7 +8,7 @@ from liveness.outlets.common.outlet_store import StoredCursor, put_cursor
 from liveness.outlets.webhooks.batch_store import StoredBatch, put_batch
 from liveness.outlets.webhooks.cloud_events import joined
 from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
-from tests.outlets.outlet_rig import OutletRig, on
+from tests.outlets.outlet_rig import TEN_DAYS, OutletRig, on
 from tests.outlets.webhooks.receiver import (
     OK,
     SECRET,
@@ -50,6 +50,28 @@ async def test_after_a_restart_a_request_that_waits_says_so(
         assert "and 2 more may follow" in now.detail
         assert now.lag_s == pytest.approx(trio.current_time() - 50, abs=0.1)
         assert len(receiver.received) == 1
+
+
+@pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])
+async def test_the_age_of_a_request_is_the_same_however_the_wall_clock_is_set(
+    rig: OutletRig, receiver: Receiver, wrong_s: float
+) -> None:
+    receiver.usually = BUSY
+    rig.clock.set_wall(ahead_s=wrong_s)
+    rig.publish(on(1, at_s=wrong_s))
+    await trio.sleep(50)
+    rig.clock.set_wall(ahead_s=0)
+    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        assert outlet.now().lag_s == pytest.approx(trio.current_time(), abs=0.1)
+    rig.clock.set_wall(ahead_s=wrong_s)
+    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        assert outlet.now().lag_s == pytest.approx(trio.current_time(), abs=0.1)
+        receiver.usually = OK
+        await until(lambda: outlet.now().sent)
+        latency_s = outlet.now().latency.sum
+        assert latency_s == pytest.approx(trio.current_time(), abs=1)
 
 
 async def test_an_accepted_test_ends_a_wait(rig: OutletRig, receiver: Receiver) -> None:

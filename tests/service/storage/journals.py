@@ -277,10 +277,17 @@ def publish(log: Log, *records: Logged) -> None:
 
 
 class VirtualClock(Clock):
-    """Its wall clock is the event loop's, from 1970 on."""
+    """Its clocks are the event loop's; its wall clock, from 1970 on, may be set."""
+
+    _ahead_s = 0.0
+
+    def set_wall(self, *, ahead_s: float) -> None:
+        """Set the wall clock, so far ahead of the event loop's; the state's has begun."""
+        self.state_ms()
+        self._ahead_s = ahead_s
 
     def wall_ms(self) -> int:
-        return round(trio.current_time() * 1000)
+        return round((trio.current_time() + self._ahead_s) * 1000)
 
     def boot_s(self) -> float:
         return trio.current_time()
