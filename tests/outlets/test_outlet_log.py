@@ -328,8 +328,9 @@ async def test_an_outlet_gets_every_record_behind_the_one_where_logs_part(
             assert seqs((await log.take(10)).entries) == expected
 
 
+@pytest.mark.parametrize("ahead_s", [-TEN_DAYS, 0, TEN_DAYS])
 async def test_an_outlet_that_was_not_there_for_long_is_forgotten(
-    rig: OutletRig,
+    rig: OutletRig, ahead_s: float
 ) -> None:
     dead = "insert into dead values (null, ?, 'l', 1, '{}', 'm', 1, 0, null, '')"
     begun = "insert into batches values (?, 0, 'l', 1, 'm', '[]', 1, 0, 1, 0, 0, 0, '')"
@@ -342,12 +343,28 @@ async def test_an_outlet_that_was_not_there_for_long_is_forgotten(
 
     async with rig.outlet_log():
         await rig.store.run(fill)
+    rig.clock.set_wall(ahead_s=ahead_s)
     await trio.sleep(10)
     await rig.store.open(keep=[NAME], unused_s=5)
     await rig.store.close()
     for table in ("cursors", "dead", "batches"):
         names = disk.rows(rig.store.path, f"select outlet from {table} order by outlet")
         assert names == [("new",), (NAME,)]
+
+
+@pytest.mark.parametrize("ahead_s", [-TEN_DAYS, TEN_DAYS])
+async def test_an_outlet_is_forgotten_in_time_if_the_wall_clock_was_wrong(
+    rig: OutletRig, ahead_s: float
+) -> None:
+    rig.clock.set_wall(ahead_s=ahead_s)
+    async with rig.outlet_log(name="gone"):
+        pass
+    rig.clock.set_wall(ahead_s=0)
+    for is_kept in (True, False):
+        await trio.sleep(10)
+        await rig.store.open(keep=[], unused_s=15)
+        assert (await rig.store.cursor("gone") is not None) is is_kept
+        await rig.store.close()
 
 
 async def test_a_cursor_that_finds_no_room_is_stored_later(rig: OutletRig) -> None:

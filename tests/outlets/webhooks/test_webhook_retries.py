@@ -1,10 +1,13 @@
 """Requests that wait for their next attempt: what is shown, and what ends a wait."""
 
+import sqlite3
+
 import pytest
 import trio
 
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.outlets.common.outlet_store import StoredCursor, put_cursor
+from liveness.outlets.webhooks import batch_store
 from liveness.outlets.webhooks.batch_store import StoredBatch, put_batch
 from liveness.outlets.webhooks.cloud_events import joined
 from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
@@ -104,6 +107,26 @@ async def test_an_accepted_dead_letter_ends_a_wait(
         assert await outlet.retry(letter.number)
         await until(lambda: outlet.now().sent == 2)
     assert receiver.seqs == [[1], [2], [1], [2]]
+
+
+async def test_a_request_that_ends_notes_the_use_of_the_outlet_by_the_clock_of_the_state(
+    rig: OutletRig, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not seen in the database: the outlet soon stores its cursor again."""
+    used_ms = list[int]()
+
+    def put(db: sqlite3.Connection, outlet: str, at: StoredCursor, ms: int) -> None:
+        used_ms.append(ms)
+        put_cursor(db, outlet, at, ms)
+
+    monkeypatch.setattr(batch_store, "put_cursor", put)
+    receiver.next.extend([OK, answering(422)])
+    rig.clock.set_wall(ahead_s=TEN_DAYS)
+    rig.publish(on(1, at_s=TEN_DAYS), on(2, at_s=TEN_DAYS))
+    async with outlet_to(receiver.url, rig, batch=1) as outlet:
+        await until(lambda: outlet.now().dead)
+    assert len(used_ms) == 2
+    assert max(used_ms) <= rig.clock.state_ms()
 
 
 # --- refusals of a receiver, and of a record --------------------------------------------
