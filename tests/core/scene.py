@@ -20,6 +20,9 @@ from liveness.core.storm_guard import GuardRules
 from liveness.core.wheel import Wheel
 
 ALL: Final = 10**9
+# The two clocks differ, so that neither can be taken for the other.
+WALL_MS: Final = 1_795_168_800_000
+STATE_S: Final = WALL_MS / 1000 - 300
 
 Shown = dict[str, Any]  # a record as it is sent
 Sign = tuple[str, Uid, int | None]  # event, uid, conn
@@ -57,8 +60,8 @@ class Scene:
         guard: GuardRules | None = None,
         separator: str = "",
     ) -> None:
-        self.now, self.mono, self.wall_ms = 0.0, 1_000.0, 1_795_168_800_000
-        self.state_s = 1_795_168_800.0
+        self.now, self.mono = 0.0, 1_000.0
+        self.wall_ms, self.state_s = WALL_MS, STATE_S
         self.wheel_class, self.timeout = wheel_class, timeout
         self.hold, self.reconnect_grace, self.guard = hold, reconnect_grace, guard
         self.separator = separator
@@ -93,6 +96,11 @@ class Scene:
     def at(self) -> Instant:
         """This moment."""
         return Instant(self.now, self.mono, self.wall_ms, self.state_s)
+
+    @property
+    def state_ms(self) -> int:
+        """This moment as it is stored."""
+        return self.at.state_ms
 
     def gateway(self, name: str) -> GatewayState:
         return self.presence.gateway(name)

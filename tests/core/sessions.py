@@ -28,7 +28,7 @@ class Session:
     gateway: str
     conn: int | None
     session: int
-    start_ms: int
+    start_ms: int  # of the state's clock
     timeout: float | None
     due: float = 0.0  # attended seconds
     seen_ms: int = 0
@@ -153,10 +153,10 @@ class Sessions:
         began_ago: float | None = None,
     ) -> None:
         self.named |= dict.fromkeys(uid for uid, _ in who)
-        by_age_ms = start_ms = self.scene.wall_ms - int(age * 1_000)
+        by_age_ms = start_ms = self.scene.state_ms - int(age * 1_000)
         is_exact = began_ago is not None and began_ago >= 0 and name in self.clocks
         if began_ago is not None and is_exact:
-            start_ms = self.scene.wall_ms - int(began_ago * 1_000)
+            start_ms = self.scene.state_ms - int(began_ago * 1_000)
         expected = []
         for uid, conn in who:
             session = self.online.get(str(uid))
@@ -212,8 +212,8 @@ class Sessions:
             event = EVENTS[number]
             session = self.online.get(str(uid))
             if session is None:
-                wall = self.scene.wall_ms
-                new = self.opened("online", name, uid, conn, event, wall, None)
+                now_ms = self.scene.state_ms
+                new = self.opened("online", name, uid, conn, event, now_ms, None)
                 expected.append(new)
             elif session.gateway != name:
                 self.ignored["other_gateway"] += 1

@@ -150,7 +150,7 @@ def test_the_login_of_a_session_that_a_keepalive_opened_tells_when_it_began(
 ) -> None:
     clocked.hear("g", ("keepalive", "u", 1))
     assert clocked.login("g", ["u"], [1], age=60.0, began=began(clocked, 60)) == []
-    assert clocked.kept["u"].start_ms == clocked.wall_ms - 60_000
+    assert clocked.kept["u"].start_ms == clocked.state_ms - 60_000
     older = clocked.login("h", ["u"], [2], age=61.0, began=began(clocked, 61))
     assert is_refused_as_older(older)
     newer = clocked.login("h", ["u"], [3], age=59.0, began=began(clocked, 59))
@@ -168,8 +168,8 @@ def test_signs_of_life_do_not_forget_when_a_connection_began(clocked: Scene) -> 
 
 def test_a_login_may_say_of_some_users_only_when_they_connected(clocked: Scene) -> None:
     clocked.login("g", ["u", "v"], [1, 2], began=[*began(clocked, 60), None])
-    assert clocked.kept["u"].start_ms == clocked.wall_ms - 60_000
-    assert clocked.kept["v"].start_ms == clocked.wall_ms
+    assert clocked.kept["u"].start_ms == clocked.state_ms - 60_000
+    assert clocked.kept["v"].start_ms == clocked.state_ms
 
 
 @pytest.mark.parametrize("why", WHY_BEGAN_UNUSED)
@@ -181,7 +181,7 @@ def test_a_beginning_on_another_clock_or_in_the_future_is_not_used(
     clocked.login("g", ["u"], [1], began=began(clocked, 1))
     ago = -0.002 if why == "future" else 60
     assert brief(clocked.login("h", ["u"], [2], began=began(clocked, ago))) == MOVED
-    assert clocked.kept["u"].start_ms == clocked.wall_ms
+    assert clocked.kept["u"].start_ms == clocked.state_ms
     unused = dict.fromkeys(WHY_BEGAN_UNUSED, 0) | {why: 1}
     assert clocked.presence.began_unused == unused
 
@@ -384,25 +384,25 @@ def test_the_sessions_kept_change_by_the_net_effect(scene: Scene) -> None:
     scene.presence.heard(g, run_of(["keepalive", "b", {"conn": 2}]), scene.at)
     scene.presence.logout(g, Logout(["d"], [None]), scene.at)
     changes = scene.presence.decided.take()
-    wall = scene.wall_ms
+    now_ms = scene.state_ms
     online: dict[int, OnlineRow] = {}
     changes.change_online(online)
     assert online == {
         # 1 has moved, 5 came and went
-        2: OnlineRow(2, "b", wall - 2_500, 2, "g", None),
-        3: OnlineRow(3, "a", wall, 3, "h", 45.0),
-        4: OnlineRow(4, "c", wall, None, "g", None),
+        2: OnlineRow(2, "b", now_ms - 2_500, 2, "g", None),
+        3: OnlineRow(3, "a", now_ms, 3, "h", 45.0),
+        4: OnlineRow(4, "c", now_ms, None, "g", None),
     }
     assert [record.seq for record in changes.records] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_change_without_a_record_is_kept_too(scene: Scene) -> None:
     scene.login("g", ["u"], age=3)
-    wall = scene.wall_ms
+    began = scene.state_ms - 3_000
     scene.wait(5, "g")
     for conn, timeout in [(None, 45.0), (5, 45.0), (5, None)]:
         assert scene.login("g", ["u"], [conn], timeout=timeout) == []
-        assert scene.kept["u"] == OnlineRow(1, "u", wall - 3_000, conn, "g", timeout)
+        assert scene.kept["u"] == OnlineRow(1, "u", began, conn, "g", timeout)
 
 
 def test_a_sign_of_life_alone_writes_nothing(scene: Scene) -> None:
@@ -689,7 +689,7 @@ def test_of_two_sessions_of_a_user_that_were_kept_the_newer_goes_on(
     """Until version 0.2, `7` and `"7"` were two users, and both may be online."""
     scene.login("g", ["7"], [5])
     scene.login("g", ["other"])
-    scene.disk[2] = OnlineRow(2, 7, scene.wall_ms, conn, gateway, None)
+    scene.disk[2] = OnlineRow(2, 7, scene.state_ms, conn, gateway, None)
     scene.crash()
     (moved,) = scene.written()
     expected = record(scene, 3, "moved", "login", uid=7, gateway=gateway, session=2)

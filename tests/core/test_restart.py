@@ -16,15 +16,16 @@ from liveness.core.wheel import Wheel
 from tests.core.conftest import WHEELS
 from tests.helpers.strategies import BOUNDED, conns, examples, uids
 
-AT = Instant(5.0, 1_000.0, 1_795_168_800_000, 1_795_168_800.0)
+# The wall clock is not the state's.
+AT = Instant(5.0, 1_000.0, wall_ms=1_795_168_800_000, state_s=1_795_168_500.0)
 NEXT_SEQ = 100
-SOUND: OnlineFields = (7, "ann", AT.wall_ms - 9_000, 1, "a", 4.5)
+SOUND: OnlineFields = (7, "ann", AT.state_ms - 9_000, 1, "a", 4.5)
 INF, NAN = float("inf"), float("nan")
 IN_FORCE = {"a": 30.0, "b": 45.5, "é": 0.25}
 
 seconds = st.floats(0, 90)
 own_timeouts = st.sampled_from([None, None, 30.0, 86_400]) | st.floats(1e-3, 90)
-starts = st.integers(AT.wall_ms - 10**9, AT.wall_ms + 10**6)
+starts = st.integers(AT.state_ms - 10**9, AT.state_ms + 10**6)
 starts |= st.sampled_from([-(2**63), 2**63 - 1])
 rows_of_sessions = st.dictionaries(
     st.integers(1, NEXT_SEQ - 1),
@@ -97,7 +98,7 @@ def test_both_wheels_restore_the_same(
 def test_a_row_without_a_clock_gets_the_timeout_that_was_promised(
     wheel_class: type[Wheel],
 ) -> None:
-    rows = [SOUND, (8, "bob", AT.wall_ms, None, "a", None)]
+    rows = [SOUND, (8, "bob", AT.state_ms, None, "a", None)]
     restored = Restored(wheel_class, rows, no_clocks())
     ann, bob = map(restored.wheel.find, ("ann", "bob"))
     assert ann is not None
