@@ -300,6 +300,54 @@ async def test_a_clock_that_is_damaged_on_disk_is_not_believed(host: Host) -> No
         LogStore(host.folder / "state")
 
 
+# --- sessions -------------------------------------------------------------------------
+
+USERS: Final = ["login", "keepalive", "login again"]  # by what their sessions began
+
+
+async def comes_online(gateway: Caller) -> None:
+    await gateway.send(
+        ["login", "login", {"conn": 1}],
+        ["keepalive", "keepalive", {"conn": 1}],
+        ["login", "login again"],
+        ["login", "login again", {"conn": 1}],
+    )
+    await gateway.sync()
+
+
+async def logs_in(gateway: Caller, conn: int, age_s: float) -> None:
+    """The same users connect to another gateway, and that is said late."""
+    await gateway.send(["login", USERS, {"conn": [conn] * len(USERS), "age": age_s}])
+    await gateway.sync()
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("wrong", ["before", "after"])
+@pytest.mark.parametrize("ahead_s", [WRONG_S, -WRONG_S], ids=["ahead", "behind"])
+async def test_the_newer_connection_wins_although_the_wall_clock_was_set_over_a_restart(
+    host: Host, ahead_s: int, wrong: str, end: str
+) -> None:
+    async with host.sidecar():
+        pass
+    if wrong == "before":
+        host.clock.ahead_s = ahead_s
+    async with host.sidecar(end=end) as rig:
+        began = trio.current_time()
+        await comes_online(await rig.gateway("first"))
+        host.clock.ahead_s = ahead_s - host.clock.ahead_s
+        await trio.sleep(10)
+    await trio.sleep(10)
+    async with host.sidecar() as rig:
+        other = await rig.gateway("other")
+        age_s = trio.current_time() - began
+        await logs_in(other, 2, age_s + 5)
+        older = rig.presence.where(USERS)
+        await logs_in(other, 3, age_s - 5)
+        newer = rig.presence.where(USERS)
+    assert [(gateway, conn) for _, gateway, _, conn in older] == 3 * [("first", 1)]
+    assert [(gateway, conn) for _, gateway, _, conn in newer] == 3 * [("other", 3)]
+
+
 # --- retention ------------------------------------------------------------------------
 
 RETENTION_S: Final = 60.0
