@@ -3,7 +3,8 @@
 import json
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +13,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from liveness import host_clock
 from liveness.core.timer_states import UNANSWERED
 from liveness.errors import StateError
+from liveness.service.common.clock import Clock
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.log_writer import CLOCK_LOOK_S, TRIM_EVERY_S
 from tests.service.http.doors import Doors
@@ -298,6 +301,64 @@ async def test_a_clock_that_is_damaged_on_disk_is_not_believed(host: Host) -> No
         db.execute("update meta set value = ? where key = 'clock'", [damaged])
     with pytest.raises(StateError, match="clock"):
         LogStore(host.folder / "state")
+
+
+# --- the clocks of a real host -----------------------------------------------------------
+
+NOT_SHIFTED: Final = "monotonic 0 0\nboottime 0 0\n"
+SHIFTED: Final = "monotonic 0 0\nboottime 86400 0\n"
+
+# The name of a boot, by its id and by the offsets of a time namespace; None: no file.
+BootName = Callable[[str | None, str | None], str]
+
+
+@pytest.fixture
+def boot_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BootName:
+    """What the sidecar calls a boot, by what it can read of it."""
+
+    def name(boot: str | None, offsets: str | None) -> str:
+        for constant, text in (("BOOT_ID", boot), ("TIME_OFFSETS", offsets)):
+            path = tmp_path / constant
+            path.unlink(missing_ok=True)
+            if text is not None:
+                path.write_text(text)
+            monkeypatch.setattr(host_clock, constant, path)
+        return Clock().boot_id()
+
+    return name
+
+
+def test_the_clock_of_a_state_runs_on_while_the_host_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = {time.CLOCK_MONOTONIC: 100.0, time.CLOCK_BOOTTIME: 100.0}
+    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
+    clock = Clock()
+    asleep = clock.state_s()
+    clocks[time.CLOCK_BOOTTIME] += WRONG_S
+    assert clock.state_s() - asleep == pytest.approx(WRONG_S)
+
+
+@pytest.mark.parametrize("offsets", [NOT_SHIFTED, None], ids=["of today", "older"])
+def test_each_boot_has_a_name_of_its_own_on_any_kernel(
+    boot_name: BootName, offsets: str | None
+) -> None:
+    first = boot_name("first\n", offsets)
+    assert first
+    assert boot_name("second\n", offsets) != first
+    assert boot_name("first\n", offsets) == first
+
+
+def test_a_boot_has_another_name_where_a_time_namespace_shifts_its_clock(
+    boot_name: BootName,
+) -> None:
+    assert boot_name("first\n", SHIFTED) != boot_name("first\n", NOT_SHIFTED)
+
+
+def test_a_boot_without_an_id_has_no_name_whatever_its_time_namespace(
+    boot_name: BootName,
+) -> None:
+    assert boot_name(None, NOT_SHIFTED) == ""
 
 
 # --- sessions -------------------------------------------------------------------------
