@@ -9,6 +9,7 @@ from liveness.conformance.situation import situation
 from liveness.conformance.stage import LINK_S, Stage
 from liveness.conformance.tape import ENDED, OPENED, Seen
 from liveness.conformance.tcp_users import TcpUser
+from liveness.core.conversation import ConversationLimits
 
 # A gateway that comes back within a second may be late by this: the machine may be busy.
 BYE_S: Final = 1.0
@@ -24,6 +25,8 @@ MOST_GAPS: Final = 60
 GAP_EVERY_S: Final = 0.03  # logins are collected for some milliseconds
 FULL_TIMES: Final = 4
 MOST_ATTEMPTS: Final = 5
+RETURNING: Final = 12
+SMALL_BATCH: Final = 4
 AWAY_S: Final = 1.2  # long enough for an age that is not 0
 LONGEST_PAUSE_S: Final = 1.0  # after the end of a stream
 # Of pauses that the machine alone makes different. Random ones over 0.4 s need three such
@@ -186,7 +189,31 @@ async def a_user_reconnects_twice_without_a_link(stage: Stage) -> None:
     stage.need(await stage.linked(), "the gateway has no link")
     came = await stage.reports(first, "logout", since=mark)
     stage.need(came and stage.logins_of(third.uid)[1:], "no login and logout came")
-    await stage.check_never_offline(third, mark)
+    await stage.check_never_offline(mark, third)
+
+
+@situation(14)
+async def users_reconnect_without_a_link_in_several_batches(stage: Stage) -> None:
+    """The last to come back is in the last batch of logins, and the first to be logged out.
+
+    So it is offline if a gateway writes logouts while logins still wait.
+    """
+    names = [f"returns-{n}" for n in range(RETURNING)]
+    older = [await stage.enter(name) for name in names]
+    await stage.confirmed()
+    usual = ConversationLimits()
+    stage.sidecar.crash()
+    newer = [await stage.joins(name) for name in names]
+    for user in reversed(older):
+        await stage.leaves(user)
+    stage.sidecar.limit(max_batch=SMALL_BATCH, max_frame=usual.max_frame_bytes)
+    mark = await stage.start_sidecar()
+    left = await stage.until(lambda: stage.reported_all(older, mark, "logout"))
+    text = "no logout of a connection that has ended without a link"
+    stage.check(14, left, text, "logout", since=mark)
+    await stage.check_never_offline(mark, *newer)
+    stage.sidecar.limit(max_batch=usual.max_batch, max_frame=usual.max_frame_bytes)
+    await stage.restart_sidecar()
 
 
 @situation(21, 24, users=False)

@@ -84,7 +84,7 @@ async def a_crash_after_a_user_has_reconnected_twice(stage: Stage) -> None:
     mark = await stage.start_sidecar()
     again = await stage.reports(third, "login", since=mark)
     stage.check(28, again, "a lost login was not sent again", "login", since=mark)
-    await stage.check_never_offline(third, mark)
+    await stage.check_never_offline(mark, third)
 
 
 @situation(29)

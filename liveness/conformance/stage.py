@@ -214,13 +214,13 @@ class Stage:
             if report.event == "login" and report.user == uid
         ]
 
-    async def check_never_offline(self, user: TcpUser, mark: int) -> None:
-        """Check that a user with an open connection is not offline in this situation."""
+    async def check_never_offline(self, mark: int, *users: TcpUser) -> None:
+        """Check that no user with an open connection is offline in this situation."""
         await self.quiet(2)
-        records = [each for each in self.sidecar.records if each.get("uid") == user.uid]
+        records = [each for each in self.sidecar.records if each["kind"] == OFFLINE]
+        offline = {user.uid for user in users} & {record["uid"] for record in records}
         text = "a user with an open connection was offline for a moment"
-        is_online = all(record["kind"] != OFFLINE for record in records)
-        self.check(14, is_online, text, "logins before logouts", since=mark)
+        self.check(14, not offline, text, "logins before logouts", since=mark)
 
     def ended(self, user: TcpUser, since: int) -> list[int]:
         """The seqs of the records since a mark that end this user's connection."""

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain, zip_longest
 from typing import Any, Final
 
 import anyio
@@ -36,6 +37,7 @@ original_encode = encode
 
 # No fault: a gateway that breaks no rule.
 INTEGERS: Final = "integers-of-digits"
+CHANGES: Final = ("login", "logout")
 
 
 def fault(rule: int) -> Callable[[Fault], Fault]:
@@ -282,6 +284,19 @@ def logouts_before_logins() -> None:
     def frames(self: Reports, *args: Any, **options: Any) -> Iterator[bytes]:
         written = original(self, *args, **options)
         yield from sorted(written, key=lambda frame: decode(frame)[0] != "logout")
+
+    set_(Reports, "frames", frames)
+
+
+@fault(14)
+def logouts_behind_each_batch_of_logins() -> None:
+    original = Reports.frames
+
+    def frames(self: Reports, *args: Any, **options: Any) -> Iterator[bytes]:
+        written = [*original(self, *args, **options)]
+        batches = ([f for f in written if decode(f)[0] == event] for event in CHANGES)
+        yield from filter(None, chain.from_iterable(zip_longest(*batches)))
+        yield from (frame for frame in written if decode(frame)[0] not in CHANGES)
 
     set_(Reports, "frames", frames)
 
