@@ -52,11 +52,13 @@ HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
 
 @asynccontextmanager
-async def sender_to(url: str, **settings: Any) -> AsyncIterator[WebhookSender]:
+async def sender_to(
+    url: str, turnstile: Turnstile | None = None, **settings: Any
+) -> AsyncIterator[WebhookSender]:
     if "secret_file" not in settings:
         settings["secret"] = SECRET
     chosen = WebhookSettings(url=url, **settings)
-    sender = WebhookSender("webhooks.mail", chosen, Clock(), Turnstile())
+    sender = WebhookSender("webhooks.mail", chosen, Clock(), turnstile or Turnstile())
     try:
         yield sender
     finally:
@@ -225,6 +227,25 @@ async def test_an_answer_without_end_is_parsed_in_small_pieces_up_to_a_bound(
     assert parsing.most_bytes_in_a_pass <= READ_BYTES
     # A chunk of a byte takes six.
     assert parsing.most_events_in_a_pass <= max(MOST_INTERIM, READ_BYTES // 6) + 3
+
+
+async def test_of_several_answers_without_end_one_piece_is_parsed_in_a_pass(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.usually = flooding(CHUNKED, b"1\r\nx\r\n")
+    parsing = Parsing(monkeypatch)
+    turnstile = Turnstile()
+    statuses: list[int | None] = []
+
+    async def post() -> None:
+        async with sender_to(receiver.url, turnstile) as sender:
+            statuses.append((await sender.post("msg_1", BODY)).status)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(post)
+    assert statuses == [200] * 3
+    assert parsing.most_bytes_in_a_pass == READ_BYTES
 
 
 async def test_a_kept_connection_that_closes_unanswered_is_replaced_at_once(
