@@ -17,7 +17,7 @@ from liveness.config.outlet_settings import KafkaSettings
 from liveness.core.records import TIMER, TimerRecord
 from liveness.outlets.common.outlet_log import LogBatch
 from liveness.outlets.kafka import kafka_outlet, kafka_producer
-from liveness.outlets.kafka.kafka_client import KafkaClients
+from liveness.outlets.kafka.kafka_client import KafkaClients, Producer
 from liveness.outlets.kafka.kafka_producer import KafkaProducer
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
@@ -304,6 +304,49 @@ async def test_what_is_in_flight_is_bounded(
         cluster.come_back()
         await service.until_delivered()
     check(reader, 10_000)
+
+
+class CountingProducer(Producer):
+    """Counts the records that it is given."""
+
+    given = 0
+
+    def produce(self, *args: Any, **options: Any) -> None:
+        super().produce(*args, **options)
+        self.given += 1
+
+
+class Given(trio.abc.Instrument):
+    """How many records a client is given in each pass of the event loop."""
+
+    def __init__(self, client: CountingProducer) -> None:
+        self.passes = list[int]()
+        self._client, self._before = client, 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        if more := self._client.given - self._before:
+            self.passes.append(more)
+        self._before = self._client.given
+
+
+async def test_a_pass_of_the_event_loop_hands_over_few_records() -> None:
+    client = CountingProducer({"log_level": 0})  # it needs no brokers
+    producer = KafkaProducer(
+        lambda _: client,
+        TOPIC,
+        log="log",
+        users=False,
+        turnstile=Turnstile(),
+        delivered=lambda _: None,
+    )
+    given = Given(client)
+    trio.lowlevel.add_instrument(given)
+    entries = [TailEntry(record(seq)) for seq in range(1, 1_202)]
+    await producer.send(LogBatch(entries, 1_201))
+    await trio.lowlevel.checkpoint()
+    piece = kafka_producer.PIECE
+    assert given.passes == [piece, piece, 1_201 - 2 * piece]
+    await producer.close(kafka_cluster.SOON_S)
 
 
 async def test_a_pass_of_the_event_loop_takes_few_acknowledgements(
