@@ -342,7 +342,7 @@ async def test_a_pass_of_the_event_loop_hands_over_few_records() -> None:
     given = Given(client)
     trio.lowlevel.add_instrument(given)
     entries = [TailEntry(record(seq)) for seq in range(1, 1_202)]
-    await producer.send(LogBatch(entries, 1_201))
+    await producer.send(LogBatch(entries, 1_201, 0))
     await trio.lowlevel.checkpoint()
     piece = kafka_producer.PIECE
     assert given.passes == [piece, piece, 1_201 - 2 * piece]
