@@ -24,6 +24,7 @@ import trio
 
 from liveness.config.settings import AccessSettings, Config
 from liveness.core.records import HostReading, HostTime, Instant
+from liveness.promises.run_history import History, Process
 from liveness.service.app import load
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService
@@ -31,7 +32,6 @@ from liveness.service.links.credentials import access_to
 from liveness.service.links.sockets import listening
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.timer_store import TimerStore
-from tests.simulation.history import History, Process
 from tests.simulation.plan import DAY_MS, STALL_SHARE
 
 # A pass over all links is over after two looks at the clock where the sidecar is slow.

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from tests.helpers.wire import Frames, packed
-from tests.simulation.history import (
+from liveness.promises.run_history import (
     Conn,
-    Link,
+    LinkHistory,
+    ListedSession,
     Record,
     Sent,
-    Session,
     Told,
     Uid,
     Unread,
 )
+from tests.helpers.wire import Frames, packed
 from tests.simulation.plan import NOBODYS_KEY, GatewayPlan, Visit
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _REPEATED: Final = ("keepalive", "message", "logout")
 class Wire:
     """One socket to the sidecar: frames go in as far as it takes them."""
 
-    def __init__(self, world: "World", sock: socket.socket, link: Link) -> None:
+    def __init__(self, world: "World", sock: socket.socket, link: LinkHistory) -> None:
         self.link = link
         self.is_welcomed = False
         self._world = world
@@ -147,7 +147,7 @@ class Party:
         self.wire: Wire | None = None
         self.piece_bytes = 65_536
         self.is_hung = False
-        self.listed: list[Session] = []  # of an answer that is not whole yet
+        self.listed: list[ListedSession] = []  # of an answer that is not whole yet
         self.is_alive = True
         self._may_read = trio.Event()
         self._may_read.set()
@@ -172,7 +172,7 @@ class Party:
             world.after(RETRY_S, self.connect)
             return
         hello = {"protocol": 1, "name": self.name, "role": self.role, **self.options()}
-        link = Link(
+        link = LinkHistory(
             number=len(world.history.links),
             role=self.role,
             name=self.name,
@@ -232,7 +232,7 @@ class Party:
             case ["error", error]:
                 link.errors.append(error)
             case ["list", sessions, *seq]:
-                self.listed += [Session(*it) for it in sessions]
+                self.listed += [ListedSession(*it) for it in sessions]
                 if seq:
                     link.lists.append((seq[0], self.listed))
                     self.listed = []

@@ -17,7 +17,8 @@ from liveness.config.settings import (
     StateSettings,
     TimerSettings,
 )
-from tests.simulation.history import Uid
+from liveness.promises.run_history import Uid
+from liveness.promises.run_terms import GatewayTerms, RunTerms
 
 # Beside plain ones those that are easily taken for each other.
 UIDS: Final[list[Uid]] = [7, "7", "user:phone", "user:desk", "é", "E\u0301", 0]
@@ -165,7 +166,9 @@ class Plan:
         visits = [it for it in self.steps if isinstance(it, Visit)]
         own = {None, *(visit.timeout for visit in visits)}
         names = [gateway.name for gateway in self.gateways]
-        timeouts = [max(self.timeouts_of(name, it)) for name in names for it in own]
+        timeouts = [
+            max(self.terms.timeouts_of(name, it)) for name in names for it in own
+        ]
         rest_s = max(timeouts) + self.hold_s + SETTLE_S
         asked = [it.seconds for it in self.steps if isinstance(it, Remind)]
         if asked:
@@ -173,12 +176,27 @@ class Plan:
             rest_s += max(asked) + 4 * self.run_timeout_s + sum(RETRIES_S)
         return rest_s
 
-    def timeouts_of(self, gateway: str, own: float | None) -> list[float]:
-        """The whole timeouts that a user may have."""
-        (plan,) = [it for it in self.gateways if it.name == gateway]
-        return [
-            own or it or self.timeout_s for it in (plan.timeout, plan.other_timeout)
-        ]
+    @property
+    def terms(self) -> RunTerms:
+        """What the promises mean in it."""
+        return RunTerms(
+            timeout_s=self.timeout_s,
+            hold_s=self.hold_s,
+            retention_s=self.retention_s,
+            unread_s=self.unread_s,
+            device_separator=self.device_separator,
+            gateways={
+                it.name: GatewayTerms(
+                    timeouts=(
+                        it.timeout or self.timeout_s,
+                        it.other_timeout or self.timeout_s,
+                    ),
+                    ping=it.ping,
+                    pings_every=it.pings_every,
+                )
+                for it in self.gateways
+            },
+        )
 
     def config(self, state: Path, socket: Path) -> Config:
         """The sidecar's settings."""

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from trio._core import _run as scheduler
 from trio.testing import MockClock
 
+from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
-from tests.simulation.history import History
 from tests.simulation.machine import Machine
 from tests.simulation.plan import Plan
 from tests.simulation.world import World

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tests.simulation.checker import broken_promises
+from liveness.promises.checker import broken_promises
 from tests.simulation.plan import Plan, Step, plan_of
 from tests.simulation.run import run
 
@@ -47,7 +47,7 @@ def outcome_of(plan: Plan) -> Outcome:
         history = run(plan)
     except Exception:  # of whatever kind: the run is told of, not ended by it
         return Outcome(plan, [f"raised: {traceback.format_exc()}"], 0.0)
-    return Outcome(plan, broken_promises(plan, history), history.ended_at)
+    return Outcome(plan, broken_promises(plan.terms, history), history.ended_at)
 
 
 def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:

@@ -5,9 +5,9 @@ from typing import Final
 
 import pytest
 
+from liveness.promises.run_history import History
 from tests.simulation.__main__ import seeds_for
 from tests.simulation.conftest import Note
-from tests.simulation.history import History
 from tests.simulation.plan import plan_of
 from tests.simulation.run import run
 from tests.simulation.search import outcome_of, outcomes

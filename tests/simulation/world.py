@@ -10,7 +10,7 @@ from typing import Protocol
 import trio
 
 from liveness.core.records import HostTime
-from tests.simulation.history import History
+from liveness.promises.run_history import History
 from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
 from tests.simulation.plan import (
     DIES_UNREAD,

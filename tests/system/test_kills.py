@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from liveness.core.records import HostTime
-from tests.simulation.checker import broken_promises
-from tests.simulation.history import History, Process
+from liveness.promises.checker import broken_promises
+from liveness.promises.run_history import History, Process
 from tests.simulation.plan import WEEK_S, Fault, GatewayPlan, Plan, Step, Visit
 from tests.simulation.world import World
 from tests.system.conftest import Start
@@ -223,7 +223,7 @@ def run(sidecar: Sidecar, ends: list[str]) -> History:
     clock = RunningClock(history)
     trio.run(partial(played, plan, sidecar, history, clock), clock=clock)
     assert LEAST_ENDS < len(history.processes) <= len(ends) + 1
-    breaches = broken_promises(plan, history, real_s=NOTED_S)
+    breaches = broken_promises(plan.terms, history, real_s=NOTED_S)
     assert not breaches, "\n".join(breaches)
     return history
 

@@ -23,7 +23,7 @@ Record = dict[str, Any]
 Uid = str | int
 
 
-class Session(NamedTuple):
+class ListedSession(NamedTuple):
     """One that is open, as `list` tells it."""
 
     uid: Uid
@@ -47,7 +47,7 @@ class Told(NamedTuple):
 
 
 @dataclass(slots=True)
-class Link:
+class LinkHistory:
     """One link of a gateway or watcher, from its own end."""
 
     number: int
@@ -62,12 +62,13 @@ class Link:
     sent: list[Sent] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     pongs: list[tuple[float, int]] = field(default_factory=list)
-    lists: list[tuple[int, list[Session]]] = field(default_factory=list)  # by seq
+    lists: list[tuple[int, list[ListedSession]]] = field(default_factory=list)  # by seq
     errors: list[dict[str, Any]] = field(default_factory=list)
     ended_at: float = inf
 
     @property
     def name_and_role(self) -> tuple[str, str]:
+        """Whose it is, over all its links."""
         return self.role, self.name
 
 
@@ -75,7 +76,7 @@ class Link:
 class Unread:
     """Answers that a watcher asked for, and did not read for a while."""
 
-    link: Link
+    link: LinkHistory
     since: float
     until: float
     asked: int
@@ -107,7 +108,7 @@ class Process:
 class History:
     """Everything that was sent, told and done in one run."""
 
-    links: list[Link] = field(default_factory=list)
+    links: list[LinkHistory] = field(default_factory=list)
     conns: dict[int, Conn] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
     pauses: list[tuple[float, float]] = field(default_factory=list)
@@ -196,7 +197,7 @@ class History:
         troubles = self.troubles + self.troubles_of.get(gateway, [])
         return not any(_overlap(since, until, a, b) for a, b, _ in troubles)
 
-    def gateway_links(self, name: str) -> list[Link]:
+    def gateway_links(self, name: str) -> list[LinkHistory]:
         """All links of a gateway, in order."""
         return [it for it in self.links if (it.role, it.name) == ("gateway", name)]
 

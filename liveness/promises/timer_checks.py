@@ -6,8 +6,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from tests.simulation.history import STAMP_S, History, Link, Record, Sent
-from tests.simulation.plan import NOBODYS_KEY
+from liveness.promises.run_history import STAMP_S, History, Record
 
 # The shortest wait before a timer is tried again.
 FIRST_RETRY_S: Final = 1.0
@@ -49,15 +48,16 @@ def broken_timers(
     """
     timers: dict[tuple[str, str], _Timer] = defaultdict(lambda: _Timer([], [], [], []))
     for link in history.links:
+        pings = 0
         for sent in link.sent:
             kind = sent.frame[0]
+            pings += kind == "ping"
             if kind not in _ORDERS:
                 continue
             key = sent.frame[1]["key"] if kind == "cancel" else sent.frame[1]
-            if key == NOBODYS_KEY:
-                continue
             of = timers[link.name, key]
-            covered_at = _covered_at(link, sent)
+            # By the pong for the next ping.
+            covered_at = link.pongs[pings][0] if pings < len(link.pongs) else inf
             read_by = min(covered_at, link.ended_at + AWAY_S)
             order = _Order(sent.at, covered_at, sent.frame, read_by)
             if kind == "after":
@@ -168,12 +168,3 @@ def _was_passed_over(run: Record, history: History, began: float, now: float) ->
         and links[0].welcomed_at < now
         and bool(links[0].hello.get("fresh"))
     )
-
-
-def _covered_at(link: Link, sent: Sent) -> float:
-    place = link.sent.index(sent)
-    pings = [n for n, it in enumerate(link.sent) if it.frame[0] == "ping"]
-    for (at, _), ping in zip(link.pongs, pings, strict=False):
-        if ping > place:
-            return at
-    return inf

@@ -12,18 +12,18 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from tests.simulation.history import (
+from liveness.promises.run_history import (
     STAMP_S,
     Conn,
     History,
-    Link,
+    LinkHistory,
+    ListedSession,
     Record,
     Sent,
-    Session,
     Told,
 )
-from tests.simulation.plan import ORDERS, WEEK_S, Plan
-from tests.simulation.timers import broken_timers
+from liveness.promises.run_terms import RunTerms
+from liveness.promises.timer_checks import broken_timers
 
 # Reads are gathered for 20 ms, and then it has 50.
 PROMPT_S: Final = 0.020 + 0.050
@@ -49,20 +49,20 @@ _SIGNS: Final = frozenset({"login", "keepalive", "message"})
 
 
 def broken_promises(
-    plan: Plan, history: History, *, real_s: float | None = None
+    terms: RunTerms, history: History, *, real_s: float | None = None
 ) -> list[str]:
     """Every breach that can be found, in words; none if all promises were kept.
 
     Args:
-        plan: What the run was to be.
+        terms: What held in the run.
         history: What it was.
         real_s: Of a run in real time how much later than it happened something may have
             been noted. Whether anything was prompt is not asked of such a run.
     """
-    return [*Checker(plan, history, real_s).check()]
+    return [*Checker(terms, history, real_s).check()]
 
 
-def _records(link: Link) -> list[Told]:
+def _records(link: LinkHistory) -> list[Told]:
     """What a link was told that is in the log."""
     return [told for told in link.told if told.record["kind"] != "gap"]
 
@@ -74,7 +74,7 @@ def _was_read_last(record: Record) -> bool:
 
 class _Event(NamedTuple):
     at: float
-    link: Link
+    link: LinkHistory
     frame: list[Any]
 
 
@@ -82,15 +82,15 @@ class Checker:
     """Holds one run against the promises.
 
     Args:
-        plan: What the run was to be.
+        terms: What held in the run.
         history: What it was.
         real_s: As for `broken_promises`.
     """
 
     def __init__(
-        self, plan: Plan, history: History, real_s: float | None = None
+        self, terms: RunTerms, history: History, real_s: float | None = None
     ) -> None:
-        self.plan = plan
+        self.terms = terms
         self.history = history
         self._is_virtual = real_s is None
         self._late_s = real_s or 0.0
@@ -204,7 +204,7 @@ class Checker:
 
     def _devices_counted(self) -> Iterator[str]:
         """Every record has the number of its user's devices that are online after it."""
-        separator = self.plan.device_separator
+        separator = self.terms.device_separator
         online: dict[str, set[str]] = defaultdict(set)
         for record in self.log.values():
             if record["kind"] == "timer":
@@ -264,7 +264,7 @@ class Checker:
             whole = least
             if sign == heard[-1].at:
                 # That of the link that it came by, whatever a later hello says.
-                of_link = link.hello.get("timeout", self.plan.timeout_s)
+                of_link = link.hello.get("timeout", self.terms.timeout_s)
                 whole = min(own or of_link, of_link)
             # What came when the user was due already need not be waited for.
             was_due = before > -inf and self._most_silence(before, sign) >= least
@@ -301,7 +301,7 @@ class Checker:
                 for it in links
             )
             since = signs[-1] if signs else -inf
-            hold = least + self.plan.hold_s - STAMP_S
+            hold = least + self.terms.hold_s - STAMP_S
             was_there = is_there and not self._was_put_off(conn, since + least, at)
             if was_there and self.history.ran(since, at) < hold:
                 yield f"5: {record} at {at:.3f}, and its gateway was there"
@@ -325,7 +325,7 @@ class Checker:
             # Which of its timeouts it was under is not looked at: the longest ends in the
             # hang, and the hold is over no sooner than that of the shortest.
             was_held = mute_from < since + max(self._timeouts(conn)) < ended - LINK_S
-            fresh = min(ended + least, since + least + self.plan.hold_s - SETTLE_S)
+            fresh = min(ended + least, since + least + self.terms.hold_s - SETTLE_S)
             if was_held and ended <= at < fresh - STAMP_S:
                 yield f"5: {record} at {at:.3f}, and it was held until {ended:.3f}"
 
@@ -334,7 +334,7 @@ class Checker:
         signs = [it.at for it in self._heard_by(conn, at)]
         if not signs or not self._is_virtual:
             return
-        most = max(self._timeouts(conn)) + self.plan.hold_s + PROMPT_S + LINK_S
+        most = max(self._timeouts(conn)) + self.terms.hold_s + PROMPT_S + LINK_S
         if self.history.ran(signs[-1], at) > most and self._host_is_calm(signs[-1], at):
             yield f"5: {record} at {at:.3f}, and it was last heard at {signs[-1]:.3f}"
 
@@ -359,18 +359,17 @@ class Checker:
 
     def _late_by(self, name: str) -> float:
         """After how long a gateway that says nothing has broken its promise."""
-        (gateway,) = [it for it in self.plan.gateways if it.name == name]
-        ping = gateway.ping
+        ping = self.terms.gateways[name].ping
         return inf if ping is None else ping + max(ping, LEAST_LATE_S)
 
     def _gave_orders(self, gateway: str, since: float, until: float) -> bool:
         """Whether a gateway may have been left unread, as its orders filled the disk."""
         return any(
-            what == ORDERS and began < until and since < ended
+            what.startswith("gateway orders") and began < until and since < ended
             for began, ended, what in self.history.troubles_of.get(gateway, ())
         )
 
-    def _asked_for_too_much(self, link: Link) -> bool:
+    def _asked_for_too_much(self, link: LinkHistory) -> bool:
         """Whether a link asked for a list that had no room on the disk."""
         asked = [sent.at for sent in link.sent if sent.frame[0] == "list"]
         return any(
@@ -384,7 +383,7 @@ class Checker:
 
         Such a user has had its fresh timeout: it does not wait for a second absence.
         """
-        (gateway,) = [it for it in self.plan.gateways if it.name == conn.gateway]
+        gateway = self.terms.gateways[conn.gateway]
         # It is heard again with its next ping at the latest.
         heard_s = LINK_S + gateway.pings_every
         return not self._host_is_calm(due, at) or any(
@@ -446,7 +445,7 @@ class Checker:
 
     # --- delivery (4) ---------------------------------------------------------
 
-    def _delivered(self, link: Link) -> Iterator[str]:
+    def _delivered(self, link: LinkHistory) -> Iterator[str]:
         """On each link all that concerns it follows, from where it had acknowledged."""
         if link.welcomed_at == inf or link.name == "reader":
             return
@@ -469,7 +468,7 @@ class Checker:
         if told[0] <= after:
             yield f"4: {link.name} asked for what is above {after}, was told {told[0]}"
 
-    def _gaps(self, link: Link) -> Iterator[str]:
+    def _gaps(self, link: LinkHistory) -> Iterator[str]:
         """A gap is told of what concerned the reader and is no longer kept."""
         for at, gap in link.told:
             if gap["kind"] != "gap":
@@ -486,10 +485,10 @@ class Checker:
             if rotten and not lost:
                 continue
             age = self.history.passed(self.at[lost[-1]], at) if lost else inf
-            if age < self.plan.retention_s:
+            if age < self.terms.retention_s:
                 yield f"4: {link.name} was told {gap} {age:.3f} s after its last record"
 
-    def _ended_by_fresh(self, link: Link) -> Iterator[str]:
+    def _ended_by_fresh(self, link: LinkHistory) -> Iterator[str]:
         """A gateway that comes back fresh holds nothing once it is welcomed."""
         if not link.hello.get("fresh"):
             return
@@ -498,7 +497,7 @@ class Checker:
             if session.gateway == link.name and conn.life < link.life:
                 yield f"4: {link.name} is welcomed fresh, and {session} is open"
 
-    def _is_forgotten(self, link: Link) -> bool:
+    def _is_forgotten(self, link: LinkHistory) -> bool:
         """Whether a name was away for so long that it is taken for a new one.
 
         Or came back fresh on a link of which it never heard anything.
@@ -507,7 +506,7 @@ class Checker:
             is_earlier = it.name_and_role == link.name_and_role and it is not link
             if is_earlier and it.hello.get("fresh") and it.welcomed_at == inf:
                 return True
-        if self.plan.retention_s == WEEK_S:
+        if self.terms.retention_s > self.history.passed(0.0, self.history.ended_at):
             return False
         used = [
             (it.welcomed_at, self._used_until(it))
@@ -525,9 +524,9 @@ class Checker:
         for began, ended in sorted([*used, (link.welcomed_at, inf)]):
             unused_s = max(unused_s, self.history.passed(used_at, began))
             used_at = max(used_at, ended)
-        return unused_s >= self.plan.retention_s
+        return unused_s >= self.terms.retention_s
 
-    def _used_until(self, link: Link) -> float:
+    def _used_until(self, link: LinkHistory) -> float:
         """When the name of a link was used last, as far as the next process can know."""
         process = self.history.processes[link.sidecar]
         ended = min(link.ended_at, process.ended_at)
@@ -537,7 +536,7 @@ class Checker:
                     ended = max(began, link.welcomed_at)
         return ended
 
-    def _listed(self, link: Link) -> Iterator[str]:
+    def _listed(self, link: LinkHistory) -> Iterator[str]:
         """Whoever is listed is whom the log has online at that seq."""
         for seq, listed in link.lists:
             there = set(self._online_at(seq))
@@ -547,8 +546,8 @@ class Checker:
             if told != there or len(told) != len(listed):
                 yield f"4: {link.name} was listed {told ^ there} wrong at {seq}"
 
-    def _online_at(self, until: int) -> Iterator[Session]:
-        sessions = dict[int, Session]()
+    def _online_at(self, until: int) -> Iterator[ListedSession]:
+        sessions = dict[int, ListedSession]()
         for seq, it in self.log.items():
             if seq > until:
                 break
@@ -556,7 +555,7 @@ class Checker:
                 del sessions[it["session"]]
             elif it["kind"] != "timer" and not _was_read_last(it):
                 sessions.pop(it.get("from_session", 0), None)
-                sessions[seq] = Session(it["uid"], it["gateway"], seq, it["conn"])
+                sessions[seq] = ListedSession(it["uid"], it["gateway"], seq, it["conn"])
         yield from sessions.values()
 
     def _all_delivered(self) -> Iterator[str]:
@@ -580,7 +579,7 @@ class Checker:
                 seen = max(seen, link.told[upto - 1].record["seq"])
         return seen
 
-    def _concerning(self, link: Link) -> list[int]:
+    def _concerning(self, link: LinkHistory) -> list[int]:
         """What a link is to be told: what its reader asked for, but for gaps."""
         gaps = [it.record for it in link.told if it.record["kind"] == "gap"]
         return [
@@ -589,13 +588,13 @@ class Checker:
             if not any(gap["first"] <= seq < gap["until"] for gap in gaps)
         ]
 
-    def _of_interest(self, link: Link) -> list[int]:
+    def _of_interest(self, link: LinkHistory) -> list[int]:
         in_scope = self._in_scope(link)
         if link.role == "watcher":
             return in_scope
         return [seq for seq in in_scope if self.log[seq]["kind"] != "online"]
 
-    def _in_scope(self, link: Link) -> list[int]:
+    def _in_scope(self, link: LinkHistory) -> list[int]:
         """Records that concern a link, of whatever kind."""
         if link.role == "watcher":
             return [*self.log]
@@ -605,7 +604,7 @@ class Checker:
             if link.name in (it["gateway"], it.get("from"))
         ]
 
-    def _position(self, link: Link) -> int:
+    def _position(self, link: LinkHistory) -> int:
         """The highest seq at which a link may begin without losing anything."""
         position = -1
         for it in self.history.links:
@@ -622,7 +621,7 @@ class Checker:
                 position = max([position, *acks])
         return position
 
-    def _covered(self, link: Link) -> Iterator[str]:
+    def _covered(self, link: LinkHistory) -> Iterator[str]:
         """What a pong covers is in the log, and stays there."""
         reached = 0
         asked = [n for n, it in enumerate(link.sent) if it.frame[0] == "ping"]
@@ -633,7 +632,9 @@ class Checker:
                 yield from self._took_effect(link, sent, at)
             reached = place
 
-    def _took_effect(self, link: Link, sent: Sent, covered_at: float) -> Iterator[str]:
+    def _took_effect(
+        self, link: LinkHistory, sent: Sent, covered_at: float
+    ) -> Iterator[str]:
         kind = sent.frame[0]
         if kind not in ("login", "logout") or not isinstance(sent.frame[1], str | int):
             return
@@ -709,7 +710,7 @@ class Checker:
 
     def _timeouts(self, conn: Conn) -> list[float]:
         """Its own, and those that hold after a sign of life began its session."""
-        of = self.plan.timeouts_of
+        of = self.terms.timeouts_of
         return [*of(conn.gateway, conn.timeout), *of(conn.gateway, None)]
 
     def _heard_by(self, conn: Conn, at: float) -> list[_Event]:
@@ -724,16 +725,16 @@ class Checker:
 
     def _unread_in_time(self) -> Iterator[str]:
         """Who reads in time is answered, and who does not is ended."""
-        plan = self.plan
+        terms = self.terms
         for it in self.history.unread:
             if not self._host_is_calm(it.since - CALM_S, it.until + CALM_S):
                 continue
             took = it.until - it.since
             is_whole = it.answers == it.asked
             alone = len(self.history.unread) == 1
-            if took < plan.unread_s - 1 and alone and not is_whole:
+            if took < terms.unread_s - 1 and alone and not is_whole:
                 yield f"{it.link.name} read after {took:.1f} s, and was not answered"
-            if took > plan.unread_s + 3 and is_whole:
+            if took > terms.unread_s + 3 and is_whole:
                 yield f"{it.link.name} read nothing for {took:.1f} s, and was not ended"
 
     def _was_read(self, event: _Event, now: int) -> bool:

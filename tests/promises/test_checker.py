@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.simulation.checker import broken_promises
-from tests.simulation.history import History, Link, Told
+from liveness.promises.checker import broken_promises
+from liveness.promises.run_history import History, LinkHistory, Told
 from tests.simulation.plan import WEEK_S, GatewayPlan, Plan, Remind, Visit
 from tests.simulation.run import run
 
@@ -76,21 +76,21 @@ def seq_of(history: History, **fields: Any) -> int:
     raise AssertionError(f"no record like {fields}")
 
 
-def reader(history: History) -> Link:
+def reader(history: History) -> LinkHistory:
     return history.links[-1]
 
 
-def gateway(history: History) -> Link:
+def gateway(history: History) -> LinkHistory:
     return next(link for link in history.links if link.role == "gateway")
 
 
 def breaches(history: History) -> set[str]:
     """Which promises it is told were broken."""
-    return {it.partition(":")[0] for it in broken_promises(PLAN, history)}
+    return {it.partition(":")[0] for it in broken_promises(PLAN.terms, history)}
 
 
 def test_a_run_that_keeps_every_promise_passes(history: History) -> None:
-    assert broken_promises(PLAN, history) == []
+    assert broken_promises(PLAN.terms, history) == []
     kinds = [told.record["kind"] for told in reader(history).told]
     assert sorted(set(kinds)) == ["moved", "offline", "online", "timer"]
 
@@ -283,10 +283,12 @@ def test_a_gap_that_hides_nothing_or_what_is_still_kept_is_told(
 
 def test_a_log_that_nobody_could_read_is_told(history: History) -> None:
     reader(history).welcomed_at = inf
-    assert broken_promises(PLAN, history) == ["nobody could read the log at the end"]
+    assert broken_promises(PLAN.terms, history) == [
+        "nobody could read the log at the end"
+    ]
 
 
 def test_a_refusal_and_a_fault_of_the_sidecar_are_told(history: History) -> None:
     gateway(history).errors.append({"code": "bad-frame"})
     history.faults.append("a fault of the sidecar")
-    assert len(broken_promises(PLAN, history)) == 2
+    assert len(broken_promises(PLAN.terms, history)) == 2
