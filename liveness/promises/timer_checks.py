@@ -1,4 +1,4 @@
-"""Were timers early, twice, late for ever, or run although they were cancelled?"""
+"""7, timers: never early, once for each attempt, and never after a cancel."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -6,6 +6,9 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from liveness.promises.breach import Breach
+from liveness.promises.never_early import is_early
+from liveness.promises.run_evidence import RunEvidence
 from liveness.promises.run_history import STAMP_S, History, Record
 
 # The shortest wait before a timer is tried again.
@@ -36,17 +39,10 @@ class _Timer(NamedTuple):
     runs: list[Record]
 
 
-def broken_timers(
-    history: History, log: dict[int, Record], at: dict[int, float]
-) -> Iterator[str]:
-    """Every breach of what is promised of timers, in words.
-
-    Args:
-        history: What was sent and done.
-        log: Every record, by its seq.
-        at: When each was decided.
-    """
-    timers: dict[tuple[str, str], _Timer] = defaultdict(lambda: _Timer([], [], [], []))
+def timers(run: RunEvidence) -> Iterator[Breach]:
+    """A timer fires when it is due, once for each attempt, and not once cancelled."""
+    history, log, at = run.history, run.log, run.at
+    found: dict[tuple[str, str], _Timer] = defaultdict(lambda: _Timer([], [], [], []))
     for link in history.links:
         pings = 0
         for sent in link.sent:
@@ -55,7 +51,7 @@ def broken_timers(
             if kind not in _ORDERS:
                 continue
             key = sent.frame[1]["key"] if kind == "cancel" else sent.frame[1]
-            of = timers[link.name, key]
+            of = found[link.name, key]
             # By the pong for the next ping.
             covered_at = link.pongs[pings][0] if pings < len(link.pongs) else inf
             read_by = min(covered_at, link.ended_at + AWAY_S)
@@ -68,8 +64,8 @@ def broken_timers(
                 of.done.append(order)
     for record in log.values():
         if record["kind"] == "timer":
-            timers[record["gateway"], record["key"]].runs.append(record)
-    for name, timer in timers.items():
+            found[record["gateway"], record["key"]].runs.append(record)
+    for name, timer in found.items():
         yield from _broken_runs(timer, history, at)
         kept = [it for it in timer.asked if it.covered_at < inf]
         if not kept or timer.runs:
@@ -81,12 +77,12 @@ def broken_timers(
             for it in timer.cancelled
         )
         if not excused:
-            yield f"7: timer {name} never fired"
+            yield Breach(7, f"timer {name} never fired")
 
 
 def _broken_runs(
     timer: _Timer, history: History, at: dict[int, float]
-) -> Iterator[str]:
+) -> Iterator[Breach]:
     asked = timer.asked
     firsts = [it for it in timer.runs if it["attempt"] == 1]
     again = [
@@ -97,31 +93,36 @@ def _broken_runs(
     # Of a run the table may know by its record alone, after a crash.
     known = {*history.rotten, *again}
     if len([it for it in firsts if it["seq"] not in known]) > len(asked):
-        yield f"7: asked for {len(asked)} times, and fired as new: {firsts}"
+        yield Breach(7, f"asked for {len(asked)} times, and fired as new: {firsts}")
     for record in firsts:
         now = at[record["seq"]]
         is_due = any(
-            history.passed(it.at, now) >= it.frame[2] - STAMP_S for it in asked
+            not is_early(history.passed(it.at, now), it.frame[2], STAMP_S)
+            for it in asked
         )
         if not is_due:
-            yield f"7: {record} at {now:.3f} is early: {asked}"
+            yield Breach(7, f"{record} at {now:.3f} is early: {asked}")
     for before, record in pairwise(timer.runs):
         if before["seq"] in history.rotten:
             continue
         began, now = at[before["seq"]], at[record["seq"]]
-        is_anew = any(history.passed(it.at, began) < it.frame[2] for it in asked[1:])
+        is_anew = any(
+            is_early(history.passed(it.at, began), it.frame[2]) for it in asked[1:]
+        )
         is_again = record["seq"] in again
         if not (is_again or record["attempt"] in (1, before["attempt"] + 1)):
-            yield f"7: {record} follows attempt {before['attempt']}"
+            yield Breach(7, f"{record} follows attempt {before['attempt']}")
         if (
             not (is_anew or is_again)
             and record["attempt"] > 1
             and _was_passed_over(before, history, began, now)
         ):
-            yield f"7: {record} follows {before}, and nobody was told of that"
-        waited = is_again or history.passed(began, now) > FIRST_RETRY_S - STAMP_S
+            yield Breach(7, f"{record} follows {before}, and nobody was told of that")
+        waited = is_again or not is_early(
+            history.passed(began, now), FIRST_RETRY_S, STAMP_S
+        )
         if not (is_anew or waited):
-            yield f"7: {record} at {now:.3f} follows {before} at {began:.3f}"
+            yield Breach(7, f"{record} at {now:.3f} follows {before} at {began:.3f}")
     for order in timer.cancelled + timer.done:
         since = order.at
         if order.frame[0] == "done":
@@ -131,7 +132,7 @@ def _broken_runs(
         for record in timer.runs:
             now = at[record["seq"]]
             if order.covered_at < now - STAMP_S and not is_anew:
-                yield f"7: {record} at {now:.3f}, and {order}"
+                yield Breach(7, f"{record} at {now:.3f}, and {order}")
 
 
 def _may_be_again(

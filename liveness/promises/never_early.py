@@ -1,0 +1,26 @@
+"""1, never early: a whole timeout passes before a user is reported silent."""
+
+from collections.abc import Iterator
+
+from liveness.promises.breach import Breach
+from liveness.promises.run_evidence import RunEvidence
+from liveness.promises.run_history import STAMP_S
+
+
+def is_early(waited_s: float, whole_s: float, slack_s: float = 0.0) -> bool:
+    """Whether less than the whole time has passed, by more than the clocks are unsure."""
+    return waited_s < whole_s - slack_s
+
+
+def never_early(run: RunEvidence) -> Iterator[Breach]:
+    """A whole timeout passed since everything heard."""
+    for it in run.silences:
+        if is_early(it.record["silence"], it.least, STAMP_S):
+            yield Breach(1, f"{it.record}, and its timeout is {it.least:g}")
+        for sign, silence_s, whole_s in it.recent:
+            if is_early(run.history.passed(sign, it.at), whole_s, STAMP_S):
+                yield Breach(
+                    1,
+                    f"{it.record} at {it.at:.3f}, and of its connection something was "
+                    f"in the socket at {sign:.3f}, {silence_s:.3f} s before",
+                )

@@ -1,0 +1,299 @@
+"""4, not lost: a record is in the log, and is delivered in order until acknowledged."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from liveness.promises.breach import Breach
+from liveness.promises.run_evidence import RunEvidence, records_of
+from liveness.promises.run_history import STAMP_S, LinkHistory, Record, Sent
+
+# Which names are in use is noted at least this often.
+NOTED_S: Final = 10.0
+
+
+def not_lost(run: RunEvidence) -> Iterator[Breach]:
+    """What is in the log stays there, and everyone is told it."""
+    yield from _one_log(run)
+    if not run.is_whole:
+        return
+    for link in run.history.links:
+        yield from _delivered(run, link)
+        yield from _covered(run, link)
+        yield from _listed(run, link)
+    yield from _all_delivered(run)
+
+
+def _one_log(run: RunEvidence) -> Iterator[Breach]:
+    """There is one record for each seq, whoever tells it, whenever."""
+    if run.reader is None:
+        yield Breach(4, "nobody could read the log at the end")
+        return
+    kept, rotten = run.kept, run.history.rotten
+    all_kept = range(min(kept, default=1), max(kept, default=0) + 1)
+    # What is damaged on the disk may still be in memory.
+    if [it for it in kept if it not in rotten] != [
+        it for it in all_kept if it not in rotten
+    ]:
+        yield Breach(4, f"the log has gaps: {[*kept]}")
+    for link in run.history.links:
+        for at, record in records_of(link):
+            seq = record["seq"]
+            there = (kept if run.is_kept(seq) else run.log).get(seq)
+            if there != record:
+                yield Breach(
+                    4,
+                    f"{record} was told to {link.name} at {at:.3f}, "
+                    f"and the log has {there}",
+                )
+    for before, after in pairwise(run.at.values()):
+        if after < before - STAMP_S:
+            yield Breach(4, f"decided at {before:.3f} and then at {after:.3f}")
+
+
+def _delivered(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+    """On each link all that concerns it follows, from where it had acknowledged."""
+    if link.welcomed_at == inf or link.name == "reader":
+        return
+    yield from _gaps(run, link)
+    yield from _ended_by_fresh(run, link)
+    concerning = _concerning(run, link)
+    told = [it.record["seq"] for it in records_of(link)]
+    known = _seen_before(run, link.opened_at)
+    if link.welcome["next"] <= known:
+        yield Breach(
+            4, f"{link.name} is welcomed at {link.welcome['next']} after {known}"
+        )
+    if not told:
+        return
+    first = bisect_left(concerning, told[0])
+    if told != concerning[first : first + len(told)]:
+        yield Breach(4, f"{link.name} was told {told} of {concerning}")
+    base = _position(run, link)
+    if first > bisect_right(concerning, base):
+        yield Breach(
+            4, f"{link.name} had everything up to {base} and was told {told[0]}"
+        )
+    after = link.hello.get("after", 0)
+    if told[0] <= after:
+        yield Breach(
+            4, f"{link.name} asked for what is above {after}, was told {told[0]}"
+        )
+
+
+def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+    """A gap is told of what concerned the reader and is no longer kept."""
+    for at, gap in link.told:
+        if gap["kind"] != "gap":
+            continue
+        lost = [
+            seq for seq in _in_scope(run, link) if gap["first"] <= seq < gap["until"]
+        ]
+        rotten = run.history.rotten.intersection(range(gap["first"], gap["until"]))
+        if not lost and not rotten:
+            yield Breach(4, f"{link.name} was told {gap}, which hides nothing from it")
+        lost = [seq for seq in lost if seq not in rotten]
+        if rotten and not lost:
+            continue
+        age = run.history.passed(run.at[lost[-1]], at) if lost else inf
+        if age < run.terms.retention_s:
+            yield Breach(
+                4, f"{link.name} was told {gap} {age:.3f} s after its last record"
+            )
+
+
+def _ended_by_fresh(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+    """A gateway that comes back fresh holds nothing once it is welcomed."""
+    if not link.hello.get("fresh"):
+        return
+    for session in run.online_at(link.welcome["next"] - 1):
+        conn = run.history.conns[session.conn or 0]
+        if session.gateway == link.name and conn.life < link.life:
+            yield Breach(4, f"{link.name} is welcomed fresh, and {session} is open")
+
+
+def _is_forgotten(run: RunEvidence, link: LinkHistory) -> bool:
+    """Whether a name was away for so long that it is taken for a new one.
+
+    Or came back fresh on a link of which it never heard anything.
+    """
+    for it in run.history.links:
+        is_earlier = it.name_and_role == link.name_and_role and it is not link
+        if is_earlier and it.hello.get("fresh") and it.welcomed_at == inf:
+            return True
+    if run.terms.retention_s > run.history.passed(0.0, run.history.ended_at):
+        return False
+    used = [
+        (it.welcomed_at, _used_until(run, it))
+        for it in run.history.links
+        if it.name_and_role == link.name_and_role
+        and it.number < link.number
+        and it.welcomed_at < inf  # else it may never have been read
+    ]
+    if link.role == "gateway":
+        # It is kept for as long as there is something for it to read.
+        decided = [run.at[seq] for seq in _in_scope(run, link)]
+        used += [(at, at) for at in decided if at < link.welcomed_at]
+    # A use after it was forgotten does not bring its cursor back.
+    used_at, unused_s = min(used, default=(0.0, 0.0))[0], 0.0
+    for began, ended in sorted([*used, (link.welcomed_at, inf)]):
+        unused_s = max(unused_s, run.history.passed(used_at, began))
+        used_at = max(used_at, ended)
+    return unused_s >= run.terms.retention_s
+
+
+def _used_until(run: RunEvidence, link: LinkHistory) -> float:
+    """When the name of a link was used last, as far as the next process can know."""
+    process = run.history.processes[link.sidecar]
+    ended = min(link.ended_at, process.ended_at)
+    if not process.is_planned:
+        for began, until, what in run.history.troubles:
+            if what.startswith("disk") and began < ended <= until + NOTED_S:
+                ended = max(began, link.welcomed_at)
+    return ended
+
+
+def _listed(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+    """Whoever is listed is whom the log has online at that seq."""
+    for seq, listed in link.lists:
+        there = set(run.online_at(seq))
+        if link.role == "gateway":
+            there = {it for it in there if it.gateway == link.name}
+        told = set(listed)
+        if told != there or len(told) != len(listed):
+            yield Breach(4, f"{link.name} was listed {told ^ there} wrong at {seq}")
+
+
+def _all_delivered(run: RunEvidence) -> Iterator[Breach]:
+    """At the end everyone has been told everything."""
+    last = {link.name_and_role: link for link in run.history.links}
+    for link in last.values():
+        if link.name == "reader" or link.name.startswith("greedy"):
+            continue  # they do not stay until the end
+        concerning = _concerning(run, link)
+        due = [seq for seq in concerning if seq > _position(run, link)]
+        told = [it.record["seq"] for it in records_of(link)]
+        if due and (not told or told[-1] != due[-1]):
+            yield Breach(4, f"at the end {link.name} lacks {due[-1]}, has {told[-3:]}")
+
+
+def _seen_before(run: RunEvidence, at: float) -> int:
+    """The newest seq that anybody had been told before a moment."""
+    seen = 0
+    for link in run.history.links:
+        upto = bisect_left(link.told, at, key=lambda it: it.at)
+        if upto:
+            seen = max(seen, link.told[upto - 1].record["seq"])
+    return seen
+
+
+def _concerning(run: RunEvidence, link: LinkHistory) -> list[int]:
+    """What a link is to be told: what its reader asked for, but for gaps."""
+    gaps = [it.record for it in link.told if it.record["kind"] == "gap"]
+    return [
+        seq
+        for seq in _of_interest(run, link)
+        if not any(gap["first"] <= seq < gap["until"] for gap in gaps)
+    ]
+
+
+def _of_interest(run: RunEvidence, link: LinkHistory) -> list[int]:
+    in_scope = _in_scope(run, link)
+    if link.role == "watcher":
+        return in_scope
+    return [seq for seq in in_scope if run.log[seq]["kind"] != "online"]
+
+
+def _in_scope(run: RunEvidence, link: LinkHistory) -> list[int]:
+    """Records that concern a link, of whatever kind."""
+    if link.role == "watcher":
+        return [*run.log]
+    return [
+        seq
+        for seq, it in run.log.items()
+        if link.name in (it["gateway"], it.get("from"))
+    ]
+
+
+def _position(run: RunEvidence, link: LinkHistory) -> int:
+    """The highest seq at which a link may begin without losing anything."""
+    position = -1
+    for it in run.history.links:
+        if it.name_and_role != link.name_and_role or it.number > link.number:
+            continue
+        is_first = position < 0
+        is_anew = is_first or it.hello.get("fresh") or _is_forgotten(run, it)
+        if it.welcomed_at < inf and is_anew:
+            position = max(position, it.welcome["next"] - 1)
+        if it is not link:
+            acks = [int(frame[1]) for _, frame in it.sent if frame[0] == "ack"]
+            if not it.hello.get("ack", True):
+                acks = [told.record["seq"] for told in it.told]
+            position = max([position, *acks])
+    return position
+
+
+def _covered(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+    """What a pong covers is in the log, and stays there."""
+    reached = 0
+    asked = [n for n, it in enumerate(link.sent) if it.frame[0] == "ping"]
+    for (at, number), place in zip(link.pongs, asked, strict=False):
+        if link.sent[place].frame[1] != number:
+            yield Breach(4, f"{link.name} was answered {number} out of its turn")
+        for sent in link.sent[reached:place]:
+            yield from _took_effect(run, link, sent, at)
+        reached = place
+
+
+def _took_effect(
+    run: RunEvidence, link: LinkHistory, sent: Sent, covered_at: float
+) -> Iterator[Breach]:
+    kind = sent.frame[0]
+    if kind not in ("login", "logout") or not isinstance(sent.frame[1], str | int):
+        return
+    conn = run.history.conns[sent.frame[2]["conn"]]
+    open_then = [
+        it
+        for it in run.sessions[str(conn.uid)]
+        if run.at[it["seq"]] <= covered_at + STAMP_S
+        and run.ends.get(it["seq"], inf) >= sent.at - STAMP_S - run.late_s
+    ]
+    own = [it for it in open_then if it["conn"] == conn.conn]
+    if kind == "login":
+        # If it changed nothing, a connection that may be newer was there; where both
+        # had said when they began, that is told.
+        is_told = any(
+            sent.at - STAMP_S - run.late_s <= at <= covered_at + STAMP_S
+            for at in run.told_older[conn.conn]
+        )
+        says_began = run.has_began(conn, covered_at)
+        may_be_newer = any(
+            _starts(run, it) >= conn.opened_at
+            and not (says_began and run.is_exact(it, covered_at))
+            for it in open_then
+        )
+        if not (own or is_told or may_be_newer or run.history.sleeps):
+            yield Breach(
+                4, f"login of {conn} was covered at {covered_at:.3f}, and lost"
+            )
+        return
+    for it in own:
+        ended_at = run.ends.get(it["seq"], inf)
+        is_earlier = run.at[it["seq"]] <= sent.at and it["gateway"] == link.name
+        if is_earlier and ended_at > covered_at + STAMP_S:
+            yield Breach(
+                4, f"logout of {conn} covered at {covered_at:.3f}, ends {ended_at}"
+            )
+
+
+def _starts(run: RunEvidence, session: Record) -> float:
+    """The latest that the connection of a session may be taken to have begun."""
+    at, conn = run.at[session["seq"]], run.history.conns[session["conn"]]
+    ages = run.ages(conn, at)
+    if session["reason"] != "login" or not ages:
+        return at + STAMP_S
+    if run.is_exact(session, at):
+        return conn.opened_at + 2 * STAMP_S
+    return at - min(ages) + 2 * STAMP_S

@@ -1,0 +1,311 @@
+"""The evidence of a run: its log, and what had been heard of whom at each decision.
+
+It only gathers; the promises judge. Where the moment at which the sidecar read a frame
+matters, it lies between that at which the frame was in the socket and that of the record.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from liveness.promises.breach import Breach
+from liveness.promises.run_history import (
+    STAMP_S,
+    Conn,
+    History,
+    LinkHistory,
+    ListedSession,
+    Record,
+    Told,
+)
+from liveness.promises.run_terms import RunTerms
+from liveness.promises.session_log import SessionLog, was_read_last
+
+# So long after its link began or ended a gateway may still be taken for there, or away.
+LINK_S: Final = 0.1
+# A promise to ping may be kept late by as much again, and by this at least.
+LEAST_LATE_S: Final = 1.0
+
+_SIGNS: Final = frozenset({"login", "keepalive", "message"})
+
+
+class SentEvent(NamedTuple):
+    """An event of a connection, and when it was in the socket of which link."""
+
+    at: float
+    link: LinkHistory
+    frame: list[Any]
+
+
+class Recent(NamedTuple):
+    """Something heard of a user less than a whole timeout before it was judged."""
+
+    at: float
+    silence_s: float  # in which the sidecar may have run
+    whole_s: float
+
+
+class Silence(NamedTuple):
+    """What is known of a session that ended as nothing was heard of it."""
+
+    record: Record
+    conn: Conn
+    at: float
+    least: float  # the whole timeouts that may hold
+    most: float
+    signs: list[float]  # when what was heard of it was in a socket
+    recent: list[Recent]
+
+
+def records_of(link: LinkHistory) -> list[Told]:
+    """What a link was told that is in the log."""
+    return [told for told in link.told if told.record["kind"] != "gap"]
+
+
+class RunEvidence:
+    """What is known of one run.
+
+    Args:
+        terms: What held in it.
+        history: What it was.
+        real_s: As for `broken_promises`.
+    """
+
+    def __init__(
+        self, terms: RunTerms, history: History, real_s: float | None = None
+    ) -> None:
+        self.terms = terms
+        self.history = history
+        self.is_virtual = real_s is None
+        self.late_s = real_s or 0.0
+        self.kept: dict[int, Record] = {}  # what the log has at the end, by seq
+        self.log: dict[int, Record] = {}  # with what the retention has let go
+        self.at: dict[int, float] = {}  # of each record, the moment of its decision
+        self.ends: dict[int, float] = {}  # of sessions
+        self.sessions: dict[str, list[Record]] = defaultdict(list)
+        # By conn: when it was said of a login that it came of an older connection.
+        self.told_older: dict[int, list[float]] = defaultdict(list)
+        # By conn and by frame's name: when each was in a socket.
+        self.events: dict[int, dict[str, list[SentEvent]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        self._of_sessions: list[Breach] = []
+        self._gather_log()
+        self.is_whole = bool(self.log) and len(self.log) == max(self.log)
+        self.silences: list[Silence] = []
+        if self.is_whole:
+            self._gather_sessions()
+            self._gather_events()
+            self.silences += self._gather_silences()
+
+    def log_breaches(self, promise: int) -> list[Breach]:
+        """What the log by itself breaks of a promise."""
+        return [it for it in self._of_sessions if it.promise == promise]
+
+    # --- gathering ------------------------------------------------------------
+
+    @property
+    def reader(self) -> LinkHistory | None:
+        """Who read the whole log at the end; None if nobody could."""
+        readers = [link for link in self.history.links if link.name == "reader"]
+        return readers[-1] if readers and readers[-1].welcomed_at < inf else None
+
+    def is_kept(self, seq: int) -> bool:
+        """Whether a record is as the log has it; else as whoever was told first has it."""
+        is_young = not self.kept or seq >= min(self.kept)
+        return seq not in self.history.rotten and is_young
+
+    def _gather_log(self) -> None:
+        if self.reader is None:
+            return
+        self.kept = {it.record["seq"]: it.record for it in records_of(self.reader)}
+        seen = dict(self.kept)
+        for link in self.history.links:
+            for _, record in records_of(link):
+                if not self.is_kept(record["seq"]):
+                    seen.setdefault(record["seq"], record)
+        self.log = {seq: seen[seq] for seq in sorted(seen)}
+        virtual = self.history.virtual
+        self.at = {seq: virtual(it["at"]) for seq, it in self.log.items()}
+
+    def _gather_sessions(self) -> None:
+        sessions = SessionLog()
+        for seq, record in self.log.items():
+            if record["kind"] == "timer":
+                continue
+            user = str(record["uid"])
+            before = sessions.open.get(user)
+            self._of_sessions += sessions.take(record)
+            if was_read_last(record):
+                self.told_older[record["from_conn"]].append(self.at[seq])
+                continue
+            if record["kind"] != "online" and before is not None:
+                self.ends.setdefault(before["seq"], self.at[seq])
+            if record["kind"] != "offline":
+                self.sessions[user].append(record)
+        self._of_sessions += sessions.unended()
+
+    def _gather_silences(self) -> Iterator[Silence]:
+        for record in self.log.values():
+            if record["kind"] != "offline" or record["reason"] == "logout":
+                continue
+            conn, at = self.history.conns[record["conn"]], self.at[record["seq"]]
+            if record["reason"] == "gateway_lost" and self._came_back_fresh(conn, at):
+                continue
+            heard = self.heard_by(conn, at)
+            least, most = min(self.timeouts(conn)), max(self.timeouts(conn))
+            yield Silence(
+                record=record,
+                conn=conn,
+                at=at,
+                least=least,
+                most=most,
+                signs=[it.at for it in heard],
+                recent=[*self._recent(conn, heard, at, least)],
+            )
+
+    def _recent(
+        self, conn: Conn, heard: list[SentEvent], at: float, least: float
+    ) -> Iterator[Recent]:
+        before = -inf
+        for sign, link, _ in heard:
+            whole = least
+            if sign == heard[-1].at:
+                # That of the link that it came by, whatever a later hello says.
+                of_link = link.hello.get("timeout", self.terms.timeout_s)
+                whole = min(conn.timeout or of_link, of_link)
+            # What came when the user was due already need not be waited for.
+            was_due = before > -inf and self.most_silence(before, sign) >= least
+            silence_s = self.most_silence(sign, at)
+            if not was_due and silence_s < whole - STAMP_S:
+                yield Recent(sign, silence_s, whole)
+            before = sign
+
+    def _gather_events(self) -> None:
+        for link in self.history.links:
+            if link.role != "gateway":
+                continue
+            for at, frame in link.sent:
+                if frame[0] not in _SIGNS | {"logout"}:
+                    continue
+                options = frame[2]
+                conns = options["conn"]
+                for conn in conns if isinstance(conns, list) else [conns]:
+                    self.events[conn][str(frame[0])].append(SentEvent(at, link, frame))
+
+    def most_silence(self, since: float, until: float) -> float:
+        """Seconds between two moments in which the sidecar may have run."""
+        return self.history.ran(since, until) + self.history.stood_still(since, until)
+
+    def late_by(self, name: str) -> float:
+        """After how long a gateway that says nothing has broken its promise."""
+        ping = self.terms.gateways[name].ping
+        return inf if ping is None else ping + max(ping, LEAST_LATE_S)
+
+    def was_put_off(self, conn: Conn, due: float, at: float) -> bool:
+        """Whether its gateway may have been mute since a user was due, and heard again.
+
+        Such a user has had its fresh timeout: it does not wait for a second absence.
+        """
+        gateway = self.terms.gateways[conn.gateway]
+        # It is heard again with its next ping at the latest.
+        heard_s = LINK_S + gateway.pings_every
+        return not self.host_is_calm(due, at) or any(
+            name == conn.gateway and due < ended + heard_s and ended < at
+            for name, _began, ended in self.history.hangs
+        )
+
+    def online_at(self, until: int) -> Iterator[ListedSession]:
+        """The sessions that were open after a record."""
+        sessions = dict[int, ListedSession]()
+        for seq, it in self.log.items():
+            if seq > until:
+                break
+            if it["kind"] == "offline":
+                sessions.pop(it["session"], None)
+            elif it["kind"] != "timer" and not was_read_last(it):
+                sessions.pop(it.get("from_session", 0), None)
+                sessions[seq] = ListedSession(it["uid"], it["gateway"], seq, it["conn"])
+        yield from sessions.values()
+
+    def sent(self, conn: Conn, *kinds: str) -> list[SentEvent]:
+        """All events of these kinds about a connection."""
+        return [it for kind in kinds for it in self.events[conn.conn][kind]]
+
+    def ages(self, conn: Conn, at: float) -> list[float]:
+        """The ages that its logins gave it which were written by then.
+
+        When they were written follows from them, and not from when they are noted to
+        have been in the socket, which in real time is later.
+        """
+        ages = [it.frame[2]["age"] for it in self.sent(conn, "login")]
+        return [age for age in ages if conn.opened_at + age <= at + STAMP_S]
+
+    def is_exact(self, session: Record, until: float) -> bool:
+        """Whether its beginning was told on the host's clock, to the process of then."""
+        began, conn = self.at[session["seq"]], self.history.conns[session["conn"]]
+        return (
+            session["reason"] == "login"
+            and self.has_began(conn, began)
+            and self.history.process_at(began) == self.history.process_at(until)
+        )
+
+    def has_began(self, conn: Conn, until: float) -> bool:
+        """Whether every login of a connection said when it began, so as to be used."""
+        logins = [it for it in self.sent(conn, "login") if it.at <= until + STAMP_S]
+        return bool(logins) and all(
+            it.link.welcome.get("began") and "began" in it.frame[2] for it in logins
+        )
+
+    def timeouts(self, conn: Conn) -> list[float]:
+        """Its own, and those that hold after a sign of life began its session."""
+        of = self.terms.timeouts_of
+        return [*of(conn.gateway, conn.timeout), *of(conn.gateway, None)]
+
+    def heard_by(self, conn: Conn, at: float) -> list[SentEvent]:
+        """Signs of life in sockets that have been read since, in order, until *at*."""
+        now = self.history.process_at(at)
+        found = [
+            it
+            for it in self.sent(conn, *_SIGNS)
+            if it.at <= at - self.late_s and self._was_read(it, now)
+        ]
+        return sorted(found, key=lambda it: it.at)
+
+    def _was_read(self, event: SentEvent, now: int) -> bool:
+        link, processes = event.link, self.history.processes
+        if link.errors and not self._is_before_replacement(event):
+            return False
+        # By a process that has ended only if it took its time to end.
+        then = link.sidecar
+        return all(
+            it.is_planned and event.at < it.asked_at for it in processes[then:now]
+        )
+
+    def _is_before_replacement(self, event: SentEvent) -> bool:
+        """Whether a link was ended only as a newer one said hello, after that."""
+        later = [
+            it.opened_at
+            for it in self.history.gateway_links(event.link.name)
+            if it.number > event.link.number
+        ]
+        codes = {error["code"] for error in event.link.errors}
+        return codes == {"replaced"} and bool(later) and event.at < later[0]
+
+    def _came_back_fresh(self, conn: Conn, at: float) -> bool:
+        return any(
+            it.hello.get("fresh")
+            and it.life > conn.life
+            and it.opened_at <= at + STAMP_S
+            for it in self.history.gateway_links(conn.gateway)
+        )
+
+    def host_is_calm(self, since: float, until: float) -> bool:
+        """Whether nothing made the sidecar late, or kept it from reading or writing."""
+        return not any(
+            what.startswith(("sidecar", "disk", "gateway floods"))
+            and began < until
+            and since < ended
+            for began, ended, what in self.history.troubles
+        )
