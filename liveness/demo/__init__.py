@@ -19,5 +19,5 @@ checks who is online anywhere. `cluster_run.py` connects them; `hosts_picture.py
 `hosts_lines.py` show it.
 """
 
-# Imports: client, cluster, compiled, config, console, core, errors, text.
+# Imports: client, cluster, compiled, config, console, core, errors, promises, text.
 # Never: starlette, hypercorn, sqlite3.

@@ -13,6 +13,7 @@ from liveness.console.record_lines import text_line
 from liveness.demo.demo_run import DemoRun, Run
 from liveness.demo.plans import Behaviour
 from liveness.demo.referee import FAULTS, GUEST, Fault, Record, Referee
+from liveness.promises.breach import BESIDES
 from liveness.text import escaped
 
 TICK_S: Final = 2.0  # between two lines of status
@@ -134,7 +135,7 @@ def table(referee: Referee) -> Iterator[tuple[str, list[int]]]:
     total = [0] * len(COLUMNS)
     users = Counter[str](user.behaviour for user in referee.users.values())
     online = {kind: referee.online_of(kind) for kind in Behaviour}
-    guests = len(referee.guests)
+    guests = referee.guests
     users[GUEST] = guests + sum(referee.ends[GUEST, how] for how in ENDS)
     for kind, online_count in [*online.items(), (GUEST, guests)]:
         ends = [referee.ends[kind, how] for how in ENDS]
@@ -187,7 +188,10 @@ def counted(faults_of: Counter[str], kinds: Sequence[str]) -> str:
 def listed_faults(faults: Sequence[Fault], total: int) -> Iterator[str]:
     """The faults that are remembered, of *total* ones."""
     for fault in faults:
-        yield f"    {fault.kind}: {escaped(fault.uid)} {fault.what}"
+        line = f"    {fault.kind}: {escaped(fault.uid)} {fault.breach.what}"
+        if fault.breach.promise != BESIDES:
+            line += f" (promise {fault.breach.promise})"
+        yield line
     if unlisted := total - len(faults):
         yield f"    and {unlisted} more"
 

@@ -20,6 +20,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from liveness.core.records import TIMER, identity
 from liveness.demo.plans import Behaviour
 from liveness.demo.reminders import Reminders, timer_key
+from liveness.promises.breach import BESIDES, Breach
+from liveness.promises.never_early import is_early
+from liveness.promises.prompt import is_late
+from liveness.promises.session_log import SessionLog
 
 GUEST: Final = "guest"
 FAULTS: Final = ("early", "missed", "false")
@@ -39,11 +43,11 @@ Record: TypeAlias = Mapping[str, Any]
 
 
 class Fault(NamedTuple):
-    """Something that must not happen: its kind (of `FAULTS`), the user, a description."""
+    """Something that must not happen: its kind (of `FAULTS`), the user, what was broken."""
 
     kind: str
     uid: str
-    what: str
+    breach: Breach
 
 
 @dataclass(slots=True)
@@ -87,7 +91,7 @@ class Referee:
         self.timeout_s = timeout_s
         self.flush_s = flush_s
         self.users = {uid: UserState(behaviour) for uid, behaviour in plans.items()}
-        self.guests: set[str] = set()  # online ones
+        self._sessions = SessionLog()
         self.reminders = Reminders(self._fault, grace_s=flush_s + GRACE_S)
         self._counted = set[tuple[str, str]]()  # kind and uid, until the next record
         self._last_check: float | None = None
@@ -156,7 +160,7 @@ class Referee:
         has_record = reason in ("silence", "moved")  # the record is checked instead
         if was_active and not has_record and connected_at > self._gateway_killed_at:
             what = f"was cut off by a running gateway: {reason or 'no reason'}"
-            self._fault("false", uid, what, at)
+            self._fault("false", uid, Breach(BESIDES, what), at)
 
     def active_users(self) -> list[str]:
         """The users that are in the room and go on writing."""
@@ -194,21 +198,20 @@ class Referee:
             return
         kind, uid = record["kind"], identity(record["uid"])
         user = self.users.get(uid)
+        breaches = self._sessions.take(record)
+        for breach in breaches:
+            self._fault("false", uid, breach)
         if kind != "online":
             how = record["reason"] if kind == "offline" else kind
             self.ends[self._behaviour(uid), how] += 1
             if user is None:
                 self._check_guest(record)
-            else:
+            elif not breaches:
                 self._check_end(uid, user, how, decided=decided, at=at)
         if user is not None:
             user.online_since = None if kind == "offline" else decided
             for fault in FAULTS:
                 self._counted.discard((fault, uid))
-        elif kind == "offline":
-            self.guests.discard(uid)
-        else:
-            self.guests.add(uid)
 
     def check_overdue(self, at: float) -> None:
         """Looks for users that should have been reported by *at*; ten times a second."""
@@ -233,8 +236,12 @@ class Referee:
     @property
     def online(self) -> int:
         """How many users and guests are online, by the records."""
-        users = self.users.values()
-        return len(self.guests) + sum(user.online_since is not None for user in users)
+        return len(self._sessions.open)
+
+    @property
+    def guests(self) -> int:
+        """How many guests are online, by the records."""
+        return len(self._sessions.open.keys() - self.users.keys())
 
     # --- checks ---------------------------------------------------------------------
 
@@ -253,22 +260,21 @@ class Referee:
 
     def _check_guest(self, record: Record) -> None:
         silence_s = record.get("silence", inf)
-        if record["reason"] == "silence" and silence_s < self.timeout_s:
+        if record["reason"] == "silence" and is_early(silence_s, self.timeout_s):
             what = f"was reported after {silence_s:.3f} s of silence"
-            self._fault("early", record["uid"], what)
+            self._fault("early", record["uid"], Breach(1, what))
 
     def _check_end(
         self, uid: str, user: UserState, how: str, *, decided: float, at: float
     ) -> None:
-        if how != "moved" and user.online_since is None:
-            self._fault("false", uid, "was reported offline and was not online", at)
-        elif how == "silence":
+        if how == "silence":
             self._check_silence(uid, user, decided=decided, at=at)
         elif how == "gateway_lost" and self._is_connected(user):
-            self._fault("false", uid, "was reported lost and is connected", at)
+            what = "was reported lost and is connected"
+            self._fault("false", uid, Breach(5, what), at)
         elif how == "logout" and self._is_connected(user) and user.left_at is None:
             what = f"was reported as logged out; its plan is to {user.behaviour}"
-            self._fault("false", uid, what, at)
+            self._fault("false", uid, Breach(6, what), at)
 
     def _is_connected(self, user: UserState) -> bool:
         """Whether its session, by the records, belongs to its present connection.
@@ -286,46 +292,50 @@ class Referee:
     ) -> None:
         wrote = user.last_wrote(by=decided)
         silence_s = decided - wrote
-        if silence_s < self.timeout_s:
+        if is_early(silence_s, self.timeout_s):
             kind = "early" if user.is_silent else "false"
-            self._fault(kind, uid, f"was reported after {silence_s:.3f} s of silence")
+            what = f"was reported after {silence_s:.3f} s of silence"
+            self._fault(kind, uid, Breach(1, what))
         elif self._disruptions or wrote < self._recovered_at:
             self.not_measured += 1
         elif not user.is_silent:
             what = f"was reported silent; its plan is to {user.behaviour}"
-            self._fault("false", uid, what, at)
+            self._fault("false", uid, Breach(5, what), at)
         else:
             late_s = at - wrote - self.timeout_s
             self.lateness_s.append(late_s)
-            if late_s > self.flush_s + GRACE_S:
-                self._miss(uid, f"was reported {late_s:.3f} s after its deadline")
+            if is_late(late_s, self.flush_s + GRACE_S):
+                self._miss(2, uid, f"was reported {late_s:.3f} s after its deadline")
 
     def _check_online(self, uid: str, user: UserState, at: float) -> None:
         is_heard = at - user.last_wrote(by=at) < self.timeout_s
         if user.joined_at is None or user.left_at is not None or not is_heard:
             return
-        if at - max(user.joined_at, self._recovered_at) > self.flush_s + GRACE_S:
-            self._miss(uid, f"has joined {at - user.joined_at:.3f} s ago, not online")
+        waited_s = at - max(user.joined_at, self._recovered_at)
+        if is_late(waited_s, self.flush_s + GRACE_S):
+            self._miss(
+                4, uid, f"has joined {at - user.joined_at:.3f} s ago, not online"
+            )
 
     def _check_offline(self, uid: str, user: UserState, at: float) -> None:
         if user.left_at is not None:
-            if at - max(user.left_at, self._recovered_at) > GRACE_S:
-                self._miss(uid, f"left {at - user.left_at:.3f} s ago, not reported")
+            if is_late(at - max(user.left_at, self._recovered_at), GRACE_S):
+                self._miss(4, uid, f"left {at - user.left_at:.3f} s ago, not reported")
             return
         wrote = user.last_wrote(by=at)
         most_s = self.timeout_s + self.flush_s + GRACE_S
-        if at - max(wrote, self._recovered_at) > most_s:
-            self._miss(uid, f"is silent for {at - wrote:.3f} s and not reported")
+        if is_late(at - max(wrote, self._recovered_at), most_s):
+            self._miss(2, uid, f"is silent for {at - wrote:.3f} s and not reported")
 
     def _note_standstill(self, at: float) -> None:
         if self._last_check is not None and at - self._last_check > STANDSTILL_S:
             self._last_check = self._stood_still_at = at
             self._recovered_at = max(self._recovered_at, at)
 
-    def _miss(self, uid: str, what: str) -> None:
-        self._fault("missed", uid, what)
+    def _miss(self, promise: int, uid: str, what: str) -> None:
+        self._fault("missed", uid, Breach(promise, what))
 
-    def _fault(self, kind: str, uid: str, what: str, at: float = inf) -> None:
+    def _fault(self, kind: str, uid: str, breach: Breach, at: float = inf) -> None:
         """Counts a fault once, unless a standstill of this process may explain it."""
         may_be_ours = at - self._stood_still_at < self.flush_s + GRACE_S
         if may_be_ours or (kind, uid) in self._counted:
@@ -334,4 +344,4 @@ class Referee:
             self._counted.add((kind, uid))
         self.faults_of[kind] += 1
         if len(self.faults) < MAX_FAULTS:
-            self.faults.append(Fault(kind, uid, what))
+            self.faults.append(Fault(kind, uid, breach))

@@ -10,9 +10,14 @@ is checked only if it does.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
+
+from liveness.promises.breach import Breach
+from liveness.promises.never_early import is_early
+from liveness.promises.prompt import is_late
+from liveness.promises.timer_checks import is_next_attempt
 
 # The gateway's name for these timers.
 PREFIX: Final = "remind:"
@@ -37,7 +42,7 @@ class Reminder:
     is_safe: bool = False
     cancelled_at: float | None = None
     is_cancel_safe: bool = False
-    attempts: set[int] = field(default_factory=set)
+    attempt: int = 0  # the last one that fired
     fired_at: float = -inf  # by the last attempt
     is_heard: bool = False
     is_missed: bool = False
@@ -46,11 +51,11 @@ class Reminder:
 class Reminders:
     """Checks timer records against what users asked for.
 
-    It calls `fault` with each fault: kind, key, description, and when.
+    It calls `fault` with each fault: kind, key, what was broken, and when.
     """
 
     def __init__(
-        self, fault: Callable[[str, str, str, float], None], *, grace_s: float
+        self, fault: Callable[[str, str, Breach, float], None], *, grace_s: float
     ) -> None:
         self.by_key: dict[str, Reminder] = {}
         self.guests = 0  # fired reminders of guests
@@ -62,13 +67,13 @@ class Reminders:
     @property
     def fired(self) -> int:
         """How many have fired."""
-        return sum(bool(reminder.attempts) for reminder in self.by_key.values())
+        return sum(reminder.attempt > 0 for reminder in self.by_key.values())
 
     @property
     def cancelled(self) -> int:
         """How many were cancelled and have not fired."""
         return sum(
-            reminder.cancelled_at is not None and not reminder.attempts
+            reminder.cancelled_at is not None and not reminder.attempt
             for reminder in self.by_key.values()
         )
 
@@ -104,34 +109,36 @@ class Reminders:
         if reminder is None:
             self.guests += 1
             return
-        early_s = reminder.due_at - decided
-        if early_s > 0:
-            self._fault("early", key, f"fired {early_s:.3f} s too early", inf)
+        if is_early(decided, reminder.due_at):
+            what = f"fired {reminder.due_at - decided:.3f} s too early"
+            self._broken("early", key, what, inf)
         if reminder.is_cancel_safe:
-            self._fault("false", key, "fired although it was cancelled", at)
+            self._broken("false", key, "fired although it was cancelled", at)
         was_calm = reminder.fired_at >= calm_since
-        if attempt in reminder.attempts:
-            # A gateway that was killed has forgotten its attempts. The sidecar delivers
-            # one that it had not received again, with the same number.
-            if was_calm or not self._was_gateway_killed:
-                self._fault("false", key, f"fired twice as attempt {attempt}", at)
-        elif reminder.attempts:
+        # A gateway that was killed has forgotten its attempts. The sidecar delivers
+        # one that it had not received again, with the same number.
+        may_be_again = self._was_gateway_killed and not was_calm
+        is_again = may_be_again and attempt == reminder.attempt
+        if not is_next_attempt(attempt, reminder.attempt, is_again=is_again):
+            what = f"fired as attempt {attempt} after attempt {reminder.attempt}"
+            self._broken("false", key, what, at)
+        elif reminder.attempt:
             if was_calm:
-                self._fault("false", key, f"fired again, as attempt {attempt}", at)
+                self._broken("false", key, f"fired again, as attempt {attempt}", at)
         elif reminder.due_at >= calm_since:
             self.lateness_s.append(at - reminder.due_at)
-        reminder.attempts.add(attempt)
+        reminder.attempt = attempt
         reminder.fired_at = decided
 
     def check_overdue(self, at: float, *, calm_since: float) -> None:
         """Looks for reminders that should have fired, or been heard, by *at*."""
 
         def is_past(moment: float, more_s: float = 0.0) -> bool:
-            return at - max(moment, calm_since) > self._grace_s + more_s
+            return is_late(at - max(moment, calm_since), self._grace_s + more_s)
 
         for key, reminder in self.by_key.items():
             what = ""
-            if reminder.attempts:
+            if reminder.attempt:
                 # A gateway that was killed, or cut off, may have taken the attempt with it.
                 was_calm = reminder.fired_at >= calm_since
                 more_s = 0.0 if was_calm else RUN_TIMEOUT_S + RETRY_S
@@ -145,4 +152,7 @@ class Reminders:
                     what = f"was due {at - reminder.due_at:.3f} s ago and has not fired"
             if what and not reminder.is_missed:
                 reminder.is_missed = True
-                self._fault("missed", key, what, at)
+                self._broken("missed", key, what, at)
+
+    def _broken(self, kind: str, key: str, what: str, at: float) -> None:
+        self._fault(kind, key, Breach(7, what), at)

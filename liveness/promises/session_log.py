@@ -4,10 +4,12 @@ Used where the whole log is there, and where records are judged as they come: it
 open sessions alone.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
 
 from liveness.promises.breach import Breach
-from liveness.promises.run_history import Record
+
+Record: TypeAlias = Mapping[str, Any]
 
 # The field that names the session that a record ends, by its kind.
 _ENDS: Final = {"moved": "from_session", "offline": "session"}

@@ -39,6 +39,20 @@ class _Timer(NamedTuple):
     runs: list[Record]
 
 
+def is_next_attempt(
+    attempt: int, before: int, *, is_anew: bool = False, is_again: bool = False
+) -> bool:
+    """Whether an attempt of a timer may follow another.
+
+    Args:
+        attempt: Its number.
+        before: That of the one before; 0 if there was none.
+        is_anew: Whether the timer may have been asked for anew.
+        is_again: Whether the one before may have been lost with its gateway.
+    """
+    return attempt == before + 1 or (is_anew and attempt == 1) or is_again
+
+
 def timers(run: RunEvidence) -> Iterator[Breach]:
     """A timer fires when it is due, once for each attempt, and not once cancelled."""
     history, log, at = run.history, run.log, run.at
@@ -110,7 +124,9 @@ def _broken_runs(
             is_early(history.passed(it.at, began), it.frame[2]) for it in asked[1:]
         )
         is_again = record["seq"] in again
-        if not (is_again or record["attempt"] in (1, before["attempt"] + 1)):
+        if not is_next_attempt(
+            record["attempt"], before["attempt"], is_anew=True, is_again=is_again
+        ):
             yield Breach(7, f"{record} follows attempt {before['attempt']}")
         if (
             not (is_anew or is_again)

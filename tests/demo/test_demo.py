@@ -161,6 +161,7 @@ class Play:
         self.referee = Referee(plans, timeout_s=10, flush_s=0.3)
         self._talking = talking
         self._next_tenth = 1_000
+        self._seq, self._sessions, self._online = 0, dict[str, int](), set[str]()
         for uid, plan in plans.items():
             self.comes(100, uid)
             if plan is Behaviour.SILENT:
@@ -200,10 +201,21 @@ class Play:
     def comes(self, at: float, uid: str) -> None:
         self.joins(at, uid)
         self.referee.wrote(uid, at=at)
-        self.referee.check(record("online", uid, "login"), decided=at, at=at)
+        self._seq += 1
+        more = {"seq": self._seq, "session": self._seq}
+        began = record("online", uid, "login", **more)
+        if uid in self._online:
+            began |= {"kind": "moved", "from_session": self._sessions[uid]}
+        self._sessions[uid] = self._seq
+        self._online.add(uid)
+        self.referee.check(began, decided=at, at=at)
 
     def offline(self, at: float, uid: str, reason: str, decided: str = "") -> None:
-        over = record("offline", uid, reason)
+        self._seq += 1
+        self._online.discard(uid)
+        over = record(
+            "offline", uid, reason, seq=self._seq, session=self._sessions[uid]
+        )
         self.referee.check(over, decided=float(decided or at), at=at)
 
     def hung_up(self, at: float, uid: str, reason: str = "") -> None:
@@ -344,11 +356,14 @@ def test_a_user_silenced_on_purpose_is_judged_like_one_that_planned_it() -> None
 
 def test_a_guest_is_judged_by_what_its_records_say() -> None:
     play = Play("")
-    for uid in ("ada", "bea"):
-        play.referee.check(record("online", uid, "login"), decided=100, at=100)
+    for seq, uid in enumerate(("ada", "bea"), 1):
+        began = record("online", uid, "login", seq=seq, session=seq)
+        play.referee.check(began, decided=100, at=100)
     assert play.referee.online == 2
-    for uid, silence_s in (("ada", 10.0), ("bea", 9.999)):
-        over = record("offline", uid, "silence", silence=silence_s)
+    for seq, uid, silence_s in ((1, "ada", 10.0), (2, "bea", 9.999)):
+        over = record(
+            "offline", uid, "silence", seq=2 + seq, session=seq, silence=silence_s
+        )
         play.referee.check(over, decided=100.1, at=100.1)
     assert play.run("100.1") == ["early bea"]
     assert play.referee.ends["guest", "silence"] == 2
@@ -436,11 +451,15 @@ def test_reminders_are_counted_with_their_lateness() -> None:
 
 def test_the_summary_names_wronged_users_and_escapes_their_names() -> None:
     play = Play("bob chat, e\x1bve silent")
-    play.referee.check(record("online", "ada", "login"), decided=100.0, at=100.0)
+    began = record("online", "ada", "login", seq=1, session=1)
+    play.referee.check(began, decided=100.0, at=100.0)
     play.run("105 offline e\x1bve silence")
     lines = list(summary(play.referee, {"silence": 2, "kill": 1}))
     assert lines[-2] == "faults: early 1, missed 0, false 0"
-    assert lines[-1] == r"    early: e\x1bve was reported after 5.000 s of silence"
+    assert (
+        lines[-1]
+        == r"    early: e\x1bve was reported after 5.000 s of silence (promise 1)"
+    )
     assert "lateness: none was measured" in lines
     assert "done: silence 2, kill 1" in lines
     totals = next(line for line in lines if line.startswith("all"))
