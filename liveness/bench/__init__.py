@@ -13,7 +13,8 @@ It does not use the sidecar's own metrics. Figures come from
 This file lists the scenarios and the options. `suite.py` runs them.
 """
 
-# Imports: client, cluster, compiled, console, core, errors, outlets.cluster.
+# Imports: client, cluster, compiled, console, core, errors, outlets.cluster,
+# promises.
 # Never: starlette, hypercorn, structlog.
 
 from dataclasses import dataclass

@@ -25,10 +25,12 @@ from liveness.bench.figures import Figure
 from liveness.bench.floors import AWAITED_S, NONE, REPLACED_S
 from liveness.bench.load import Moment, now, uid
 from liveness.bench.sidecar_process import SidecarProcess, replaceable_sidecar
-from liveness.bench.verdict import AT_MS, quantile
+from liveness.bench.verdict import AT_S, quantile
 from liveness.client.reconnecting_link import logger
 from liveness.console.progress import Stage, time_share
 from liveness.core.records import LOGOUT, OFFLINE, ONLINE
+from liveness.promises.never_early import is_early
+from liveness.promises.session_log import SessionLog
 
 ARRIVALS_PER_S: Final = 100.0
 TICK_S: Final = 0.02  # what is due within a tick is reported together
@@ -63,7 +65,7 @@ class Visitor:
     def is_early(self, timeout_s: float) -> bool:
         """Whether its silence was decided within the timeout."""
         decided_ms = min((at for _, at, _ in self.ends), default=math.inf)
-        return decided_ms + AT_MS < self.arrived.after(timeout_s).wall_ms
+        return is_early((decided_ms - self.arrived.wall_ms) / 1000, timeout_s, AT_S)
 
     def late_s(self, timeout_s: float) -> float:
         """How late its silence was received, on the gateway's clock."""
@@ -87,7 +89,8 @@ class ReplacementLoad:
 
     def __init__(self, options: BenchOptions) -> None:
         self.visitors: dict[int, Visitor] = {}  # by conn
-        self.false = 0  # offlines of users that stay
+        self.false = 0  # offlines of users that stay, and sessions that end twice
+        self._sessions = SessionLog()
         self.all_online = threading.Event()  # all users that stay
         self.stop_arrivals = threading.Event()
         self._stayers: dict[int, str] = {}  # uids by conn
@@ -162,6 +165,7 @@ class ReplacementLoad:
     async def _read_records(self, sidecar: liveness.Sidecar) -> None:
         async for record in sidecar.records():
             self.visitors[record["conn"]].take(record)
+            self.false += len(self._sessions.take(record))
 
     @property
     def _has_unreported(self) -> bool:
@@ -263,9 +267,8 @@ def _errors(load: ReplacementLoad, timeout_s: float) -> Iterator[Figure]:
     visitors = load.visitors.values()
     left = [visitor for visitor in visitors if visitor.logs_out]
     silent = [visitor for visitor in visitors if not visitor.logs_out]
-    # False: more than one offline, or one for another reason than the logout.
-    false = sum([reason for reason, _, _ in v.ends] not in ([], [LOGOUT]) for v in left)
-    false += sum(len(visitor.ends) > 1 for visitor in silent)
+    # False too: an offline for another reason than the logout.
+    false = sum(any(reason != LOGOUT for reason, _, _ in v.ends) for v in left)
     for name, value in (
         ("logins lost", sum(not visitor.onlines for visitor in visitors)),
         ("logouts lost", sum(not visitor.ends for visitor in left)),

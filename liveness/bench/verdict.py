@@ -12,14 +12,21 @@ from typing import Final
 from liveness.bench.figures import Figure
 from liveness.bench.floors import NONE
 from liveness.bench.load import Moment, Notices
+from liveness.promises.never_early import is_early
 
 # `at` is truncated to a millisecond: the decision was up to this much later.
-AT_MS: Final = 1.0
+AT_S: Final = 0.001
 
 
 @dataclass(slots=True)
 class Verdict:
-    """Seconds from each deadline to decision and delivery; early, false and missing."""
+    """Seconds from each deadline to decision and delivery; and what broke a promise.
+
+    Attributes:
+        early: Users of 1, never early; timers of 7.
+        false: Of 3, once, and 5, no false silence; timers that fired twice of 7.
+        missing: Of 3 and 4, not lost; timers of 7.
+    """
 
     decided_s: array[float] = field(default_factory=lambda: array("d"))
     delivered_s: array[float] = field(default_factory=lambda: array("d"))
@@ -61,7 +68,7 @@ class Judge:
                 continue
             decided_s = (record["at"] - moment.wall_ms) / 1000 - timeout_s
             delivered_s = notices.received - moment.mono - timeout_s
-            if decided_s + AT_MS / 1000 < 0 or delivered_s < 0:
+            if is_early(decided_s, 0.0, AT_S) or is_early(delivered_s, 0.0):
                 verdict.early += 1
             verdict.decided_s.append(decided_s)
             verdict.delivered_s.append(delivered_s)

@@ -24,10 +24,14 @@ from liveness.core.changes import Decisions
 from liveness.core.link_requests import Login
 from liveness.core.presence import Presence
 from liveness.core.records import Instant, Record
+from liveness.promises.never_early import is_early
 
 DAY_S: Final = 86_400
 TIMEOUT_S: Final = 30.0  # of the other users
 SLOTS: Final = 30
+
+# What adding up a moment and a timeout may lose.
+ROUNDING_S: Final = 1e-6
 
 # As of the engine: the shortest sleep after a turn.
 LEAST_SLEEP_S: Final = 0.0005
@@ -160,6 +164,8 @@ class _VirtualDay:
             assert isinstance(record, Record)
             if record.uid in self._due:
                 due = self._due.pop(record.uid)
+                if is_early(now, due, ROUNDING_S):
+                    raise LoadError(f"decided at {now} s, due at {due} s")
                 self._late.append((due, now + took_s - due))
         has_more = bool(fired and self._presence.due_gateways())
         was_busy, self._is_busy = self._is_busy, has_more or next_due <= now
