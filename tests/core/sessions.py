@@ -15,6 +15,7 @@ from liveness.core.link_requests import ActivityBatch
 from liveness.core.records import EVENTS, OnlineRow, Uid
 from liveness.core.uids import is_uid
 from liveness.core.wheel import Wheel
+from liveness.promises.session_log import SessionLog
 from tests.core.scene import Scene, Shown
 
 User: TypeAlias = tuple[Uid, int | None]  # uid, conn
@@ -63,6 +64,8 @@ class Sessions:
         self.clocks: dict[str, float] = {}  # of gateways: what makes them ours
         self.ignored: Counter[str] = Counter()
         self.seq = 0
+        self.log = SessionLog()  # by the records alone
+        self.taken = 0
 
     # --- the model's rules ---------------------------------------------------------
 
@@ -334,6 +337,10 @@ class Sessions:
 
     def check(self) -> None:
         scene, presence = self.scene, self.scene.presence
+        for shown in scene.log[self.taken :]:
+            assert self.log.take(shown) == []
+        self.taken = len(scene.log)
+        assert {it["session"] for it in self.log.open.values()} == {*scene.disk}
         assert scene.disk == {
             s.session: OnlineRow(
                 s.session, s.uid, s.start_ms, s.conn, s.gateway, s.timeout
