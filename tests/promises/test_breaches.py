@@ -1,0 +1,280 @@
+"""Breaches that take more than one change to a run: each is told, and of its promise."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from liveness.promises.checker import PROMISES, broken_promises
+from liveness.promises.never_early import is_early
+from liveness.promises.prompt import is_late
+from liveness.promises.run_evidence import RunEvidence
+from liveness.promises.run_history import History, Process, Told, Unread
+from liveness.promises.run_terms import GatewayTerms
+from liveness.promises.session_log import SessionLog
+from liveness.promises.timer_checks import is_next_attempt
+from tests.promises.test_checker import (
+    PLAN,
+    everywhere,
+    gateway,
+    reader,
+    seq_of,
+)
+from tests.simulation.run import run
+
+# A gateway that promised to ping twice a second.
+TERMS = replace(PLAN.terms, gateways={"gw-0": GatewayTerms((3.0, 3.0), 0.5)})
+
+
+def record(history: History, seq: int) -> dict[str, Any]:
+    return next(it.record for it in reader(history).told if it.record["seq"] == seq)
+
+
+def late(history: History, seq: int, seconds: float) -> float:
+    """Have a record decided later; return when it then was."""
+    at_ms = record(history, seq)["at"] + round(seconds * 1000)
+    everywhere(history, seq, at=at_ms)
+    return history.virtual(at_ms)
+
+
+def silent(history: History) -> int:
+    return seq_of(history, uid="silent", kind="offline")
+
+
+def moved(history: History) -> dict[str, Any]:
+    return record(history, seq_of(history, uid="moving", kind="moved"))
+
+
+def without_began(history: History) -> None:
+    for link in history.links:
+        for sent in link.sent:
+            if sent.frame[0] == "login":
+                sent.frame[2].pop("began", None)
+
+
+def read_in_time(history: History) -> None:
+    history.unread.append(Unread(gateway(history), 30.0, 40.0, asked=5, answers=4))
+
+
+def read_too_late(history: History) -> None:
+    history.unread.append(Unread(gateway(history), 10.0, 44.0, asked=5, answers=5))
+
+
+def moved_by_nobody(history: History) -> None:
+    conn, link = moved(history)["conn"], gateway(history)
+    link.sent = [
+        it
+        for it in link.sent
+        if not (it.frame[0] == "login" and it.frame[2]["conn"] == conn)
+    ]
+
+
+def moved_to_an_older(history: History) -> None:
+    without_began(history)
+    it = moved(history)
+    at = history.virtual(it["at"])
+    old = history.conns[it["from_conn"]]
+    history.conns[old.conn] = old._replace(opened_at=at + 1)
+
+
+def older_told_of_a_newer(history: History) -> None:
+    it = moved(history)
+    seq, conn, old = it["seq"], it["conn"], it["from_conn"]
+    everywhere(history, seq, session=it["from_session"], conn=old, from_conn=conn)
+    for link in history.links:
+        for told in link.told:
+            if told.record["seq"] == seq:
+                told.record.pop("from_session", None)
+
+
+def older_that_nobody_sent(history: History) -> None:
+    moved_by_nobody(history)
+    older_told_of_a_newer(history)
+
+
+def crash_just_before(history: History) -> None:
+    at = late(history, silent(history), 0)
+    history.processes = [Process(0.0, ended_at=at - 1), Process(at - 0.9)]
+
+
+def hang(history: History, until: float) -> None:
+    """The gateway hangs from shortly after the login of one who falls silent."""
+    link = gateway(history)
+    link.sent = [it for it in link.sent if not 1.2 < it.at < until + 0.5]
+    history.hangs.append(("gw-0", 1.2, until))
+
+
+def judged_in_a_hang(history: History) -> None:
+    hang(history, 5.0)
+
+
+def judged_as_a_hang_ended(history: History) -> None:
+    late(history, silent(history), 0.5)
+    hang(history, 4.3)
+
+
+def put_off_beyond_the_hold(history: History) -> None:
+    late(history, silent(history), 5)
+
+
+def kept_for_a_gateway_that_went(history: History) -> None:
+    everywhere(history, silent(history), reason="gateway_lost")
+    late(history, silent(history), 4)
+    gateway(history).ended_at = 3.5
+
+
+def sessions_of_a_fresh_gateway(history: History) -> None:
+    link = gateway(history)
+    link.hello["fresh"], link.life, link.welcome["next"] = True, 1, 4
+
+
+def pong_out_of_turn(history: History) -> None:
+    at, number = gateway(history).pongs[0]
+    gateway(history).pongs[0] = (at, number + 1_000)
+
+
+def logout_that_took_no_effect(history: History) -> None:
+    late(history, seq_of(history, uid="polite", kind="offline"), 2)
+
+
+def had_been_told_already(history: History) -> None:
+    gateway(history).hello["after"] = 10_000
+
+
+def another_attempt(attempt: int, seconds: float) -> Callable[[History], None]:
+    """A timer that was done fires once more."""
+
+    def fires(history: History) -> None:
+        first = record(history, seq_of(history, key="kept"))
+        last = reader(history).told[-1]
+        again = first | {
+            "seq": last.record["seq"] + 1,
+            "attempt": attempt,
+            "at": first["at"] + round(seconds * 1000),
+        }
+        for link in history.links:
+            link.told.append(Told(last.at, again))
+
+    return fires
+
+
+def run_that_was_passed_over(history: History) -> None:
+    began = history.virtual(record(history, seq_of(history, key="kept"))["at"])
+    link = gateway(history)
+    back = deepcopy(link)
+    link.ended_at = began - 2.5
+    back.opened_at, back.welcomed_at = began + 3, began + 3.1
+    back.hello["fresh"] = True
+    history.links.insert(history.links.index(link) + 1, back)
+    another_attempt(2, 10)(history)
+
+
+@pytest.fixture(scope="module")
+def kept() -> History:
+    return run(PLAN)
+
+
+@pytest.mark.parametrize(
+    ("promise", "what", "change"),
+    [
+        (0, "and was not answered", read_in_time),
+        (0, "and was not ended", read_too_late),
+        (4, "is welcomed fresh", sessions_of_a_fresh_gateway),
+        (4, "out of its turn", pong_out_of_turn),
+        (4, "logout of", logout_that_took_no_effect),
+        (4, "asked for what is above", had_been_told_already),
+        (5, "and a crash was at", crash_just_before),
+        (5, "and its gateway hung from", judged_in_a_hang),
+        (5, "and it was held until", judged_as_a_hang_ended),
+        (5, "and it was last heard at", put_off_beyond_the_hold),
+        (5, "and its gateway went", kept_for_a_gateway_that_went),
+        (6, "and nobody logged in", moved_by_nobody),
+        (6, "is newer than", moved_to_an_older),
+        (6, "is newer than", older_told_of_a_newer),
+        (6, "and nobody logged in", older_that_nobody_sent),
+        (7, "follows attempt 1", another_attempt(3, 5)),
+        (7, "follows {", another_attempt(2, 0.5)),
+        (7, "and nobody was told of that", run_that_was_passed_over),
+    ],
+)
+def test_this_breach_is_told(
+    kept: History, promise: int, what: str, change: Callable[[History], None]
+) -> None:
+    assert broken_promises(TERMS, kept) == []
+    history = deepcopy(kept)
+    change(history)
+    told = broken_promises(TERMS, history)
+    assert [it for it in told if it.startswith(f"{promise}: ") and what in it], told
+    evidence = RunEvidence(TERMS, history)
+    for number, held in PROMISES.items():
+        assert {it.promise for it in held.broken(evidence)} <= {number}
+
+
+# --- as they come, without the whole history ------------------------------------------------
+
+
+def test_a_whole_timeout_is_not_early_and_less_is_but_for_the_clocks() -> None:
+    assert not is_early(10.0, 10.0)
+    assert is_early(9.999, 10.0)
+    assert not is_early(9.999, 10.0, 0.002)
+
+
+def test_the_most_that_is_allowed_is_not_late_and_more_is() -> None:
+    assert not is_late(0.05, 0.05)
+    assert is_late(0.051, 0.05)
+
+
+def test_an_attempt_follows_the_one_before_it() -> None:
+    assert is_next_attempt(1, 0)
+    assert is_next_attempt(2, 1)
+    assert not is_next_attempt(1, 1)
+    assert not is_next_attempt(3, 1)
+    assert is_next_attempt(1, 3, is_anew=True)
+    assert is_next_attempt(3, 3, is_again=True)
+    assert not is_next_attempt(5, 3, is_anew=True)
+
+
+def online(seq: int, uid: Any, **more: Any) -> dict[str, Any]:
+    return {"kind": "online", "seq": seq, "uid": uid, "session": seq, **more}
+
+
+def test_sessions_that_end_once_pass() -> None:
+    log = SessionLog()
+    older = {"kind": "moved", "seq": 3, "uid": 7, "session": 2}
+    records = (
+        online(1, "7"),
+        online(2, 7, kind="moved", from_session=1),
+        older,
+        {"kind": "offline", "seq": 4, "uid": 7, "session": 2},
+    )
+    assert [it for record in records for it in log.take(record)] == []
+    assert log.unended() == []
+
+
+@pytest.mark.parametrize(
+    ("promise", "last"),
+    [
+        (3, online(2, "ann")),
+        (3, online(2, "ann", kind="moved", from_session=9)),
+        (3, {"kind": "offline", "seq": 2, "uid": "ann", "session": 9}),
+        (3, {"kind": "offline", "seq": 2, "uid": "bob", "session": 1}),
+        (6, {"kind": "moved", "seq": 2, "uid": "ann", "session": 9}),
+    ],
+)
+def test_a_session_that_is_not_open_and_ends_is_told(
+    promise: int, last: dict[str, Any]
+) -> None:
+    log = SessionLog()
+    assert log.take(online(1, "ann")) == []
+    assert [it.promise for it in log.take(last)] == [promise]
+
+
+def test_an_end_under_another_name_and_one_that_is_missing_are_told() -> None:
+    log = SessionLog()
+    log.take(online(1, 7))
+    (unended,) = log.unended()
+    assert unended.promise == 3
+    (breach,) = log.take({"kind": "offline", "seq": 2, "uid": "7", "session": 1})
+    assert breach.promise == 3
