@@ -37,7 +37,8 @@ class Reminder:
     """What is known of one reminder."""
 
     asked_at: float
-    due_at: float
+    due_at: float  # at the earliest
+    due_by: float  # the sidecar counts from when it reads the order
     may_be_lost: bool = False
     is_safe: bool = False
     cancelled_at: float | None = None
@@ -79,7 +80,8 @@ class Reminders:
 
     def asks(self, key: str, seconds: float, *, at: float, is_safe: bool) -> None:
         """A user is about to ask for a reminder; *is_safe* if the gateway is up."""
-        self.by_key[key] = Reminder(at, at + seconds, may_be_lost=not is_safe)
+        due = at + seconds
+        self.by_key[key] = Reminder(at, due, due, may_be_lost=not is_safe)
 
     def cancels(self, key: str, *, at: float, is_safe: bool) -> None:
         """A user is about to cancel a reminder."""
@@ -145,11 +147,14 @@ class Reminders:
                 if is_past(reminder.fired_at, more_s) and not reminder.is_heard:
                     what = "fired, and nobody in the room received it"
             elif not reminder.may_be_lost:
+                if not reminder.is_safe:
+                    waited_s = max(0.0, calm_since - reminder.asked_at)
+                    reminder.due_by = reminder.due_at + waited_s
                 reminder.is_safe |= is_past(reminder.asked_at)
                 if reminder.cancelled_at is not None:
                     reminder.is_cancel_safe |= is_past(reminder.cancelled_at)
-                elif is_past(reminder.due_at):
-                    what = f"was due {at - reminder.due_at:.3f} s ago and has not fired"
+                elif is_past(reminder.due_by):
+                    what = f"was due {at - reminder.due_by:.3f} s ago and has not fired"
             if what and not reminder.is_missed:
                 reminder.is_missed = True
                 self._broken("missed", key, what, at)

@@ -406,6 +406,14 @@ REMINDED: Final = {
         "103 killed, 104 comes ann, 104 restarted, 120",
         ["missed tea"],
     ),
+    "not yet, asked while the sidecar was away": (
+        "100.1 disruption_begins, 106 disruption_ends, 115.2",
+        [],
+    ),
+    "never, asked while the sidecar was away": (
+        "100.1 disruption_begins, 106 disruption_ends, 115.5",
+        ["missed tea"],
+    ),
     "twice, to a gateway that was killed": (
         "104 killed, 105 fires, 106 restarted, 108 fires",
         [],
