@@ -41,8 +41,10 @@ def _newer_wins(run: RunEvidence, record: Record) -> Iterator[Breach]:
             yield Breach(6, f"{record}, and {old} began after {new}, as both had said")
         return
     # The sleeps of its host add to the age of a session over a restart; a time in which
-    # the machine stood still adds to it, and not to the age that a gateway tells.
-    if run.history.sleeps or run.history.stood_still(new.opened_at, at):
+    # the machine stood still adds to it, and not to the age that a gateway tells. So does
+    # what a wall clock is wrong by after a boot.
+    history = run.history
+    if history.sleeps or history.boots or history.stood_still(new.opened_at, at):
         return
     # In real time two clocks are read one after the other.
     slack = STAMP_S if run.is_virtual else LINK_S

@@ -20,9 +20,10 @@ def not_lost(run: RunEvidence) -> Iterator[Breach]:
     if not run.is_whole:
         return
     for link in run.history.links:
-        yield from _delivered(run, link)
-        yield from _covered(run, link)
-        yield from _listed(run, link)
+        if not run.history.put_backs_after(link.opened_at):
+            yield from _delivered(run, link)
+            yield from _covered(run, link)
+            yield from _listed(run, link)
     yield from _all_delivered(run)
 
 
@@ -41,7 +42,9 @@ def _one_log(run: RunEvidence) -> Iterator[Breach]:
     for link in run.history.links:
         for at, record in records_of(link):
             seq = record["seq"]
-            there = (kept if run.is_kept(seq) else run.log).get(seq)
+            lost = run.lost_as(link, seq)
+            log = kept if run.is_kept(seq) else run.log
+            there = log.get(seq) if lost is None else run.lost[lost]
             if there != record:
                 yield Breach(
                     4,
@@ -76,11 +79,27 @@ def _delivered(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
         yield Breach(
             4, f"{link.name} had everything up to {base} and was told {told[0]}"
         )
-    after = link.hello.get("after", 0)
+    after = _common_until(run, link)
     if told[0] <= after:
         yield Breach(
             4, f"{link.name} asked for what is above {after}, was told {told[0]}"
         )
+
+
+def _common_until(run: RunEvidence, link: LinkHistory) -> int:
+    """Up to where the log that a reader asks for is that of its sidecar."""
+    after, log = int(link.hello.get("after", 0)), link.hello.get("log")
+    if log == link.welcome["log"]:
+        return after
+    for put_back in run.history.put_backs:
+        if put_back.at < link.opened_at:
+            # What is laid out knows the ids that it had.
+            is_known = any(
+                it.welcome.get("log") == log and it.opened_at < put_back.copied_at
+                for it in run.history.links
+            )
+            after = min(after, put_back.last) if is_known else 0
+    return after
 
 
 def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
@@ -180,9 +199,12 @@ def _all_delivered(run: RunEvidence) -> Iterator[Breach]:
 
 
 def _seen_before(run: RunEvidence, at: float) -> int:
-    """The newest seq that anybody had been told before a moment."""
+    """The newest seq that anybody had been told before a moment, and that was kept."""
     seen = 0
     for link in run.history.links:
+        lost = run.history.put_backs_after(link.opened_at)
+        if lost and lost[0].at < at:
+            continue
         upto = bisect_left(link.told, at, key=lambda it: it.at)
         if upto:
             seen = max(seen, link.told[upto - 1].record["seq"])
@@ -219,10 +241,16 @@ def _in_scope(run: RunEvidence, link: LinkHistory) -> list[int]:
 
 def _position(run: RunEvidence, link: LinkHistory) -> int:
     """The highest seq at which a link may begin without losing anything."""
-    position = -1
+    position, put_backs = -1, [*run.history.put_backs]
+    first_at = inf
     for it in run.history.links:
         if it.name_and_role != link.name_and_role or it.number > link.number:
             continue
+        while put_backs and put_backs[0].at < it.opened_at:
+            copied_at, _, last = put_backs.pop(0)
+            # A name that came after the copy was made is a new one.
+            position = min(position, last) if first_at < copied_at else -1
+        first_at = min(first_at, it.welcomed_at)
         is_first = position < 0
         is_anew = is_first or it.hello.get("fresh") or _is_forgotten(run, it)
         if it.welcomed_at < inf and is_anew:

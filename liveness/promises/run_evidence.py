@@ -5,7 +5,7 @@ matters, it lies between that at which the frame was in the socket and that of t
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -53,7 +53,7 @@ class Silence(NamedTuple):
     conn: Conn
     at: float
     least: float  # the whole timeouts that may hold
-    most: float
+    most: float  # with what the storm guard may hold a user
     signs: list[float]  # when what was heard of it was in a socket
     recent: list[Recent]
 
@@ -81,6 +81,8 @@ class RunEvidence:
         self.late_s = real_s or 0.0
         self.kept: dict[int, Record] = {}  # what the log has at the end, by seq
         self.log: dict[int, Record] = {}  # with what the retention has let go
+        # What was lost as an earlier state was put back, by how many were yet to come.
+        self.lost: dict[tuple[int, int], Record] = {}
         self.at: dict[int, float] = {}  # of each record, the moment of its decision
         self.ends: dict[int, float] = {}  # of sessions
         self.sessions: dict[str, list[Record]] = defaultdict(list)
@@ -95,8 +97,8 @@ class RunEvidence:
         self.is_whole = bool(self.log) and len(self.log) == max(self.log)
         self.silences: list[Silence] = []
         if self.is_whole:
-            self._gather_sessions()
             self._gather_events()
+            self._gather_sessions()
             self.silences += self._gather_silences()
 
     def log_breaches(self, promise: int) -> list[Breach]:
@@ -120,14 +122,28 @@ class RunEvidence:
         if self.reader is None:
             return
         self.kept = {it.record["seq"]: it.record for it in records_of(self.reader)}
-        seen = dict(self.kept)
+        seen, told_at = dict(self.kept), dict[int, float]()
         for link in self.history.links:
-            for _, record in records_of(link):
-                if not self.is_kept(record["seq"]):
-                    seen.setdefault(record["seq"], record)
+            for at, record in records_of(link):
+                seq = record["seq"]
+                if (lost := self.lost_as(link, seq)) is not None:
+                    self.lost.setdefault(lost, record)
+                    continue
+                told_at[seq] = min(told_at.get(seq, inf), at)
+                if not self.is_kept(seq):
+                    seen.setdefault(seq, record)
         self.log = {seq: seen[seq] for seq in sorted(seen)}
-        virtual = self.history.virtual
-        self.at = {seq: virtual(it["at"]) for seq, it in self.log.items()}
+        until = self.history.ended_at
+        for seq, record in reversed(self.log.items()):
+            until = min(until, told_at.get(seq, inf))
+            self.at[seq] = until = self.history.virtual(record["at"], until)
+        self.at = dict(reversed(self.at.items()))
+
+    def lost_as(self, link: LinkHistory, seq: int) -> tuple[int, int] | None:
+        """What names a record that a link was told, if it was lost after that."""
+        put_backs = self.history.put_backs_after(link.opened_at)
+        is_lost = any(it.last < seq for it in put_backs)
+        return (len(put_backs), seq) if is_lost else None
 
     def _gather_sessions(self) -> None:
         sessions = SessionLog()
@@ -144,7 +160,15 @@ class RunEvidence:
                 self.ends.setdefault(before["seq"], self.at[seq])
             if record["kind"] != "offline":
                 self.sessions[user].append(record)
-        self._of_sessions += sessions.unended()
+        self._of_sessions += sessions.unended(self._may_go_on)
+
+    def _may_go_on(self, session: Mapping[str, Any]) -> bool:
+        """Whether the end of a session may be due after that of the run."""
+        conn, until = self.history.conns[session["conn"]], self.history.ended_at
+        since = [self.at[session["seq"]], self.history.processes[-1].began_at]
+        since += [it.at for it in self.heard_by(conn, until)]
+        held_s = self.terms.hold_s + self.terms.guard_hold_s + LINK_S
+        return self.history.ran(max(since), until) <= max(self.timeouts(conn)) + held_s
 
     def _gather_silences(self) -> Iterator[Silence]:
         for record in self.log.values():
@@ -155,6 +179,7 @@ class RunEvidence:
                 continue
             heard = self.heard_by(conn, at)
             least, most = min(self.timeouts(conn)), max(self.timeouts(conn))
+            most += self.terms.guard_hold_s
             yield Silence(
                 record=record,
                 conn=conn,

@@ -104,6 +104,14 @@ class Process:
     is_planned: bool = False  # its end
 
 
+class PutBack(NamedTuple):
+    """An earlier copy of the state was put back: the records above its last are lost."""
+
+    copied_at: float
+    at: float
+    last: int
+
+
 @dataclass(slots=True)
 class History:
     """Everything that was sent, told and done in one run."""
@@ -123,6 +131,8 @@ class History:
     # sidecar, ran on: the moment, and what the wall clock showed before and after.
     standstills: list[tuple[float, int, int]] = field(default_factory=list)
     sleeps: list[tuple[float, float]] = field(default_factory=list)  # of the host
+    boots: list[float] = field(default_factory=list)  # of the host, but for the first
+    put_backs: list[PutBack] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)  # the sidecar's own, as it logged
     rotten: set[int] = field(default_factory=set)  # seqs of records damaged on the disk
     calm_from: float = inf  # from here on nothing is done to anybody
@@ -146,9 +156,19 @@ class History:
         )
 
     def passed(self, since: float, until: float) -> float:
-        """Seconds between two moments, with those in which the host slept."""
+        """Seconds between two moments, with those in which the host slept.
+
+        At most: over a boot the wall clock says how much that was, however wrong it is.
+        """
         slept_s = sum(seconds for at, seconds in self.sleeps if since < at <= until)
-        return until - since + slept_s + self.stood_still(since, until)
+        gained_s = sum(self._gained_s(at) for at in self.boots if since <= at <= until)
+        return until - since + slept_s + gained_s + self.stood_still(since, until)
+
+    def _gained_s(self, booted_at: float) -> float:
+        """By how much the wall clock may have been ahead of itself after a boot."""
+        before = min(zero_ms for at, zero_ms in self.wall if at < booted_at)
+        after = max(zero_ms for at, zero_ms in self.wall if at <= booted_at)
+        return max(0, after - before) / 1000
 
     def decided(self, since: float, until: float) -> float:
         """The same, but for when it was busy, or its disk took nothing."""
@@ -158,20 +178,24 @@ class History:
             if what.startswith(("disk", "sidecar busy"))
         )
 
+    def put_backs_after(self, moment: float) -> list[PutBack]:
+        """The times after it at which an earlier state was put back."""
+        return [it for it in self.put_backs if it.at > moment]
+
     def crashes(self) -> Iterator[Process]:
         """The processes that took up what a crash had left."""
         for before, process in zip(self.processes, self.processes[1:], strict=False):
             if not before.is_planned:
                 yield process
 
-    def virtual(self, wall_ms: int) -> float:
-        """The moment of a stamp: of those that the wall clock's steps allow, the one."""
+    def virtual(self, wall_ms: int, until: float = inf) -> float:
+        """The moment of a stamp: the last until then that the wall clock's steps allow."""
         fits = []
         for index, (since, zero_ms) in enumerate(self.wall):
             is_last = index + 1 == len(self.wall)
-            until = self.ended_at if is_last else self.wall[index + 1][0]
+            stepped_at = self.ended_at if is_last else self.wall[index + 1][0]
             at = (wall_ms - zero_ms) / 1000
-            if since - STAMP_S <= at <= until + STAMP_S:
+            if since - STAMP_S <= at <= stepped_at + STAMP_S:
                 fits.append(at)
         fits = fits or [
             at
@@ -179,7 +203,7 @@ class History:
             if before_ms <= wall_ms <= after_ms
         ]
         assert fits, f"{wall_ms} was never shown by the wall clock"
-        return fits[-1]
+        return max((at for at in fits if at <= until + STAMP_S), default=fits[-1])
 
     def wall_steps(self) -> Iterator[float]:
         """When the wall clock was stepped, or the machine stood still; not where it drifts."""

@@ -18,7 +18,8 @@ class RunTerms:
     """What holds for all, and for each gateway by its name."""
 
     timeout_s: float
-    hold_s: float
+    hold_s: float  # of users of a gateway
+    guard_hold_s: float  # of the storm guard; 0: it is off
     retention_s: float
     unread_s: float
     device_separator: str

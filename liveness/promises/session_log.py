@@ -4,7 +4,7 @@ Used where the whole log is there, and where records are judged as they come: it
 open sessions alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from liveness.promises.breach import Breach
@@ -47,9 +47,12 @@ class SessionLog:
             self.open[user] = record
         return breaches
 
-    def unended(self) -> list[Breach]:
-        """Once all is over: the sessions that never ended."""
+    def unended(
+        self, may_go_on: Callable[[Record], bool] = lambda _: False
+    ) -> list[Breach]:
+        """Once all is over: the sessions that never ended, but for those that may go on."""
         return [
             Breach(3, f"session {began['seq']} of {user} never ended")
             for user, began in self.open.items()
+            if not may_go_on(began)
         ]

@@ -79,13 +79,21 @@ def timers(run: RunEvidence) -> Iterator[Breach]:
     for record in log.values():
         if record["kind"] == "timer":
             found[record["gateway"], record["key"]].runs.append(record)
+    # Of what was ordered before an earlier state was put back nobody can say what is known.
+    known_from = max((it.at for it in history.put_backs), default=-inf)
     for name, timer in found.items():
+        if any(it.at < known_from for it in (*timer.asked, *timer.cancelled)):
+            continue
         yield from _broken_runs(timer, history, at)
         kept = [it for it in timer.asked if it.covered_at < inf]
         if not kept or timer.runs:
             continue
         # From when it was read, which may have been that late.
         due = kept[0].covered_at + kept[0].frame[2]
+        # A wall clock that is behind after a boot hides time.
+        is_hidden = bool(history.boots) and history.is_wall_stepped
+        if is_hidden or due > history.ended_at - LATE_TIMER_S:
+            continue
         excused = any(
             it.at <= due or history.decided(due, it.at) <= LATE_TIMER_S
             for it in timer.cancelled
@@ -120,9 +128,7 @@ def _broken_runs(
         if before["seq"] in history.rotten:
             continue
         began, now = at[before["seq"]], at[record["seq"]]
-        is_anew = any(
-            is_early(history.passed(it.at, began), it.frame[2]) for it in asked[1:]
-        )
+        is_anew = any(is_early(began - it.at, it.frame[2]) for it in asked[1:])
         is_again = record["seq"] in again
         if not is_next_attempt(
             record["attempt"], before["attempt"], is_anew=True, is_again=is_again

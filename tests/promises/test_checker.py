@@ -10,7 +10,7 @@ import pytest
 from liveness.promises.checker import PROMISES, broken_promises
 from liveness.promises.run_history import History, LinkHistory, Told
 from tests.helpers.tree import ROOT
-from tests.simulation.plan import WEEK_S, GatewayPlan, Plan, Remind, Visit
+from tests.simulation.plan import GatewayPlan, Plan, Remind, Visit
 from tests.simulation.run import run
 
 
@@ -28,13 +28,8 @@ def quiet_plan() -> Plan:
         seed=1,
         timeout_s=3.0,
         hold_s=4.0,
-        run_timeout_s=2.0,
-        window=10,
-        pause_firing=100,
-        pause_reading=1_000,
         max_pending=1_000,
-        tail=20,
-        retention_s=WEEK_S,
+        limits={"window": 10, "pause_firing": 100, "pause_reading": 1_000, "tail": 20},
         gateways=(GatewayPlan("gw-0", None, None, 0.0, None),),
         watchers=1,
         lasts_s=20.0,

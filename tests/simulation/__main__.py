@@ -10,7 +10,7 @@ from time import perf_counter
 from tests.simulation.cluster.history import PROFILES, faults_of
 from tests.simulation.cluster.redis import connected
 from tests.simulation.cluster.world import virtual_functions
-from tests.simulation.search import outcomes
+from tests.simulation.search import Tally, outcomes
 
 
 def main() -> int:
@@ -21,6 +21,7 @@ def main() -> int:
     what.add_argument(
         "--minutes", type=float, default=1.0, help="run new seeds so long"
     )
+    what.add_argument("--seeds", type=int, help="run so many new seeds")
     parser.add_argument("--first", type=int, help="the first of the new seeds")
     parser.add_argument(
         "--cluster",
@@ -32,6 +33,8 @@ def main() -> int:
     if asked.seed is not None:
         return run(iter([asked.seed]))
     first = SystemRandom().randrange(10**9) if asked.first is None else asked.first
+    if asked.seeds is not None:
+        return run(iter(range(first, first + asked.seeds)))
     return run(seeds_for(asked.minutes * 60, first))
 
 
@@ -43,17 +46,15 @@ def seeds_for(seconds: float, first: int) -> Iterator[int]:
 
 def tell(seeds: Iterator[int]) -> int:
     """Run them, and say how it went."""
-    done, virtual_s = list[int](), 0.0
+    tally = Tally()
     for outcome in outcomes(seeds):
-        done.append(outcome.plan.seed)
-        virtual_s += outcome.lasted_s
+        tally.add(outcome)
         if outcome.breaches:
             print(outcome)
             return 1
-    hours = virtual_s / 3600
-    print(
-        f"seeds {done[0]} to {done[-1]}: {hours:.2f} virtual hours, all promises kept"
-    )
+    for name, count in sorted(tally.reached.items()):
+        print(f"{count:6} {name}")
+    print(f"{tally}; all promises kept")
     return 0
 
 

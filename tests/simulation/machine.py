@@ -24,7 +24,7 @@ import trio
 
 from liveness.config.settings import AccessSettings, Config
 from liveness.core.records import HostReading, HostTime, Instant
-from liveness.promises.run_history import History, Process
+from liveness.promises.run_history import History, Process, PutBack
 from liveness.service.app import load
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService
@@ -32,7 +32,7 @@ from liveness.service.links.credentials import access_to
 from liveness.service.links.sockets import listening
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.timer_store import TimerStore
-from tests.simulation.plan import DAY_MS, STALL_SHARE
+from tests.simulation.plan import STALL_SHARE, Fault
 
 # A pass over all links is over after two looks at the clock where the sidecar is slow.
 SLOW_STEP_S: Final = 0.001
@@ -50,6 +50,8 @@ KILLS: Final = 0.5
 QUICK_S: Final = (0.0002, 0.003)
 ZERO_MS: Final = 1_700_000_000_000
 BOOTED_S: Final = 5_000.0  # CLOCK_MONOTONIC at 0
+UPTIME_S: Final = 10.0  # after which a boot has come to its programs
+LEAST_MS: Final = 86_400_000  # no clock is before 1970
 
 Files = dict[str, bytes]
 
@@ -62,6 +64,8 @@ class HostClock(Clock):
 
     def __init__(self, jump: Callable[[float], None]) -> None:
         self.zero_ms = ZERO_MS
+        self.boots = 1
+        self.monotonic_zero_s = BOOTED_S
         self.slept_s = 0.0
         self.cpu_s = 0.0
         self.step_s = STEP_S
@@ -76,17 +80,23 @@ class HostClock(Clock):
         return self.zero_ms + int(trio.current_time() * 1000)
 
     def boot_s(self) -> float:
-        return BOOTED_S + trio.current_time() + self.slept_s
+        return self.monotonic_zero_s + trio.current_time() + self.slept_s
 
     def boot_id(self) -> str:
-        return "the only boot"
+        return f"boot {self.boots}"
+
+    def boot(self) -> None:
+        """Begin anew, but for the wall clock."""
+        self.boots += 1
+        self.slept_s = 0.0
+        self.monotonic_zero_s = UPTIME_S - trio.current_time()
 
     def host(self) -> HostReading:
-        return HostReading(self.host_time(trio.current_time()), BOOTED_S)
+        return HostReading(self.host_time(trio.current_time()), self.monotonic_zero_s)
 
     def host_time(self, now: float) -> HostTime:
         """What any process of the host reads at a moment."""
-        return HostTime(BOOTED_S + now, self.zero_ms / 1000 + now)
+        return HostTime(self.monotonic_zero_s + now, self.zero_ms / 1000 + now)
 
     def cpu(self) -> float:
         return self.cpu_s
@@ -134,7 +144,9 @@ class Machine:
         self._nursery = nursery
         self._life: _Life | None = None
         self._image: Files = {}
+        self._copy: tuple[float, Files] = (0.0, {})
         self._folders = 0
+        self._right_ms = self.clock.zero_ms  # what a clock has that is right
         history.wall.append((0.0, self.clock.zero_ms))
 
     # --- what is done to it ---------------------------------------------------
@@ -191,8 +203,9 @@ class Machine:
         await life.over.wait()
         self._lose_memory()
 
-    def suffer(self, what: str, seconds: float) -> Callable[[], None]:
-        """Begin a fault that lasts so long; return what ends it."""
+    def suffer(self, fault: Fault) -> Callable[[], None]:
+        """Begin a fault; return what ends it."""
+        what, seconds = fault.what, fault.lasts_s
         match what:
             case "sidecar slow" | "sidecar busy":
                 if what == "sidecar busy":
@@ -213,25 +226,45 @@ class Machine:
                 return partial(setattr, self, "stall_s", 0.0)
             case "disk rots":
                 self._rot()
-                return lambda: None  # it stays
             case "wall clock stepped":
-                self._step(self._random.choice([-DAY_MS, DAY_MS]))
-                return lambda: None  # it stays
+                self._set_clock(self.clock.zero_ms + round(fault.by_s * 1000))
+            case "wall clock set right":
+                self._set_clock(self._right_ms)
             case "host sleeps":
                 self.clock.slept_s += seconds
+                self._right_ms += round(seconds * 1000)
                 self._history.sleeps.append((trio.current_time(), seconds))
-                self._step(round(seconds * 1000))
-                return lambda: None  # it is awake again
+                self._set_clock(self.clock.zero_ms + round(seconds * 1000))
+            case "host boots":
+                self.clock.boot()
+                self._history.boots.append(trio.current_time())
+                self._lose_memory()
+                if fault.by_s:
+                    self._set_clock(self.clock.zero_ms + round(fault.by_s * 1000))
+            case "state put back":
+                assert self._life is not None
+                self._copy = trio.current_time(), files(self._life.folder)
+            case "state is back":
+                self._put_back()
             case "socket removed":
                 self.socket.unlink(missing_ok=True)  # twice within a second
-                return lambda: None  # it is the sidecar that makes it anew
             case _:
                 raise AssertionError(f"{what} is not known here")
+        return lambda: None  # nothing has to end
 
-    def _step(self, step_ms: int) -> None:
+    def _set_clock(self, zero_ms: int) -> None:
         """Have the wall clock show another time, at the same moment of the others."""
-        self.clock.zero_ms += step_ms
-        self._history.wall.append((trio.current_time(), self.clock.zero_ms))
+        now = trio.current_time()
+        self.clock.zero_ms = max(zero_ms, LEAST_MS - int(now * 1000))
+        self._history.wall.append((now, self.clock.zero_ms))
+
+    def _put_back(self) -> None:
+        """Lay out an earlier state; what came after it is lost."""
+        copied_at, self._image = self._copy
+        last = 0
+        with closing(sqlite3.connect(self._laid_out() / DATABASE)) as db:
+            (last,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+        self._history.put_backs.append(PutBack(copied_at, trio.current_time(), last))
 
     def _rot(self) -> None:
         """Flip a bit in a page of the log whose records somebody was told of.

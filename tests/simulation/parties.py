@@ -464,7 +464,8 @@ class Gateway(Party):
             self._is_on_wire = number
             if what is None:
                 continue
-            if batch and (what[0] != batch[0][0] or what[0] not in ("keepalive",)):
+            is_full = len(batch) == wire.link.welcome["max_batch"]
+            if batch and (is_full or not what[0] == batch[0][0] == "keepalive"):
                 wire.send(self._frame(batch))
                 batch = []
             batch.append(what)
@@ -630,9 +631,10 @@ class Gateway(Party):
     def _flood(self) -> None:
         wire = self.wire
         if wire is not None and wire.is_welcomed:
-            crowd = [f"flood-{n}" for n in range(FLOOD_UIDS)]
+            uids = min(FLOOD_UIDS, wire.link.welcome["max_batch"])
+            crowd = [f"flood-{n}" for n in range(uids)]
             for n in range(FLOOD_FRAMES):
-                conns = [NOBODYS_CONN + n] * FLOOD_UIDS
+                conns = [NOBODYS_CONN + n] * uids
                 wire.send(["logout", crowd, {"conn": conns}])
 
     def _order(self, until: float) -> None:

@@ -2,15 +2,26 @@
 
 A plan is a list of steps, each a plain value with a moment. So a run can be told as text,
 and a shorter one found by leaving steps out.
+
+Each run has some features and some faults only, and so rare ones meet; each feature draws
+by a random of its own, so that a new one changes the runs that have it, and no other.
+Settings and lasting times are drawn by log scale, over all that an operator may set, and
+below that where a few users are to meet a bound.
+
+Source:
+    Groce et al., 2012: swarm testing.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import exp, log
 from pathlib import Path
 from random import Random
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.config.settings import (
     Config,
+    GuardSettings,
     LimitSettings,
     PresenceSettings,
     SocketSettings,
@@ -22,11 +33,17 @@ from liveness.promises.run_terms import GatewayTerms, RunTerms
 
 # Beside plain ones those that are easily taken for each other.
 UIDS: Final[list[Uid]] = [7, "7", "user:phone", "user:desk", "é", "E\u0301", 0]
-DAY_MS: Final = 86_400_000
 WEEK_S: Final = 604_800.0
 RETRIES_S: Final = (1, 2, 3)
+DAY_S: Final = 86_400.0  # the longest timeout
+# By how much a wall clock is wrong at most: from 1970 to 2100.
+WRONG_S: Final = 2.4e9
 # Everybody has connected by then, and what the disk owed is written.
 SETTLE_S: Final = 5.0
+# After all was done to anybody a run goes on no longer than this; what is due later is not
+# waited for.
+MOST_REST_S: Final = 60.0
+NO_GUARD: Final = GuardSettings()
 
 
 class Visit(NamedTuple):
@@ -58,6 +75,7 @@ class Fault(NamedTuple):
     what: str
     whom: int  # which gateway or watcher, if it is done to one
     lasts_s: float
+    by_s: float = 0.0  # by how much a clock is wrong afterwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +88,11 @@ class Greedy:
 
 Step: TypeAlias = Visit | Remind | Fault | Greedy
 
-# Of the plans.
-GREEDY_SHARE: Final = 0.25
-
 # Of a gateway: what its hello says of its clock. In another time namespace it is shifted,
 # and it goes on to say `began` although the sidecar has told it not to.
 CLOCKS: Final = ("host's", "host's", "host's", "not told", "another namespace's")
 
-# So many plans have users who connect through two gateways while the sidecar is paused.
-RACES: Final = 0.3
-
-# With how often each is drawn.
+# With how often each is drawn, of those that a run has.
 FAULTS: Final = {
     "sidecar crashes": 4,
     "sidecar crashes in a write": 5,
@@ -91,7 +103,8 @@ FAULTS: Final = {
     "disk full": 2,
     "disk fails": 2,
     "disk stalls": 3,
-    "wall clock stepped": 2,
+    "disk gets no threads": 2,
+    "disk rots": 2,
     "gateway crashes": 3,
     "gateway crashes, back fresh": 3,
     "gateway hangs": 4,
@@ -99,30 +112,25 @@ FAULTS: Final = {
     "gateway connects anew": 3,
     "gateway floods": 2,
     "gateway repeats itself": 2,
+    "gateway dies unread": 2,
     "watcher slow": 2,
     "watcher lost": 3,
+    "socket removed": 1,
+    "host sleeps": 2,
+    "host boots": 2,
+    "wall clock stepped": 3,
+    "wall clock set right": 3,
+    "state put back": 2,
 }
 # Of a disk that stalls for some time a call takes at most this share of it.
 STALL_SHARE: Final = 1 / 3
-# Drawn apart from those, so that what a seed draws besides stays as it was.
-SOCKET_REMOVED: Final = "socket removed"
-# In so many plans a gateway asks for more answers than may wait for a link, and crashes.
-DIES_UNREAD: Final = "gateway dies unread"
-UNREAD_DEATHS: Final = 0.3
-# In so many plans the host starts no thread at times, so that the disk has to wait.
-NO_THREADS: Final = "disk gets no threads"
-THREADLESS: Final = 0.3
-# In so many plans the host sleeps: only its CLOCK_MONOTONIC stands still.
-HOST_SLEEPS: Final = "host sleeps"
-SLEEPY: Final = 0.4
-# As often as not there is none. It is the trouble of one gateway, and of no other.
+# The trouble of one gateway, and of no other.
 ORDERS: Final = "gateway orders without end"
-MOST_ORDERS: Final = 3
+DIES_UNREAD: Final = "gateway dies unread"
 NOBODYS_KEY: Final = "nobody's"
-
-
-# In so many of all runs pages of the log are damaged on the disk.
-ROTTEN: Final = 0.4
+CLOCK_FAULTS: Final = ("wall clock stepped", "host boots")
+# Of a host that boots, or a clock that is stepped, so many go wrong.
+WRONG_SHARE: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,37 +152,41 @@ class Plan:
 
     seed: int
     timeout_s: float
-    hold_s: float
-    run_timeout_s: float
-    window: int
-    pause_firing: int
-    pause_reading: int
-    max_pending: int
-    tail: int
-    retention_s: float
     gateways: tuple[GatewayPlan, ...]
     watchers: int
     lasts_s: float
     steps: tuple[Step, ...]
+    hold_s: float = 4.0
+    run_timeout_s: float = 2.0
+    max_pending: int = 30_000
+    retention_s: float = WEEK_S
     unread_s: float = 30.0
-    max_unread_bytes: int = 64 << 20
-    device_separator: str = ""  # "user:phone" and "user:desk", or "u-1" to "u-29"
+    # "user:phone" and "user:desk", or "u-1" to "u-29"
+    device_separator: str = ""
+    slots: int = 30
+    guard: GuardSettings = NO_GUARD
+    limits: Mapping[str, int] = field(default_factory=dict)  # the others, by name
 
     @property
     def rest_s(self) -> float:
-        """How long after all was done to anybody the last consequence may take."""
+        """How long after all was done to anybody the last consequence is waited for."""
         visits = [it for it in self.steps if isinstance(it, Visit)]
         own = {None, *(visit.timeout for visit in visits)}
         names = [gateway.name for gateway in self.gateways]
         timeouts = [
             max(self.terms.timeouts_of(name, it)) for name in names for it in own
         ]
-        rest_s = max(timeouts) + self.hold_s + SETTLE_S
+        rest_s = max(timeouts) + self.hold_s + self.guard_hold_s + SETTLE_S
         asked = [it.seconds for it in self.steps if isinstance(it, Remind)]
         if asked:
             # Four runs, and what is waited in between.
             rest_s += max(asked) + 4 * self.run_timeout_s + sum(RETRIES_S)
-        return rest_s
+        return min(rest_s, MOST_REST_S)
+
+    @property
+    def guard_hold_s(self) -> float:
+        """How long the storm guard may hold a user."""
+        return self.guard.hold_s if self.guard.enabled else 0.0
 
     @property
     def terms(self) -> RunTerms:
@@ -182,6 +194,7 @@ class Plan:
         return RunTerms(
             timeout_s=self.timeout_s,
             hold_s=self.hold_s,
+            guard_hold_s=self.guard_hold_s,
             retention_s=self.retention_s,
             unread_s=self.unread_s,
             device_separator=self.device_separator,
@@ -203,275 +216,346 @@ class Plan:
         retries = ",".join(map(str, RETRIES_S))
         config = Config(
             timeout_s=self.timeout_s,
+            slots=self.slots,
             socket=SocketSettings(path=socket),
             presence=PresenceSettings(device_separator=self.device_separator),
             state=StateSettings(dir=state),
+            guard=self.guard,
             timers=TimerSettings(run_timeout_s=self.run_timeout_s, retries=retries),
         )
-        object.__setattr__(config.timers, "max_pending", self.max_pending)
         limits = LimitSettings(
-            gateway_hold_s=self.hold_s,
-            window=self.window,
-            pause_firing=self.pause_firing,
-            pause_reading=self.pause_reading,
-            tail=self.tail,
-            unread_s=self.unread_s,
-            max_unread_bytes=self.max_unread_bytes,
+            gateway_hold_s=self.hold_s, unread_s=self.unread_s, **self.limits
         )
         # Lower bounds than an operator may set, so that a few users meet them.
+        object.__setattr__(config.timers, "max_pending", self.max_pending)
         object.__setattr__(config, "limits", limits)
         object.__setattr__(config.state, "retention_s", self.retention_s)
         return config
 
 
-def plan_of(seed: int) -> Plan:
-    """Draw a plan."""
+@dataclass(slots=True)
+class Draft:
+    """A plan while it is drawn."""
+
+    timeout_s: float
+    lasts_s: float
+    gateways: list[GatewayPlan]
+    uids: list[Uid]
+    steps: list[Step] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+
+    def moment(self, random: Random) -> float:
+        """When something may begin."""
+        return random.uniform(0, self.lasts_s - 5)
+
+
+def plan_of(seed: int, features: "Features | None" = None) -> Plan:
+    """Draw a plan, of all features or of some."""
     random = Random(seed)
-    timeout_s = random.choice([2.0, 3.0, 5.0, 10.0])
-    gateways = tuple(
-        _gateway(random, seed, number) for number in range(random.randint(1, 4))
+    # Mostly such that a user falls silent some times in a run.
+    timeout_s = by_scale(random, 1.0, 10.0 if random.random() < 0.9 else DAY_S)
+    draft = Draft(
+        timeout_s,
+        by_scale(random, 15, 90),
+        [
+            GatewayPlan(f"gw-{number}", None, None, 0.0, None)
+            for number in range(random.randint(1, 4))
+        ],
+        UIDS + [f"u-{n}" for n in range(random.choice([0, 5, 30]))],
     )
-    lasts_s = random.uniform(60, 240)
-    uids = UIDS + [f"u-{n}" for n in range(random.choice([0, 5, 30]))]
-    visits = random.randint(10, 30 + 4 * len(uids))
-    steps: list[Step] = [
-        *(_visit(random, uids, gateways, lasts_s, timeout_s) for _ in range(visits)),
-        *(
-            _reminder(random, n, gateways, lasts_s)
-            for n in range(random.randint(0, 20))
-        ),
-        *(_fault(random, lasts_s, timeout_s) for _ in range(random.randint(1, 25))),
-        *_lost_files(Random(f"{seed}-files"), lasts_s),
-        *_rot(Random(f"{seed}-rot"), lasts_s),
-    ]
-    hold_s = random.choice([4.0, 15.0])
-    run_timeout_s = random.choice([2.0, 6.0])
-    window = random.choice([2, 10, 10_000])
-    pause_firing = random.choice([2, 10_000])
-    pause_reading = random.choice([6, 30_000])
-    tail = random.choice([1, 20, 20_000])
-    retention_s = random.choice([WEEK_S, WEEK_S, 20.0])
-    watchers = random.randint(0, 3)
-    # Drawn by themselves, so that every other plan stays as it was.
-    steps += _long_absences(seed, retention_s, lasts_s)
-    of_orders = Random(f"{seed}-orders")
-    steps += [
-        Fault(
-            at=of_orders.uniform(0, lasts_s - 5),
-            what=ORDERS,
-            whom=of_orders.randrange(len(gateways)),
-            lasts_s=of_orders.uniform(0, 2) * timeout_s,
-        )
-        for _ in range(of_orders.choice([0, of_orders.randint(1, MOST_ORDERS)]))
-    ]
-    gateways, hangs = _lateness(Random(f"{seed}-pings"), gateways, lasts_s, timeout_s)
-    steps += hangs
-    unread = Random(f"{seed}-unread")
-    if unread.random() < GREEDY_SHARE:
-        steps += [
-            Greedy(
-                at=unread.uniform(0, lasts_s - 45),
-                unread_for_s=unread.choice([0.5, unread.uniform(0, 4), 40.0]),
-            )
-            for _ in range(unread.randint(1, 6))
-        ]
-    drawn = Random(f"{seed}-began")
-    gateways = tuple(replace(it, clock=drawn.choice(CLOCKS)) for it in gateways)
-    if drawn.random() < RACES:
-        for _ in range(drawn.randint(1, 5)):
-            steps += _race(drawn, uids, len(gateways), lasts_s, timeout_s)
-    drawn = Random(f"{seed}, deaths")
-    if drawn.random() < UNREAD_DEATHS:
-        steps += _unread_deaths(drawn, lasts_s, timeout_s + hold_s)
-    drawn = Random(f"{seed}, threads")
-    if drawn.random() < THREADLESS:
-        steps += _without_threads(drawn, lasts_s, timeout_s)
-    drawn = Random(f"{seed}, sleeps")
-    if drawn.random() < SLEEPY:
-        steps += [
-            Fault(
-                at=drawn.uniform(0, lasts_s - 5),
-                what=HOST_SLEEPS,
-                whom=0,
-                lasts_s=drawn.choice([drawn.uniform(0.3, 40), 28_800.0]),
-            )
-            for _ in range(drawn.randint(1, 3))
-        ]
+    _visits(draft, random)
+    for name, (share, feature) in (features or FEATURES).items():
+        random = Random(f"{seed}, {name}")
+        if random.random() < share:
+            feature(draft, random)
     return Plan(
         seed=seed,
         timeout_s=timeout_s,
-        hold_s=hold_s,
-        run_timeout_s=run_timeout_s,
-        window=window,
-        pause_firing=pause_firing,
-        pause_reading=pause_reading,
-        max_pending=of_orders.choice([20, 30_000]),
-        tail=tail,
-        retention_s=retention_s,
-        gateways=gateways,
-        watchers=watchers,
-        lasts_s=lasts_s,
-        steps=tuple(sorted(steps, key=lambda step: step.at)),
-        unread_s=unread.choice([4.0, 30.0]),
-        max_unread_bytes=unread.choice([1_000_000, 64 << 20]),
-        device_separator=Random(f"{seed}-devices").choice(["", ":", "-"]),
+        gateways=tuple(draft.gateways),
+        watchers=Random(f"{seed}, watchers").randint(0, 3),
+        lasts_s=draft.lasts_s,
+        steps=tuple(sorted(draft.steps, key=lambda step: step.at)),
+        limits=draft.limits,
+        **draft.settings,
     )
 
 
-def _gateway(random: Random, seed: int, number: int) -> GatewayPlan:
-    timeout = random.choice([None, None, 4.0, 8.0])
-    # Drawn by itself, so that every other plan stays as it was.
-    other = Random(f"{seed}, timeouts of {number}").choice([timeout] * 3 + [2.0, 12.0])
-    return GatewayPlan(
-        name=f"gw-{number}",
-        timeout=timeout,
-        ping=random.choice([None, None, 0.5, 1.5]),
-        flush_s=random.choice([0.0, 0.0, 0.2]),
-        other_timeout=other,
-    )
+def by_scale(random: Random, least: float, most: float) -> float:
+    """A number of which each order of magnitude is as likely."""
+    return exp(random.uniform(log(least), log(most)))
 
 
-def _long_absences(seed: int, retention_s: float, lasts_s: float) -> list[Step]:
-    """Gateways that are away, or do not read, for longer than records are kept."""
-    random = Random(f"{seed}, long absences")
-    if retention_s == WEEK_S or random.random() < 0.5:
-        return []
-    return [
-        Fault(
-            at=random.uniform(0, lasts_s - 5),
-            what=random.choice(["gateway hangs", "gateway crashes"]),
-            whom=random.randrange(12),
-            lasts_s=random.uniform(0.5, 3) * retention_s,
+def whole(random: Random, least: int, most: int) -> int:
+    """The same, of whole numbers."""
+    return round(by_scale(random, least, most))
+
+
+# --- users and gateways ---------------------------------------------------------
+
+
+def _visits(draft: Draft, random: Random) -> None:
+    for _ in range(random.randint(5, 20 + 2 * len(draft.uids))):
+        gateway = random.randrange(len(draft.gateways))
+        draft.steps.append(
+            _visit(random, draft, draft.moment(random), gateway, draft.timeout_s)
         )
-        for _ in range(random.randint(1, 3))
-    ]
-
-
-def _lateness(
-    random: Random,
-    gateways: tuple[GatewayPlan, ...],
-    lasts_s: float,
-    timeout_s: float,
-) -> tuple[tuple[GatewayPlan, ...], list[Step]]:
-    """Have some ping at the last moment, and one hang again and again."""
-    every = (1 / 3, 1.0, 1.0, 1.5)
-    gateways = tuple(replace(it, pings_every=random.choice(every)) for it in gateways)
-    if random.random() < 0.7:
-        return gateways, []
-    at, whom = random.uniform(0, lasts_s - 5), random.randrange(12)
-    hangs_s, apart_s = random.uniform(0.5, 2) * timeout_s, random.uniform(0.1, 1.5)
-    hangs = list[Step]()
-    while at < lasts_s - 5 and len(hangs) < 12:
-        hangs.append(Fault(at, "gateway hangs", whom, hangs_s))
-        at += hangs_s + apart_s
-    return gateways, hangs
-
-
-def _unread_deaths(random: Random, lasts_s: float, held_s: float) -> list[Step]:
-    """Gateways that crash with answers unread, for as long as users may be held."""
-    return [
-        Fault(
-            at=random.uniform(0, lasts_s - 5),
-            what=DIES_UNREAD,
-            whom=random.randrange(12),
-            lasts_s=random.uniform(0.1, 2) * held_s,
-        )
-        for _ in range(random.randint(1, 3))
-    ]
-
-
-def _without_threads(random: Random, lasts_s: float, timeout_s: float) -> list[Step]:
-    """Times in which the host starts no thread."""
-    return [
-        Fault(
-            at=random.uniform(0, lasts_s - 5),
-            what=NO_THREADS,
-            whom=0,
-            lasts_s=random.uniform(0, 2) * timeout_s,
-        )
-        for _ in range(random.randint(1, 3))
-    ]
-
-
-def _rot(random: Random, lasts_s: float) -> list[Fault]:
-    """Of a random of its own: where nothing rots a seed's plan is as it was before."""
-    count = random.randint(1, 6) if random.random() < ROTTEN else 0
-    return [
-        Fault(random.uniform(0, lasts_s - 5), "disk rots", 0, 0.05)
-        for _ in range(count)
-    ]
 
 
 def _visit(
-    random: Random,
-    uids: list[Uid],
-    gateways: tuple[GatewayPlan, ...],
-    lasts_s: float,
-    timeout_s: float,
+    random: Random, draft: Draft, at: float, gateway: int, timeout_s: float
 ) -> Visit:
-    gateway = random.randrange(len(gateways))
-    own = random.choice([None, None, None, 1.0, 6.0])
-    whole = own or gateways[gateway].timeout or timeout_s
     return Visit(
-        at=random.uniform(0, lasts_s - 5),
+        at=at,
         gateway=gateway,
-        uid=random.choice(uids),
+        uid=random.choice(draft.uids),
         talks_for_s=random.choice([0.0, random.uniform(0, 4), random.uniform(0, 10)])
-        * whole,
-        every_s=random.uniform(0.15, 0.45) * whole,
+        * timeout_s,
+        every_s=random.uniform(0.15, 0.45) * timeout_s,
         logs_out=random.random() < 0.4,
-        timeout=own,
+        timeout=None,
     )
 
 
-def _race(
-    random: Random, uids: list[Uid], gateways: int, lasts_s: float, timeout_s: float
-) -> list[Step]:
-    """A user connects some times while the sidecar is paused, through any gateway."""
-    at, seconds = random.uniform(0, lasts_s - 5), random.uniform(0.2, 3.0)
-    uid = random.choice(uids)
-    visits = [
-        Visit(
-            at=at + random.uniform(0, seconds),
-            gateway=random.randrange(gateways),
-            uid=uid,
-            talks_for_s=random.uniform(1, 3) * timeout_s,
-            every_s=0.3 * timeout_s,
-            logs_out=random.random() < 0.5,
-            timeout=None,
+def _own_timeouts(draft: Draft, random: Random) -> None:
+    """Some users have a timeout of their own."""
+    most = random.choice([10.0, DAY_S])
+    for number, step in enumerate(draft.steps):
+        if isinstance(step, Visit) and random.random() < 0.4:
+            own = by_scale(random, 1.0, most)
+            draft.steps[number] = step._replace(
+                timeout=own, every_s=random.uniform(0.15, 0.45) * own
+            )
+
+
+def _timeouts_of_gateways(draft: Draft, random: Random) -> None:
+    """Gateways say a timeout, some of them another one on every second link."""
+    most = random.choice([15.0, 15.0, DAY_S])
+    for number, gateway in enumerate(draft.gateways):
+        timeout = random.choice([None, by_scale(random, 1.0, most)])
+        other = random.choice([timeout, timeout, by_scale(random, 1.0, most)])
+        draft.gateways[number] = replace(gateway, timeout=timeout, other_timeout=other)
+
+
+def _pings(draft: Draft, random: Random) -> None:
+    """Gateways promise to ping; some do so at the last moment, and one hangs often."""
+    for number, gateway in enumerate(draft.gateways):
+        draft.gateways[number] = replace(
+            gateway,
+            ping=random.choice([None, by_scale(random, 0.2, 5.0)]),
+            pings_every=random.choice([1 / 3, 1.0, 1.0, 1.5]),
         )
-        for _ in range(random.randint(2, 4))
-    ]
-    return [Fault(at, "sidecar paused", 0, seconds), *visits]
+    if random.random() < 0.7:
+        return
+    at, whom = draft.moment(random), random.randrange(12)
+    hangs_s = random.uniform(0.5, 2) * draft.timeout_s
+    apart_s = random.uniform(0.1, 1.5)
+    for _ in range(12):
+        if at > draft.lasts_s - 5:
+            break
+        draft.steps.append(Fault(at, "gateway hangs", whom, hangs_s))
+        at += hangs_s + apart_s
 
 
-def _reminder(
-    random: Random, number: int, gateways: tuple[GatewayPlan, ...], lasts_s: float
-) -> Remind:
-    seconds = random.choice([0.1, random.uniform(0.1, 3), random.uniform(1, 40)])
-    return Remind(
-        at=random.uniform(0, lasts_s - 5),
-        gateway=random.randrange(len(gateways)),
-        key=f"key-{number}",
-        seconds=seconds,
-        cancelled_after_s=random.choice([None, None, random.uniform(0, 1.5 * seconds)]),
+def _flushes(draft: Draft, random: Random) -> None:
+    """Gateways collect what their users say."""
+    for number, gateway in enumerate(draft.gateways):
+        draft.gateways[number] = replace(gateway, flush_s=by_scale(random, 0.01, 0.5))
+
+
+def _clocks(draft: Draft, random: Random) -> None:
+    """Gateways tell more or less of their clock."""
+    for number, gateway in enumerate(draft.gateways):
+        draft.gateways[number] = replace(gateway, clock=random.choice(CLOCKS))
+
+
+def _races(draft: Draft, random: Random) -> None:
+    """A user connects some times while the sidecar is paused, through any gateway."""
+    for _ in range(random.randint(1, 5)):
+        at, seconds = draft.moment(random), by_scale(random, 0.02, 3.0)
+        uid = random.choice(draft.uids)
+        draft.steps.append(Fault(at, "sidecar paused", 0, seconds))
+        for _ in range(random.randint(2, 4)):
+            gateway = random.randrange(len(draft.gateways))
+            when = at + random.uniform(0, seconds)
+            visit = _visit(random, draft, when, gateway, draft.timeout_s)
+            draft.steps.append(visit._replace(uid=uid))
+
+
+def _twice_at_once(draft: Draft, random: Random) -> None:
+    """A user connects some times through one gateway, which has no link meanwhile or hangs.
+
+    So logins and logouts of its connections come in one batch.
+    """
+    for _ in range(random.randint(1, 4)):
+        at, seconds = draft.moment(random), by_scale(random, 0.05, 2.0)
+        uid, whom = random.choice(draft.uids), random.randrange(len(draft.gateways))
+        what = random.choice(["gateway loses its link", "gateway hangs"])
+        draft.steps.append(Fault(at, what, whom, 4 * seconds))
+        for _ in range(random.randint(2, 4)):
+            talks_s = random.uniform(0, seconds)
+            draft.steps.append(
+                Visit(
+                    at=at + random.uniform(0, seconds),
+                    gateway=whom,
+                    uid=uid,
+                    talks_for_s=talks_s,
+                    every_s=random.uniform(0.1, 1.0) * talks_s + 0.01,
+                    logs_out=random.random() < 0.7,
+                    timeout=None,
+                )
+            )
+
+
+def _reminders(draft: Draft, random: Random) -> None:
+    """Gateways ask for timers, and cancel some."""
+    for number in range(whole(random, 1, 20)):
+        seconds = by_scale(random, 0.1, random.choice([40.0, 40.0, 3.1e7]))
+        draft.steps.append(
+            Remind(
+                at=draft.moment(random),
+                gateway=random.randrange(len(draft.gateways)),
+                key=f"key-{number}",
+                seconds=seconds,
+                cancelled_after_s=random.choice(
+                    [None, None, random.uniform(0, 1.5 * min(seconds, 60.0))]
+                ),
+            )
+        )
+
+
+def _greed(draft: Draft, random: Random) -> None:
+    """Watchers who ask for much and do not read."""
+    draft.settings["unread_s"] = random.choice([4.0, 30.0])
+    draft.limits["max_unread_bytes"] = whole(random, 1_000_000, 64 << 20)
+    for _ in range(random.randint(1, 6)):
+        at = random.uniform(0, max(1.0, draft.lasts_s - 45))
+        draft.steps.append(Greedy(at, by_scale(random, 0.1, 45.0)))
+
+
+# --- settings -------------------------------------------------------------------
+
+
+def _limits(draft: Draft, random: Random) -> None:
+    """Bounds that a few users meet."""
+    for name, least, most in (
+        ("window", 1, 1_000_000),
+        ("pause_firing", 2, 10_000),
+        ("pause_reading", 6, 30_000),
+        ("tail", 1, 1_000_000),
+        ("max_batch", 1, 100_000),
+        ("max_spool_bytes", 64 << 10, 256 << 20),
+    ):
+        if random.random() < 0.5:
+            draft.limits[name] = whole(random, least, most)
+
+
+def _times(draft: Draft, random: Random) -> None:
+    """How long anything is waited for."""
+    settings = draft.settings
+    settings["hold_s"] = by_scale(random, 1.0, random.choice([30.0, 3_600.0]))
+    settings["run_timeout_s"] = by_scale(random, 1.0, random.choice([6.0, DAY_S]))
+
+
+def _wheel(draft: Draft, random: Random) -> None:
+    draft.settings["slots"] = whole(random, 2, 3_600)
+
+
+def _devices(draft: Draft, random: Random) -> None:
+    draft.settings["device_separator"] = random.choice([":", "-"])
+
+
+def _guard(draft: Draft, random: Random) -> None:
+    """The storm guard is on."""
+    draft.settings["guard"] = GuardSettings(
+        enabled=True,
+        share=by_scale(random, 0.01, 0.99),
+        least_users=whole(random, 1, 100),
+        hold_s=by_scale(random, 1.0, 30.0),
     )
 
 
-def _fault(random: Random, lasts_s: float, timeout_s: float) -> Fault:
-    what = random.choices([*FAULTS], [*FAULTS.values()])[0]
+def _retention(draft: Draft, random: Random) -> None:
+    """Records are kept shortly, and gateways are away or hang for longer."""
+    draft.settings["retention_s"] = by_scale(random, 5.0, WEEK_S)
+    for _ in range(random.randint(0, 3)):
+        draft.steps.append(
+            Fault(
+                at=draft.moment(random),
+                what=random.choice(["gateway hangs", "gateway crashes"]),
+                whom=random.randrange(12),
+                lasts_s=random.uniform(0.5, 3)
+                * min(draft.settings["retention_s"], 20.0),
+            )
+        )
+
+
+def _orders(draft: Draft, random: Random) -> None:
+    """A gateway asks for more than is written."""
+    draft.settings["max_pending"] = whole(random, 20, 30_000)
+    for _ in range(random.randint(1, 3)):
+        lasts_s = random.uniform(0, 2) * min(draft.timeout_s, 10.0)
+        whom = random.randrange(len(draft.gateways))
+        draft.steps.append(Fault(draft.moment(random), ORDERS, whom, lasts_s))
+
+
+# --- faults ---------------------------------------------------------------------
+
+
+def _faults(draft: Draft, random: Random) -> None:
+    """Some kinds of faults, each some times."""
+    kinds = random.sample([*FAULTS], whole(random, 1, len(FAULTS)))
+    weights = [FAULTS[what] for what in kinds]
+    for what in random.choices(kinds, weights, k=whole(random, 1, 25)):
+        draft.steps.append(_fault(random, draft, what))
+
+
+def _fault(random: Random, draft: Draft, what: str) -> Fault:
+    is_wrong = what in CLOCK_FAULTS and random.random() < WRONG_SHARE
     return Fault(
-        at=random.uniform(0, lasts_s - 5),
+        at=draft.moment(random),
         what=what,
         whom=random.randrange(12),
-        lasts_s=random.choice([0.05, random.uniform(0, 1.5), random.uniform(0, 4)])
-        * timeout_s,
+        lasts_s=by_scale(random, 0.02, 4.0) * min(draft.timeout_s, 10.0),
+        by_s=random.choice([-1, 1]) * by_scale(random, 0.01, WRONG_S)
+        if is_wrong
+        else 0.0,
     )
 
 
-def _lost_files(random: Random, lasts_s: float) -> list[Step]:
-    """Somebody removes the file of the socket."""
-    moments = [
-        random.uniform(0, lasts_s - 5) for _ in range(random.choice([0, 0, 1, 2]))
-    ]
-    return [Fault(at, SOCKET_REMOVED, 0, 0.0) for at in moments]
+def _sleeps(draft: Draft, random: Random) -> None:
+    """The host sleeps for long."""
+    for _ in range(random.randint(1, 3)):
+        slept_s = by_scale(random, 0.3, WEEK_S)
+        draft.steps.append(Fault(draft.moment(random), "host sleeps", 0, slept_s))
+
+
+def _slow_commits(draft: Draft, random: Random) -> None:
+    """A commit takes longer than any timeout."""
+    lasts_s = random.uniform(1, 4) * min(draft.timeout_s, 10.0) / STALL_SHARE
+    draft.steps.append(Fault(draft.moment(random), "disk stalls", 0, lasts_s))
+
+
+Features: TypeAlias = Mapping[str, tuple[float, Callable[[Draft, Random], None]]]
+# By name: how many runs have each, and what draws it.
+FEATURES: Final[Features] = {
+    "own timeouts": (0.5, _own_timeouts),
+    "timeouts of gateways": (0.5, _timeouts_of_gateways),
+    "pings": (0.5, _pings),
+    "flushes": (0.5, _flushes),
+    "clocks": (0.5, _clocks),
+    "races": (0.3, _races),
+    "twice at once": (0.3, _twice_at_once),
+    "reminders": (0.6, _reminders),
+    "greed": (0.2, _greed),
+    "limits": (0.5, _limits),
+    "times": (0.5, _times),
+    "wheel": (0.3, _wheel),
+    "devices": (0.4, _devices),
+    "guard": (0.2, _guard),
+    "retention": (0.4, _retention),
+    "orders": (0.2, _orders),
+    "faults": (0.9, _faults),
+    "sleeps": (0.2, _sleeps),
+    "slow commits": (0.15, _slow_commits),
+}

@@ -1,17 +1,23 @@
 """Runs seeds, and of a run that breaks a promise finds a short one that does too."""
 
+import os
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from multiprocessing import get_context
 from typing import Final
 
 from liveness.promises.checker import broken_promises
 from tests.simulation.plan import Plan, Step, plan_of
 from tests.simulation.run import run
+from tests.simulation.situations import all_named, noted
 
 # Runs that may go into making one shorter: some minutes.
 SHORTENING_RUNS: Final = 120
 SHOWN_BREACHES: Final = 10
+AT_ONCE: Final = 64  # seeds that are handed to all processes together
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,7 @@ class Outcome:
     plan: Plan
     breaches: list[str]
     lasted_s: float
+    reached: frozenset[str] = frozenset()
 
     @property
     def promise(self) -> str:
@@ -43,18 +50,61 @@ class Outcome:
 
 def outcome_of(plan: Plan) -> Outcome:
     """Run a plan, and check it; whatever is raised is a breach too."""
-    try:
-        history = run(plan)
-    except Exception:  # of whatever kind: the run is told of, not ended by it
-        return Outcome(plan, [f"raised: {traceback.format_exc()}"], 0.0)
-    return Outcome(plan, broken_promises(plan.terms, history), history.ended_at)
+    with noted() as counts:
+        try:
+            history = run(plan)
+        except Exception:  # of whatever kind: the run is told of, not ended by it
+            return Outcome(plan, [f"raised: {traceback.format_exc()}"], 0.0)
+        breaches = broken_promises(plan.terms, history)
+        return Outcome(plan, breaches, history.ended_at, frozenset(counts))
+
+
+def outcome_of_seed(seed: int) -> Outcome:
+    """Draw a plan and run it; one that breaks a promise is made short."""
+    outcome = outcome_of(plan_of(seed))
+    return shortest(outcome) if outcome.breaches else outcome
 
 
 def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
-    """Run seeds, one after the other; one that breaks a promise is made short."""
-    for seed in seeds:
-        outcome = outcome_of(plan_of(seed))
-        yield shortest(outcome) if outcome.breaches else outcome
+    """Run seeds on all processors; the outcomes come in order."""
+    left = iter(seeds)
+    with get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=AT_ONCE) as pool:
+        while some := [*islice(left, AT_ONCE)]:
+            yield from pool.imap(outcome_of_seed, some)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of many runs, all together."""
+
+    seeds: list[int] = field(default_factory=list)
+    virtual_s: float = 0.0
+    reached: Counter[str] = field(default_factory=Counter)  # in how many runs
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one."""
+        self.seeds.append(outcome.plan.seed)
+        self.virtual_s += outcome.lasted_s
+        self.reached.update(outcome.reached)
+
+    def never_reached(self, *, though_rare: bool) -> list[str]:
+        """Situations that no run came into; those that are rare only if asked for."""
+        return [
+            name
+            for name, is_certain in all_named().items()
+            if (is_certain or though_rare) and not self.reached[name]
+        ]
+
+    def __str__(self) -> str:
+        hours, names = self.virtual_s / 3600, all_named()
+        never = self.never_reached(though_rare=True)
+        return "\n".join(
+            [
+                f"seeds {min(self.seeds)} to {max(self.seeds)}: {hours:.2f} virtual hours, "
+                f"{len(names) - len(never)} of {len(names)} situations",
+                *(f"never reached: {name}" for name in never),
+            ]
+        )
 
 
 def shortest(outcome: Outcome) -> Outcome:

@@ -41,13 +41,12 @@ def all_named(folder: Path = Path(__file__).parent) -> dict[str, bool]:
     names = dict[str, bool]()
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Call(
-                    func=ast.Name(id="reached"),
-                    args=[ast.Constant(value=str(name))],
-                    keywords=keywords,
-                ):
-                    area = name.partition(":")[0]
-                    assert area in AREAS, f"{path}:{node.lineno}: {name!r}: no area"
-                    names[name] = names.get(name, True) and not keywords
+            if not isinstance(node, ast.Call):
+                continue
+            if not (isinstance(node.func, ast.Name) and node.func.id == "reached"):
+                continue
+            name = ast.literal_eval(node.args[0])
+            area = name.partition(":")[0]
+            assert area in AREAS, f"{path}:{node.lineno}: {name!r}: no area"
+            names[name] = names.get(name, True) and not node.keywords
     return names

@@ -10,13 +10,11 @@ import pytest
 
 from tests.simulation.machine import Files, files, torn
 from tests.simulation.plan import (
-    DIES_UNREAD,
     FAULTS,
-    HOST_SLEEPS,
-    NO_THREADS,
+    FEATURES,
     ORDERS,
-    SOCKET_REMOVED,
     Fault,
+    Plan,
     Step,
     Visit,
     plan_of,
@@ -80,20 +78,25 @@ def test_a_file_renamed_into_place_is_there_or_not_and_never_in_part() -> None:
 
 
 def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
-    steps = [step for seed in range(1, 40) for step in plan_of(seed).steps]
-    assert {step.what for step in steps if isinstance(step, Fault)} == {
-        *FAULTS,
-        DIES_UNREAD,
-        HOST_SLEEPS,
-        NO_THREADS,
-        ORDERS,
-        SOCKET_REMOVED,
-        "disk rots",
-    }
+    plans = [plan_of(seed) for seed in range(100)]
+    steps = [step for plan in plans for step in plan.steps]
+    assert {step.what for step in steps if isinstance(step, Fault)} == {*FAULTS, ORDERS}
     visits = [step for step in steps if isinstance(step, Visit)]
     assert any(not visit.talks_for_s and not visit.logs_out for visit in visits)
     assert {7, "7"} <= {visit.uid for visit in visits}
     assert plan_of(5) == plan_of(5) != plan_of(6)
+
+
+def test_a_feature_changes_the_plans_that_have_it_and_no_other() -> None:
+    def plans_without(name: str) -> list[Plan]:
+        rest = {key: it for key, it in FEATURES.items() if key != name}
+        return [plan_of(seed, rest) for seed in range(50)]
+
+    for name, (share, _) in FEATURES.items():
+        same = sum(
+            plan_of(seed) == plan for seed, plan in enumerate(plans_without(name))
+        )
+        assert 0 < same < 50, (name, share)
 
 
 def test_what_breaks_is_shortened_to_the_steps_that_it_takes() -> None:

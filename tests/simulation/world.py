@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -14,7 +14,6 @@ from liveness.promises.run_history import History
 from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
 from tests.simulation.plan import (
     DIES_UNREAD,
-    HOST_SLEEPS,
     ORDERS,
     STALL_SHARE,
     Fault,
@@ -25,6 +24,15 @@ from tests.simulation.plan import (
 )
 
 Act = Callable[[], Awaitable[None] | None]
+
+RESTARTS: Final = (
+    "sidecar crashes",
+    "sidecar crashes in a write",
+    "sidecar restarts",
+    "host boots",
+    "state is back",
+)
+GATEWAY_BOOTS: Final = ("crashes", "crashes, back fresh")
 
 
 class Host(Protocol):
@@ -52,8 +60,8 @@ class Host(Protocol):
     async def crash(self, *, in_a_write: bool) -> None:
         """End it with nothing said: now, or within the next call on the disk."""
 
-    def suffer(self, what: str, seconds: float) -> Callable[[], None]:
-        """Begin a fault that lasts so long; return what ends it."""
+    def suffer(self, fault: Fault) -> Callable[[], None]:
+        """Begin a fault; return what ends it."""
 
 
 class World:
@@ -187,12 +195,13 @@ class World:
         if self.now >= self.plan.lasts_s:
             return None  # it was put off for so long that all is to come to rest
         kind, _, does = fault.what.partition(" ")
-        if kind in ("sidecar", "disk", "wall", "socket", "host"):
+        if kind in ("sidecar", "disk", "wall", "socket", "host", "state"):
             is_busy = self._is_restarting or not self.machine.is_up
             if self._paused_at is not None or is_busy:
                 self.after(0.5, partial(self._befall, fault))
                 return None
-            return self._befall_host(fault.what, seconds)
+            self._befall_host(fault)
+            return None
         if kind == "gateway":
             gateway = self.gateways[whom % len(self.gateways)]
             is_its_own = fault.what in (ORDERS, DIES_UNREAD)
@@ -214,39 +223,47 @@ class World:
         else:
             self.history.troubles_of.setdefault(whose, []).append(trouble)
 
-    def _befall_host(self, what: str, seconds: float) -> Awaitable[None] | None:
+    def _befall_host(self, fault: Fault) -> None:
+        what, seconds = fault.what, fault.lasts_s
+        if what in RESTARTS:
+            self._is_restarting = True
+            self.nursery.start_soon(self._restart, fault)
+            return
         match what:
-            case "sidecar crashes" | "sidecar crashes in a write" | "sidecar restarts":
-                self._is_restarting = True
-                self.nursery.start_soon(self._restart, what, seconds)
             case "sidecar paused":
                 self._pause(seconds)
+            case "state put back":
+                self.machine.suffer(fault)  # which only copies it
+                back = fault._replace(what="state is back", lasts_s=0.0)
+                self.after(seconds, partial(self._befall, back))
             case "sidecar busy":
-                began, ends = self.now, self.machine.suffer(what, seconds)
+                began, ends = self.now, self.machine.suffer(fault)
                 self._pass(seconds)
                 # And what has gathered meanwhile is read slowly.
                 self.history.troubles.append((began, self.now + 3, what))
                 self.after(0.5, ends)
+            case "host sleeps" | "wall clock stepped" | "wall clock set right":
+                self.machine.suffer(fault)
             case _:
-                self._for_a_while(what, seconds)
-        return None
+                # A call of a disk that begins at its end may last as long as any.
+                longest_s = STALL_SHARE * seconds if what == "disk stalls" else 0.0
+                self.note(seconds + longest_s + 3, what)
+                self.after(seconds, self.machine.suffer(fault))
 
-    def _for_a_while(self, what: str, seconds: float) -> None:
-        if what == "disk stalls":
-            # A call that begins at its end may last as long as any.
-            self.note(seconds + STALL_SHARE * seconds + 3, what)
-        elif what not in ("wall clock stepped", HOST_SLEEPS):
-            self.note(seconds + 3, what)
-        self.after(seconds, self.machine.suffer(what, seconds))
-
-    async def _restart(self, what: str, seconds: float) -> None:
-        began = self.now
+    async def _restart(self, fault: Fault) -> None:
+        began, what = self.now, fault.what
         if what == "sidecar restarts":
             await self.machine.stop()
         else:
-            await self.machine.crash(in_a_write=what.endswith("write"))
-        if seconds > 0.1:
-            await trio.sleep(seconds)
+            is_torn = what in ("sidecar crashes in a write", "host boots")
+            await self.machine.crash(in_a_write=is_torn)
+        if what == "host boots":
+            for gateway in self.gateways:
+                gateway.suffer(GATEWAY_BOOTS[fault.whom % 2], fault.lasts_s)
+        if what in ("host boots", "state is back"):
+            self.machine.suffer(fault)
+        if fault.lasts_s > 0.1:
+            await trio.sleep(fault.lasts_s)
         await self.machine.start()
         self.history.troubles.append((began - 0.1, self.now + 3, what))
         self._is_restarting = False

@@ -18,7 +18,7 @@ import trio
 from liveness.core.records import HostTime
 from liveness.promises.checker import broken_promises
 from liveness.promises.run_history import History, Process
-from tests.simulation.plan import WEEK_S, Fault, GatewayPlan, Plan, Step, Visit
+from tests.simulation.plan import Fault, GatewayPlan, Plan, Step, Visit
 from tests.simulation.world import World
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
@@ -137,8 +137,8 @@ class RealMachine:
         self._history.processes[-1].ended_at = trio.current_time()
         await trio.to_thread.run_sync(self._sidecar.kill)
 
-    def suffer(self, what: str, seconds: float) -> Callable[[], None]:
-        raise AssertionError(f"{what} for {seconds} s is not known here")
+    def suffer(self, fault: Fault) -> Callable[[], None]:
+        raise AssertionError(f"{fault} is not known here")
 
 
 def plan_of(ends: list[str]) -> Plan:
@@ -184,12 +184,6 @@ def plan_of(ends: list[str]) -> Plan:
         timeout_s=TIMEOUT_S,
         hold_s=HOLD_S,
         run_timeout_s=inf,
-        window=10_000,
-        pause_firing=10_000,
-        pause_reading=30_000,
-        max_pending=30_000,
-        tail=20_000,
-        retention_s=WEEK_S,
         gateways=tuple(gateways),
         watchers=2,
         lasts_s=lasts_s,
