@@ -32,6 +32,7 @@ from liveness.service.links.credentials import access_to
 from liveness.service.links.sockets import listening
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.timer_store import TimerStore
+from tests.simulation.hindsight import look_at
 from tests.simulation.plan import STALL_SHARE, Fault
 
 # A pass over all links is over after two looks at the clock where the sidecar is slow.
@@ -48,6 +49,7 @@ HALF_STARTS: Final = 0.2
 KILLS: Final = 0.5
 # What a call on the disk takes before it does anything, and before it is known of.
 QUICK_S: Final = (0.0002, 0.003)
+LOOKS_EVERY_S: Final = 1.0  # for situations
 ZERO_MS: Final = 1_700_000_000_000
 BOOTED_S: Final = 5_000.0  # CLOCK_MONOTONIC at 0
 UPTIME_S: Final = 10.0  # after which a boot has come to its programs
@@ -350,14 +352,23 @@ class Machine:
             self.sidecar = load(config, store, table, self.clock, self._access)
             task_status.started()
             with life.scope:
-                await self.sidecar.run(life.asked_to_stop.wait, listener, {})
-                process.is_planned = True
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._look_at, self.sidecar)
+                    await self.sidecar.run(life.asked_to_stop.wait, listener, {})
+                    process.is_planned = True
+                    nursery.cancel_scope.cancel()
+            look_at(self.sidecar)
             self.sidecar = None
         if process.is_planned:
             self._image = files(life.folder)
         process.ended_at = trio.current_time()
         self._life = None
         life.over.set()
+
+    async def _look_at(self, sidecar: SidecarService) -> None:
+        while True:
+            await trio.sleep(LOOKS_EVERY_S)
+            look_at(sidecar)
 
     def _die(self, life: "_Life", image: Files) -> None:
         if life.scope.cancel_called:

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
+from tests.simulation.hindsight import look_back
 from tests.simulation.machine import Machine
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
@@ -34,6 +35,7 @@ def run(plan: Plan) -> History:
         capture_logs() as logs,
     ):
         trio.run(_play, plan, Path(folder), clock, history, clock=clock)
+    look_back(plan, history, {line["event"] for line in logs})
     history.faults = [
         f"{line['event']}: {line.get('exc_info', '')}"
         for line in logs
