@@ -95,6 +95,7 @@ class World:
         self._paused_at: float | None = None
         self._agenda: list[tuple[float, int, Act]] = []
         self._numbers = 0
+        self._is_sooner = trio.Event()
         self._conns = 0
         self._is_restarting = False
         self.gateways = [Gateway(self, it) for it in plan.gateways]
@@ -115,6 +116,8 @@ class World:
         """Have something done at a moment."""
         self._numbers += 1
         heapq.heappush(self._agenda, (when, self._numbers, act))
+        if self._agenda[0][1] == self._numbers:
+            self._is_sooner.set()
 
     def after(self, seconds: float, act: Act) -> None:
         """Have something done in a while."""
@@ -122,14 +125,20 @@ class World:
 
     async def go_on_until(self, until: float) -> None:
         """Let things happen up to a moment."""
-        while self._agenda and self._agenda[0][0] <= until:
-            at, _, act = heapq.heappop(self._agenda)
-            if at > trio.current_time():
-                await trio.sleep_until(at)
-            waited = act()
-            if waited is not None:
-                await waited
-        await trio.sleep_until(until)
+        while True:
+            next_at = min(until, self._agenda[0][0] if self._agenda else until)
+            if next_at > trio.current_time():
+                # What is read meanwhile may have something done before that.
+                self._is_sooner = trio.Event()
+                with trio.move_on_at(next_at):
+                    await self._is_sooner.wait()
+            elif self._agenda and self._agenda[0][0] <= until:
+                _, _, act = heapq.heappop(self._agenda)
+                waited = act()
+                if waited is not None:
+                    await waited
+            else:
+                return
 
     # --- the plan -------------------------------------------------------------
 
