@@ -4,95 +4,63 @@ import traceback
 from collections.abc import Mapping
 from itertools import pairwise
 from math import inf
+from random import Random
 from typing import Final
 
 from liveness.cluster.format import (
     StoredSession,
-    StreamEntry,
     entry_of,
     sessions_of,
 )
 from liveness.cluster.functions import Functions
 from liveness.core.records import MOVED, OFFLINE, ONLINE
-from tests.simulation.cluster.machine import LEASE_S, Machine
+from liveness.outlets.cluster.partition import SLEW
+from tests.simulation.cluster.machine import Machine
+from tests.simulation.cluster.plan import EVENTS, MOST_HOSTS, Plan, log_uniform, plan_of
 from tests.simulation.cluster.redis import Connection
 from tests.simulation.cluster.watcher import Watcher, fold
-from tests.simulation.cluster.world import KEYS, PARTITIONS, World, pairs
+from tests.simulation.cluster.world import KEYS, START_S, TIMEOUT_S, World, pairs
+from tests.simulation.situations import reached
 
-# What may happen, and how often in comparison; `net`: the share of calls that go wrong.
-PROFILES: Final[Mapping[str, Mapping[str, float]]] = {
-    "calm": {},
-    "net": {"net": 0.15},
-    "pause": {"net": 0.05, "pause": 1},
-    "failover": {"net": 0.05, "failover": 1},
-    "skew": {"net": 0.05, "failover": 1, "skew": 1},
-    "outage": {"outage": 1, "failover": 1},
-    "memory": {"net": 0.05, "memory": 1, "pause": 0.3},
-    "empty": {"net": 0.05, "empty": 1},
-    "slow": {"empty": 1, "slow": 1, "pause": 0.3},
-    "damage": {"net": 0.05, "damage": 1},
-    "step": {"net": 0.05, "step": 1},
-    "names": {"net": 0.05, "names": 1, "failover": 1},
-    "state": {"net": 0.05, "state": 1, "trim": 1, "pause": 0.5, "clock": 1},
-    "all": {
-        "net": 0.12,
-        "pause": 1,
-        "failover": 1,
-        "outage": 1,
-        "memory": 0.5,
-        "empty": 0.3,
-        "state": 0.5,
-        "skew": 1,
-        "trim": 1,
-        "names": 0.3,
-        "clock": 1,
-    },
-}
 STEPS: Final = 120
-ALWAYS: Final = {"event": 12, "time": 10, "poll": 8, "replicate": 3}
-WEIGHTS: Final = {
-    "pause": 0.5,
-    "failover": 0.8,
-    "outage": 0.3,
-    "memory": 0.4,
-    "empty": 0.25,
-    "damage": 0.4,
-    "step": 0.8,
-    "state": 0.3,
-    "trim": 0.8,
-    "names": 0.5,
-}
-HOSTS: Final = "ABC"
-MOST_HOSTS: Final = 6
-# A watcher reads so often in a row: enough for a list.
-READS: Final = 12
-# Within this time after all was mended, the state is that of the hosts again.
-MENDED_S: Final = 3 * LEASE_S
-# A host may be declared lost for so long after something befell it.
-GRACE_S: Final = 2 * LEASE_S + 5
-# A session is on Redis within this time, if nothing befell its host.
-PUBLISHED_S: Final = 15.0
+ALWAYS: Final = {"event": 12, "time": 10, "poll": 8}
+# How long, in leases, something lasts that befalls a host or a server: as much as one may
+# be silent, and a little less or more.
+SPANS: Final = (0.17, 0.4, 0.48, 0.52, 0.98, 1.02, 1.5, 2, 4, 11)
+# Reads in a row of a watcher: enough for a list.
+READS: Final = 40
+# So many leases after all was mended, the state is that of the hosts again.
+MENDED: Final = 3
 # After these Redis may lack sessions, though no host lists its own.
-LOSSY: Final = frozenset({"failover", "memory", "state", "names"})
+LOSSY: Final = frozenset({"failover", "old", "memory", "state", "names"})
+# Of two sessions that began within this time either may be the newest.
+UNSURE_S: Final = 5.0
 
 
-def faults_of(redis: Connection, library: Functions, seed: int, profile: str) -> str:
+def faults_of(
+    redis: Connection,
+    library: Functions,
+    seed: int,
+    faults: Mapping[str, float] | None = None,
+) -> str:
     """What is wrong with one history; nothing, if all is well.
 
     Args:
         redis: A connection to a server of our own.
         library: The functions that are loaded on it.
         seed: Of all that is drawn.
-        profile: What may happen.
+        faults: Which faults may happen, each with its weight; None: they are drawn too.
     """
-    history = History(redis, library, seed, profile)
+    random = Random(seed)
+    history = History(redis, library, random, plan_of(random, faults))
     try:
         history.run()
         history.mend()
         history.check()
     except Exception:  # of whatever kind: it is a fault of this history
         history.world.faults_found.append(traceback.format_exc())
-    return "\n".join(history.world.faults_found)
+    found = "\n".join(history.world.faults_found)
+    return f"{found}\n{history.plan}" if found else ""
 
 
 class History:
@@ -101,25 +69,29 @@ class History:
     Args:
         redis: A connection to a server of our own.
         library: The functions that are loaded on it.
-        seed: Of all that is drawn.
-        profile: What may happen.
+        random: For all that is drawn.
+        plan: How the cluster is set up, and what may happen.
     """
 
     def __init__(
-        self, redis: Connection, library: Functions, seed: int, profile: str
+        self, redis: Connection, library: Functions, random: Random, plan: Plan
     ) -> None:
-        self.world = World(redis, library, seed, PROFILES[profile])
+        self.plan, self.world = plan, World(redis, library, random, plan)
         self.world.online_since = self._online_since
-        self._separator = self.world.random.choice(("/", "/", ""))
-        self.machines = [self._machine(name) for name in HOSTS]
+        lease_s = self.plan.lease_s
+        # A host may be declared lost for so long after something befell it.
+        self._grace_s = 2 * lease_s + 5
+        # A session is on Redis within this time, if nothing befell its host.
+        self._published_s = lease_s / 2 + self.plan.linger_s + 5 * TIMEOUT_S
+        self.machines = [self._machine(name) for name in "ABCDEF"[: self.plan.hosts]]
         self._watchers = [
             Watcher(self.world, partition)
-            for partition in range(PARTITIONS)
+            for partition in self.world.partitions
             for _ in range(2)
         ]
 
     def _machine(self, name: str) -> Machine:
-        return Machine(name, self.world, self._separator, self._fenced)
+        return Machine(name, self.world, self.plan.separator, self._fenced)
 
     def add(self, name: str) -> Machine:
         """A further host, or one more of a name."""
@@ -130,7 +102,7 @@ class History:
         """A host was declared lost: was it?"""
         now = self.world.now
         if not any(
-            not machine.is_alive or now < machine.disturbed_until + GRACE_S
+            not machine.is_alive or now < machine.disturbed_until + self._grace_s
             for machine in self.machines
             if machine.name == name.decode()
         ):
@@ -143,11 +115,11 @@ class History:
         return {
             change.field.decode()
             for machine in self.machines
-            if machine.is_alive and moment > machine.disturbed_until + GRACE_S
+            if machine.is_alive and moment > machine.disturbed_until + self._grace_s
             for row in machine.log.online.values()
             for number, change in [machine.process.host.session_of(row, 0)]
             if number == partition
-            and machine.log.began[row.session] < moment - PUBLISHED_S
+            and machine.log.began[row.session] < moment - self._published_s
         }
 
     # --- what happens -----------------------------------------------------------
@@ -155,11 +127,7 @@ class History:
     def run(self) -> None:
         """Let things happen."""
         faults = self.world.faults
-        kinds = ALWAYS | {
-            kind: weight * faults[kind]
-            for kind, weight in WEIGHTS.items()
-            if faults.get(kind)
-        }
+        kinds = ALWAYS | {kind: faults[kind] for kind in EVENTS if kind in faults}
         if faults.get("net"):
             kinds["late"] = 2
         names, weights = list(kinds), list(kinds.values())
@@ -195,72 +163,98 @@ class History:
                 machine.happen()
 
     def _time(self) -> None:
-        self.pass_time(self.world.random.choice((0.01, 0.05, 0.3, 1, 3)))
+        seconds = self.world.random.choice((0.01, 0.05, 0.3, 1, 3))
+        scale = self.world.random.choice((1, self.plan.lease_s / 30))
+        self.pass_time(seconds * scale)
 
     def _poll(self) -> None:
         random = self.world.random
         watcher = random.choice(self._watchers)
         # One that has only its position relies on versions that grow over a failover. They
         # do not if the new master's clock is behind and the next host has just started.
-        if not self.world.faults.get("skew") and random.random() < 0.05:
+        is_skewed = {"skew", "step"} & self.world.faults.keys()
+        if not is_skewed and random.random() < 0.05:
             watcher.restart()
         for _ in range(random.choice((1, 2, 5))):
             watcher.poll()
 
-    def _replicate(self) -> None:
-        self.world.replicate(self.world.random.randrange(PARTITIONS))
+    def _idle(self) -> None:
+        self.pass_time(self._span_s())
+
+    def _partition(self) -> int:
+        return self.world.random.choice(self.world.partitions)
+
+    def _span_s(self) -> float:
+        random, lease_s = self.world.random, self.plan.lease_s
+        drawn = log_uniform(random, 0.1, 4)
+        return lease_s * random.choice((*SPANS, drawn, drawn, drawn))
 
     def _late(self) -> None:
-        self.world.deliver_late()
+        call = self.world.deliver_late()
+        if call is None or call.function != "begin":
+            return
+        for machine in self.machines:
+            if machine.name == call.args[0]:  # an earlier process has its name now
+                machine.disturb(self.world.now)
 
     def _failover(self) -> None:
-        world, partition = self.world, self.world.random.randrange(PARTITIONS)
-        world.down_until[partition] = world.now + world.random.choice((0, 0, 1, 5))
-        world.fail_over(partition)
+        world, partition = self.world, self._partition()
+        for at_once in world.random.choice(((True,), (True,), (True, False))):
+            if not at_once:
+                reached("cluster: a second failover follows on the first")
+                if world.random.random() < 0.5:
+                    world.replicate(partition)
+                self._time()
+            world.down_until[partition] = world.now + world.random.choice((0, 0, 1, 5))
+            world.fail_over(partition)
+
+    def _old(self) -> None:
+        self.world.fail_over(self._partition(), back=self.world.random.randint(2, 8))
 
     def _outage(self) -> None:
-        world = self.world
-        for partition in range(PARTITIONS):
-            wait = world.random.choice((3, 20, 45, 100))
-            world.down_until[partition] = world.now + wait
-        self.pass_time(world.random.choice((10, 60, 120)))
+        now, down = self.world.now, self.world.down_until
+        down[:] = [now + self._span_s() for _ in down]
+        self._idle()
 
     def _memory(self) -> None:
-        world = self.world
-        for partition in range(PARTITIONS):
-            wait = world.random.choice((3, 45, 100))
-            world.full_until[partition] = world.now + wait
-        self.pass_time(world.random.choice((10, 60, 120)))
+        now, full = self.world.now, self.world.full_until
+        full[:] = [now + self._span_s() for _ in full]
+        self._idle()
 
     def _empty(self) -> None:
-        random = self.world.random
-        some = [random.randrange(PARTITIONS)]
-        for partition in range(PARTITIONS) if random.random() < 0.7 else some:
+        some = [self._partition()]
+        is_all = self.world.random.random() < 0.7
+        for partition in self.world.partitions if is_all else some:
             self.world.empty(partition)
 
     def _damage(self) -> None:
-        self.world.damage(self.world.random.randrange(PARTITIONS))
+        self.world.damage(self._partition())
 
     def _step(self) -> None:
-        self.world.step(self.world.random.randrange(PARTITIONS))
+        self.world.set_clock(self._partition())
 
     def _pause(self) -> None:
-        machine, random, now = self._any_up(), self.world.random, self.world.now
-        if machine is None:
-            return
-        until = now + random.choice((5, 12, 31, 60, 120))
-        match random.choices("pcrd", (35, 35, 15, 15))[0]:
-            case "p":
-                machine.paused_until = until
-                machine.disturb(until)
-            case "c":
-                machine.cut_until = until
-                machine.disturb(until)
-            case "r":
+        if machine := self._any_up():
+            machine.paused_until = machine.disturb(self.world.now + self._span_s())
+            if not self._up():
+                reached("cluster: all hosts stand still at once")
+
+    def _cut(self) -> None:
+        if machine := self._any_up():
+            machine.cut_until = machine.disturb(self.world.now + self._span_s())
+
+    def _restart(self) -> None:
+        if machine := self._any_up():
+            machine.restart()
+            if self.world.random.random() < 0.3:
+                self.pass_time(self.world.random.choice((0, 0.0005, 0.01, 0.3)))
+                reached("cluster: a process is started twice within a moment")
                 machine.restart()
-            case _:
-                machine.is_alive = False
-                self.add(f"{machine.name}'")
+
+    def _replace(self) -> None:
+        if machine := self._any_up():
+            machine.is_alive = False
+            self.add(f"{machine.name}'")
 
     def _state(self) -> None:
         if machine := self._any_up():
@@ -283,7 +277,7 @@ class History:
         """Everything works again, and there is one host of each name; then wait."""
         world = self.world
         # What is true of the servers for good.
-        lost = ("skew", "failover", "empty", "damage", "step", "slow")
+        lost = ("skew", "failover", "old", "empty", "damage", "step")
         world.faults = {kind: it for kind, it in world.faults.items() if kind in lost}
         world.random.shuffle(self.machines)
         one_each = {
@@ -292,32 +286,37 @@ class History:
         for machine in self.machines:
             machine.is_alive = one_each.get(machine.name) is machine
             machine.paused_until = machine.cut_until = 0.0
-        world.down_until = [0.0] * PARTITIONS
-        world.full_until = [0.0] * PARTITIONS
+        world.down_until = [0.0 for _ in world.partitions]
+        world.full_until = [0.0 for _ in world.partitions]
         if world.random.random() < 0.5:
             self._deliver_all()
+        lease_s = self.plan.lease_s
         for _ in range(10):
-            self.pass_time(MENDED_S / 10)
-            for watcher in self._watchers * READS:
-                watcher.poll()
+            self.pass_time((MENDED * lease_s + 20) / 10)
+            self._catch_up()
         if world.late:
             self._deliver_all()
             # One of them may have revived a host that is gone.
-            self.pass_time(2 * LEASE_S)
+            self.pass_time(2 * lease_s)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Every watcher reads what there is."""
         for watcher in self._watchers:
-            for _ in range(40):
-                watcher.poll()
+            for _ in range(READS):
+                if watcher.poll():
+                    break
 
     def _deliver_all(self) -> None:
         while self.world.late:
-            self.world.deliver_late()
+            self._late()
 
     def check(self) -> None:
         """Redis and the watchers have what the hosts have."""
         machines = [machine for machine in self.machines if machine.is_alive]
         for machine in machines:
             self._check_host(machine)
-        for partition in range(PARTITIONS):
+        for partition in self.world.partitions:
             self._check_partition(partition, machines)
 
     def _expect(self, is_so: bool, what: str) -> None:
@@ -393,20 +392,27 @@ class History:
         sessions: list[tuple[str, StoredSession]],
         machines: list[Machine],
     ) -> None:
-        """No session is behind one that began earlier, and that Redis took earlier."""
-        if self.world.faults.get("clock"):
-            return  # hosts do not know themselves when their sessions began
-        logs = {machine.name: machine.log for machine in machines}
+        """No session is behind one that began earlier.
+
+        Redis' clock may have been set since. Then one that came to Redis later may be in
+        front; and a process that started soon after that knows the clock badly.
+        """
+        world, by_name = self.world, {machine.name: machine for machine in machines}
+        sets, soon_s = world.clock_sets[partition], 5 * self.plan.lease_s
         known = [
-            (logs[host].began[it.session], taken)
+            (began, world.taken.get((partition, it.incarnation, it.session)))
             for host, it in sessions
-            if host in logs
-            and (taken := self.world.taken.get((partition, it.incarnation, it.session)))
-            is not None
+            if (machine := by_name.get(host))
+            and (began := machine.log.began[it.session]) > machine.clock_set_at
+            and not any(0 <= x - at <= soon_s for x in machine.starts for at in sets)
         ]
         for (began, taken), (later, taken_later) in pairwise(known):
+            # A clock that was set back is slower until it is right.
+            slower_s = 2 * SLEW * (world.now - began) if sets else 0.0
+            is_known = not sets and later > began + UNSURE_S
+            is_in_turn = taken and taken_later and taken < taken_later
             self._expect(
-                later <= began or taken_later < taken,
+                not (is_known or (is_in_turn and later > began + slower_s)),
                 f"{sessions}: the newest is not first, by {later - began} s",
             )
 
@@ -417,23 +423,24 @@ class History:
                     watcher.state == newest,
                     f"watcher has {watcher.state}, is {newest}",
                 )
-        if self.world.counts["damage stream"]:
+        rows = self.world.redis("XRANGE", KEYS[partition].stream, "-", "+")
+        entries = [entry_of(partition, name, pairs(fields)) for name, fields in rows]
+        is_chain = all(last.name == it.before for last, it in pairwise(entries))
+        self._expect(is_chain, f"no chain: {entries}")
+        if "stream" in self.world.damaged:
             return  # it does not begin where the partition began
+        if not entries or entries[0].before[:2] != "0.":
+            is_old = self.world.now - START_S >= self.plan.keep_s
+            self._expect(is_old or not newest, f"trimmed: {entries[:1]}")
+            reached("cluster: the oldest records are trimmed")
+            return
         state: dict[str, tuple[str, int]] = {}
-        last: StreamEntry | None = None
-        for entry_id, fields in self.world.redis(
-            "XRANGE", KEYS[partition].stream, "-", "+"
-        ):
-            entry = entry_of(partition, entry_id, pairs(fields))
-            is_chain = entry.before == last.name if last else entry.before[:2] == "0."
-            self._expect(is_chain, f"chain: {last} {entry}")
-            last = entry
-            for record in entry.records:
-                before = state.get(str(record.user))
-                ended = record.place if record.kind == OFFLINE else record.lost
-                is_next = (before is None) == (record.kind == ONLINE)
-                if record.kind in (OFFLINE, MOVED) and ended:
-                    is_next = is_next and before == (ended.host, ended.session)
-                self._expect(is_next, f"stream: {record} after {before}")
-                fold(state, record)
+        for record in (record for entry in entries for record in entry.records):
+            before = state.get(str(record.user))
+            ended = record.place if record.kind == OFFLINE else record.lost
+            is_next = (before is None) == (record.kind == ONLINE)
+            if record.kind in (OFFLINE, MOVED) and ended:
+                is_next = is_next and before == (ended.host, ended.session)
+            self._expect(is_next, f"stream: {record} after {before}")
+            fold(state, record)
         self._expect(state == newest, f"stream says {state}, is {newest}")

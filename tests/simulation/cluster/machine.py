@@ -10,25 +10,25 @@ from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, ONLINE, OnlineRow, Record, Uid
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms, nonce_of
-from liveness.outlets.cluster.partition import Limits, Partition
+from liveness.outlets.cluster.partition import MALFORMED, Partition
 from liveness.outlets.cluster.session_changes import Change, Piece, Tally
-from tests.simulation.cluster.world import PARTITIONS, TIMEOUT_S, Flight, World
+from tests.simulation.cluster.plan import log_uniform
+from tests.simulation.cluster.world import TIMEOUT_S, Flight, World
+from tests.simulation.situations import reached
 
-LEASE_S: Final = 30.0
-KEEP_S: Final = 1_800.0  # longer than a history
-# How long a machine with a slow disk needs for a piece of a list: of some, longer in all
-# than a lease.
-SLOW_S: Final = (0.0, 8.0, 20.0)
-# So small that queues overflow, lists come in pieces, and a reap takes several steps.
-LIMITS: Final = Limits(call_changes=3, most_queued=4, reap_users=2)
-ROWS: Final = 2  # of a piece of a list
-READ_AT_ONCE: Final = 3  # records of the log
-UIDS: Final = ("ada/phone", "ada/pad", "bob", "eve/x", 7, "7", "kim", "bob/tv")
+# How many leases a machine with a slow disk needs for a piece of a list: of some, more
+# than one in all.
+SLOW: Final = (0.0, 0.3, 0.7)
+UIDS: Final = (
+    *("ada/phone", "ada/pad", "bob", "eve/x", 7, "7", "kim", "bob/tv"),
+    *("ada/tv", "eve/y", "lee", "kim/1"),
+)
 GATEWAYS: Final = ("g1", "g2")
 # A process that is asked so often at one moment goes in circles.
 CIRCLES: Final = 300
-# By how much the wall clock is set when a process restarts, in seconds.
-CLOCK_STEPS: Final = (0, 0, 1, -3_600, 3_600)
+MOST_WRONG_S: Final = (
+    1.6e9  # of a wall clock: back to the seventies, or ahead by as much
+)
 
 
 class Log:
@@ -54,57 +54,26 @@ class Log:
         self.began[self.newest + 1] = self.began[self.newest + 2] = now
         self.newest += random.choice((1, 1, 2))  # there are records of timers too
         have, gateway = self.online.get(str(uid)), random.choice(GATEWAYS)
-        if have is None:
-            self._open(ONLINE, uid, gateway, at_ms, "login")
-        elif have.gateway != gateway and random.random() < 0.4:
-            self._open(MOVED, uid, gateway, at_ms, "login", have)
+        moves = have and have.gateway != gateway and random.random() < 0.4
+        if have is None or moves:
+            kind, session, reason = MOVED if have else ONLINE, self.newest, "login"
+            self.online[str(uid)] = OnlineRow(session, uid, at_ms, None, gateway, None)
         else:
             del self.online[str(uid)]
-            reason = random.choice(("silence", "logout"))
-            session = have.session
-            self._append(OFFLINE, have.uid, have.gateway, session, at_ms, reason)
-
-    def _open(
-        self,
-        kind: str,
-        uid: Uid,
-        gateway: str,
-        at_ms: int,
-        reason: str,
-        before: OnlineRow | None = None,
-    ) -> None:
-        session = self.newest
-        self.online[str(uid)] = OnlineRow(session, uid, at_ms, None, gateway, None)
-        self._append(kind, uid, gateway, session, at_ms, reason, before)
-
-    def _append(
-        self,
-        kind: str,
-        uid: Uid,
-        gateway: str,
-        session: int,
-        at_ms: int,
-        reason: str,
-        before: OnlineRow | None = None,
-    ) -> None:
+            kind, reason = OFFLINE, random.choice(("silence", "logout"))
+            uid, gateway, session = have.uid, have.gateway, have.session
         size = devices = None
         if self._separator:
             user = user_of(uid, self._separator)
             size = len(str(user)) if user != uid else 0
             users = [str(user_of(it, self._separator)) for it in self.online]
             devices = users.count(str(user))
+        before = have if moves else None
         # Logs of an early schema do not tell which session was left.
-        is_old = self._random.random() < 0.05
+        is_old = random.random() < 0.05
         self.records.append(
             Record(
-                self.newest,
-                kind,
-                uid,
-                gateway,
-                session,
-                None,
-                reason,
-                at_ms,
+                *(self.newest, kind, uid, gateway, session, None, reason, at_ms),
                 from_gateway=before.gateway if before else None,
                 from_session=before.session if before and not is_old else None,
                 user_size=size,
@@ -131,15 +100,15 @@ class Process:
     def __init__(self, world: World, machine: "Machine") -> None:
         self._world, self._log, self._random = world, machine.log, world.random
         self._machine = machine
-        self._clock_s, separator = machine.clock_s, machine.separator
+        self._clock_s, separator, plan = machine.clock_s, machine.separator, world.plan
         self._booted = world.now - self._random.random() * 1e5
         terms = HostTerms(
             name=machine.name,
             log=self._log.name,
-            lease_s=LEASE_S,
-            linger_s=0.02,
-            keep_s=KEEP_S,
-            configuration=configuration_of(PARTITIONS, separator),
+            lease_s=plan.lease_s,
+            linger_s=plan.linger_s,
+            keep_s=plan.keep_s,
+            configuration=configuration_of(plan.partitions, separator),
         )
         identity = HostIdentity(
             terms,
@@ -149,19 +118,27 @@ class Process:
             on_fenced=machine.on_fenced,
         )
         self.host = ClusterHost(
-            identity, partitions=PARTITIONS, separator=separator, limits=LIMITS
+            identity,
+            partitions=plan.partitions,
+            separator=separator,
+            limits=plan.limits,
         )
         self._flights: dict[int, Flight] = {}
         self._lists: dict[int, tuple[int, Iterator[Piece]]] = {}
         self._piece_at: dict[int, float] = {}  # partitions that wait for one
-        self._woken = set(range(PARTITIONS))
+        self._woken = set(world.partitions)
         self.read_at = world.now
         self._asked = (0.0, 0)  # when last, and how often at that moment
 
     @property
     def wall_ms(self) -> int:
         """Its wall clock."""
-        return round((self._world.now + self._clock_s) * 1000)
+        return self._world.now_ms + self.wrong_ms
+
+    @property
+    def wrong_ms(self) -> int:
+        """By how much that is wrong."""
+        return round(self._clock_s * 1000)
 
     @property
     def _mono(self) -> float:
@@ -195,7 +172,7 @@ class Process:
             self._serve(part)
             self._talk(part)
         if identity.is_stopped != was_stopped:
-            self._woken.update(range(PARTITIONS))
+            self._woken.update(self._world.partitions)
 
     def _read(self) -> None:
         self.read_at = inf
@@ -205,15 +182,20 @@ class Process:
         if start is None:
             return
         if start < log.trimmed_to:
+            reached("cluster: a host needs records that its log has deleted")
             host.lose_records(start, log.trimmed_to)
         else:
             behind = [record for record in log.records if record.seq > start]
-            records = behind[:READ_AT_ONCE]
-            reached = records[-1].seq if len(records) < len(behind) else log.newest
+            records = behind[: self._world.plan.read_at_once]
+            read_to = records[-1].seq if len(records) < len(behind) else log.newest
             host.distribute(
-                start, records, reached, self._mono, decided_ms=lambda record: record.at
+                start,
+                records,
+                read_to,
+                self._mono,
+                decided_ms=lambda record: record.at - self.wrong_ms,
             )
-        self._woken.update(range(PARTITIONS))
+        self._woken.update(self._world.partitions)
         if host.read_from() not in (None, start):
             self.read_at = self._world.now + self._random.choice((0.0, 0.05))
 
@@ -234,10 +216,12 @@ class Process:
 
     def _ready_at(self) -> float:
         is_slow = self._world.faults.get("slow")
-        return self._world.now + (self._random.choice(SLOW_S) if is_slow else 0.0)
+        leases = self._random.choice(SLOW) if is_slow else 0.0
+        return self._world.now + leases * self._world.plan.lease_s
 
     def _rows(self, number: int) -> list[Change]:
-        rows = [self.host.session_of(row, 0) for row in self._log.online.values()]
+        online, wrong_ms = self._log.online.values(), self.wrong_ms
+        rows = [self.host.session_of(row, -wrong_ms) for row in online]
         mine = [change for partition, change in rows if partition == number]
         self._random.shuffle(mine)
         return mine
@@ -245,11 +229,11 @@ class Process:
     def _pieces(self, rows: list[Change]) -> Iterator[Piece]:
         tally = self._tally(rows)
         seq = tally.reached
-        count = max(len(rows), 1)
+        count, size = max(len(rows), 1), self._world.plan.rows
         return iter(
             [
-                Piece(rows[at : at + ROWS], seq, tally if at + ROWS >= count else None)
-                for at in range(0, count, ROWS)
+                Piece(rows[at : at + size], seq, tally if at + size >= count else None)
+                for at in range(0, count, size)
             ]
         )
 
@@ -269,11 +253,14 @@ class Process:
             del self._flights[number]
             self._woken.add(number)
             answer = world.answer_to(flight)
+            silent_s = self._mono - part.answered_at
+            if flight.is_slow and silent_s > world.plan.lease_s / 4:
+                self._machine.disturb(world.now)
             is_late = world.now - flight.sent > 2 * TIMEOUT_S  # after a pause
             if answer is None or (is_late and self._random.random() < 0.5):
                 part.failed(self._mono)
-            else:
-                part.answered(answer, self._mono)
+            elif part.answered(answer, self._mono) == MALFORMED:
+                reached("cluster: an answer has lost its end")
             self.read_at = min(self.read_at, world.now)
         if number not in self._woken and self._mono < part.next_at():
             return
@@ -306,6 +293,8 @@ class Machine:
         self.is_alive = True
         self.paused_until = self.cut_until = 0.0
         self.disturbed_until = 0.0  # something befell it until then
+        self.starts = list[float]()  # when its processes started
+        self.clock_set_at = 0.0  # of older sessions it does not know when they began
         self.clock_s = world.random.choice((0.0, -5.0, 7.0))
         self.lose_log()
 
@@ -318,14 +307,23 @@ class Machine:
 
     def restart(self) -> None:
         """A new process on its log; its wall clock may have been set meanwhile."""
-        if self.world.faults.get("clock"):
-            self.clock_s += self.world.random.choice(CLOCK_STEPS)
+        self.set_clock()
         self.process = Process(self.world, self)
+        self.starts.append(self.world.now)
         self.disturb(self.world.now)
 
-    def disturb(self, until: float) -> None:
-        """Something befalls it, until then."""
+    def set_clock(self) -> None:
+        """Its wall clock is set, or is wrong at boot."""
+        random = self.world.random
+        if self.world.faults.get("clock") and random.random() < 0.6:
+            wrong_s = log_uniform(random, 0.001, MOST_WRONG_S)
+            self.clock_s = random.choice((-1, 1)) * wrong_s
+            self.clock_set_at = self.world.now
+
+    def disturb(self, until: float) -> float:
+        """Something befalls it, until then; returns that."""
         self.disturbed_until = max(self.disturbed_until, until)
+        return until
 
     @property
     def is_up(self) -> bool:
@@ -339,6 +337,7 @@ class Machine:
     def happen(self) -> None:
         """A user of it comes, moves or goes."""
         random, process = self.world.random, self.process
-        self.log.happen(random.choice(UIDS), self.world.now_ms, self.world.now)
+        uid = random.choice(UIDS[: self.world.plan.users])
+        self.log.happen(uid, process.wall_ms, self.world.now)
         wait = random.choice((0.0, 0.01, 0.3))
         process.read_at = min(process.read_at, self.world.now + wait)

@@ -85,6 +85,8 @@ def connected() -> Iterator[Connection]:
         words += ["--save", "", "--logfile", str(Path(folder, "log"))]
         # Otherwise their order is drawn by the server, and a seed is not played again.
         words += ["--hash-max-listpack-value", "100000"]
+        # So it trims what it may, and not only whole nodes of a hundred.
+        words += ["--stream-node-max-entries", "1"]
         with subprocess.Popen(words, stdin=subprocess.DEVNULL) as process:
             try:
                 connection = _connect(path)

@@ -4,7 +4,7 @@ A record has to alternate, user by user, once what a rollback voids is dropped; 
 has to be what the records before it say.
 """
 
-from typing import Any, Final
+from typing import Any
 
 from liveness.cluster.chain import (
     Chain,
@@ -17,12 +17,10 @@ from liveness.cluster.chain import (
 from liveness.cluster.events import ClusterEvent, ClusterGap, Listed, Rollback
 from liveness.cluster.format import ClusterRecord, Place
 from liveness.core.records import OFFLINE, ONLINE
-from tests.simulation.cluster.machine import LEASE_S
 from tests.simulation.cluster.world import KEYS, World, pairs
+from tests.simulation.situations import reached
 
 Newest = tuple[str, int]  # host and session
-# Users in one read of a list: so few that it takes several.
-SCAN_USERS: Final = 1
 
 
 class Watcher:
@@ -31,6 +29,7 @@ class Watcher:
     def __init__(self, world: World, partition: int) -> None:
         self._world, self.partition = world, partition
         self._chain = self._start("")
+        self._current_at = world.now  # when it had all there was
         self._meta_at = 0.0  # when it read the hosts last
         # Who is online, as it was told; None: it waits for a list.
         self.state: dict[str, Newest] | None = {}
@@ -38,7 +37,8 @@ class Watcher:
         self._records: list[ClusterRecord] = []
 
     def _start(self, position: str) -> Chain:
-        return Chain(self.partition, position=position, lists=True, lease_s=LEASE_S)
+        lease_s = self._world.plan.lease_s
+        return Chain(self.partition, position=position, lists=True, lease_s=lease_s)
 
     @property
     def version(self) -> int:
@@ -49,21 +49,24 @@ class Watcher:
         """Go on from its position, as another process."""
         self._chain = self._start(self._chain.position)
 
-    def poll(self) -> None:
-        """Make its next read."""
+    def poll(self) -> bool:
+        """Make its next read; return whether it has all there is."""
         chain, world = self._chain, self._world
         if world.now < world.down_until[self.partition]:
             chain.failed()
-            return
+            return True
         try:
             deliveries = chain.answer(self._read(chain.request), world.now)
         except ValueError:
-            if not world.counts["damage stranger"]:
+            if "stranger" not in world.damaged:
                 raise
             self.restart()  # its program has ended by that, and is started again
-            return
+            return False
         for delivery in deliveries:
             self._take(delivery.event)
+        if chain.is_caught_up:
+            self._current_at = world.now
+        return chain.is_caught_up
 
     def _read(self, request: Request) -> Any:
         redis, keys = self._world.redis, KEYS[self.partition]
@@ -82,31 +85,33 @@ class Watcher:
                 self._meta_at = self._world.now
                 return self._world.meta(self.partition)
             case _:
-                words = (request.cursor, "COUNT", SCAN_USERS)
+                scan = (self._world.prefix + "scan", 3, *keys, request.cursor)
                 (cursor, users), newest = redis.many(
-                    ("HSCAN", keys.users, *words), ("HMGET", keys.meta, "v", "t")
+                    ("FCALL", *scan, self._world.plan.scan_users),
+                    ("HMGET", keys.meta, "v", "t"),
                 )
                 return int(cursor), pairs(users), newest
 
     def _take(self, event: ClusterEvent) -> None:
         match event:
             case Rollback(_, version):
-                self._world.counts["rollback"] += 1
+                self._notice_rollback(version)
                 self._roll_back(version)
             case ClusterGap():
-                # Nothing is trimmed; but a server may lose all between two reads.
-                may = {"empty", "failover", "damage"}
-                if not may & self._world.faults.keys():
+                # It was not there for long; or a server lost all between two reads.
+                may, plan = {"empty", "failover", "old", "damage"}, self._world.plan
+                if self._world.now - self._current_at >= plan.keep_s:
+                    reached("cluster: a watcher misses what was trimmed")
+                elif not may & self._world.faults.keys():
                     self._fault(str(event))
                 self.state = self._base = None
                 self._records = []
             case Listed(_, version, places, is_settled):
-                self._world.counts["listed"] += 1
                 found = {str(place.user): _newest(place) for place in places}
                 online = self._world.online_since(self.partition, self._meta_at)
                 if is_settled and online - found.keys():
                     self._fault(f"settled without {online - found.keys()}")
-                if self.state is None:
+                if self.state is None or self._world.damaged:
                     self._base, self.state = (version, found), dict(found)
                 elif self.state != found:
                     self._fault(f"listed {found}, was told {self.state}")
@@ -115,6 +120,14 @@ class Watcher:
                 self._records.append(event)
                 if self.state is not None:
                     fold(self.state, event)
+
+    def _notice_rollback(self, version: int) -> None:
+        if version == 0:
+            reached("cluster: a watcher learns that all was lost")
+        elif self._records and self._records[-1].version > version:
+            reached("cluster: a watcher has records that a failover lost")
+        if self.state is None:
+            reached("cluster: a rollback comes while a watcher waits for a list")
 
     def _roll_back(self, version: int) -> None:
         if version == 0:
@@ -138,7 +151,9 @@ class Watcher:
             self._fault(f"{record} after {before}")
 
     def _fault(self, what: str) -> None:
-        self._world.faults_found.append(f"a watcher: {what}")
+        # Users that are deleted are missed with the next call of a host only.
+        if not {"user", "users"} & self._world.damaged:
+            self._world.faults_found.append(f"a watcher: {what}")
 
 
 def _newest(place: Place) -> Newest:

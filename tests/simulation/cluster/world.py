@@ -4,8 +4,8 @@ The functions read the key `now` in place of their server's clock. A failover re
 partition as a replica had it: by DUMP, taken earlier, and RESTORE, with another clock.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -21,24 +21,53 @@ from liveness.cluster.format import (
 from liveness.cluster.functions import Functions, functions
 from liveness.core.records import ONLINE
 from liveness.outlets.cluster.session_changes import Call
+from tests.simulation.cluster.noticed import notice, notice_failover
+from tests.simulation.cluster.plan import MOST_PARTITIONS, Plan, log_uniform
 from tests.simulation.cluster.redis import Connection, RedisError
+from tests.simulation.situations import reached
 
-PARTITIONS: Final = 2
-PREFIX: Final = "lv"
-KEYS: Final = [keys_of(PREFIX, number) for number in range(PARTITIONS)]
+KEYS: Final = [keys_of("lv", number) for number in range(MOST_PARTITIONS)]
 START_S: Final = 1_700_000_000.0
 TIMEOUT_S: Final = 2.0  # of a call
 # In an `apply`: arguments in front of the users; the last of them says how many follow.
 APPLY_HEAD: Final = 10
 ENDING_BYTES: Final = 6  # of a value that ends a session
-# By how much the clock of a new master may be off, in seconds.
-SKEWS: Final = (0, 0, -0.2, 2, -20, 40, -100, -3_600, 3_600)
+LEAST_SKEW_S: Final = 0.1  # by which a clock of Redis is wrong
+MOST_SKEW_S: Final = 40_000.0
+MOST_COPIES: Final = 8  # of a partition's state, for a failover
+COPIED: Final = 0.02  # after which share of the calls such a copy is made
 DAMAGES: Final = ("user", "user", "stranger", "users", "meta", "stream")
 
 
+# Redis scans a small hash in one step, and the order of a large one is drawn by the server.
+# So this takes the place of HSCAN: the order is that of a digest, and so is the cursor.
+SCAN: Final = """
+local function scan(key, cursor, count)
+  local all, found, left, after = call('HGETALL', key), {}, {}, '0'
+  local function place(field) return tonumber(sub(redis.sha1hex(field), 1, 8), 16) + 1 end
+  for i = 1, #all, 2 do
+    if place(all[i]) >= tonumber(cursor) then left[#left + 1] = {place(all[i]), i} end
+  end
+  table.sort(left, function(a, b) return a[1] < b[1] end)
+  for j = 1, #left do
+    if j > tonumber(count) then after = fmt('%.0f', left[j][1]); break end
+    found[2 * j - 1], found[2 * j] = all[left[j][2]], all[left[j][2] + 1]
+  end
+  return {after, found}
+end
+local function now_us() return tonumber(call('GET', 'now')) end
+"""
+
+
 def virtual_functions() -> Functions:
-    """The library, with the clock of the simulation."""
-    return functions("return tonumber(call('GET', 'now'))")
+    """The library, with the clock of the simulation, and scans in small steps."""
+    real = functions("@NOW@")
+    source = real.source.replace("local function now_us() @NOW@ end", SCAN)
+    source = source.replace(
+        "call('HSCAN', keys[2], args[1], 'COUNT',", "scan(keys[2], args[1],"
+    )
+    scan = "register('scan', function(keys, args) return scan(keys[2], args[1], args[2]) end"
+    return Functions(f"{source}\n{scan}, {{'no-writes'}})", real.prefix)
 
 
 @dataclass(slots=True)
@@ -50,6 +79,8 @@ class Flight:
     sent: float
     until: float  # when its answer comes, or its timeout
     has_run: bool = False
+    is_slow: bool = False  # or lost, by the network
+    is_half: bool = False  # its answer is cut
     answer: list[Any] | None = None  # None: it has none
 
 
@@ -59,23 +90,23 @@ class World:
     Args:
         redis: A connection to a server; what is on it is deleted.
         library: The functions, which are loaded.
-        seed: Of all that is drawn.
-        faults: Which may happen, and how often in comparison.
+        random: For all that is drawn.
+        plan: How the cluster is set up, and what may happen.
     """
 
     def __init__(
-        self,
-        redis: Connection,
-        library: Functions,
-        seed: int,
-        faults: Mapping[str, float],
+        self, redis: Connection, library: Functions, random: Random, plan: Plan
     ) -> None:
-        self.redis, self.random, self.faults = redis, Random(seed), dict(faults)
-        self._prefix = library.prefix
+        self.redis, self.random, self.plan = redis, random, plan
+        self.faults = dict(plan.faults)
+        self.partitions = range(plan.partitions)
+        self.prefix = library.prefix
         self.now = START_S
-        self.skew_s = [0.0] * PARTITIONS
-        self.down_until = [0.0] * PARTITIONS  # nothing is answered until then
-        self.full_until = [0.0] * PARTITIONS  # out of memory until then
+        self.skew_s = [self._skew() for _ in self.partitions]
+        self.down_until = [0.0 for _ in self.partitions]  # nothing is answered until
+        self.full_until = [0.0 for _ in self.partitions]  # out of memory until then
+        # When the clock of a partition's server was set.
+        self.clock_sets = [list[float]() for _ in self.partitions]
         self.late: list[tuple[int, Call]] = []  # calls that still arrive, some time
         # Sessions, by partition, incarnation and number: in which order Redis took them.
         self.taken: dict[tuple[int, int, int], int] = {}
@@ -83,8 +114,12 @@ class World:
         self.faults_found: list[str] = []
         # Users of a partition that certainly are online since a moment.
         self.online_since: Callable[[int, float], set[str]] = lambda *_: set()
-        self.counts = Counter[str]()
-        self._replicas: list[list[bytes | None]] = [[] for _ in range(PARTITIONS)]
+        self.damaged = set[str]()  # kinds of damage that were done
+        # When, and what there was, the newest last.
+        self._copies = [
+            deque[tuple[float, list[bytes | None]]](maxlen=MOST_COPIES)
+            for _ in self.partitions
+        ]
         redis("FLUSHDB")
 
     @property
@@ -98,30 +133,36 @@ class World:
 
     # --- calls ----------------------------------------------------------------
 
-    def run(self, partition: int, call: Call) -> list[Any] | None:
+    def run(self, partition: int, call: Call, *, is_old: bool = False) -> Any:
         """Make a call on Redis now; None: it is out of memory, and refused it."""
-        words = ("FCALL", self._prefix + call.function, 3, *KEYS[partition], *call.args)
+        words = ("FCALL", self.prefix + call.function, 3, *KEYS[partition], *call.args)
         clock = ("SET", "now", self.redis_us(partition))
-        before = self.redis("HGET", KEYS[partition].meta, "v")
+        name = call.args[2 if call.function == "fence" else 0]
+        field = b"h" + (name if isinstance(name, bytes) else str(name).encode())
+        look = ("HMGET", KEYS[partition].meta, "v", field)
         if self.now < self.full_until[partition]:
             limit = ("CONFIG", "SET", "maxmemory")
             try:
-                replies = self.redis.many(clock, (*limit, 1), words, (*limit, 0))
+                replies = self.redis.many(clock, look, (*limit, 1), words, (*limit, 0))
             except RedisError as error:
                 if not str(error).startswith("OOM"):
                     raise
-                self.counts["out of memory"] += 1
+                reached("cluster: Redis refuses a call as it is out of memory")
                 return None
-            answer = replies[2]
+            before, answer = replies[1], replies[3]
         else:
-            _, answer = self.redis.many(clock, words)
-        self.counts[f"{call.function} {_text(answer[0])}"] += 1
+            _, before, answer = self.redis.many(clock, look, words)
         if call.function in ("apply", "assert") and answer[0] == b"ok":
             self._note_taken(partition, call)
+        host = host_of(before[1]) if before[1] else None
+        notice(call, answer, host, knows=before[0] is not None, is_old=is_old)
         is_reap = call.function == "reap" and answer[0] == b"ok"
-        if is_reap and answer[4] != int(before):  # the newest entry is its own
+        if is_reap and answer[4] != int(before[0]):  # the newest entry is its own
             self._check_reaped(partition)
-        return answer  # type: ignore[no-any-return]  # what RESP has
+        has_replica = {"failover", "old"} & self.faults.keys()
+        if has_replica and self.random.random() < COPIED:
+            self.replicate(partition)
+        return answer
 
     def _note_taken(self, partition: int, call: Call) -> None:
         count = call.args[APPLY_HEAD - 1]
@@ -143,16 +184,18 @@ class World:
             flight.has_run = True
             flight.until += random.choice((0, TIMEOUT_S))
             return flight
-        if random.random() < 0.2:
+        if random.random() < self.faults.get("lag", 0.05):
             flight.until += random.random() * TIMEOUT_S
+            # With a short lease a host is lost by a few of them.
+            flight.is_slow = self.plan.lease_s < 8 * TIMEOUT_S
+        flight.is_half = random.random() < self.faults.get("half", 0)
         if random.random() < self.faults.get("net", 0):
             kind = random.choice(("request", "reply", "late", "twice"))
-            self.counts[f"net {kind}"] += 1
             if kind in ("late", "twice"):
                 self.late.append((partition, call))
             if kind != "twice":
                 flight.until = now + TIMEOUT_S
-                flight.has_run = True
+                flight.has_run = flight.is_slow = True
             if kind == "reply":
                 self.run(partition, call)
         if not flight.has_run and random.random() < 0.5:
@@ -167,18 +210,22 @@ class World:
 
     def _land(self, flight: Flight) -> None:
         flight.has_run = True
-        flight.answer = self.run(flight.partition, flight.call)
+        answer = self.run(flight.partition, flight.call)
+        if answer and flight.is_half:
+            del answer[self.random.randrange(len(answer)) :]
+        flight.answer = answer
 
-    def deliver_late(self) -> None:
-        """Run one of the calls that were late, or are repeated."""
+    def deliver_late(self) -> Call | None:
+        """Run one of the calls that were late, or are repeated, and return it."""
         if not self.late:
-            return
+            return None
         number = self.random.randrange(len(self.late))
-        partition, _ = self.late[number]
-        if self.now >= self.down_until[partition]:
-            _, call = self.late.pop(number)
-            self.counts["late"] += 1
-            self.run(partition, call)
+        partition, call = self.late[number]
+        if self.now < self.down_until[partition]:
+            return None
+        self.late.pop(number)
+        self.run(partition, call, is_old=True)
+        return call
 
     def _check_reaped(self, partition: int) -> None:
         """Sessions of a host that asserts them now must wait for it."""
@@ -209,37 +256,71 @@ class World:
 
     # --- what befalls a server --------------------------------------------------
 
+    def _skew(self) -> float:
+        """By how much the clock of a server is wrong."""
+        random = self.random
+        if not {"skew", "step"} & self.faults.keys() or random.random() < 0.2:
+            return 0.0
+        skew_s = log_uniform(random, LEAST_SKEW_S, MOST_SKEW_S)
+        return random.choice((-1, 1)) * skew_s
+
     def replicate(self, partition: int) -> None:
         """A replica has everything up to now."""
         dumps = self.redis.many(*(("DUMP", key) for key in KEYS[partition]))
-        self._replicas[partition] = dumps
+        self._copies[partition].append((self.now, dumps))
 
-    def fail_over(self, partition: int) -> None:
-        """The replica takes over: what came after it last heard is lost."""
-        self.counts["failover"] += 1
-        self.redis("DEL", *KEYS[partition])
-        dumps = zip(KEYS[partition], self._replicas[partition], strict=False)
-        for key, dump in dumps:
-            if dump:
-                self.redis("RESTORE", key, 0, dump)
-        if self.faults.get("skew"):
-            self.skew_s[partition] = self.random.choice(SKEWS)
+    def fail_over(self, partition: int, *, back: int = 1) -> None:
+        """A replica takes over: what came after it last heard is lost.
+
+        Args:
+            partition: Its number.
+            back: 1: it heard last when there was a copy last; 2: the one before; ...
+        """
+        before, copies = self.hosts(partition), self._copies[partition]
+        while len(copies) > 1 and back > 1:
+            copies.pop()
+            back -= 1
+        at, dumps = copies[-1] if copies else (self.now, [])
+        self.redis.many(
+            ("DEL", *KEYS[partition]),
+            *(
+                ("RESTORE", key, 0, dump)
+                for key, dump in zip(KEYS[partition], dumps, strict=False)
+                if dump
+            ),
+        )
+        if "skew" in self.faults:
+            self.set_clock(partition)
+        notice_failover(before, self.hosts(partition), self.now - at, self.plan.lease_s)
 
     def empty(self, partition: int) -> None:
         """It restarts with nothing, as its replica."""
-        self.counts["emptied"] += 1
+        if any(
+            host.state is HostState.ASSERTING for host in self.hosts(partition).values()
+        ):
+            reached("cluster: Redis is emptied while a host lists its sessions")
         self.redis("DEL", *KEYS[partition])
-        self._replicas[partition] = []
+        self._copies[partition].clear()
 
-    def step(self, partition: int) -> None:
+    def set_clock(self, partition: int) -> None:
         """Its clock is set."""
-        self.counts["step"] += 1
-        self.skew_s[partition] = self.random.choice(SKEWS)
+        before, self.skew_s[partition] = self.skew_s[partition], self._skew()
+        self.clock_sets[partition].append(self.now)
+        leases = (self.skew_s[partition] - before) / self.plan.lease_s
+        if leases > 1:
+            reached("cluster: the clock of Redis jumps ahead by more than a lease")
+        elif leases < -1:
+            reached("cluster: the clock of Redis jumps back by more than a lease")
+        elif abs(leases) > 0.5:
+            reached("cluster: the clock of Redis jumps by half a lease to a lease")
 
     def damage(self, partition: int) -> None:
         """Somebody deletes keys or users, or adds one."""
         keys, kind = KEYS[partition], self.random.choice(DAMAGES)
         users = sorted(self.redis("HKEYS", keys.users))
+        version, count = self.redis("HMGET", keys.meta, "v", "n")
+        if version is not None and count != b"%b %d" % (version, len(users)):
+            return  # not noticed yet: only the number of users is compared
         match kind:
             case "user" if users:
                 self.redis("HDEL", keys.users, self.random.choice(users))
@@ -253,13 +334,9 @@ class World:
                 self.redis("DEL", keys.stream)
             case _:  # there is no user
                 pass
-        self.counts[f"damage {kind}"] += 1
+        self.damaged.add(kind)
 
 
 def pairs(flat: list[bytes]) -> dict[bytes, bytes]:
     """A hash, or the fields of a stream's entry, as RESP has them."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _text(word: Any) -> str:
-    return word.decode() if isinstance(word, bytes) else str(word)

@@ -1,0 +1,86 @@
+"""What is drawn for one history: how the cluster is set up, and which faults may happen.
+
+Each history has a random subset of the faults only, and each of them a weight of its own:
+in a mix of everything the frequent ones hide the rare ones.
+
+Source:
+    Groce et al., Swarm Testing, ISSTA 2012.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import exp, log
+from random import Random
+from typing import Final
+
+from liveness.outlets.cluster.partition import Limits
+
+# Events, and how often one is drawn where each thing that always happens has a weight of 33.
+EVENTS: Final = (
+    *("pause", "cut", "restart", "replace", "names", "state", "trim"),
+    *("failover", "old", "outage", "memory", "empty", "damage", "step", "idle"),
+)
+# How large a share of the calls is lost or made twice, is slow, or is answered by half.
+SHARES: Final = {"net": (0.01, 0.3), "lag": (0.1, 1.0), "half": (0.01, 0.3)}
+# What holds all the time: clocks of new masters, of hosts, and disks.
+STANDING: Final = ("skew", "clock", "slow")
+# Queues overflow, lists come in pieces, and a reap takes several steps.
+SMALL: Final = Limits(call_changes=3, most_queued=4, reap_users=2)
+MOST_PARTITIONS: Final = 3
+MOST_HOSTS: Final = 6
+
+
+def log_uniform(random: Random, low: float, high: float) -> float:
+    """A number between two, each power of ten as likely as the next."""
+    return exp(random.uniform(log(low), log(high)))
+
+
+def log_integer(random: Random, low: int, high: int) -> int:
+    """A whole number between two, both included, of which small ones are likelier."""
+    return int(log_uniform(random, low, high + 0.999))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One history, before anything happened."""
+
+    faults: Mapping[str, float] = field(default_factory=dict)
+    hosts: int = 3
+    partitions: int = 2
+    users: int = 8
+    separator: str = "/"
+    lease_s: float = 30.0
+    linger_s: float = 0.02
+    keep_s: float = 3_600.0
+    limits: Limits = SMALL
+    rows: int = 2  # of a piece of a list
+    read_at_once: int = 3  # records of the log
+    scan_users: int = 1  # in one read of a list by a watcher
+
+
+def plan_of(random: Random, faults: Mapping[str, float] | None = None) -> Plan:
+    """A plan, drawn; its faults may be given."""
+    share = log_uniform(random, 0.08, 0.8)
+    drawn = dict[str, float]()
+    for kind in (*EVENTS, *SHARES, *STANDING):
+        if random.random() < share:
+            drawn[kind] = log_uniform(random, *SHARES.get(kind, (0.1, 5)))
+    changes = log_integer(random, 1, 8)
+    return Plan(
+        faults=drawn if faults is None else faults,
+        hosts=log_integer(random, 2, MOST_HOSTS),
+        partitions=log_integer(random, 1, MOST_PARTITIONS),
+        users=log_integer(random, 2, 12),
+        separator=random.choice(("/", "/", "")),
+        lease_s=random.choice((30.0, log_uniform(random, 3, 3_600))),
+        linger_s=random.choice((0.02, log_uniform(random, 0.001, 10))),
+        keep_s=random.choice((3_600.0, log_uniform(random, 60, 604_800))),
+        limits=Limits(
+            call_changes=changes,
+            most_queued=changes * log_integer(random, 1, 4),
+            reap_users=log_integer(random, 1, 8),
+        ),
+        rows=log_integer(random, 1, 4),
+        read_at_once=log_integer(random, 1, 8),
+        scan_users=log_integer(random, 1, 8),
+    )
