@@ -312,7 +312,8 @@ local function caller(keys, args)
   if host.epoch ~= tonumber(args[2]) or host.nonce ~= tonumber(args[3])
      or host.inc ~= tonumber(args[4]) then return nil, {'epoch', host.epoch} end
   got.users = call('HLEN', keys[2])
-  if is_damaged(got[4], got[1], got.users) or host.n < host.g then
+  -- While a lost host is reaped, only all its sessions are counted.
+  if is_damaged(got[4], got[1], got.users) or (host.state ~= FENCED and host.n < host.g) then
     forget(keys)
     return nil, {'damaged'}
   end

@@ -400,6 +400,19 @@ def test_users_that_another_program_changed_are_listed_anew_by_all_hosts(
     assert sessions == [1, 1]
 
 
+def test_a_lost_host_that_is_heard_while_it_is_reaped_is_no_damage(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    first, second = hosts
+    for session, user in enumerate(("ada", "bob", "eve"), 1):
+        second.login(session, user=field_of(user))
+    beats = [host_of(partition.meta(f"h{name}")).beat for name in "ab"]
+    fence: list[str | int | bytes] = ["a", beats[0], "b", second.epoch, beats[1]]
+    assert partition.call("fence", fence) == [b"ok"]
+    assert partition.call("reap", [0, 1, 0, 1])[2:4] == [1, 2]  # ended, and left
+    assert (first.beat(), second.beat()) == ("ok", "fenced")
+
+
 def test_what_an_earlier_release_writes_is_no_damage(
     partition: Partition, hosts: tuple[Host, Host]
 ) -> None:
