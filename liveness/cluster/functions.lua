@@ -33,6 +33,7 @@ local LIVE, ASSERTING, FENCED = 1, 2, 3
 -- epoch inc state last n beat nonce log; a nonce grows with the start of a process; n: all its sessions; g: those of inc; s: their sum
 local HOST = '>dI4BdI4I4I4dd'
 local ONLINE, OFFLINE, MOVED = '\146\1', '\146\2', '\147\3'  -- msgpack: the head of a record
+local MALFORMED = {}  -- thrown: another program wrote the sessions of a user
 local HEAD = 18  -- bytes of a session in front of its gateway
 local FIELDS = 4000  -- the most arguments of one command: Lua's stack is bounded
 -- A host knows when a session began within half of a round trip: a second at most. Of two
@@ -57,7 +58,11 @@ end
 
 -- --- sessions ---------------------------------------------------------------------
 
-local function length(s, at) return HEAD + byte(s, at + 16) + byte(s, at + 17) end
+local function length(s, at)
+  local gateway, device = byte(s, at + 16, at + 17)
+  if not device then error(MALFORMED) end
+  return HEAD + gateway + device
+end
 
 local function split(s)
   local list, at = {}, 1
@@ -638,7 +643,12 @@ local function register(name, run, flags)
   redis.register_function{function_name = '@PREFIX@' .. name, flags = flags, callback =
     function(keys, args)
       if not call then bind() end
-      return run(keys, args)
+      local has_run, answer = pcall(run, keys, args)
+      if has_run then return answer end
+      if answer ~= MALFORMED then error(answer, 0) end
+      if flags[1] == 'no-writes' then error('a user has no sessions of this schema', 0) end
+      forget(keys)
+      return {'damaged'}
     end}
 end
 register('assert', assert_, {})

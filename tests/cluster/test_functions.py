@@ -19,7 +19,7 @@ from liveness.cluster.format import (
     session_bytes,
     sessions_of,
 )
-from tests.helpers.redis_servers import RedisServer, redis_server
+from tests.helpers.redis_servers import RedisRefusal, RedisServer, redis_server
 from tests.simulation.cluster.world import virtual_functions
 
 START_S: Final = 1_700_000_000
@@ -398,6 +398,23 @@ def test_users_that_another_program_changed_are_listed_anew_by_all_hosts(
     assert sorted(users) == [ADA, field_of("bob")]
     sessions = [host_of(partition.meta(f"h{name}")).sessions for name in "ab"]
     assert sessions == [1, 1]
+
+
+@pytest.mark.parametrize("value", ["", "cake"])
+@pytest.mark.parametrize("met_by", ["apply", "reap"])
+def test_a_value_without_sessions_is_damage_to_a_call_that_meets_it(
+    partition: Partition, hosts: tuple[Host, Host], value: str, met_by: str
+) -> None:
+    first, second = hosts
+    first.login(1)
+    partition.redis("HSET", KEYS.users, ADA, value)
+    with pytest.raises(RedisRefusal, match="no sessions of this schema"):
+        partition.call("where", [ADA])
+    if met_by == "apply":
+        assert second.login(2) == "damaged"
+    else:
+        assert partition.call("reap", [0, 100, 0, 1]) == [b"damaged"]
+    assert first.beat() == "unknown"
 
 
 def test_a_lost_host_that_is_heard_while_it_is_reaped_is_no_damage(
