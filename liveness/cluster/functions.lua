@@ -10,6 +10,7 @@
 --              conf       the configuration, which all hosts must share, and when it began
 --              l          when the hosts were last looked at
 --              k          how old versions are: see `trim`
+--              p          the clock of the partition, while this one is behind: see `ahead_us`
 --              lease      that of the host that began last
 --              h<host>    a host, as `load` reads it
 --              i<inc>     of which host and log an incarnation is: host, line feed, log
@@ -66,11 +67,11 @@ end
 
 local function split(s)
   local list, at = {}, 1
-  while at <= #s do
+  repeat  -- there is one at least
     local to = at + length(s, at)
     list[#list + 1] = sub(s, at, to - 1)
     at = to
-  end
+  until at > #s
   return list
 end
 
@@ -272,6 +273,22 @@ local function next_version(version, now, seen)
   return math.max(tonumber(version) + 1, now, seen + 1)
 end
 
+-- The clock of the partition where hosts have it ahead of this server's, which was set back; at
+-- most so much later than a host said it last. `p` has what it said, and this clock then.
+local function ahead_us(p, now, most)
+  if not p then return 0 end
+  local seen, at = string.match(p, '(%d+) (%d+)')
+  return seen + math.max(0, math.min(now - at, most))
+end
+
+-- Notes what a host takes for that clock. Returns it, for hosts that have it less far.
+local function note_ahead(meta, p, now, seen)
+  local ahead = ahead_us(p, now, 0)
+  if seen <= math.max(ahead, now + SLACK_MS * 1000) then return ahead end
+  call('HSET', meta, 'p', fmt('%.0f %.0f', seen, now))
+  return seen
+end
+
 -- Appends the records to the stream; returns the version of the last one, nil if there are
 -- none. The token is any number of the caller's. With it, two versions of one number differ,
 -- and a reader that has the wrong one notices.
@@ -311,7 +328,7 @@ local function forget(keys) call('UNLINK', keys[1], keys[2], keys[3]) end
 -- The host of a call, and what is known of the partition, if the call is of the process and
 -- incarnation that the partition knows; else nil and the answer. args: host epoch nonce inc …
 local function caller(keys, args)
-  local got = call('HMGET', keys[1], 'v', 't', 'l', 'n', 'h' .. args[1])
+  local got = call('HMGET', keys[1], 'v', 't', 'l', 'n', 'h' .. args[1], 'p')
   if not (got[1] and got[5]) then return nil, {'unknown'} end
   local host = load(got[5])
   if host.epoch ~= tonumber(args[2]) or host.nonce ~= tonumber(args[3])
@@ -390,6 +407,7 @@ local function apply(keys, args)
   host.last = tonumber(args[6])
   beat(host, now)
   local version, users = take(keys, args, host, got, now, false)
+  version = math.max(version, note_ahead(keys[1], got[6], now, tonumber(args[7])))
   return {'ok', version, host.g, host.s % MODULUS, now, host.beat, before,
           math.abs(now - (tonumber(got[3]) or 0)), users}
 end
@@ -400,7 +418,7 @@ end
 -- replaced: another process has this name and lives.
 local function begin(keys, args)
   local meta, name, epoch, nonce = keys[1], args[1], tonumber(args[2]), tonumber(args[3])
-  local got = call('HMGET', meta, 'v', 'h' .. name, 'conf', 'c')
+  local got = call('HMGET', meta, 'v', 'h' .. name, 'conf', 'c', 'p')
   local now, conf = now_us(), args[6] .. ' '
   if not (got[1] and got[3]) then
     -- Users without it are of nobody.
@@ -412,6 +430,7 @@ local function begin(keys, args)
   elseif sub(got[3], 1, #conf) ~= conf then
     return {'config', got[3]}
   end
+  local version = math.max(tonumber(got[1]), ahead_us(got[5], now, tonumber(args[7]) / 3))
   local host = got[2] and load(got[2])
   if host then
     if host.state ~= FENCED and host.nonce > nonce  -- that one began later
@@ -426,7 +445,7 @@ local function begin(keys, args)
       host.epoch, host.nonce = epoch, nonce
       beat(host, now)
       call('HSET', meta, 'lease', args[7], 'h' .. name, dump(host))
-      return {'keep', host.last, host.inc, tonumber(got[1]), now, nonce}
+      return {'keep', host.last, host.inc, version, now, nonce}
     end
   else
     host = {n = 0, beat = 0}
@@ -439,7 +458,7 @@ local function begin(keys, args)
   beat(host, now)
   call('HSET', meta, 'c', math.max(host.inc, tonumber(got[4])), 'lease', args[7],
        'i' .. host.inc, name .. '\n' .. host.log, 'h' .. name, dump(host))
-  return {'reset', 0, host.inc, tonumber(got[1]), now, nonce}
+  return {'reset', 0, host.inc, version, now, nonce}
 end
 
 -- args: host epoch nonce inc k last seen token clock n, users…, values…, bodies…

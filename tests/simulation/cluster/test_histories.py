@@ -5,6 +5,7 @@ from typing import Final
 
 import pytest
 
+from liveness.cluster.format import configuration_of
 from liveness.outlets.cluster.session_changes import Call
 from tests.simulation.cluster.history import History, faults_of
 from tests.simulation.cluster.plan import Plan
@@ -70,6 +71,18 @@ def test_the_last_look_is_not_ahead_though_the_clock_of_redis_was_set_back(
     answer = world.run(0, Call("beat", [*who, host.last, host.last, 0, 1, 0, 0]))
     assert answer is not None
     assert answer[7] > 3_500e6  # microseconds since the last look: the next one is due
+
+
+def test_a_host_that_begins_after_the_clock_of_redis_was_set_back_has_the_others_clock(
+    history: History,
+) -> None:
+    world = history.world
+    world.skew_s = [-3_600.0 for _ in world.partitions]
+    history.pass_time(history.plan.lease_s)
+    conf = configuration_of(2, "/")
+    begin = Call("begin", ["D", 1, 1, "log", 0, conf, 30_000_000, 0, 0, 1])
+    # The clock of the partition is slower by 2 % until Redis' clock has caught up.
+    assert world.now * 1e6 - world.run(0, begin)[3] < 1e6
 
 
 def test_of_two_processes_of_one_name_the_newest_publishes_until_it_ends(
