@@ -298,6 +298,23 @@ def test_a_host_that_was_heard_since_is_watched_anew() -> None:
     assert suspects.next_at == 3.0 + LEASE_S / 2
 
 
+@pytest.mark.parametrize(("ahead_s", "leases"), [(-LEASE_S, 0.5), (3_600, 1.0)])
+def test_a_host_is_watched_for_a_whole_lease_if_the_clock_of_redis_was_set_back(
+    part: Partition, ahead_s: float, leases: float
+) -> None:
+    beat = b"%d" % (REDIS_US + ahead_s * 1_000_000)
+    looked_at = list[float]()
+    while name_of(call := part.next_call(now := part.next_at(), WALL_MS)) != "fence":
+        if name_of(call) == "look":
+            looked_at.append(now)
+            part.answered([b"ok", 0, [[b"b", b"1", beat]], LEASE_US], now)
+        else:
+            clock_us = REDIS_US + round(now * 1_000_000)
+            answer = [b"ok", clock_us, 0, 0, clock_us, REDIS_US, REDIS_US, 0, 1]
+            part.answered(answer, now)
+    assert now - looked_at[0] == leases * LEASE_S
+
+
 def test_when_a_session_began_is_known_within_half_of_a_round_trip(
     identity: HostIdentity,
 ) -> None:

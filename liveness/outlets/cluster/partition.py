@@ -575,8 +575,11 @@ class Partition:
         if word != "ok":
             return
         _, stale, quiets, _ = answer
+        redis_us = (now + self._ahead + 2 * self._half_trip_s) * 1e6
         for name, epoch, beat in quiets:
-            self._suspects.note(name, int(epoch), int(beat), now)
+            # If Redis' clock was set back, it does not say that the host was quiet.
+            since = now + (self._host.lease_s / 2 if int(beat) > redis_us else 0)
+            self._suspects.note(name, int(epoch), int(beat), since)
         self._due.reap = self._host.reap_turn(now) if stale else inf
 
     def _reaped(self, word: str, answer: Sequence[Any], now: float) -> None:

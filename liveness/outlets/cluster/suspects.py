@@ -2,7 +2,8 @@
 
 Redis' clock alone declares nobody lost: after an outage, or if that clock jumps, every host
 looks quiet. So a host that was quiet by Redis' clock is then watched for half a lease of our
-own time in which we had contact all along; the call that fences it fails if its beat moved.
+own time in which we had contact all along; for a whole one if that clock was set back to before
+its beat. The call that fences it fails if its beat moved.
 """
 
 from math import inf
@@ -24,7 +25,7 @@ class Suspects:
         self._hosts: dict[bytes, tuple[int, int, float]] = {}
 
     def note(self, host: bytes, epoch: int, beat: int, now: float) -> None:
-        """A host is quiet; watch it from now on, unless we do."""
+        """A host is quiet; watch it from a moment on, unless we do."""
         if self._hosts.get(host, ())[:2] == (epoch, beat):
             return
         self._hosts.pop(host, None)  # it was heard since
