@@ -307,7 +307,11 @@ class Chain:
             self._after = after
             return
         self._after = after
-        had, version = self.version, version_of(common)
+        had, version, position = self.version, version_of(common), self.position
+        # If it does not remember this one, it has read another life of the partition.
+        is_strange = common not in self._names and (
+            version_of(self._names[0]) < version < had
+        )
         if version == had:  # another version of that number
             version = max(version - 1, 0)
         while self._names and version_of(self._names[-1]) > version:
@@ -317,16 +321,19 @@ class Chain:
             self._names.append(common)
         self._list = None
         self._wanted_at = self._now
-        if version == 0:
+        if version == 0 or is_strange:
             self._began_at = self._now
-        if version != had:
-            self._needs_list = self._lists
-            lost = Rollback(self.partition, version)
-            self._emit(
-                lost
-                if version < had
-                else ClusterGap(self.partition, had + 1, version + 1)
-            )
+        if version == had:
+            return
+        self._needs_list = self._lists
+        if is_strange:
+            lost = Rollback(self.partition, 0)
+            self._deliveries.append(DeliveredEvent(lost, position))
+            had = 0
+        if version < had:
+            self._emit(Rollback(self.partition, version))
+        else:
+            self._emit(ClusterGap(self.partition, had + 1, version + 1))
 
     def _last_common(self) -> Generator[Request, Any, tuple[str, int]]:
         """The newest version of the chain that this reader had, or else its oldest.

@@ -240,6 +240,20 @@ def test_a_rollback_deeper_than_the_names_that_are_kept(stored: Stored) -> None:
     assert read(reader, replica) == [Rollback(0, 0), "+ada", "+eve"]
 
 
+def test_nothing_of_another_life_of_the_partition_stays_true(stored: Stored) -> None:
+    """Redis was emptied, its clock is behind, and what came first is trimmed."""
+    reader = chain()
+    read(reader, stored)
+    stored.change(100, "+ada")
+    stored.change(300, "+bob")
+    read(reader, stored)
+    emptied = Stored("0.2-5")
+    emptied.change(150, "+eve")
+    emptied.change(200, "+kim")
+    del emptied.entries[0]
+    assert read(reader, emptied) == [Rollback(0, 0), ClusterGap(0, 1, 151), "+kim"]
+
+
 # --- what is no longer kept -------------------------------------------------------------
 
 
