@@ -11,6 +11,7 @@ from tests.simulation.cluster.history import faults_of
 from tests.simulation.cluster.redis import connected
 from tests.simulation.cluster.world import virtual_functions
 from tests.simulation.search import Tally, outcomes
+from tests.simulation.situations import never_reached, noted
 
 
 def main() -> int:
@@ -52,22 +53,24 @@ def tell(seeds: Iterator[int]) -> int:
         if outcome.breaches:
             print(outcome)
             return 1
-    for name, count in sorted(tally.reached.items()):
-        print(f"{count:6} {name}")
-    print(f"{tally}; all promises kept")
+    print(tally)
     return 0
 
 
 def tell_of_clusters(seeds: Iterator[int]) -> int:
     """Play their histories, and say how it went."""
     done, library = list[int](), virtual_functions()
-    with connected() as redis:
+    with connected() as redis, noted() as counts:
         redis("FUNCTION", "LOAD", library.source)
         for seed in seeds:
             done.append(seed)
             if faults := faults_of(redis, library, seed):
                 print(f"seed {seed}:\n{faults}")
                 return 1
+    for name, count in sorted(counts.items()):
+        print(f"{count:6} {name}")
+    for name in never_reached(counts, ["cluster"], though_rare=True):
+        print(f"never  {name}")
     print(f"seeds {done[0]} to {done[-1]}: histories without a fault")
     return 0
 

@@ -12,7 +12,7 @@ from typing import Final
 from liveness.promises.checker import broken_promises
 from tests.simulation.plan import Plan, Step, plan_of
 from tests.simulation.run import run
-from tests.simulation.situations import all_named, noted
+from tests.simulation.situations import ONE_HOST, never_reached, noted
 
 # Runs that may go into making one shorter: some minutes.
 SHORTENING_RUNS: Final = 120
@@ -88,21 +88,16 @@ class Tally:
         self.reached.update(outcome.reached)
 
     def never_reached(self, *, though_rare: bool) -> list[str]:
-        """Situations that no run came into; those that are rare only if asked for."""
-        return [
-            name
-            for name, is_certain in all_named().items()
-            if (is_certain or though_rare) and not self.reached[name]
-        ]
+        """Situations of one host that no run came into."""
+        return never_reached(self.reached, ONE_HOST, though_rare=though_rare)
 
     def __str__(self) -> str:
-        hours, names = self.virtual_s / 3600, all_named()
-        never = self.never_reached(though_rare=True)
         return "\n".join(
             [
-                f"seeds {min(self.seeds)} to {max(self.seeds)}: {hours:.2f} virtual hours, "
-                f"{len(names) - len(never)} of {len(names)} situations",
-                *(f"never reached: {name}" for name in never),
+                *(f"{count:6} {name}" for name, count in sorted(self.reached.items())),
+                *(f"never  {name}" for name in self.never_reached(though_rare=True)),
+                f"seeds {min(self.seeds)} to {max(self.seeds)}: "
+                f"{self.virtual_s / 3600:.2f} virtual hours, all promises kept",
             ]
         )
 

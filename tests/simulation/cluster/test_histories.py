@@ -1,5 +1,6 @@
 """Hosts that publish to a real redis-server, in random histories and in chosen ones."""
 
+from collections import Counter
 from random import Random, SystemRandom
 from typing import Final
 
@@ -11,26 +12,47 @@ from tests.simulation.cluster.history import History, faults_of
 from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.redis import Connection
 from tests.simulation.cluster.world import KEYS, virtual_functions
+from tests.simulation.situations import never_reached, noted
 
 # Histories of one test: some take a second.
 HISTORIES: Final = 12
-MANY: Final = 1_000
+SEEDS: Final = range(300)
+NIGHTLY: Final = 20_000
 FOREVER: Final = 1e12
 
 
-@pytest.mark.parametrize("first", range(0, 10 * HISTORIES, HISTORIES))
-def test_a_history_ends_with_what_the_hosts_have(redis: Connection, first: int) -> None:
+@pytest.fixture(scope="module")
+def counts() -> Counter[str]:
+    """The situations that all histories here come into."""
+    return Counter()
+
+
+@pytest.mark.parametrize("first", SEEDS[::HISTORIES])
+def test_a_history_ends_with_what_the_hosts_have(
+    redis: Connection, counts: Counter[str], first: int
+) -> None:
     for seed in range(first, first + HISTORIES):
-        assert not faults_of(redis, virtual_functions(), seed), seed
+        with noted() as found:
+            assert not faults_of(redis, virtual_functions(), seed), seed
+        counts.update(found)
+
+
+def test_these_seeds_come_into_every_situation_that_is_not_rare(
+    redis: Connection, counts: Counter[str]
+) -> None:
+    if not counts:
+        pytest.skip("the histories were not asked for")
+    assert never_reached(counts, ["cluster"], though_rare=False) == []
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("part", range(7))
-def test_many_new_histories_end_so(redis: Connection, part: int) -> None:
-    first = (SystemRandom().randrange(10**6) * 7 + part) * MANY
-    for seed in range(first, first + MANY):
-        assert not faults_of(redis, virtual_functions(), seed), seed
+@pytest.mark.timeout(8 * 3_600)
+def test_a_night_of_new_histories_ends_so_in_every_situation(redis: Connection) -> None:
+    first = SystemRandom().randrange(10**9)
+    with noted() as counts:
+        for seed in range(first, first + NIGHTLY):
+            assert not faults_of(redis, virtual_functions(), seed), seed
+    assert never_reached(counts, ["cluster"], though_rare=True) == []
 
 
 @pytest.fixture
