@@ -15,7 +15,7 @@ CALM_S: Final = 5.0
 def conduct(run: RunEvidence) -> Iterator[Breach]:
     """Nobody is refused who keeps to the protocol, or left without an answer."""
     for fault in run.history.faults:
-        yield Breach(BESIDES, f"the sidecar tells of a fault of its own: {fault}")
+        yield Breach(BESIDES, fault)
     for link in run.history.links:
         expected = {"replaced"}
         is_greedy = any(it.link is link for it in run.history.unread)

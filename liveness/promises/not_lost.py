@@ -255,6 +255,9 @@ def _position(run: RunEvidence, link: LinkHistory) -> int:
         is_anew = is_first or it.hello.get("fresh") or _is_forgotten(run, it)
         if it.welcomed_at < inf and is_anew:
             position = max(position, it.welcome["next"] - 1)
+        if it.welcomed_at < inf:
+            # A gateway's `after` acknowledges what its last link was too short for.
+            position = max(position, _common_until(run, it))
         if it is not link:
             acks = [int(frame[1]) for _, frame in it.sent if frame[0] == "ack"]
             if not it.hello.get("ack", True):

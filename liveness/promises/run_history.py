@@ -133,7 +133,7 @@ class History:
     sleeps: list[tuple[float, float]] = field(default_factory=list)  # of the host
     boots: list[float] = field(default_factory=list)  # of the host, but for the first
     put_backs: list[PutBack] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)  # the sidecar's own, as it logged
+    faults: list[str] = field(default_factory=list)  # the product's own, in words
     rotten: set[int] = field(default_factory=set)  # seqs of records damaged on the disk
     calm_from: float = inf  # from here on nothing is done to anybody
     ended_at: float = 0.0

@@ -27,6 +27,7 @@ from liveness.promises.run_history import (
 )
 from tests.helpers.wire import Frames, packed
 from tests.simulation.plan import NOBODYS_KEY, GatewayPlan, Visit
+from tests.simulation.situations import reached
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -50,6 +51,9 @@ UNREAD_PINGS: Final = 5_000
 NOBODYS_CONN: Final = 10**9
 SHIFTED_S: Final = 0.8  # a time namespace's clock
 
+# By kind: where a record names the connection that it ends, and its gateway.
+ENDED: Final = {"offline": "conn", "moved": "from_conn"}
+OF: Final = {"offline": "gateway", "moved": "from"}
 _REPEATED: Final = ("keepalive", "message", "logout")
 
 
@@ -369,7 +373,7 @@ class Gateway(Party):
     def __init__(self, world: "World", plan: GatewayPlan) -> None:
         super().__init__(world, plan.name)
         self.plan = plan
-        self._open: dict[int, Conn] = {}
+        self.open: dict[int, Conn] = {}
         self._of: dict[Uid, int] = {}  # the newest connection of each user
         # What no pong has covered, by its number; and up to which it is on this link.
         self._owed: dict[int, list[Any]] = {}
@@ -379,6 +383,7 @@ class Gateway(Party):
         self._log = ""
         self._pinged = 0
         self._links = 0
+        self.breaches: list[str] = []  # of what a library promises
 
     # --- what its users do ----------------------------------------------------
 
@@ -387,17 +392,25 @@ class Gateway(Party):
         world = self.world
         if not self.is_alive or world.now >= world.plan.lasts_s:
             return
-        if self.is_hung:
+        if self._is_held:
             world.after(0.1, partial(self.accept, visit))
             return
         conn = Conn(
-            world.new_conn(), visit.uid, self.name, self.life, world.now, visit.timeout
+            self._new_conn(), visit.uid, self.name, self.life, world.now, visit.timeout
         )
-        world.history.conns[conn.conn] = self._open[conn.conn] = conn
+        world.history.conns[conn.conn] = self.open[conn.conn] = conn
         self._of[visit.uid] = conn.conn
         self.report(["login", conn.conn])
         ends_at = world.now + visit.talks_for_s
         self._talk_again(conn, visit, ends_at)
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether it can do nothing just now."""
+        return self.is_hung
+
+    def _new_conn(self) -> int:
+        return self.world.new_conn()
 
     def _talk_again(self, conn: Conn, visit: Visit, ends_at: float) -> None:
         world = self.world
@@ -408,9 +421,9 @@ class Gateway(Party):
             world.at(ends_at, partial(self._leave, conn))
 
     def _talk(self, conn: Conn, visit: Visit, ends_at: float) -> None:
-        if conn.conn not in self._open:
+        if conn.conn not in self.open:
             return
-        if self.is_hung:
+        if self._is_held:
             # What a user said meanwhile is read when the gateway goes on.
             self.world.after(0.1, partial(self._talk, conn, visit, ends_at))
             return
@@ -419,22 +432,82 @@ class Gateway(Party):
         self._talk_again(conn, visit, ends_at)
 
     def _leave(self, conn: Conn) -> None:
-        if self.is_hung:
+        if self._is_held:
             self.world.after(0.1, partial(self._leave, conn))
-        elif conn.conn in self._open:
-            self._forget(conn.conn)
+        elif conn.conn in self.open:
+            self.forget(conn.conn)
             self.report(["logout", conn.conn])
 
-    def _forget(self, conn: int) -> None:
+    def forget(self, conn: int) -> None:
         """Let a connection go, and what was collected of it and is not sent yet."""
-        del self._open[conn]
+        del self.open[conn]
         for number, (kind, what, *_) in list(self._owed.items()):
             if what == conn and kind in ("keepalive", "message"):
                 del self._owed[number]
 
     def all_fall_silent(self) -> None:
         """Have nobody say anything any more."""
-        self._open.clear()
+        self.open.clear()
+
+    @property
+    def is_ailing(self) -> bool:
+        """Whether something that it suffers from has not ended."""
+        return self.is_hung or not self.is_alive
+
+    def verify(self) -> None:
+        """Check at the end what the checker cannot see: of a model, nothing."""
+
+    # --- what is worth to be counted --------------------------------------------
+
+    def waiting(self, uid: Uid) -> list[tuple[str, Conn]]:
+        """What is reported of a user and not written yet."""
+        conns = self.world.history.conns
+        unsent = range(self._is_on_wire + 1, self._number + 1)
+        owed = [self._owed[number] for number in unsent if number in self._owed]
+        of = [(kind, conns[it]) for kind, it, *_ in owed if kind in ("login", "logout")]
+        return [(kind, conn) for kind, conn in of if str(conn.uid) == str(uid)]
+
+    def has_link(self) -> bool:
+        """Whether it has a link that is welcomed."""
+        return self.wire is not None and self.wire.is_welcomed
+
+    def notice(self, kind: str, conn: Conn) -> None:
+        """Count what a login or logout meets that is not written yet."""
+        waiting = self.waiting(conn.uid)
+        logins = [it for what, it in waiting if what == "login" and it is not conn]
+        if kind == "login":
+            if len(logins) > 1:
+                reached(
+                    "client: a user reconnects twice before either login is written"
+                )
+            if len(waiting) > len(logins):
+                reached("client: a login follows a logout of its user that waits")
+            if any(repr(it.uid) != repr(conn.uid) for it in logins):
+                reached("client: logins of 7 and of '7' wait together", rarely=True)
+        elif logins and logins[-1].opened_at >= conn.opened_at:
+            reached("client: an older connection logs out as a newer one's login waits")
+            if not self.has_link():
+                reached("client: a logout waits behind a newer login without a link")
+
+    def notice_end(self, record: Record, number: int) -> None:
+        """Count what a record meets that ends a connection of this gateway."""
+        ended = self.world.history.conns[number]
+        newer = [
+            it
+            for it in self.open.values()
+            if str(it.uid) == str(ended.uid) and it.opened_at > ended.opened_at
+        ]
+        if number not in self.open:
+            reached("client: a record ends a connection that is gone already")
+        elif newer:
+            reached("client: a record ends one of two connections of a user")
+            if record["kind"] == "offline":
+                reached(
+                    "client: an offline comes of a connection with a newer one",
+                    rarely=True,
+                )
+        if self.waiting(ended.uid):
+            reached("client: a record ends a user whose reports wait")
 
     # --- what it reports ------------------------------------------------------
 
@@ -446,6 +519,8 @@ class Gateway(Party):
             unsent = range(self._is_on_wire + 1, self._number + 1)
             if any(self._owed.get(number) == what for number in unsent):
                 return
+        if what[0] in ("login", "logout"):
+            self.notice(what[0], self.world.history.conns[what[1]])
         self._number += 1
         self._owed[self._number] = what
         if self.plan.flush_s and what[0] in ("keepalive", "message"):
@@ -486,7 +561,7 @@ class Gateway(Party):
         if kind == "login":
             options["age"] = self.world.now - conn.opened_at
             if self._says_began:
-                options["began"] = self._host_time(conn.opened_at)[0]
+                options["began"] = self.host_time(conn.opened_at)[0]
             if conn.timeout is not None:
                 options["timeout"] = conn.timeout
         return [kind, self._named(kind, conn), options]
@@ -528,7 +603,7 @@ class Gateway(Party):
         if self._is_fresh:
             said["fresh"] = True
         if self.plan.clock != "not told":
-            said["clock"] = self._host_time(self.world.now)
+            said["clock"] = self.host_time(self.world.now)
         return said
 
     @property
@@ -538,7 +613,7 @@ class Gateway(Party):
         assert self.wire is not None
         return bool(self.wire.link.welcome.get("began"))
 
-    def _host_time(self, at: float) -> list[float]:
+    def host_time(self, at: float) -> list[float]:
         """Its CLOCK_MONOTONIC and the wall clock, at a moment."""
         monotonic_s, unix_s = self.world.machine.host_time(at)
         if self.plan.clock == "another namespace's":
@@ -552,7 +627,9 @@ class Gateway(Party):
         self._pinged = 0
         log = wire.link.welcome["log"]
         if log != self._log:
-            for conn in self._open:
+            if self._log and self._owed:
+                reached("client: a model's welcome names another log as reports wait")
+            for conn in self.open:
                 self._number += 1
                 self._owed[self._number] = ["login", conn]
             self._log = log
@@ -563,9 +640,11 @@ class Gateway(Party):
         if record["kind"] == "timer":
             self._run(record["key"], {"seq": record["seq"]})
             return
-        ended = {"offline": "conn", "moved": "from_conn"}.get(record["kind"])
-        if ended is not None and record.get(ended) in self._open:
-            self._forget(record[ended])
+        ended = ENDED.get(record["kind"])
+        if ended is not None and record[OF[record["kind"]]] == self.name:
+            self.notice_end(record, record[ended])
+        if ended is not None and record.get(ended) in self.open:
+            self.forget(record[ended])
 
     def _run(self, key: str, of: dict[str, int]) -> None:
         drawn = self.world.random.random()
@@ -589,7 +668,7 @@ class Gateway(Party):
             case "crashes" | "crashes, back fresh":
                 self.drop()
                 self.is_alive = False
-                self._open.clear()
+                self.open.clear()
                 self._owed.clear()
                 world.after(seconds, partial(self._start_anew, does != "crashes"))
             case "hangs":
@@ -648,7 +727,7 @@ class Gateway(Party):
 
     def _repeat(self) -> None:
         """Say the last things of each connection a second time."""
-        for conn in self._open:
+        for conn in self.open:
             self._number += 1
             self._owed[self._number] = ["login", conn]
         self._flush()

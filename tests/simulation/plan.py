@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from liveness.client.protocol import LEAST_PING_S, PING_S
 from liveness.config.settings import (
     Config,
     GuardSettings,
@@ -133,6 +134,21 @@ CLOCK_FAULTS: Final = ("wall clock stepped", "host boots")
 WRONG_SHARE: Final = 0.6
 
 
+# Of a gateway with the library: whose ids its connections have.
+CONNS: Final = ("its own", "the library's", "none")
+LIBRARY_FAULTS: Final = ("gateway closes", "gateway blocks", "gateway connects anew")
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryPlan:
+    """How a gateway uses the project's own library."""
+
+    conns: str  # see `CONNS`
+    handler_s: float  # an end takes up to so long
+    fails: float  # of its ends so many raise
+    reads_records: bool  # in a second loop
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
     """One gateway, as it is throughout a run."""
@@ -144,6 +160,7 @@ class GatewayPlan:
     other_timeout: float | None  # of its links in turns
     pings_every: float = 1 / 3  # of what it promised
     clock: str = "host's"  # by which its logins tell when they began: see `CLOCKS`
+    library: LibraryPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +408,8 @@ def _twice_at_once(draft: Draft, random: Random) -> None:
         at, seconds = draft.moment(random), by_scale(random, 0.05, 2.0)
         uid, whom = random.choice(draft.uids), random.randrange(len(draft.gateways))
         what = random.choice(["gateway loses its link", "gateway hangs"])
+        if draft.gateways[whom].library is not None:
+            what = random.choice([what, "gateway blocks"])
         draft.steps.append(Fault(at, what, whom, 4 * seconds))
         for _ in range(random.randint(2, 4)):
             talks_s = random.uniform(0, seconds)
@@ -405,6 +424,28 @@ def _twice_at_once(draft: Draft, random: Random) -> None:
                     timeout=None,
                 )
             )
+
+
+def _libraries(draft: Draft, random: Random) -> None:
+    """Gateways use the library, which pings as it thinks best."""
+    for whom, gateway in enumerate(draft.gateways):
+        if random.random() < 0.4:
+            continue
+        own = gateway.timeout
+        ping = PING_S if own is None else min(PING_S, max(own / 4, LEAST_PING_S))
+        library = LibraryPlan(
+            conns=random.choice(CONNS),
+            handler_s=random.choice([0.0, by_scale(random, 0.1, 10.0)]),
+            fails=random.choice([0.0, 0.0, 0.3]),
+            reads_records=random.random() < 0.3,
+        )
+        draft.gateways[whom] = replace(
+            gateway, other_timeout=own, ping=ping, pings_every=1 / 3, library=library
+        )
+        for _ in range(random.randint(0, 4)):
+            what = random.choice(LIBRARY_FAULTS)
+            lasts_s = by_scale(random, 0.02, 2.0) * min(draft.timeout_s, 10.0)
+            draft.steps.append(Fault(draft.moment(random), what, whom, lasts_s))
 
 
 def _reminders(draft: Draft, random: Random) -> None:
@@ -544,6 +585,7 @@ FEATURES: Final[Features] = {
     "pings": (0.5, _pings),
     "flushes": (0.5, _flushes),
     "clocks": (0.5, _clocks),
+    "libraries": (0.4, _libraries),
     "races": (0.3, _races),
     "twice at once": (0.3, _twice_at_once),
     "reminders": (0.6, _reminders),

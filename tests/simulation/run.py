@@ -15,6 +15,7 @@ from trio.testing import MockClock
 from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
 from tests.simulation.hindsight import look_back
+from tests.simulation.library_process import simulated_host
 from tests.simulation.machine import Machine
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
@@ -33,11 +34,14 @@ def run(plan: Plan) -> History:
         tempfile.TemporaryDirectory(dir=memory) as folder,
         _one_order(plan.seed),
         capture_logs() as logs,
+        simulated_host(plan.seed) as faults,
     ):
         trio.run(_play, plan, Path(folder), clock, history, clock=clock)
     look_back(plan, history, {line["event"] for line in logs})
-    history.faults = [
-        f"{line['event']}: {line.get('exc_info', '')}"
+    told = "the sidecar tells of a fault of its own: "
+    history.faults += faults
+    history.faults += [
+        f"{told}{line['event']}: {line.get('exc_info', '')}"
         for line in logs
         if "a fault of the sidecar" in line["event"]
     ]
