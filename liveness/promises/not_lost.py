@@ -111,7 +111,9 @@ def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
             seq for seq in _in_scope(run, link) if gap["first"] <= seq < gap["until"]
         ]
         rotten = run.history.rotten.intersection(range(gap["first"], gap["until"]))
-        if not lost and not rotten:
+        # What is not kept may have concerned a name that is new here, and was elsewhere.
+        is_new = not link.welcome.get("known", True) and "after" in link.hello
+        if not (lost or rotten or is_new):
             yield Breach(4, f"{link.name} was told {gap}, which hides nothing from it")
         lost = [seq for seq in lost if seq not in rotten]
         if rotten and not lost:
