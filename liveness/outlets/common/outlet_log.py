@@ -132,7 +132,7 @@ class OutletLog:
         """Find the outlet's place in the log. Call this first.
 
         Raises:
-            sqlite3.Error: The cursor cannot be read now.
+            OSError, sqlite3.Error: The cursor cannot be read or stored now.
         """
         log_writer = self._access.log_writer
         newest, oldest = log_writer.durable_seq, log_writer.first - 1
@@ -149,7 +149,10 @@ class OutletLog:
             start = newest if self._settings.begin == "newest" else oldest
         self.restart_at(start, is_resumed=found is not None)
         self._stored = -1
-        await self.store_cursor()  # a new outlet's place is stored too
+        # A new outlet's place, too, and before it sends anything: after a power failure it
+        # would take its place anew, behind records that it owes.
+        await self._put_cursor()
+        await self._access.store.sync()
 
     def restart_at(self, position: int, *, is_resumed: bool) -> None:
         """Continue after *position*; records up to it must be delivered or stored.
@@ -251,6 +254,12 @@ class OutletLog:
         """Store the cursor, if it has moved; a failure is logged, and tried again."""
         if self._cursor == self._stored:
             return
+        try:
+            await self._put_cursor()
+        except (OSError, sqlite3.Error) as error:
+            self._log_disk("the cursor cannot be stored", error)
+
+    async def _put_cursor(self) -> None:
         log, now_ms = self.log, self._access.clock.state_ms()
 
         def put(db: sqlite3.Connection) -> int:
@@ -260,10 +269,7 @@ class OutletLog:
             put_cursor(db, self.name, StoredCursor(log, seq), now_ms)
             return seq
 
-        try:
-            self._stored = await self._access.store.run(put)
-        except (OSError, sqlite3.Error) as error:
-            self._log_disk("the cursor cannot be stored", error)
+        self._stored = await self._access.store.run(put)
 
     def _note_position(self) -> None:
         """While no batch is in flight, skip records that do not concern the outlet."""

@@ -84,16 +84,27 @@ class OutletStore:
             sqlite3.Error: The disk refuses it, or the database is closed; nothing is
                 changed.
         """
+
+        def run(db: sqlite3.Connection) -> T:
+            with transaction(db):
+                return call(db)
+
+        return await self._in_turn(run)
+
+    async def sync(self) -> None:
+        """Have everything that was stored so far survive a power failure.
+
+        Raises:
+            sqlite3.Error: The disk refuses it, or the database is closed.
+        """
+        await self._in_turn(lambda db: db.execute("pragma wal_checkpoint(truncate)"))
+
+    async def _in_turn(self, call: Callable[[sqlite3.Connection], T]) -> T:
         async with self._turn:
             db = self._db
             if db is None:
                 raise sqlite3.ProgrammingError("the database is closed")
-
-            def run() -> T:
-                with transaction(db):
-                    return call(db)
-
-            return await in_thread(run)
+            return await in_thread(partial(call, db))
 
     async def cursor(self, outlet: str) -> StoredCursor | None:
         """The stored cursor of an outlet; None if it is new."""
