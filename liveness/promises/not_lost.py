@@ -7,6 +7,7 @@ from math import inf
 from typing import Final
 
 from liveness.promises.breach import Breach
+from liveness.promises.delivery_checks import deliveries
 from liveness.promises.run_evidence import RunEvidence, records_of
 from liveness.promises.run_history import STAMP_S, LinkHistory, Record, Sent
 
@@ -25,6 +26,7 @@ def not_lost(run: RunEvidence) -> Iterator[Breach]:
             yield from _covered(run, link)
             yield from _listed(run, link)
     yield from _all_delivered(run)
+    yield from deliveries(run)
 
 
 def _one_log(run: RunEvidence) -> Iterator[Breach]:

@@ -10,6 +10,8 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from liveness.promises.delivery_history import ClusterOutbound, Outbound
+
 # A pause as short as the sleep that it falls into is not noticed, and does no harm: what
 # came meanwhile is read first. It sleeps no longer than a second, and a little may be late.
 ASLEEP_S: Final = 1.05
@@ -135,6 +137,8 @@ class History:
     put_backs: list[PutBack] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)  # the product's own, in words
     rotten: set[int] = field(default_factory=set)  # seqs of records damaged on the disk
+    outbound: dict[str, Outbound] = field(default_factory=dict)  # by the webhook's name
+    cluster: ClusterOutbound | None = None
     calm_from: float = inf  # from here on nothing is done to anybody
     ended_at: float = 0.0
 

@@ -24,6 +24,7 @@ import trio
 
 from liveness.config.settings import AccessSettings, Config
 from liveness.core.records import HostReading, HostTime, Instant
+from liveness.outlets.supervisor import Outlets
 from liveness.promises.run_history import History, Process, PutBack
 from liveness.service.app import load
 from liveness.service.common.clock import Clock
@@ -34,6 +35,7 @@ from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.timer_store import TimerStore
 from tests.simulation.hindsight import look_at
 from tests.simulation.plan import STALL_SHARE, Fault
+from tests.simulation.situations import reached
 
 # A pass over all links is over after two looks at the clock where the sidecar is slow.
 SLOW_STEP_S: Final = 0.001
@@ -43,6 +45,9 @@ STEP_S: Final = 20e-6
 PAGE_BYTES: Final = 512  # no file has smaller pages, and all have multiples of it
 # At the beginning of a sector, which a disk writes whole or not.
 WAL_HEADER_BYTES: Final = 32
+# Its commits are not synced, until at some size all of it is.
+UNSYNCED: Final = "outlets.db-wal"
+SYNCED_BYTES: Final = 1_000 * 4_096
 # Of the starts on a disk that is not empty so many are cut off before the one that lasts.
 HALF_STARTS: Final = 0.2
 # Of the crashes between two writes in so many the host runs on.
@@ -142,6 +147,8 @@ class Machine:
         self._random = random
         self._rots = Random("rots")
         self._kills = Random("kills")
+        self._losses = Random("losses")
+        self._on_disk_wal = b""
         self._history = history
         self._nursery = nursery
         self._life: _Life | None = None
@@ -161,6 +168,10 @@ class Machine:
     def is_up(self) -> bool:
         """Whether a sidecar runs and was not told to stop."""
         return self._life is not None and not self._life.is_ending
+
+    def outlets(self) -> Outlets | None:
+        """Those of the sidecar that runs; None if none does."""
+        return self.sidecar.outlets if self.sidecar is not None and self.is_up else None
 
     @property
     def is_ailing(self) -> bool:
@@ -317,9 +328,20 @@ class Machine:
             return torn(before, files(folder), self._random)
 
     def _lose_memory(self) -> None:
-        """The host starts anew: its runtime folder is empty."""
+        """The host starts anew: its runtime folder is empty, and what nobody synced gone."""
         for mark in self._folder.glob("log-*.next"):
             mark.unlink()
+        wal = self._image.get(UNSYNCED, b"")
+        if not 0 < len(wal) < SYNCED_BYTES:
+            return
+        # What an earlier power failure has left is on the disk.
+        least = len(self._on_disk_wal) if wal.startswith(self._on_disk_wal) else 0
+        cut = self._losses.randint(least, len(wal))
+        if cut < WAL_HEADER_BYTES:
+            cut = 0
+        if cut < len(wal):
+            reached("outlets: a power failure takes back commits of outlets.db")
+        self._on_disk_wal = self._image[UNSYNCED] = wal[:cut]
 
     @contextmanager
     def _opened(
@@ -419,7 +441,8 @@ class Machine:
                 life.at_work.remove(shield)
             return done
         await trio.lowlevel.checkpoint_if_cancelled()
-        raise AssertionError("the process has ended, and its work goes on")
+        # Only what closes an outlet is here yet, and it does not wait for the disk.
+        raise OSError("the process has ended")
 
     def _delay(self) -> float:
         seconds = self._random.uniform(*QUICK_S)

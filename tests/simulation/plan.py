@@ -12,9 +12,8 @@ Source:
     Groce et al., 2012: swarm testing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log
 from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -31,6 +30,15 @@ from liveness.config.settings import (
 )
 from liveness.promises.run_history import Uid
 from liveness.promises.run_terms import GatewayTerms, RunTerms
+from tests.simulation.receivers import (
+    FIRST_PORT,
+    MOODS,
+    ReceiverPlan,
+    drawn_receiver,
+)
+from tests.simulation.redis_door import MOODS as REDIS_MOODS
+from tests.simulation.redis_door import ClusterPlan
+from tests.simulation.scales import by_scale, whole
 
 # Beside plain ones those that are easily taken for each other.
 UIDS: Final[list[Uid]] = [7, "7", "user:phone", "user:desk", "é", "E\u0301", 0]
@@ -183,6 +191,8 @@ class Plan:
     slots: int = 30
     guard: GuardSettings = NO_GUARD
     limits: Mapping[str, int] = field(default_factory=dict)  # the others, by name
+    receivers: tuple[ReceiverPlan, ...] = ()
+    cluster: ClusterPlan | None = None
 
     @property
     def rest_s(self) -> float:
@@ -198,7 +208,8 @@ class Plan:
         if asked:
             # Four runs, and what is waited in between.
             rest_s += max(asked) + 4 * self.run_timeout_s + sum(RETRIES_S)
-        return min(rest_s, MOST_REST_S)
+        rest_s = min(rest_s, MOST_REST_S)
+        return rest_s + max((it.settle_s for it in self.receivers), default=0.0)
 
     @property
     def guard_hold_s(self) -> float:
@@ -247,6 +258,11 @@ class Plan:
         object.__setattr__(config.timers, "max_pending", self.max_pending)
         object.__setattr__(config, "limits", limits)
         object.__setattr__(config.state, "retention_s", self.retention_s)
+        ports = enumerate(self.receivers, FIRST_PORT)
+        webhooks = {it.name: it.settings(port) for port, it in ports}
+        object.__setattr__(config, "webhooks", webhooks)
+        if self.cluster is not None:
+            object.__setattr__(config, "cluster", self.cluster.settings)
         return config
 
 
@@ -296,16 +312,6 @@ def plan_of(seed: int, features: "Features | None" = None) -> Plan:
         limits=draft.limits,
         **draft.settings,
     )
-
-
-def by_scale(random: Random, least: float, most: float) -> float:
-    """A number of which each order of magnitude is as likely."""
-    return exp(random.uniform(log(least), log(most)))
-
-
-def whole(random: Random, least: int, most: int) -> int:
-    """The same, of whole numbers."""
-    return round(by_scale(random, least, most))
 
 
 # --- users and gateways ---------------------------------------------------------
@@ -540,6 +546,40 @@ def _orders(draft: Draft, random: Random) -> None:
         draft.steps.append(Fault(draft.moment(random), ORDERS, whom, lasts_s))
 
 
+# --- outlets --------------------------------------------------------------------
+
+
+def _webhooks(draft: Draft, random: Random) -> None:
+    draft.settings["receivers"] = tuple(
+        drawn_receiver(
+            random,
+            f"to-{number}",
+            [it.name for it in draft.gateways],
+            has_devices="device_separator" in draft.settings,
+        )
+        for number in range(random.randint(1, 3))
+    )
+    _moods(draft, random, "receiver", MOODS)
+
+
+def _cluster(draft: Draft, random: Random) -> None:
+    draft.settings["cluster"] = ClusterPlan(
+        lease_s=by_scale(random, 3, 3_600), linger_s=by_scale(random, 0.001, 10)
+    )
+    _moods(draft, random, "redis", REDIS_MOODS)
+
+
+def _moods(draft: Draft, random: Random, whose: str, moods: Sequence[str]) -> None:
+    """Some kinds of moods, each some times."""
+    kinds = random.sample(moods, whole(random, 1, len(moods)))
+    for _ in range(random.randint(0, 8)):
+        mood = f"{whose} {random.choice(kinds)}"
+        lasts_s = by_scale(random, 0.1, 60)
+        draft.steps.append(
+            Fault(draft.moment(random), mood, random.randrange(12), lasts_s)
+        )
+
+
 # --- faults ---------------------------------------------------------------------
 
 
@@ -595,6 +635,8 @@ FEATURES: Final[Features] = {
     "wheel": (0.3, _wheel),
     "devices": (0.4, _devices),
     "guard": (0.2, _guard),
+    "webhooks": (0.3, _webhooks),
+    "cluster": (0.2, _cluster),
     "retention": (0.4, _retention),
     "orders": (0.2, _orders),
     "faults": (0.9, _faults),

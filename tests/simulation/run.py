@@ -1,22 +1,26 @@
 """One run of a plan, from an empty disk to the end, in an order that its seed settles."""
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from random import Random
-from typing import Final
+from random import Random, getstate, seed, setstate
+from typing import Any, Final
 
+import anyio.to_thread
 import trio
 from structlog.testing import capture_logs
 from trio._core import _run as scheduler
 from trio.testing import MockClock
 
+from liveness.outlets.cluster import publisher
 from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
+from tests.simulation.cluster.redis import Connection, connected
 from tests.simulation.hindsight import look_back
 from tests.simulation.library_process import simulated_host
-from tests.simulation.machine import Machine
+from tests.simulation.machine import ZERO_MS, Machine
+from tests.simulation.outlets import OutletWorld
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
 
@@ -33,10 +37,11 @@ def run(plan: Plan) -> History:
     with (
         tempfile.TemporaryDirectory(dir=memory) as folder,
         _one_order(plan.seed),
+        connected() if plan.cluster else nullcontext() as redis,
         capture_logs() as logs,
         simulated_host(plan.seed) as faults,
     ):
-        trio.run(_play, plan, Path(folder), clock, history, clock=clock)
+        trio.run(_play, plan, Path(folder), clock, history, redis, clock=clock)
     look_back(plan, history, {line["event"] for line in logs})
     told = "the sidecar tells of a fault of its own: "
     history.faults += faults
@@ -48,7 +53,13 @@ def run(plan: Plan) -> History:
     return history
 
 
-async def _play(plan: Plan, folder: Path, time: MockClock, history: History) -> None:
+async def _play(
+    plan: Plan,
+    folder: Path,
+    time: MockClock,
+    history: History,
+    redis: Connection | None,
+) -> None:
     async with trio.open_nursery() as nursery:
         machine = Machine(
             folder,
@@ -58,9 +69,24 @@ async def _play(plan: Plan, folder: Path, time: MockClock, history: History) -> 
             history=history,
             nursery=nursery,
         )
+        outlets = None
+        if plan.receivers or plan.cluster:
+            outlets = OutletWorld(
+                plan.receivers,
+                redis,
+                folder,
+                random=Random(f"outlets {plan.seed}"),
+                wall_ms=machine.clock.wall_ms,
+                # It does not sleep when the sidecar's host does.
+                redis_us=lambda: ZERO_MS * 1000 + int(machine.clock.boot_s() * 1e6),
+                outlets=machine.outlets,
+                history=history,
+            )
+            await nursery.start(outlets.run)
         world = World(
             plan,
             machine,
+            outlets,
             random=Random(f"world {plan.seed}"),
             jump=time.jump,
             history=history,
@@ -71,8 +97,16 @@ async def _play(plan: Plan, folder: Path, time: MockClock, history: History) -> 
         nursery.cancel_scope.cancel()
 
 
+async def _at_once(
+    call: Callable[..., Any], *args: object, **_options: object
+) -> object:
+    """Do what a thread would do, here."""
+    await trio.lowlevel.checkpoint()
+    return call(*args)
+
+
 @contextmanager
-def _one_order(seed: int) -> Iterator[None]:
+def _one_order(number: int) -> Iterator[None]:
     """Have trio run tasks in an order that is drawn, and drawn again the same.
 
     As pytest-trio does for hypothesis; trio has no public name for it.
@@ -80,10 +114,18 @@ def _one_order(seed: int) -> Iterator[None]:
     name = "_ALLOW_DETERMINISTIC_SCHEDULING"
     was = getattr(scheduler, name)
     setattr(scheduler, name, True)
+    threads, publishers = anyio.to_thread.run_sync, publisher.SystemRandom
+    # What both of our event loops run does not know of `RUN_SYNC`.
+    anyio.to_thread.run_sync = _at_once  # type: ignore[assignment]
+    publisher.SystemRandom = lambda: Random(number)  # type: ignore[assignment,misc]
     state = scheduler._r.getstate()
-    scheduler._r.seed(seed)
+    scheduler._r.seed(number)
+    drawn = getstate()  # by the product, where nothing else has it draw
+    seed(number)
     try:
         yield
     finally:
+        setstate(drawn)
+        anyio.to_thread.run_sync, publisher.SystemRandom = threads, publishers
         scheduler._r.setstate(state)
         setattr(scheduler, name, was)

@@ -12,6 +12,7 @@ import trio
 from liveness.core.records import HostTime
 from liveness.promises.run_history import History
 from tests.simulation.library import Library
+from tests.simulation.outlets import OutletWorld
 from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
 from tests.simulation.plan import (
     DIES_UNREAD,
@@ -71,6 +72,7 @@ class World:
     Args:
         plan: What is going to happen.
         machine: The sidecar's host.
+        outlets: What its outlets lead to.
         random: Draws what the plan leaves open.
         jump: Has time pass while nothing runs.
         history: Told what is sent and seen.
@@ -81,6 +83,7 @@ class World:
         self,
         plan: Plan,
         machine: Host,
+        outlets: OutletWorld | None = None,
         *,
         random: Random,
         jump: Callable[[float], None],
@@ -89,6 +92,7 @@ class World:
     ) -> None:
         self.plan = plan
         self.machine = machine
+        self.outlets = outlets
         self.random = random
         self.history = history
         self.nursery = nursery
@@ -178,12 +182,16 @@ class World:
         while not self.machine.is_up or self.trouble():
             await self.go_on_until(self.now + 1)
         self.history.calm_from = self.now
+        if self.outlets is not None:
+            self.outlets.mend()
         await self.go_on_until(self.now + self.plan.rest_s)
         for gateway in self.gateways:
             gateway.verify()
             self.history.faults += gateway.breaches
         Watcher(self, "reader", after=0).connect()
         await self.go_on_until(self.now + 2)
+        if self.outlets is not None:
+            await self.outlets.come_to_rest()
         await self.machine.stop()
         self.history.ended_at = self.now
 
@@ -226,6 +234,10 @@ class World:
                 self.after(0.5, partial(self._befall, fault))
                 return None
             self._befall_host(fault)
+            return None
+        if kind in ("receiver", "redis"):
+            assert self.outlets is not None
+            self.after(seconds, self.outlets.suffer(kind, whom, does, seconds))
             return None
         if kind == "gateway":
             gateway = self.gateways[whom % len(self.gateways)]

@@ -31,6 +31,11 @@ class Connection:
         self._socket = connected
         self._replies = connected.makefile("rb")
 
+    @property
+    def path(self) -> str:
+        """The server's socket."""
+        return str(self._socket.getpeername())
+
     def __call__(self, *words: Word) -> Any:
         """The reply to a command.
 

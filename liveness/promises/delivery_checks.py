@@ -1,0 +1,362 @@
+"""Did every receiver get what its webhook owes it? Asked of what it got, and of the log.
+
+Promise 4, and what `docs/webhooks.md` says of order, repeats, retries and dead letters.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import pairwise
+from math import inf
+from typing import Any, Final
+
+from liveness.promises.breach import Breach
+from liveness.promises.delivery_history import (
+    ClusterOutbound,
+    Letter,
+    Outbound,
+    Request,
+)
+from liveness.promises.run_evidence import RunEvidence
+from liveness.promises.run_history import Record
+
+# Of waits, for the moments at which either side looks at its clock.
+MOMENT_S: Final = 0.1
+# So long Redis keeps what has changed.
+KEPT_S: Final = 3_600.0
+# A record is written, read and put into a batch so soon; nothing else may ail the disk.
+TAKEN_S: Final = 3.0
+# Statuses that say that the receiver will never take the record.
+_AGAIN: Final = frozenset({408, 425, 429})
+
+
+def deliveries(run: RunEvidence) -> Iterator[Breach]:
+    """What was promised to receivers of webhooks, and of the one host of a cluster."""
+    for name, outbound in run.history.outbound.items():
+        for what in _Owed(outbound, run).check():
+            yield Breach(4, f"webhook {name}: {what}")
+    if run.history.cluster is not None:
+        for what in _cluster(run.history.cluster, run):
+            yield Breach(4, f"cluster: {what}")
+
+
+def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
+    history, log = run.history, run.log
+    there = {str(it.get("user", it["uid"])) for it in online_in(log)}
+    if there != set(cluster.online):
+        yield f"in the end Redis has {cluster.online} online, the log {there}"
+    online = dict[str, int]()
+    is_whole = history.passed(0.0, history.ended_at) < KEPT_S
+    for kind, user, session in cluster.events if is_whole else ():
+        if session not in log and not history.put_backs:
+            yield f"{kind} of {user} tells of {session}, which nobody began"
+        if (user in online) == (kind == "online"):
+            yield f"{kind} of {user} follows {online.get(user)}"
+        if kind == "offline":
+            online.pop(user, None)
+        else:
+            online[user] = session
+    if is_whole and online.keys() != there:
+        yield f"by its stream {online} are online in the end, not {there}"
+    for reading in cluster.readings:
+        most_s = history.passed(0.0, reading.at) + 1.0
+        lags = reading.lag_s, reading.lease_age_s
+        if not (0 <= min(lags) <= max(lags) <= most_s and reading.lag_records >= 0):
+            yield f"at {reading.at:.3f} its lag was {reading}"
+    last = cluster.readings[-1]
+    if last.lag_records or last.lag_s or last.state != "following":
+        yield f"in the end its lag was {last}"
+
+
+def online_in(log: Mapping[int, Record]) -> list[Record]:
+    """The sessions that are open at the end of a log, by what began them."""
+    found = dict[str, Record]()
+    for record in log.values():
+        if record["kind"] == "offline":
+            found.pop(str(record["uid"]), None)
+        elif record["kind"] != "timer":
+            found[str(record["uid"])] = record
+    return [*found.values()]
+
+
+class _Owed:
+    def __init__(self, outbound: Outbound, run: RunEvidence) -> None:
+        self._outbound, self._terms = outbound, outbound.terms
+        self._history, self._log, self._at = run.history, run.log, run.at
+        self._retention_s = run.terms.retention_s
+        # Requests that are no tests, with what they brought of the log.
+        self._requests: list[tuple[Request, list[Record]]] = []
+        self._attempts = defaultdict[str, list[Request]](list)
+        for request in outbound.requests:
+            records = [event["data"] for event in request.events]
+            self._attempts[request.id].append(request)
+            if records and "seq" in records[0]:
+                self._requests.append((request, records))
+        told = [it for _, records in self._requests for it in records]
+        told += [letter.record for letter in outbound.letters]
+        self._gone = {
+            seq
+            for it in told
+            if it["kind"] == "gap"
+            for seq in range(it["first"], it["until"])
+        }
+
+    def check(self) -> Iterator[str]:
+        """Look for breaches."""
+        for request in self._outbound.requests:
+            yield from self._well_formed(request)
+        for requests in self._attempts.values():
+            yield from self._repeated(requests)
+        yield from self._in_order()
+        yield from self._everything()
+        yield from self._lag()
+
+    # --- a request ------------------------------------------------------------
+
+    def _well_formed(self, request: Request) -> Iterator[str]:
+        when = f"{request.id} at {request.at:.3f}"
+        if not request.is_signed:
+            yield f"{when} is not signed as it should be"
+        if not self._may_have_shown(request):
+            yield f"{when} has the timestamp {request.stamp}, which no clock showed"
+        events = request.events
+        if not 0 < len(events) <= self._terms.batch:
+            yield f"{when} has {len(events)} events, of at most {self._terms.batch}"
+        for event in events:
+            record = event["data"]
+            log, _, seq = event["id"].partition(":")
+            named = f"liveness.{record['kind']}", f"/liveness/{log}"
+            if (event["type"], event["source"]) != named:
+                yield f"{when} has a wrong event: {event}"
+            if record["kind"] in ("test", "gap"):
+                continue
+            if self._is_lost(record["seq"], request.at):
+                continue
+            there = self._log.get(record["seq"])
+            is_made = self._terms.settle_s and record["kind"] == "moved"
+            if seq != str(record["seq"]) or (there != record and not is_made):
+                yield f"{when} brings {record}, and the log has {there}"
+            elif self._history.put_backs:
+                continue  # it is then decided by who is online
+            elif event.get("superseded") and not self._is_untrue(record, request.at):
+                yield f"{when} says superseded of {record}, and nothing was newer"
+
+    def _is_lost(self, seq: int, at: float) -> bool:
+        """Whether a record that was there at a moment is lost, as a state was put back."""
+        return any(seq > it.last for it in self._history.put_backs_after(at))
+
+    def _may_have_shown(self, request: Request) -> bool:
+        """Whether the wall clock can have shown its timestamp while the attempt lasted."""
+        history, until = self._history, request.at + MOMENT_S
+        paused_s = sum(ended - began for began, ended in history.pauses)
+        since = request.at - self._terms.timeout_s - paused_s - MOMENT_S
+        return any(
+            max(since, began) + zero_ms / 1000 - 1
+            <= request.stamp
+            <= min(until, ended) + zero_ms / 1000
+            for (began, zero_ms), (ended, _) in pairwise([*history.wall, (inf, 0)])
+            if began <= until and ended >= since
+        )
+
+    def _is_untrue(self, record: Record, at: float) -> bool:
+        """Whether a newer record may have made this one untrue by then.
+
+        An online or a move is said to be so only of a dead letter.
+        """
+        is_offline = record["kind"] == "offline"
+        return (is_offline or at >= self._history.calm_from) and any(
+            seq > record["seq"]
+            and "uid" in it
+            and self._user(it) == self._user(record)
+            and (it["kind"] != "offline" or not is_offline)
+            and self._at[seq] <= at + MOMENT_S
+            for seq, it in self._log.items()
+        )
+
+    def _user(self, record: Record) -> str:
+        found = record.get("user") if self._terms.users_only else None
+        return str(record["uid"] if found is None else found)
+
+    def _repeated(self, attempts: list[Request]) -> Iterator[str]:
+        """A request is the same in all attempts, and waits before each."""
+        least_s = min(self._terms.waits_s, default=inf)
+        for before, after in pairwise(attempts):
+            if after.body != before.body:
+                yield f"{after.id} came with another body at {after.at:.3f}"
+            is_failed = before.status is not None and not before.is_accepted
+            waited_s = self._history.passed(before.at, after.at)
+            is_of_one = before.process == after.process
+            if is_failed and is_of_one and waited_s < least_s - MOMENT_S:
+                yield (
+                    f"{after.id} was answered {before.status} at {before.at:.3f}, and "
+                    f"came again at {after.at:.3f}; the shortest wait is {least_s} s"
+                )
+
+    # --- the whole ------------------------------------------------------------
+
+    def _in_order(self) -> Iterator[str]:
+        """What is new comes in the order of the log; damped, in that of each user."""
+        for is_done in (False, True):
+            newest, process = defaultdict[str, int](int), 0
+            seen = set[tuple[int, int]]()
+            for request, records in self._requests:
+                if request.at >= self._history.calm_from:
+                    break  # dead letters are sent again by hand
+                if is_done and not request.is_accepted:
+                    continue
+                if request.process != process:
+                    process = request.process
+                    before = self._history.processes[process - 1]
+                    is_as_it_was = before.is_planned and not self._history.put_backs
+                    if self._terms.settle_s or not is_as_it_was:
+                        # It reads again from before what has waited, or from where a
+                        # power failure took the cursor back: behind dead letters, too.
+                        newest.clear()
+                for record in records:
+                    seq = record["seq"]
+                    if record["kind"] == "gap" or (seq, record["at"]) in seen:
+                        continue
+                    is_damped = self._terms.settle_s and "uid" in record
+                    whose = self._user(record) if is_damped else ""
+                    if seq < newest[whose]:
+                        yield f"{seq} came at {request.at:.3f}, behind {newest[whose]}"
+                    seen.add((seq, record["at"]))
+                    newest[whose] = seq
+
+    def _everything(self) -> Iterator[str]:
+        """Each record was accepted, or is a dead letter, or was said to be missing."""
+        letters, most = self._outbound.letters, self._terms.max_dead
+        if len(letters) > most:
+            yield f"there are {len(letters)} dead letters, of at most {most}"
+        for letter in letters:
+            yield from self._is_dead(letter)
+        if self._terms.settle_s:
+            yield from self._last_of_each()
+        kept = {letter.seq for letter in letters}
+        # The oldest letters were deleted if there is no room for more.
+        deleted_below = min(kept) if len(letters) == most else 0
+        for seq, record in self._owed.items():
+            if seq >= deleted_below and not (seq in self._accepted or seq in kept):
+                yield f"it was never sent {record}, decided at {self._at[seq]:.3f}"
+        for seq in set() if self._history.put_backs else self._gone - self._history.rotten:
+            age_s = self._history.passed(self._at.get(seq, 0.0), self._history.ended_at)
+            if age_s < self._retention_s:
+                yield f"it was told that {seq} is missing, and it was {age_s:.0f} s old"
+
+    @cached_property
+    def _accepted(self) -> dict[int, Request]:
+        """The first request with which each record was accepted, by its seq."""
+        found = dict[int, Request]()
+        for request, records in self._requests:
+            for record in records if request.is_accepted else ():
+                if not self._is_lost(record["seq"], request.at):
+                    found.setdefault(record["seq"], request)
+        return found
+
+    @cached_property
+    def _owed(self) -> dict[int, Record]:
+        """The records that it has to get one by one."""
+        if self._terms.settle_s:
+            return {}
+        first = 0
+        if not self._terms.begins_at_oldest:
+            # Where it began only it knows; but from what it sent first it goes on.
+            seqs = (it["seq"] for _, records in self._requests for it in records)
+            first = min(seqs, default=2**63)
+        missing = self._gone | self._history.rotten
+        return {
+            seq: it
+            for seq, it in self._log.items()
+            if seq >= first and seq not in missing and self._concerns(it)
+        }
+
+    def _concerns(self, record: Record) -> bool:
+        terms, kind = self._terms, record["kind"]
+        if terms.gateway not in ("", record["gateway"], record.get("from_gateway")):
+            return False
+        if terms.users_only and kind != "timer":
+            of_users = {"online": 1, "offline": 0}.get(kind)
+            if of_users is None or record.get("devices", of_users) != of_users:
+                return False
+        return kind in terms.kinds
+
+    def _last_of_each(self) -> Iterator[str]:
+        """Whoever was said to be online must be said to be gone in the end."""
+        history = self._history
+        if history.rotten or self._gone or self._terms.gateway or history.put_backs:
+            return
+        online = {str(it["uid"]) for it in online_in(self._log)}
+        online |= {str(it.get("user", it["uid"])) for it in online_in(self._log)}
+        last = dict[str, Record]()
+        told = [it for _, records in self._requests for it in records]
+        for record in told + [letter.record for letter in self._outbound.letters]:
+            if "uid" in record:
+                user = self._user(record)
+                last[user] = max(last.get(user, record), record, key=_seq)
+        for user, record in last.items():
+            if record["kind"] != "offline" and user not in online:
+                yield f"the last that it was sent of {user} is {record}"
+
+    def _is_dead(self, letter: Letter) -> Iterator[str]:
+        """A letter was refused alone, or all attempts have failed."""
+        is_as_logged = not (self._terms.settle_s or self._history.put_backs)
+        if letter.record["kind"] != "gap" and is_as_logged:
+            there = self._log.get(letter.seq)
+            if letter.record != there:
+                yield f"a dead letter has {letter.record}, and the log has {there}"
+        status = letter.status
+        is_refused = status in range(400, 500) and status not in _AGAIN
+        # Less if the receiver asked for longer waits, which use up several.
+        asks = any(it.status in (429, 503) for it in self._outbound.requests)
+        if not is_refused and not asks:
+            attempts = len(self._terms.waits_s) + 1
+            if letter.attempts != attempts:
+                yield f"dead after {letter.attempts} of {attempts} attempts: {letter}"
+
+    def _lag(self) -> Iterator[str]:
+        """It says how far behind it is, and no step of a clock shows in that."""
+        history = self._history
+        # Afterwards dead letters are sent by hand, too, which nothing waited for.
+        accepted = [
+            (self._at[seq], it)
+            for seq, it in self._accepted.items()
+            if seq in self._owed and it.at < history.calm_from
+            if not history.put_backs
+        ]
+        for reading in self._outbound.readings:
+            at = reading.at
+            most_s = history.passed(0.0, at) + 1.0
+            if reading.process:
+                # Of what was decided before this process, only the stamp is known.
+                shown = [zero_ms for _, zero_ms in history.wall]
+                most_s += (max(shown) - min(shown)) / 1000
+            if not (0 <= reading.lag_s <= most_s and reading.lag_records >= 0):
+                yield f"at {at:.3f} its lag was {reading}"
+            if reading.latency_s > most_s * reading.sent:
+                yield f"at {at:.3f} its latencies are {reading}"
+            late = [
+                at - decided_at
+                for decided_at, it in accepted
+                if decided_at < at - TAKEN_S < it.at - TAKEN_S
+                # What comes later may be a dead letter that a power failure took back.
+                and it.process == reading.process
+            ]
+            least_s = max(late, default=0.0) - TAKEN_S
+            if reading.lag_s < least_s and self._is_settled(at):
+                yield f"at {at:.3f} records were {max(late):.1f} s late: {reading}"
+        last = self._outbound.readings[-1]
+        if last.lag_records or last.lag_s:
+            yield f"in the end its lag was {last}"
+
+    def _is_settled(self, at: float) -> bool:
+        """Whether the sidecar had run for a while then, and its disk with it."""
+        history = self._history
+        process = history.processes[history.process_at(at)]
+        return process.began_at < at - 2 * TAKEN_S and not any(
+            since <= at and until >= at - 2 * TAKEN_S
+            for since, until, what in history.troubles
+        )
+
+
+def _seq(record: dict[str, Any]) -> int:
+    return int(record["seq"])
