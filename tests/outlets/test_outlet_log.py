@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,31 @@ OLDEST = OutletSettings(begin="oldest")
 def rig(tmp_path: Path, jumping: MockClock) -> Iterator[OutletRig]:
     with outlet_rig(tmp_path) as rig:
         yield rig
+
+
+async def test_a_new_outlets_place_outlives_a_power_failure(
+    rig: OutletRig, tmp_path: Path
+) -> None:
+    rig.publish(on(1), on(2))
+    async with rig.outlet_log():
+        synced = tmp_path / "synced.db"  # without the WAL, which may be lost
+        shutil.copy(rig.store.path, synced)
+    with closing(sqlite3.connect(synced)) as db:
+        assert db.execute("select outlet, seq from cursors").fetchall() == [(NAME, 2)]
+
+
+async def test_a_new_outlet_does_not_begin_before_its_place_is_stored(
+    rig: OutletRig,
+) -> None:
+    await rig.store.open(keep=[NAME], unused_s=TEN_DAYS)
+    log = OutletLog(NAME, OutletSettings(), rig.access)
+    with sqlite3.connect(rig.store.path) as db:  # so a commit is refused
+        db.execute("drop table cursors")
+        db.execute("create table cursors (outlet, log, seq check (false), used_ms)")
+    with pytest.raises(sqlite3.Error):
+        await log.open()
+    db.close()
+    await rig.store.close()
 
 
 @pytest.mark.parametrize(("begin", "first"), [("newest", [3]), ("oldest", [1, 2, 3])])
