@@ -238,7 +238,9 @@ class _Owed:
         for seq, record in self._owed.items():
             if seq >= deleted_below and not (seq in self._accepted or seq in kept):
                 yield f"it was never sent {record}, decided at {self._at[seq]:.3f}"
-        for seq in set() if self._history.put_backs else self._gone - self._history.rotten:
+        for seq in (
+            set() if self._history.put_backs else self._gone - self._history.rotten
+        ):
             age_s = self._history.passed(self._at.get(seq, 0.0), self._history.ended_at)
             if age_s < self._retention_s:
                 yield f"it was told that {seq} is missing, and it was {age_s:.0f} s old"

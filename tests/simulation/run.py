@@ -20,6 +20,7 @@ from tests.simulation.cluster.redis import Connection, connected
 from tests.simulation.hindsight import look_back
 from tests.simulation.library_process import simulated_host
 from tests.simulation.machine import ZERO_MS, Machine
+from tests.simulation.outlet_situations import note_outlets
 from tests.simulation.outlets import OutletWorld
 from tests.simulation.plan import Plan
 from tests.simulation.world import World
@@ -43,6 +44,7 @@ def run(plan: Plan) -> History:
     ):
         trio.run(_play, plan, Path(folder), clock, history, redis, clock=clock)
     look_back(plan, history, {line["event"] for line in logs})
+    note_outlets(history)
     told = "the sidecar tells of a fault of its own: "
     history.faults += faults
     history.faults += [
@@ -114,10 +116,11 @@ def _one_order(number: int) -> Iterator[None]:
     name = "_ALLOW_DETERMINISTIC_SCHEDULING"
     was = getattr(scheduler, name)
     setattr(scheduler, name, True)
-    threads, publishers = anyio.to_thread.run_sync, publisher.SystemRandom
-    # What both of our event loops run does not know of `RUN_SYNC`.
+    threads, names = anyio.to_thread.run_sync, vars(publisher)
+    system_random = names["SystemRandom"]
+    # What runs in either event loop does not know of `RUN_SYNC`.
     anyio.to_thread.run_sync = _at_once  # type: ignore[assignment]
-    publisher.SystemRandom = lambda: Random(number)  # type: ignore[assignment,misc]
+    names["SystemRandom"] = lambda: Random(number)
     state = scheduler._r.getstate()
     scheduler._r.seed(number)
     drawn = getstate()  # by the product, where nothing else has it draw
@@ -126,6 +129,7 @@ def _one_order(number: int) -> Iterator[None]:
         yield
     finally:
         setstate(drawn)
-        anyio.to_thread.run_sync, publisher.SystemRandom = threads, publishers
+        anyio.to_thread.run_sync = threads
+        names["SystemRandom"] = system_random
         scheduler._r.setstate(state)
         setattr(scheduler, name, was)
