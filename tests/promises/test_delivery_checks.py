@@ -1,0 +1,163 @@
+"""The checks of what outlets owe: a kept promise passes, and each kind of breach is told."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from liveness.promises.checker import broken_promises
+from liveness.promises.delivery_history import ClusterOutbound, Letter, Outbound
+from liveness.promises.run_history import History
+from tests.promises.test_checker import quiet_plan
+from tests.simulation.plan import Fault
+from tests.simulation.receivers import ReceiverPlan
+from tests.simulation.redis_door import ClusterPlan
+from tests.simulation.run import run
+
+RECEIVER: Final = ReceiverPlan(
+    name="to",
+    kinds="online,offline,moved,timer",
+    gateway="",
+    users_only=False,
+    settle_s=0.0,
+    begin="oldest",
+    batch=500,
+    timeout_s=1.0,
+    retry="3.0",
+    max_dead=100,
+    refuses_each=0,
+    refuses_by=422,
+)
+PLAN: Final = replace(
+    quiet_plan(), receivers=(RECEIVER,), cluster=ClusterPlan(lease_s=30, linger_s=0.02)
+)
+
+
+@pytest.fixture(scope="module")
+def kept() -> History:
+    fails = Fault(0.5, "receiver fails", 0, 3.0)
+    return run(replace(PLAN, steps=(fails, *PLAN.steps)))
+
+
+@pytest.fixture
+def history(kept: History) -> History:
+    return deepcopy(kept)
+
+
+def test_a_run_that_keeps_them_passes(history: History) -> None:
+    assert broken_promises(PLAN.terms, history) == []
+    cluster = history.cluster
+    assert len(history.outbound["to"].requests) > 3
+    assert cluster is not None
+    assert len(cluster.events) > 3
+
+
+def _forged(to: Outbound) -> None:
+    to.requests[-1].is_signed = False
+
+
+def _stamped_late(to: Outbound) -> None:
+    to.requests[-1].stamp += 100
+
+
+def _of_another_body(to: Outbound) -> None:
+    to.requests[0].body = to.requests[-1].body
+
+
+def _too_early(to: Outbound) -> None:
+    to.requests[1].at = to.requests[0].at + 1.0
+
+
+def _changed(to: Outbound) -> None:
+    body = to.requests[-1].body
+    to.requests[-1].body = body.replace(b'"silence"', b'"logout"')
+
+
+def _refused_for_good(to: Outbound) -> None:
+    to.requests[-1].status = 422
+
+
+def _out_of_order(to: Outbound) -> None:
+    first, second = to.requests[-2:]
+    first.body, second.body = second.body, first.body
+
+
+def _superseded(to: Outbound) -> None:
+    body = to.requests[-1].body
+    to.requests[-1].body = body.replace(b'"data"', b'"superseded":true,"data"')
+
+
+def _buried_alive(to: Outbound) -> None:
+    record = to.requests[-1].events[-1]["data"]
+    to.letters.append(Letter(record["seq"], record, 1, None))
+
+
+def _a_lag_of_a_day(to: Outbound) -> None:
+    to.readings[4] = to.readings[4]._replace(lag_s=86_400.0)
+
+
+def _no_lag(to: Outbound) -> None:
+    to.readings[:] = [it._replace(lag_s=0.0) for it in to.readings]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (_forged, "is not signed"),
+        (_stamped_late, "which no clock showed"),
+        (_of_another_body, "came with another body"),
+        (_too_early, "the shortest wait is 3.0 s"),
+        (_changed, "and the log has"),
+        (_refused_for_good, "it was never sent"),
+        (_out_of_order, "behind"),
+        (_superseded, "nothing was newer"),
+        (_buried_alive, "dead after 1 of 2 attempts"),
+        (_a_lag_of_a_day, "its lag was"),
+        (_no_lag, "s late"),
+    ],
+)
+def test_a_breach_by_a_webhook_is_told(
+    history: History, wrong: Callable[[Outbound], None], told: str
+) -> None:
+    wrong(history.outbound["to"])
+    assert any(told in it for it in broken_promises(PLAN.terms, history))
+
+
+def _one_left_online(cluster: ClusterOutbound) -> None:
+    cluster.online.append("moving")
+
+
+def _an_end_is_missing(cluster: ClusterOutbound) -> None:
+    del cluster.events[-1]
+
+
+def _of_nobody(cluster: ClusterOutbound) -> None:
+    cluster.events[-1] = (*cluster.events[-1][:2], 999)
+
+
+def _behind_in_the_end(cluster: ClusterOutbound) -> None:
+    cluster.readings[-1] = cluster.readings[-1]._replace(lag_records=1)
+
+
+def _a_lag_of_the_cluster(cluster: ClusterOutbound) -> None:
+    cluster.readings[3] = cluster.readings[3]._replace(lag_s=86_400.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (_one_left_online, "online, the log"),
+        (_an_end_is_missing, "by its stream"),
+        (_of_nobody, "which nobody began"),
+        (_behind_in_the_end, "in the end its lag"),
+        (_a_lag_of_the_cluster, "its lag was"),
+    ],
+)
+def test_a_breach_by_the_cluster_is_told(
+    history: History, wrong: Callable[[ClusterOutbound], None], told: str
+) -> None:
+    assert history.cluster is not None
+    wrong(history.cluster)
+    assert any(told in it for it in broken_promises(PLAN.terms, history))
