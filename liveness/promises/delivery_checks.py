@@ -344,7 +344,8 @@ class _Owed:
                 and it.process == reading.process
             ]
             least_s = max(late, default=0.0) - TAKEN_S
-            if reading.lag_s < least_s and self._is_settled(at):
+            is_known = reading.state != "stopped" and self._is_settled(at)
+            if reading.lag_s < least_s and is_known:
                 yield f"at {at:.3f} records were {max(late):.1f} s late: {reading}"
         last = self._outbound.readings[-1]
         if last.lag_records or last.lag_s:

@@ -97,13 +97,17 @@ class OutletWorld:
         if outlets is None:
             return
         until = trio.current_time() + MOST_TRIES_S
-        while trio.current_time() < until:
-            for outlet in outlets.webhooks:
-                if outlet.now().lag_records:
-                    await outlet.send_test()
+        # Those that could not open their database have stopped, and do for a minute.
+        while trio.current_time() < until and (
+            waiting := [
+                it
+                for it in outlets.webhooks
+                if it.now().lag_records or it.now().state == "stopped"
+            ]
+        ):
+            for outlet in waiting:
+                await outlet.send_test()
             await trio.sleep(TRY_EVERY_S)
-            if not any(it.now().lag_records for it in outlets.webhooks):
-                break
         for outlet, receiver in zip(outlets.webhooks, self._receivers, strict=True):
             letters = await outlet.dead_letters(None, MOST_LETTERS)
             for it in reversed(letters):

@@ -25,10 +25,18 @@ def trace(history: History) -> list[object]:
     """All that was sent and told, but for the log's id, which is drawn by the product."""
     for link in history.links:
         link.hello.pop("log", None)
-    return [
+    links = [
         (link.number, link.ended_at, link.sent, link.told, link.pongs)
         for link in history.links
     ]
+    # Webhooks' ids are drawn by the product, too.
+    requests = [
+        (it.at, it.connection, it.status, len(it.body))
+        for outbound in history.outbound.values()
+        for it in outbound.requests
+    ]
+    readings = [it.readings for it in history.outbound.values()]
+    return [*links, *requests, *readings, history.cluster]
 
 
 @pytest.mark.parametrize("seed", [5, 6, 7, 8])
