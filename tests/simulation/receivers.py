@@ -180,6 +180,9 @@ class Receiver(Door):
             if self.mood == "resets connections":
                 reached("outlets: a receiver resets a kept connection")
                 return
+            if self.mood == "closes kept connections" and served:
+                reached("outlets: a kept connection is closed unanswered")
+                return
             head, _, rest = bytes(data).partition(b"\r\n\r\n")
             lines = [line.split(": ", 1) for line in head.decode().split("\r\n")[1:]]
             headers = {name.lower(): value for name, value in lines}
@@ -284,7 +287,7 @@ class Receiver(Door):
             case "closes kept connections":
                 await self._say(stream, request, 204)
                 await trio.sleep(random.choice([0.0, random.uniform(0, 6)]))
-                return False
+                return random.random() < 0.5  # or when it is used again
             case "is no web server":
                 reached("outlets: what answers is no web server")
                 await stream.send_all(random.choice(_NOT_HTTP))
