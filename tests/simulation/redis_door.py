@@ -18,11 +18,13 @@ from liveness.cluster.functions import functions
 from liveness.config.cluster import REDIS_PORT, ClusterSettings
 from liveness.promises.delivery_history import ClusterOutbound
 from tests.simulation.cluster.redis import Connection
-from tests.simulation.cluster.world import PARTITIONS, PREFIX, pairs, virtual_functions
+from tests.simulation.cluster.world import pairs, virtual_functions
 from tests.simulation.doors import MOODS_OF_DOORS, Door
 from tests.simulation.situations import reached
 
 HOST: Final = "here"
+PARTITIONS: Final = 2
+PREFIX: Final = "lv"
 URL: Final = f"redis://127.0.0.1:{REDIS_PORT}"
 # The product's own limit of an answer.
 TIMEOUT_S: Final = 2.0

@@ -5,10 +5,10 @@ from random import Random
 
 
 def by_scale(random: Random, least: float, most: float) -> float:
-    """A number of which each order of magnitude is as likely."""
+    """A number between two, each power of ten as likely as the next."""
     return exp(random.uniform(log(least), log(most)))
 
 
 def whole(random: Random, least: int, most: int) -> int:
-    """The same, of whole numbers."""
-    return round(by_scale(random, least, most))
+    """A whole number between two, both included, of which small ones are likelier."""
+    return int(by_scale(random, least, most + 0.999))

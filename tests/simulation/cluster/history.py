@@ -16,10 +16,11 @@ from liveness.cluster.functions import Functions
 from liveness.core.records import MOVED, OFFLINE, ONLINE
 from liveness.outlets.cluster.partition import SLEW
 from tests.simulation.cluster.machine import Machine
-from tests.simulation.cluster.plan import EVENTS, MOST_HOSTS, Plan, log_uniform, plan_of
+from tests.simulation.cluster.plan import EVENTS, MOST_HOSTS, Plan, plan_of
 from tests.simulation.cluster.redis import Connection
 from tests.simulation.cluster.watcher import Watcher, fold
 from tests.simulation.cluster.world import KEYS, START_S, TIMEOUT_S, World, pairs
+from tests.simulation.scales import by_scale
 from tests.simulation.situations import reached
 
 STEPS: Final = 120
@@ -186,7 +187,7 @@ class History:
 
     def _span_s(self) -> float:
         random, lease_s = self.world.random, self.plan.lease_s
-        drawn = log_uniform(random, 0.1, 4)
+        drawn = by_scale(random, 0.1, 4)
         return lease_s * random.choice((*SPANS, drawn, drawn, drawn))
 
     def _late(self) -> None:

@@ -12,8 +12,8 @@ from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms, nonce_of
 from liveness.outlets.cluster.partition import MALFORMED, Partition
 from liveness.outlets.cluster.session_changes import Change, Piece, Tally
-from tests.simulation.cluster.plan import log_uniform
 from tests.simulation.cluster.world import TIMEOUT_S, Flight, World
+from tests.simulation.scales import by_scale
 from tests.simulation.situations import reached
 
 # How many leases a machine with a slow disk needs for a piece of a list: of some, more
@@ -316,7 +316,7 @@ class Machine:
         """Its wall clock is set, or is wrong at boot."""
         random = self.world.random
         if self.world.faults.get("clock") and random.random() < 0.6:
-            wrong_s = log_uniform(random, 0.001, MOST_WRONG_S)
+            wrong_s = by_scale(random, 0.001, MOST_WRONG_S)
             self.clock_s = random.choice((-1, 1)) * wrong_s
             self.clock_set_at = self.world.now
 

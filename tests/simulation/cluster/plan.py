@@ -9,11 +9,11 @@ Source:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp, log
 from random import Random
 from typing import Final
 
 from liveness.outlets.cluster.partition import Limits
+from tests.simulation.scales import by_scale, whole
 
 # Events, and how often one is drawn where each thing that always happens has a weight of 33.
 EVENTS: Final = (
@@ -28,16 +28,6 @@ STANDING: Final = ("skew", "clock", "slow")
 SMALL: Final = Limits(call_changes=3, most_queued=4, reap_users=2)
 MOST_PARTITIONS: Final = 3
 MOST_HOSTS: Final = 6
-
-
-def log_uniform(random: Random, low: float, high: float) -> float:
-    """A number between two, each power of ten as likely as the next."""
-    return exp(random.uniform(log(low), log(high)))
-
-
-def log_integer(random: Random, low: int, high: int) -> int:
-    """A whole number between two, both included, of which small ones are likelier."""
-    return int(log_uniform(random, low, high + 0.999))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,27 +50,27 @@ class Plan:
 
 def plan_of(random: Random, faults: Mapping[str, float] | None = None) -> Plan:
     """A plan, drawn; its faults may be given."""
-    share = log_uniform(random, 0.08, 0.8)
+    share = by_scale(random, 0.08, 0.8)
     drawn = dict[str, float]()
     for kind in (*EVENTS, *SHARES, *STANDING):
         if random.random() < share:
-            drawn[kind] = log_uniform(random, *SHARES.get(kind, (0.1, 5)))
-    changes = log_integer(random, 1, 8)
+            drawn[kind] = by_scale(random, *SHARES.get(kind, (0.1, 5)))
+    changes = whole(random, 1, 8)
     return Plan(
         faults=drawn if faults is None else faults,
-        hosts=log_integer(random, 2, MOST_HOSTS),
-        partitions=log_integer(random, 1, MOST_PARTITIONS),
-        users=log_integer(random, 2, 12),
+        hosts=whole(random, 2, MOST_HOSTS),
+        partitions=whole(random, 1, MOST_PARTITIONS),
+        users=whole(random, 2, 12),
         separator=random.choice(("/", "/", "")),
-        lease_s=random.choice((30.0, log_uniform(random, 3, 3_600))),
-        linger_s=random.choice((0.02, log_uniform(random, 0.001, 10))),
-        keep_s=random.choice((3_600.0, log_uniform(random, 60, 604_800))),
+        lease_s=random.choice((30.0, by_scale(random, 3, 3_600))),
+        linger_s=random.choice((0.02, by_scale(random, 0.001, 10))),
+        keep_s=random.choice((3_600.0, by_scale(random, 60, 604_800))),
         limits=Limits(
             call_changes=changes,
-            most_queued=changes * log_integer(random, 1, 4),
-            reap_users=log_integer(random, 1, 8),
+            most_queued=changes * whole(random, 1, 4),
+            reap_users=whole(random, 1, 8),
         ),
-        rows=log_integer(random, 1, 4),
-        read_at_once=log_integer(random, 1, 8),
-        scan_users=log_integer(random, 1, 8),
+        rows=whole(random, 1, 4),
+        read_at_once=whole(random, 1, 8),
+        scan_users=whole(random, 1, 8),
     )

@@ -22,8 +22,9 @@ from liveness.cluster.functions import Functions, functions
 from liveness.core.records import ONLINE
 from liveness.outlets.cluster.session_changes import Call
 from tests.simulation.cluster.noticed import notice, notice_failover
-from tests.simulation.cluster.plan import MOST_PARTITIONS, Plan, log_uniform
+from tests.simulation.cluster.plan import MOST_PARTITIONS, Plan
 from tests.simulation.cluster.redis import Connection, RedisError
+from tests.simulation.scales import by_scale
 from tests.simulation.situations import reached
 
 KEYS: Final = [keys_of("lv", number) for number in range(MOST_PARTITIONS)]
@@ -261,7 +262,7 @@ class World:
         random = self.random
         if not {"skew", "step"} & self.faults.keys() or random.random() < 0.2:
             return 0.0
-        skew_s = log_uniform(random, LEAST_SKEW_S, MOST_SKEW_S)
+        skew_s = by_scale(random, LEAST_SKEW_S, MOST_SKEW_S)
         return random.choice((-1, 1)) * skew_s
 
     def replicate(self, partition: int) -> None:
