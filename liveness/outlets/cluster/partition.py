@@ -239,6 +239,9 @@ class Partition:
 
     def _follow(self, now: float, now_ms: int) -> Call | None:
         due = self._due
+        # Also before the first call after a gap: nobody could say then that it lives, so
+        # it must not be a fence.
+        self._doubt_suspects(now)
         if len(self._queue) >= self._limits.call_changes and not self._refusals:
             due.changes = min(due.changes, now)
         at, duty = min(
@@ -456,10 +459,14 @@ class Partition:
                 self._reaped(word, answer, now)
 
     def _touch(self, now: float) -> None:
-        """There is contact now; after a gap, what was observed before proves nothing."""
+        """There is contact now."""
+        self._doubt_suspects(now)
+        self.answered_at = now
+
+    def _doubt_suspects(self, now: float) -> None:
+        """After a gap in contact, what was observed before proves nothing."""
         if now - self.answered_at > self._host.contact_gap_s:
             self._suspects.clear()
-        self.answered_at = now
 
     def _begun(
         self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
