@@ -70,8 +70,6 @@ def _look_at_limits(sidecar: SidecarService, met: Counter[str]) -> None:
         reached("core: a gateway is not read, as its timer commands wait")
     if met["limits.unread_s"]:
         reached("core: a link ends that reads no answers")
-    if met["limits.max_replies"]:
-        reached("core: a link leaves more replies unread than it may")
     if met["limits.max_unread_bytes"]:
         reached("core: all links together leave too much unread", rarely=True)
     if sidecar.counts.refused["replaced"]:
@@ -130,8 +128,6 @@ def _look_at_log_lines(lines: frozenset[str]) -> None:
         reached("storage: the log is below its mark, and gets a new id")
     if said("the host or its runtime folder is new"):
         reached("storage: there is no mark, and the log gets a new id")
-    if said("the file of the last stop is not used"):
-        reached("storage: the clocks of the last stop are not those of the log")
     if said("the clocks file could not be written"):
         reached("storage: the clocks of a stop cannot be written", rarely=True)
     if said("restored"):
@@ -142,8 +138,6 @@ def _look_at_log_lines(lines: frozenset[str]) -> None:
         reached("storage: it is said that nothing can be written")
     if said("is written again"):
         reached("storage: what could not be written is written again")
-    if said("a lost file is back"):
-        reached("storage: a lost file is back")
 
 
 def _records(history: History) -> list[Record]:
@@ -193,15 +187,6 @@ def _look_at_timeouts(plan: Plan, history: History, records: list[Record]) -> No
         reached("core: the wheel has few slots")
     if plan.slots > 1_000:
         reached("core: the wheel has a thousand slots")
-    sessions = {it["seq"]: it for it in records if it["kind"] in ("online", "moved")}
-    for it in records:
-        began = sessions.get(it.get("session", 0))
-        if (
-            it["kind"] == "offline"
-            and began is not None
-            and began["conn"] != it["conn"]
-        ):
-            reached("core: a session ends on another connection", rarely=True)
     hold = plan.hold_s
     if any(
         it.get("reason") == "gateway_lost" and it.get("silence", 0.0) >= hold

@@ -486,10 +486,10 @@ def _greed(draft: Draft, random: Random) -> None:
 def _limits(draft: Draft, random: Random) -> None:
     """Bounds that a few users meet."""
     for name, least, most in (
-        ("window", 1, 1_000_000),
-        ("pause_firing", 2, 10_000),
-        ("pause_reading", 6, 30_000),
-        ("tail", 1, 1_000_000),
+        ("window", 1, random.choice([20, 1_000_000])),
+        ("pause_firing", 2, random.choice([10, 10_000])),
+        ("pause_reading", 6, random.choice([60, 30_000])),
+        ("tail", 1, random.choice([20, 1_000_000])),
         ("max_batch", 1, 100_000),
         ("max_spool_bytes", 64 << 10, 256 << 20),
     ):

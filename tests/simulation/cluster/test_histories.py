@@ -17,6 +17,7 @@ from tests.simulation.situations import never_reached, noted
 # Histories of one test: some take a second.
 HISTORIES: Final = 12
 SEEDS: Final = range(300)
+FEW: Final = 60  # that `make test` runs
 NIGHTLY: Final = 20_000
 FOREVER: Final = 1e12
 
@@ -27,21 +28,37 @@ def counts() -> Counter[str]:
     return Counter()
 
 
-@pytest.mark.parametrize("first", SEEDS[::HISTORIES])
+@pytest.fixture(scope="module")
+def done() -> set[int]:
+    """The seeds of those."""
+    return set()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        *SEEDS[:FEW:HISTORIES],
+        *(pytest.param(it, marks=pytest.mark.long) for it in SEEDS[FEW::HISTORIES]),
+    ],
+)
 def test_a_history_ends_with_what_the_hosts_have(
-    redis: Connection, counts: Counter[str], first: int
+    redis: Connection, counts: Counter[str], done: set[int], first: int
 ) -> None:
     for seed in range(first, first + HISTORIES):
         with noted() as found:
             assert not faults_of(redis, virtual_functions(), seed), seed
         counts.update(found)
+        done.add(seed)
 
 
+@pytest.mark.long
 def test_these_seeds_come_into_every_situation_that_is_not_rare(
-    redis: Connection, counts: Counter[str]
+    redis: Connection, counts: Counter[str], done: set[int]
 ) -> None:
-    if not counts:
-        pytest.skip("the histories were not asked for")
+    for seed in {*SEEDS} - done:
+        with noted() as found:
+            faults_of(redis, virtual_functions(), seed)
+        counts.update(found)
     assert never_reached(counts, ["cluster"], though_rare=False) == []
 
 
