@@ -36,6 +36,9 @@ Result = TypeVar("Result")
 MOST_NAME: Final = 100
 MOST_PART: Final = 20
 
+# The file that computes the longest.
+LONGEST: Final = "test_simulation.py"
+
 # Fixtures that build a package, an image, or the compiled code anew.
 BUILDING: Final = {"dist", "image", "sanitized"}
 
@@ -106,7 +109,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that wait for something large, and refuse those that nobody could name."""
+    """Mark tests that wait for something large, and refuse those that nobody could name.
+
+    The longest file comes first: else all would wait for it in the end.
+    """
+    items.sort(key=lambda it: it.path.name != LONGEST)
     for item in items:
         if BUILDING & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.long)
