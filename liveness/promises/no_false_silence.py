@@ -67,7 +67,7 @@ def _whose_fault(run: RunEvidence, silence: Silence) -> Iterator[Breach]:
         if name != gateway or not run.host_is_calm(began - 1, at):
             continue
         # What it had sent is heard when it is read, which its own orders put off.
-        if _gave_orders(run, name, began - 1, at):
+        if run.gave_orders(name, began - 1, at):
             continue
         # A link that it was about to make is made, and its hello is a sign of life.
         heard = [sent.at for it in links for sent in it.sent if sent.at <= at]
@@ -115,11 +115,3 @@ def _away_in_time(run: RunEvidence, silence: Silence) -> Iterator[Breach]:
         yield Breach(
             5, f"{record} at {at:.3f}, and its gateway went {at - due:.3f} s before"
         )
-
-
-def _gave_orders(run: RunEvidence, gateway: str, since: float, until: float) -> bool:
-    """Whether a gateway may have been left unread, as its orders filled the disk."""
-    return any(
-        what.startswith("gateway orders") and began < until and since < ended
-        for began, ended, what in run.history.troubles_of.get(gateway, ())
-    )

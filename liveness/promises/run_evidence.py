@@ -178,6 +178,12 @@ class RunEvidence:
             if record["reason"] == "gateway_lost" and self._came_back_fresh(conn, at):
                 continue
             heard = self.heard_by(conn, at)
+            recent = heard
+            if record["reason"] == "gateway_lost":
+                # Its users are held only so long for what is not read as it orders too much.
+                most_s = min(self.timeouts(conn)) + self.terms.hold_s
+                if self.gave_orders(conn.gateway, at - most_s, at):
+                    recent = []
             least, most = min(self.timeouts(conn)), max(self.timeouts(conn))
             most += self.terms.guard_hold_s
             yield Silence(
@@ -187,7 +193,7 @@ class RunEvidence:
                 least=least,
                 most=most,
                 signs=[it.at for it in heard],
-                recent=[*self._recent(conn, heard, at, least)],
+                recent=[*self._recent(conn, recent, at, least)],
             )
 
     def _recent(
@@ -239,6 +245,15 @@ class RunEvidence:
         return not self.host_is_calm(due, at) or any(
             name == conn.gateway and due < ended + heard_s and ended < at
             for name, _began, ended in self.history.hangs
+        )
+
+    def gave_orders(self, gateway: str, since: float, until: float) -> bool:
+        """Whether a gateway may be unread as its orders wait for the disk."""
+        return any(
+            what.startswith("gateway orders")
+            and began < until
+            and (since < ended or not self.host_is_calm(ended, since))
+            for began, ended, what in self.history.troubles_of.get(gateway, ())
         )
 
     def online_at(self, until: int) -> Iterator[ListedSession]:
