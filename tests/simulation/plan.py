@@ -51,7 +51,7 @@ WRONG_S: Final = 2.4e9
 SETTLE_S: Final = 5.0
 # After all was done to anybody a run goes on no longer than this; what is due later is not
 # waited for.
-MOST_REST_S: Final = 60.0
+MOST_REST_S: Final = 40.0
 NO_GUARD: Final = GuardSettings()
 
 
