@@ -34,13 +34,10 @@ class Library(Gateway):
         self.random = world.random_of(f"library {plan.name}")
         self.unreachable_until = -inf
         self.wrote_at = -inf  # also a part of a frame is a sign of life
-        self.unwritten: dict[tuple[str, int], Conn] = {}  # by kind and conn
-        self.waited: set[tuple[str, int]] = set()  # those of the last welcome
+        self.twin: Process | None = None  # of its name, as after a wrong deploy
         self._process = Process(self, fresh=None)
-        self._twin: Process | None = None
         self._may_write = trio.Event()
         self._may_write.set()
-        self._is_silent = False
 
     def breach(self, what: str) -> None:
         """Note a promise to the application that was broken."""
@@ -52,17 +49,34 @@ class Library(Gateway):
 
     @property
     def _is_ill(self) -> bool:
-        return super().is_ailing or self.is_blocked or self._twin is not None
+        return super().is_ailing or self.is_blocked or self.twin is not None
+
+    @property
+    def is_blocked(self) -> bool:
+        return not self._may_write.is_set()
+
+    @property
+    def _is_held(self) -> bool:
+        return self.is_hung or self.world.is_paused or self._process.sidecar is None
+
+    def has_link(self) -> bool:
+        return self._process.has_link
+
+    async def may_go_on(self) -> None:
+        """Return once it runs, and its writes are taken."""
+        while not self._may_write.is_set():
+            await self._may_write.wait()
 
     def verify(self) -> None:
         """Check at the end of all that nothing is left, if all is over."""
         if self.world.plan.rest_s >= MOST_REST_S:
             return
-        assert self._api is not None
         conns, left = self.world.history.conns.values(), 0
         for conn in self.open.values():
-            newer = [it for it in conns if it.opened_at > conn.opened_at]
-            if any(str(it.uid) == str(conn.uid) for it in newer):
+            if any(
+                str(it.uid) == str(conn.uid) and it.opened_at > conn.opened_at
+                for it in conns
+            ):
                 # It may be that no record says so: see `docs/gateway.md`.
                 reached(
                     "client: an older connection stays open, as nobody is told",
@@ -71,9 +85,13 @@ class Library(Gateway):
                 left += 1
             else:
                 self.breach(f"{conn} is silent, and its end was never told")
-        stats = self._api.stats()
-        if stats.open != left or stats.pending or stats.unconfirmed or stats.refused:
-            self.breach(f"at the end of all it has {stats}")
+        api = self._process.sidecar
+        assert api is not None
+        stats, reports = api.stats(), self._process.unconfirmed
+        if stats.open != left or stats.pending or stats.unconfirmed or reports:
+            self.breach(f"at the end of all it has {stats}, and is to say {reports}")
+        if stats.refused:
+            self.breach(f"frames were refused: {stats}")
 
     # --- what its users do ------------------------------------------------------
 
@@ -81,41 +99,26 @@ class Library(Gateway):
         """Start the process; the library makes the links."""
         self.world.nursery.start_soon(self._process.run)
 
-    @property
-    def _is_held(self) -> bool:
-        return self.is_hung or self.world.is_paused or self._api is None
-
-    @property
-    def _api(self) -> liveness.Sidecar | None:
-        return self._process.sidecar
-
     def _new_conn(self) -> int:
-        assert self._api is not None
+        assert self._process.sidecar is not None
         if self.library.conns == "its own":
             return self.world.new_conn()
         # Without one, the next login gets what would be the next.
-        return self._api.new_conn() + (self.library.conns == "none")
-
-    def _talk(self, conn: Conn, *args: Any) -> None:
-        if not self._is_silent:
-            super()._talk(conn, *args)
-
-    def _leave(self, conn: Conn) -> None:
-        if not self._is_silent:
-            super()._leave(conn)
+        return self._process.sidecar.new_conn() + (self.library.conns == "none")
 
     def all_fall_silent(self) -> None:
         """Have nobody say anything any more; the library has to tell of each end."""
-        self._is_silent = True
+        self.is_silent = True
 
     def report(self, what: list[Any]) -> None:
         """Call the library, once it is there and runs."""
         if not self.is_alive:
             return
-        api = self._api
-        if api is None or self._is_held:
+        if self._is_held:
             self.world.after(0.1, partial(self.report, what))
             return
+        api = self._process.sidecar
+        assert api is not None
         try:
             match what:
                 case ["after", str(key), seconds]:
@@ -133,12 +136,11 @@ class Library(Gateway):
         number = None if self.library.conns == "none" else conn.conn
         uid = self._named(kind, conn)
         if kind == "login":
-            if number is None:
-                for older in [*self.open.values()]:
-                    if str(older.uid) == str(uid) and older is not conn:
-                        reached("client: a login without a conn replaces an open one")
-                        self.forget(older.conn)
-                        self.notice("logout", older)
+            for older in [*self.open.values()] if number is None else ():
+                if str(older.uid) == str(uid) and older is not conn:
+                    reached("client: a login without a conn replaces an open one")
+                    self.forget(older.conn)
+                    self.notice("logout", older)
             self.notice(kind, conn)
             age = self.world.now - conn.opened_at
             api.login(uid, conn=number, timeout=conn.timeout, age=age)
@@ -153,35 +155,16 @@ class Library(Gateway):
 
     def waiting(self, uid: Uid) -> list[tuple[str, Conn]]:
         """What is reported of a user and not written yet."""
-        waiting = self.unwritten.items()
-        return [(kind, it) for (kind, _), it in waiting if str(it.uid) == str(uid)]
+        conns = self.world.history.conns
+        waiting = [(kind, conns[it]) for it, kind in self._process.unwritten()]
+        return [(kind, conn) for kind, conn in waiting if str(conn.uid) == str(uid)]
 
     def notice(self, kind: str, conn: Conn) -> None:
         """Count what a report meets, and expect it on the wire."""
         super().notice(kind, conn)
-        if kind == "logout" and ("login", conn.conn) in self.unwritten:
-            reached("client: a connection closes before its login is written")
-            del self.unwritten["login", conn.conn]
-        else:
-            self.unwritten[kind, conn.conn] = conn
-        tap = self._process.tap
-        if tap is not None and tap.is_sending and self.waiting(conn.uid):
+        self._process.expect(kind, conn.conn)
+        if self._process.is_sending and self.waiting(conn.uid):
             reached("client: a user reconnects while a batch is under way")
-
-    def wrote(self, kind: str, number: int) -> None:
-        """Note that a report is in the sidecar's socket; check the order."""
-        conn = self.world.history.conns[number]
-        is_earlier = ("logout", number) in self.unwritten
-        for what, newer in [*self.unwritten] if kind == "logout" else ():
-            is_earlier &= (what, newer) != (kind, number)
-            is_due = is_earlier or (what, newer) in self.waited
-            of = self.unwritten[what, newer].uid
-            if what == "login" and is_due and str(of) == str(conn.uid):
-                self.breach(f"it says the logout of {conn} before the login of {newer}")
-        self.unwritten.pop((kind, number), None)
-
-    def has_link(self) -> bool:
-        return self._api is not None and self._api.is_connected
 
     def carry_over(self, api: liveness.Sidecar) -> None:
         """Report the connections that the last process has left to this one."""
@@ -198,19 +181,6 @@ class Library(Gateway):
 
     # --- what happens to it -----------------------------------------------------
 
-    async def may_go_on(self) -> None:
-        """Return once it runs, and its writes are taken."""
-        while not self._may_write.is_set():
-            await self._may_write.wait()
-
-    @property
-    def has_twin(self) -> bool:
-        return self._twin is not None
-
-    @property
-    def is_blocked(self) -> bool:
-        return not self._may_write.is_set()
-
     def suffer(self, does: str, seconds: float) -> None:
         """Have something happen to it."""
         process, world = self._process, self.world
@@ -223,90 +193,84 @@ class Library(Gateway):
                 self.open.clear()
                 process.die()
                 fresh = None if does.endswith("fresh") else False
-                world.after(seconds, partial(self._start_anew, fresh is None))
+                world.after(seconds, partial(self._start_anew, fresh))
             case "closes":
-                self._close(process, seconds)
-            case "hangs":
-                self.is_hung = True
-                self.stop_reading()
-                self._block(seconds)
-            case "blocks" | "floods":
-                self._block(seconds)
+                self._close(seconds)
+            case "hangs" | "blocks" | "floods":
+                self._block(seconds, is_hung=does == "hangs")
             case "loses its link":
-                self._lose_link(process, seconds / 4)
+                self._lose_link(seconds / 4)
             case "connects anew":
-                self._be_replaced(seconds)
+                self.twin = Process(self, fresh=None, is_twin=True)
+                world.nursery.start_soon(self.twin.run)
+                world.after(max(seconds, CLOSING_S), self._take_name_back)
             case "orders without end":
                 self._order(world.now + seconds)
             case "repeats itself":
-                for conn in self.open.values():
-                    kind = "login" if self.library.conns != "none" else "message"
+                kind = "login" if self.library.conns != "none" else "message"
+                for conn in self.open:
                     reached("client: a login of an open connection is repeated")
-                    self.report([kind, conn.conn])
+                    self.report([kind, conn])
             case _:
                 raise AssertionError(does)
 
-    def _lose_link(self, process: "Process", seconds: float) -> None:
+    def _lose_link(self, seconds: float) -> None:
         self.unreachable_until = self.world.now + seconds
-        process.lose_link()
+        self._process.lose_link()
 
-    def _block(self, seconds: float) -> None:
+    def _block(self, seconds: float, *, is_hung: bool) -> None:
         """Have the sidecar's socket take nothing more, or the host not run it."""
-        self._may_write = trio.Event()
+        self._may_write, self.is_hung = trio.Event(), is_hung
         self.world.after(seconds, partial(self._unblock, self.world.now))
-        if not self.is_hung and self.random.random() < 0.5:
-            lost = partial(self._lose_link, self._process, 0.5)
-            self.world.after(seconds * self.random.random(), lost)
+        if is_hung:
+            self.stop_reading()
+        elif self.random.random() < 0.5:
+            lost_after_s = seconds * self.random.random()
+            self.world.after(lost_after_s, partial(self._lose_link, 0.5))
 
     def _unblock(self, since: float) -> None:
         since, now = max(since, self.wrote_at), self.world.now
         self.world.history.hangs.append((self.name, since, now))
+        self.is_hung = False
         self._may_write.set()
-        if self.is_hung:
-            self.is_hung = False
-            self.read_again()
+        self.read_again()
 
     def _order(self, until: float) -> None:
         self.report(["cancel", {"key": NOBODYS_KEY}])
         if self.world.now < until:
             self.world.after(ORDERS_EVERY_S, partial(self._order, until))
 
-    def _start_anew(self, is_fresh: bool) -> None:
-        self.life += 1
-        self.is_alive = True
-        self.unwritten.clear()
-        self._process = Process(self, fresh=None if is_fresh else False)
-        self.connect()
-
-    def _close(self, process: "Process", seconds: float) -> None:
+    def _close(self, seconds: float) -> None:
         """Leave `connect`; the next process has nobody, or takes the connections over."""
         if self._is_held:
             return
-        hands_over = self.library.conns != "none" and self.random.random() < 0.4
-        if not hands_over:
+        if self.library.conns == "none" or self.random.random() < 0.6:
             for conn in [*self.open.values()]:
                 self._leave(conn)
         if not self.has_link():
             reached("client: connect is left while there is no link")
-        elif self.unwritten:
+        elif self._process.unwritten():
             reached("client: connect is left with reports that are not written")
         self.is_alive = False
-        process.must_close.set()
-        after = max(CLOSING_S, seconds)
-        self.world.after(after, partial(self._start_anew, True))
+        self._process.must_close.set()
+        if self.random.random() < 0.3:
+            # While tasks end, or while the last reports are gathered.
+            lost_after_s = self.random.choice([0.01, 0.5])
+            self.world.after(lost_after_s, partial(self._lose_link, 0.5))
+        self.world.after(max(CLOSING_S, seconds), partial(self._start_anew, None))
 
-    def _be_replaced(self, seconds: float) -> None:
-        """Have a second process of this name, as a deploy by mistake."""
-        self._twin = Process(self, fresh=None, is_twin=True)
-        self.world.nursery.start_soon(self._twin.run)
-        self.world.after(max(seconds, CLOSING_S), self._take_name_back)
+    def _start_anew(self, fresh: bool | None) -> None:
+        self.life += 1
+        self.is_alive = True
+        self._process = Process(self, fresh=fresh)
+        self.connect()
 
     def _take_name_back(self) -> None:
         """End the second process, and have the first one resume."""
-        twin, process = self._twin, self._process
+        twin, process = self.twin, self._process
         assert twin is not None
         twin.die()
-        self._twin = None
+        self.twin = None
         if process.sidecar is not None:
             self.life += 2
             process.life = self.life

@@ -3,16 +3,23 @@
 The application around `liveness.connect` reads ends, and works when timers fire. The
 library's socket is a `Tap`: it notes what passes, as `parties.Wire` does, so that the
 checker sees a link of the library as any other. A frame of several users is noted as one
-frame for each. What the library promises its application is checked when it happens.
+frame for each.
+
+What the library promises its application is checked when it happens. A login or logout is
+expected on the wire from when the application or a record calls for it, and until a pong
+covers it: all logins before any logout, and all of them by the return of a flush. Ends are
+expected in the order of their records, each until it is handled, and no ack before that.
 """
 
 import logging
 import random as shared_random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import takewhile
 from math import inf
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,9 +30,9 @@ import trio
 import liveness
 from liveness.client import reconnecting_link, sidecar
 from liveness.core.records import HostReading, HostTime
-from liveness.promises.run_history import LinkHistory, Record, Sent, Told
+from liveness.promises.run_history import LinkHistory, Record, Sent
 from tests.helpers.wire import Frames
-from tests.simulation.parties import ENDED, OF
+from tests.simulation.parties import ENDED, OF, linked, note_read
 from tests.simulation.situations import reached
 
 if TYPE_CHECKING:
@@ -71,7 +78,8 @@ def simulated_host(seed: int) -> Iterator[list[str]]:
 async def _connect(_path: str) -> "Tap":
     process = _process.get()
     await process.gateway.may_go_on()
-    return process.connect()
+    process.tap = process.connect()
+    return process.tap
 
 
 class _HandlerFailed(Exception):
@@ -90,6 +98,8 @@ class Process:
         self.must_close = trio.Event()
         self.sidecar: liveness.Sidecar | None = None
         self.tap: Tap | None = None
+        # By conn, the oldest first: the login or logout that no pong covers, and a number.
+        self.unconfirmed: dict[int, tuple[str, int]] = {}
         self._fresh = fresh
         self._is_twin = is_twin
         self._scope = trio.CancelScope()
@@ -97,18 +107,19 @@ class Process:
         self._is_dead = False
         self._is_flushing = False
         self._working: set[str] = set()
-        # Of the current log: records that end an open connection, and its conn.
-        self._ends: dict[int, int] = {}
+        self._expected = 0
+        self._written: set[int] = set()  # of what no pong covers, on this link
+        self._pinged: set[int] = set()  # and before the last ping
+        self._opened: set[int] = set()  # conns whose login was ever written
+        self._ended: set[int] = set()  # conns of which the library knows that
+        # Records that end an open connection, in order: their seqs, and its conn.
+        self._ends: list[tuple[int, int]] = []
+        self._failed: liveness.End | None = None  # whose handler raised
         self._newest = 0
         self._log = ""
         self._was_shut_out = False
         self._believed_from = 0
         self._acked = 0
-        self._passed_over: set[int] = set()  # seqs of offlines below it
-        self._failed: liveness.End | None = None  # the end whose handler raised
-        self._handled = 0
-        self._ended: set[int] = set()  # conns of which the library knows that
-        self._covered: set[int] = set()  # conns whose login a pong has covered
 
     async def run(self) -> None:
         """Be a gateway until it dies or is to close."""
@@ -122,39 +133,48 @@ class Process:
                     timeout=gateway.plan.timeout,
                     fresh=self._fresh,
                     on_state=self._note_state,
-                ) as sidecar,
-                trio.open_nursery() as nursery,
+                ) as self.sidecar,
+                trio.open_nursery() as self._nursery,
             ):
-                self.sidecar, self._nursery = sidecar, nursery
                 if not self._is_twin:
-                    sidecar.task(self._work)
-                    gateway.carry_over(sidecar)
-                    nursery.start_soon(self._read_ends)
+                    self.sidecar.task(self._work)
+                    gateway.carry_over(self.sidecar)
+                    self._nursery.start_soon(self._read_ends)
                     if gateway.library.reads_records:
-                        nursery.start_soon(self._read_records)
+                        self._nursery.start_soon(self._read_records)
                 await self.must_close.wait()
-                closing_at, had_link = self.world.now, gateway.has_link()
-                nursery.cancel_scope.cancel()
-            self._check_last_reports(closing_at, had_link=had_link)
+                closing_at, had_link = self.world.now, self.has_link
+                self._nursery.cancel_scope.cancel()
+            if had_link:
+                self._check_last_reports(closing_at)
         self._is_dead = True
 
-    def _check_last_reports(self, closing_at: float, *, had_link: bool) -> None:
+    def _check_last_reports(self, closing_at: float) -> None:
         """Whoever leaves `connect` has a second in which the last reports are written."""
-        now, gateway = self.world.now, self.gateway
-        assert self.tap is not None or not had_link
+        now, left = self.world.now, self.unwritten()
+        assert self.tap is not None
         stood_still = any(
             began <= now and closing_at <= ended
             for began, ended, what in self.world.history.troubles
             if what in ("sidecar paused", "sidecar busy")  # and so was all of trio
         )
-        if self.tap is None or not had_link or stood_still:
-            return
-        if self.tap.ended_at < now - CLOSED_S:
-            reached("client: a link is lost while connect is left", rarely=True)
-        elif gateway.unwritten:
-            gateway.breach(f"it has closed, and not written {gateway.unwritten}")
+        if (
+            self.tap.link.ended_at < now - CLOSED_S
+            or self.tap.link.opened_at > closing_at
+        ):
+            reached("client: a link is lost while connect is left")
+        elif left and not stood_still:
+            self.gateway.breach(f"it has closed, and not written {left}")
 
     # --- what happens to it -----------------------------------------------------
+
+    @property
+    def has_link(self) -> bool:
+        return self.sidecar is not None and self.sidecar.is_connected
+
+    @property
+    def is_sending(self) -> bool:
+        return self.tap is not None and self.tap.is_sending
 
     def die(self) -> None:
         """End with nothing said."""
@@ -175,25 +195,7 @@ class Process:
         world, gateway = self.world, self.gateway
         if self._is_dead or world.now < gateway.unreachable_until:
             raise ConnectionRefusedError
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        try:
-            sock.connect(str(world.machine.socket))
-        except OSError:
-            sock.close()
-            raise
-        link = LinkHistory(
-            number=len(world.history.links),
-            role="gateway",
-            name=gateway.name,
-            life=self.life,
-            opened_at=world.now,
-            sidecar=len(world.history.processes) - 1,
-            hello={},
-        )
-        world.history.links.append(link)
-        self.tap = Tap(self, sock, link)
-        return self.tap
+        return Tap(self, *linked(world, "gateway", gateway.name, self.life, {}))
 
     def read_host(self) -> HostReading | None:
         """The host's clocks, as far as this gateway tells them."""
@@ -215,10 +217,8 @@ class Process:
     def _note_state(self, state: liveness.LinkState) -> None:
         if state is liveness.LinkState.REPLACED:
             reached("client: another process takes the library's name")
-            if not self.gateway.has_twin and self._nursery is not None:
-                reached(
-                    "client: the hello of a dead process takes the name", rarely=True
-                )
+            # Also the late hello of a dead process may take it.
+            if self.gateway.twin is None and self._nursery is not None:
                 self._nursery.start_soon(self.resume)
 
     async def resume(self) -> None:
@@ -232,34 +232,26 @@ class Process:
     async def _read_ends(self) -> None:
         assert self.sidecar is not None
         while not self.must_close.is_set():
-            try:
+            with suppress(_HandlerFailed):
                 async for end in self.sidecar.ended():
                     await self._handle(end)
-            except _HandlerFailed:
-                reached("client: a handler of an end raises")
 
     async def _handle(self, end: liveness.End) -> None:
-        gateway, library, draw = self.gateway, self.gateway.library, self.gateway.random
-        conn, record = gateway.conn_of(end), end.record
-        ended = record[ENDED[record["kind"]]]
-        if conn is None or conn.conn != ended or repr(conn.uid) != repr(end.uid):
-            gateway.breach(f"it was told {end}, and has {conn}")
+        gateway, draw, ended = self.gateway, self.gateway.random, _ended_by(end.record)
+        conn = gateway.conn_of(end)
+        due = next((it for _, it in self._ends if it in gateway.open), None)
+        is_right = conn is not None and repr(conn.uid) == repr(end.uid)
+        if conn is None or not is_right or not conn.conn == ended == due:
+            gateway.breach(f"it was told {end}, has {conn}, and conn {due} is due")
             return
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            if failed.record["seq"] == record["seq"]:
-                reached("client: an end whose handler raised is told again")
-            elif (lost := gateway.conn_of(failed)) is not None and lost.conn != ended:
-                gateway.breach(f"the handler of {failed} failed, and {end} came next")
-        if record["seq"] < self._handled or record["seq"] in self._passed_over:
-            gateway.breach(f"{end} was told after seq {self._handled}")
-        self._handled = record["seq"]
+        if self._failed is not None and _ended_by(self._failed.record) == ended:
+            reached("client: an end whose handler raised is told again")
         if self.world.now < self.world.plan.lasts_s:
-            seconds = draw.choice([0, draw.uniform(0, library.handler_s)])
+            seconds = draw.choice([0, draw.uniform(0, gateway.library.handler_s)])
             # What has come meanwhile may fill the window.
             self.world.note(seconds + 1, "handler slow", whose=gateway.name)
             await trio.sleep(seconds)
-            if draw.random() < library.fails:
+            if draw.random() < gateway.library.fails:
                 self._failed = end
                 raise _HandlerFailed
         if ended in gateway.open:
@@ -282,10 +274,7 @@ class Process:
         while not self.must_close.is_set():
             async for record in self.sidecar.records():
                 if record["seq"] < last:
-                    reached(
-                        "client: a loop over all records begins anew in another log",
-                        rarely=True,
-                    )
+                    reached("client: a loop over all records goes on in another log")
                 last = record["seq"]
                 if draw.random() < 0.1:
                     reached("client: a loop over all records is left and begun again")
@@ -293,11 +282,10 @@ class Process:
 
     async def _work(self, timer: liveness.Timer) -> str | None:
         """Do the work of a timer that has fired: soon, late, not at all, or for ever."""
-        draw = self.gateway.random
+        draw, log = self.gateway.random, self._log
         if timer.key in self._working:
             self.gateway.breach(f"{timer} runs twice at once")
         self._working.add(timer.key)
-        log = self._log
         try:
             await trio.sleep(draw.choice(TASK_S))
             drawn = draw.random()
@@ -313,7 +301,7 @@ class Process:
             self._working.discard(timer.key)
             if log != self._log:
                 reached("client: the answer to a timer is of another log", rarely=True)
-            if self.sidecar is not None and not self.sidecar.is_connected:
+            if not self.has_link:
                 reached("client: a task ends while there is no link")
 
     def flush_soon(self) -> None:
@@ -324,37 +312,73 @@ class Process:
 
     async def _flush(self) -> None:
         assert self.sidecar is not None
-        gateway = self.gateway
-        opened = [*gateway.open]
-        has_link = self.sidecar.is_connected
+        reports, has_link = [*self.unconfirmed.items()], self.has_link
         try:
             await self.sidecar.flush()
         except liveness.ReportError as error:
-            gateway.breach(f"flush: {error}")
+            self.gateway.breach(f"flush: {error}")
         except anyio.ClosedResourceError:
             return
         finally:
             self._is_flushing = False
         if not has_link:
             reached("client: flush waits for a sidecar that is away")
-        for number in opened:
-            is_settled = number in self._covered or number in self._ended
-            if number in gateway.open and not is_settled:
-                gateway.breach(f"flush returned, and no pong covers conn {number}")
+        if left := [it for it in reports if self.unconfirmed.get(it[0]) == it[1]]:
+            self.gateway.breach(f"flush returned, and no pong covers {left}")
+
+    # --- what it is to say --------------------------------------------------------
+
+    def expect(self, kind: str, conn: int) -> None:
+        """Expect a login or logout on the wire; only the last one of a connection."""
+        if conn in self._ended:
+            return  # the library takes no more reports of it
+        self.unconfirmed.pop(conn, None)
+        self._written.discard(conn)
+        if kind == "logout" and conn not in self._opened:
+            reached("client: a connection closes before its login is written")
+        else:
+            self._expected += 1
+            self.unconfirmed[conn] = kind, self._expected
+
+    def _expect_all(self) -> None:
+        """Expect that all connections are declared."""
+        for conn in self.gateway.open:
+            self.expect("login", conn)
+
+    def unwritten(self) -> list[tuple[int, str]]:
+        """Conns and what is to be said of them, that is not in the socket yet."""
+        waiting = self.unconfirmed.items()
+        return [
+            (conn, kind) for conn, (kind, _) in waiting if conn not in self._written
+        ]
+
+    def _wrote_report(self, kind: str, conn: int) -> None:
+        conns = self.world.history.conns
+        user = str(conns[conn].uid)
+        if kind == "login":
+            self._opened.add(conn)
+        elif (conn, kind) in self.unwritten():
+            for it, what in takewhile(lambda it: it[0] != conn, self.unwritten()):
+                if what == "login" and str(conns[it].uid) == user:
+                    self.gateway.breach(
+                        f"the logout of {conn} is before the login of {it}"
+                    )
+        if conn in self.unconfirmed and self.unconfirmed[conn][0] == kind:
+            self._written.add(conn)
 
     # --- what passes on the wire --------------------------------------------------
 
     def wrote(self, link: LinkHistory, frame: list[Any]) -> None:
         """Note a frame that is in the sidecar's socket whole."""
-        now, gateway = self.world.now, self.gateway
+        now = self.world.now
         match frame:
             case ["hello", hello]:
                 link.hello = hello
                 if hello.get("after", 0) > self._acked:
                     reached("client: a hello acknowledges what no link could")
+                    self._check_ack(hello["after"])
             case [str(kind), [], *_]:
-                link.sent.append(Sent(now, [kind, [], {"conn": []}]))
-                return
+                frame = [kind, [], {"conn": []}]
             case [str(kind), list(uids), {"conn": conns} as options]:
                 moments = options.get("began", [None] * len(conns))
                 for uid, number, began in zip(uids, conns, moments, strict=True):
@@ -363,11 +387,14 @@ class Process:
                         del said["began"]
                     if kind == "login":
                         said.setdefault("age", 0.0)
-                    gateway.wrote(kind, number)
+                    if kind in ("login", "logout"):
+                        self._wrote_report(kind, number)
                     link.sent.append(Sent(now, [kind, uid, said]))
                 return
             case ["ack", int(seq)]:
                 self._check_ack(seq)
+            case ["ping", _]:
+                self._pinged = {*self._written}
             case _:
                 pass
         link.sent.append(Sent(now, frame))
@@ -375,72 +402,60 @@ class Process:
     def _check_ack(self, seq: int) -> None:
         """What an application has not handled is not acknowledged."""
         self._acked = seq
-        for number in [it for it in self._ends if it <= seq]:
-            conn = self._ends.pop(number)
-            if conn in self.gateway.open and not self._is_twin:
-                self.gateway.breach(
-                    f"acks {seq}, and the end {number} of {conn} is not handled"
-                )
+        self._ends = [it for it in self._ends if it[1] in self.gateway.open]
+        for number, conn in self._ends:
+            if number <= seq:
+                self.gateway.breach(f"acks {seq}, and the end of {conn} is not handled")
 
     def read(self, link: LinkHistory, frame: list[Any]) -> None:
         """Note a frame that the library is about to read."""
-        now = self.world.now
+        note_read(link, self.world.now, frame)
         match frame:
-            case ["welcome", welcome]:
-                link.welcomed_at, link.welcome = now, welcome
+            case ["welcome", welcome] if not self._is_twin:
                 self._welcomed(welcome)
-            case ["notices", records]:
+            case ["notices", records] if not self._is_twin:
                 for record in records:
-                    link.told.append(Told(now, record))
-                    if not self._is_twin:
-                        self._told(record)
-            case ["pong", number]:
-                link.pongs.append((now, number))
-                frames = [it.frame for it in link.sent]
-                for sent in frames[: frames.index(["ping", number])]:
-                    if sent[0] == "login":
-                        self._covered.add(sent[2]["conn"])
+                    self._told(record)
+            case ["pong", _]:
+                for conn in self._pinged & self._written:
+                    del self.unconfirmed[conn]
+                self._written -= self._pinged
             case ["error", error]:
-                link.errors.append(error)
                 self._was_shut_out |= (
                     link.welcomed_at == inf or error["code"] == "replaced"
                 )
-            case ["bye", _]:
-                pass
             case _:
-                raise AssertionError(f"{frame} was not asked for")
+                pass
 
     def _welcomed(self, welcome: dict[str, Any]) -> None:
-        if self._is_twin:
-            return
-        is_new_log = bool(self._log) and (
-            welcome["log"] != self._log or welcome["next"] <= self._newest
-        )
-        assert self.sidecar is not None
-        if is_new_log:
+        self._written.clear()
+        if self.unconfirmed:
+            reached("client: a library is welcomed with reports that wait")
+        if not self._log:
+            must_declare = False
+        elif welcome["log"] != self._log or welcome["next"] <= self._newest:
             reached("client: a library is welcomed by another log")
-            if self.gateway.unwritten:
-                reached("client: a welcome names another log while logins wait")
+            if self.unconfirmed:
+                reached("client: a welcome names another log while reports wait")
             if self._ends:
                 reached(
                     "client: a welcome names another log while ends wait", rarely=True
                 )
-            self._ends.clear()
-            self._newest = self._handled = self._believed_from = 0
-            self._passed_over.clear()
-        elif self._log and not welcome.get("known", True):
-            reached(
-                "client: a sidecar does not know a library's name any more", rarely=True
-            )
+            must_declare = True
+            self._ends = [(0, conn) for _, conn in self._ends]
+            self._newest = self._acked = self._believed_from = 0
+        else:
+            must_declare = self._was_shut_out or not welcome.get("known", True)
+        if must_declare:
+            self._expect_all()
         self._log = welcome["log"]
         if self._was_shut_out:
             self._was_shut_out, self._believed_from = False, welcome["next"]
-        if self.sidecar.stats().pending:
-            reached("client: a library is welcomed with reports that wait")
-        self.gateway.waited = {*self.gateway.unwritten}
+        # All logins before any logout, whichever the application called for first.
+        self.unconfirmed = dict(sorted(self.unconfirmed.items(), key=itemgetter(1)))
 
     def _told(self, record: Record) -> None:
-        """Expect the end that a record means."""
+        """Expect what follows from a record: an end, and its logout."""
         gateway, seq = self.gateway, record["seq"]
         if seq <= self._newest:
             reached("client: a library is told a record again", rarely=True)
@@ -448,20 +463,24 @@ class Process:
         self._newest = seq
         if record["kind"] == "gap":
             reached("client: a gap has a library declare its connections", rarely=True)
+            self._expect_all()
         if record.get(OF.get(record["kind"], "")) != gateway.name:
             return
         if record["kind"] == "offline" and seq < self._believed_from:
             reached("client: an offline of a time without the name is passed over")
-            self._passed_over.add(seq)
             return
-        number = record[ENDED[record["kind"]]]
-        gateway.notice_end(record, number)
-        gateway.unwritten.pop(("login", number), None)  # it is closed, and not sent
-        self._ended.add(number)
-        if number in gateway.open:
+        conn = _ended_by(record)
+        gateway.notice_end(record, conn)
+        if conn in gateway.open and conn not in self._ended:
             if self._ends:
                 reached("client: an end waits behind one whose handler is slow")
-            self._ends[seq] = number
+            self._ends.append((seq, conn))
+            self.expect("logout", conn)
+        self._ended.add(conn)
+
+
+def _ended_by(record: Mapping[str, Any]) -> int:
+    return int(record[ENDED[record["kind"]]])
 
 
 class Tap(anyio.abc.ByteStream):
@@ -474,7 +493,7 @@ class Tap(anyio.abc.ByteStream):
         self._process = process
         self._world = process.world
         self._sock = sock
-        self._link = link
+        self.link = link
         self._sent, self._received = Frames(), Frames()
         self._is_inside_frame = False
 
@@ -507,7 +526,7 @@ class Tap(anyio.abc.ByteStream):
             self._process.gateway.wrote_at = self._world.now
             self._sent.feed(bytes(left[:size]))
             for frame in self._sent:
-                self._process.wrote(self._link, frame)
+                self._process.wrote(self.link, frame)
             left = left[size:]
 
     async def receive(self, max_bytes: int = 65_536) -> bytes:
@@ -523,23 +542,19 @@ class Tap(anyio.abc.ByteStream):
             raise anyio.EndOfStream
         self._received.feed(data)
         for frame in self._received:
-            self._process.read(self._link, frame)
+            self._process.read(self.link, frame)
         return data
 
     def cut(self) -> None:
         """Lose the link from here."""
-        if self._link.ended_at == inf:
+        if self.link.ended_at == inf:
             if self._is_inside_frame:
                 reached("client: a link is lost inside a batch")
             self._note_end()
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    @property
-    def ended_at(self) -> float:
-        return self._link.ended_at
-
     def _note_end(self) -> None:
-        link = self._link
+        link = self.link
         if link.ended_at < inf:
             return
         link.ended_at = self._world.now

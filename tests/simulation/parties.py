@@ -57,6 +57,51 @@ OF: Final = {"offline": "gateway", "moved": "from"}
 _REPEATED: Final = ("keepalive", "message", "logout")
 
 
+def linked(
+    world: "World", role: str, name: str, life: int, hello: dict[str, Any]
+) -> tuple[socket.socket, LinkHistory]:
+    """Connect to the sidecar, if there is one; its history is that of a link from now on.
+
+    Raises:
+        OSError: There is none.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        sock.connect(str(world.machine.socket))
+    except OSError:
+        sock.close()
+        raise
+    link = LinkHistory(
+        number=len(world.history.links),
+        role=role,
+        name=name,
+        life=life,
+        opened_at=world.now,
+        sidecar=len(world.history.processes) - 1,
+        hello=hello,
+    )
+    world.history.links.append(link)
+    return sock, link
+
+
+def note_read(link: LinkHistory, now: float, frame: list[Any]) -> None:
+    """Note what is read from a link."""
+    match frame:
+        case ["welcome", welcome]:
+            link.welcomed_at, link.welcome = now, welcome
+        case ["notices", records]:
+            link.told += [Told(now, record) for record in records]
+        case ["pong", number]:
+            link.pongs.append((now, number))
+        case ["error", error]:
+            link.errors.append(error)
+        case ["list" | "bye", *_]:
+            pass
+        case _:
+            raise AssertionError(f"{frame} was not asked for")
+
+
 class Wire:
     """One socket to the sidecar: frames go in as far as it takes them."""
 
@@ -167,25 +212,12 @@ class Party:
         world = self.world
         if not self.is_alive or (self.wire is not None and self.wire.is_open):
             return
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
+        hello = {"protocol": 1, "name": self.name, "role": self.role, **self.options()}
         try:
-            sock.connect(str(world.machine.socket))
+            sock, link = linked(world, self.role, self.name, self.life, hello)
         except OSError:
-            sock.close()
             world.after(RETRY_S, self.connect)
             return
-        hello = {"protocol": 1, "name": self.name, "role": self.role, **self.options()}
-        link = LinkHistory(
-            number=len(world.history.links),
-            role=self.role,
-            name=self.name,
-            life=self.life,
-            opened_at=world.now,
-            sidecar=len(world.history.processes) - 1,
-            hello=hello,
-        )
-        world.history.links.append(link)
         self.wire = Wire(world, sock, link)
         self.wire.send(["hello", hello])
         world.nursery.start_soon(self.wire.listen, self)
@@ -218,32 +250,26 @@ class Party:
 
     def hear(self, wire: Wire, frame: list[Any]) -> None:
         """Take a frame from the sidecar."""
-        link, now = wire.link, self.world.now
+        link = wire.link
+        note_read(link, self.world.now, frame)
         match frame:
-            case ["welcome", welcome]:
-                link.welcomed_at, link.welcome = now, welcome
+            case ["welcome", _]:
                 wire.is_welcomed = True
                 self.welcomed(wire)
             case ["notices", records]:
                 for record in records:
-                    link.told.append(Told(now, record))
                     self.told(record)
                 if link.hello.get("ack", True):
                     wire.send(["ack", records[-1]["seq"]])
             case ["pong", number]:
-                link.pongs.append((now, number))
                 self.covered(number)
-            case ["error", error]:
-                link.errors.append(error)
             case ["list", sessions, *seq]:
                 self.listed += [ListedSession(*it) for it in sessions]
                 if seq:
                     link.lists.append((seq[0], self.listed))
                     self.listed = []
-            case ["bye", _]:
-                pass
             case _:
-                raise AssertionError(f"{frame} was not asked for")
+                pass
 
     def welcomed(self, wire: Wire) -> None:
         """Go on where the last link ended."""
@@ -380,6 +406,7 @@ class Gateway(Party):
         self._number = 0
         self._is_on_wire = 0
         self._is_fresh = False
+        self.is_silent = False
         self._log = ""
         self._pinged = 0
         self._links = 0
@@ -421,7 +448,7 @@ class Gateway(Party):
             world.at(ends_at, partial(self._leave, conn))
 
     def _talk(self, conn: Conn, visit: Visit, ends_at: float) -> None:
-        if conn.conn not in self.open:
+        if conn.conn not in self.open or self.is_silent:
             return
         if self._is_held:
             # What a user said meanwhile is read when the gateway goes on.
@@ -434,7 +461,7 @@ class Gateway(Party):
     def _leave(self, conn: Conn) -> None:
         if self._is_held:
             self.world.after(0.1, partial(self._leave, conn))
-        elif conn.conn in self.open:
+        elif conn.conn in self.open and not self.is_silent:
             self.forget(conn.conn)
             self.report(["logout", conn.conn])
 
@@ -447,6 +474,7 @@ class Gateway(Party):
 
     def all_fall_silent(self) -> None:
         """Have nobody say anything any more."""
+        self.is_silent = True
         self.open.clear()
 
     @property

@@ -452,6 +452,10 @@ def _libraries(draft: Draft, random: Random) -> None:
             what = random.choice(LIBRARY_FAULTS)
             lasts_s = by_scale(random, 0.02, 2.0) * min(draft.timeout_s, 10.0)
             draft.steps.append(Fault(draft.moment(random), what, whom, lasts_s))
+    if random.random() < 0.2:
+        # Another log, while ends are handled and tasks run.
+        lasts_s = by_scale(random, 0.2, 10.0)
+        draft.steps.append(Fault(draft.moment(random), "state put back", 0, lasts_s))
 
 
 def _reminders(draft: Draft, random: Random) -> None:
