@@ -71,27 +71,20 @@ class Library(Gateway):
         """Check at the end of all that nothing is left, if all is over."""
         if self.world.plan.rest_s >= MOST_REST_S:
             return
-        conns, left = self.world.history.conns.values(), 0
-        for conn in self.open.values():
-            if any(
-                str(it.uid) == str(conn.uid) and it.opened_at > conn.opened_at
-                for it in conns
-            ):
-                # It may be that no record says so: see `docs/gateway.md`.
-                reached(
-                    "client: an older connection stays open, as nobody is told",
-                    rarely=True,
-                )
-                left += 1
-            else:
-                self.breach(f"{conn} is silent, and its end was never told")
-        api = self._process.sidecar
+        newest = {str(it.uid): it for it in self.world.history.conns.values()}
+        older = [it for it in self.open.values() if newest[str(it.uid)] is not it]
+        if older:
+            # It may be that no record says so: see `docs/gateway.md`.
+            reached(
+                "client: an older connection stays open, as nobody is told", rarely=True
+            )
+        if len(older) < len(self.open):
+            self.breach(f"one of {self.open} is silent, and its end was never told")
+        api, owed = self._process.sidecar, self._process.unconfirmed
         assert api is not None
-        stats, reports = api.stats(), self._process.unconfirmed
-        if stats.open != left or stats.pending or stats.unconfirmed or reports:
-            self.breach(f"at the end of all it has {stats}, and is to say {reports}")
-        if stats.refused:
-            self.breach(f"frames were refused: {stats}")
+        it = api.stats()
+        if it.open != len(older) or it.pending or it.unconfirmed or it.refused or owed:
+            self.breach(f"at the end of all it has {it}, and is to say {owed}")
 
     # --- what its users do ------------------------------------------------------
 
@@ -135,23 +128,21 @@ class Library(Gateway):
     def _report_user(self, api: liveness.Sidecar, kind: str, conn: Conn) -> None:
         number = None if self.library.conns == "none" else conn.conn
         uid = self._named(kind, conn)
-        if kind == "login":
-            for older in [*self.open.values()] if number is None else ():
-                if str(older.uid) == str(uid) and older is not conn:
-                    reached("client: a login without a conn replaces an open one")
-                    self.forget(older.conn)
-                    self.notice("logout", older)
-            self.notice(kind, conn)
-            age = self.world.now - conn.opened_at
-            api.login(uid, conn=number, timeout=conn.timeout, age=age)
-            if self.random.random() < FLUSHES:
-                self._process.flush_soon()
-        elif kind == "logout":
-            self.notice(kind, conn)
-            api.logout(uid, conn=number)
-        else:
-            say = api.message if kind == "message" else api.keepalive
-            say(uid, conn=number)
+        if kind != "login":
+            if kind == "logout":
+                self.notice(kind, conn)
+            getattr(api, kind)(uid, conn=number)
+            return
+        for older in [*self.open.values()] if number is None else ():
+            if str(older.uid) == str(uid) and older is not conn:
+                reached("client: a login without a conn replaces an open one")
+                self.forget(older.conn)
+                self.notice("logout", older)
+        self.notice(kind, conn)
+        age = self.world.now - conn.opened_at
+        api.login(uid, conn=number, timeout=conn.timeout, age=age)
+        if self.random.random() < FLUSHES:
+            self._process.flush_soon()
 
     def waiting(self, uid: Uid) -> list[tuple[str, Conn]]:
         """What is reported of a user and not written yet."""
@@ -165,19 +156,6 @@ class Library(Gateway):
         self._process.expect(kind, conn.conn)
         if self._process.is_sending and self.waiting(conn.uid):
             reached("client: a user reconnects while a batch is under way")
-
-    def carry_over(self, api: liveness.Sidecar) -> None:
-        """Report the connections that the last process has left to this one."""
-        for conn in self.open.values():
-            reached("client: a process takes over the connections of the last one")
-            self._report_user(api, "login", conn)
-
-    def conn_of(self, end: liveness.End) -> Conn | None:
-        """The open connection that an end is of, by what the library says alone."""
-        if end.conn is not None:
-            return self.open.get(end.conn)
-        own = [it for it in self.open.values() if str(it.uid) == str(end.uid)]
-        return own[-1] if own else None
 
     # --- what happens to it -----------------------------------------------------
 

@@ -40,7 +40,7 @@ def run(plan: Plan) -> History:
         _one_order(plan.seed),
         connected() if plan.cluster else nullcontext() as redis,
         capture_logs() as logs,
-        simulated_host(plan.seed) as faults,
+        simulated_host() as faults,
     ):
         trio.run(_play, plan, Path(folder), clock, history, redis, clock=clock)
     look_back(plan, history, {line["event"] for line in logs})
