@@ -116,8 +116,10 @@ class Library(Gateway):
             match what:
                 case ["after", str(key), seconds]:
                     api.after(key, seconds)
+                    self._process.expect("after", key)
                 case ["cancel", {"key": str(key)}]:
                     api.cancel(key)
+                    self._process.expect("cancel", key)
                 case [str(kind), int(number)]:
                     self._report_user(api, kind, self.world.history.conns[number])
                 case _:
@@ -147,7 +149,8 @@ class Library(Gateway):
     def waiting(self, uid: Uid) -> list[tuple[str, Conn]]:
         """What is reported of a user and not written yet."""
         conns = self.world.history.conns
-        waiting = [(kind, conns[it]) for it, kind in self._process.unwritten()]
+        unwritten = self._process.unwritten()
+        waiting = [(kind, conns[it]) for it, kind in unwritten if isinstance(it, int)]
         return [(kind, conn) for kind, conn in waiting if str(conn.uid) == str(uid)]
 
     def notice(self, kind: str, conn: Conn) -> None:

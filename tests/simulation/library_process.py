@@ -65,8 +65,12 @@ def simulated_host() -> Iterator[list[str]]:
 
 async def _connect(_path: str) -> "Tap":
     process = _process.get()
-    await process.gateway.may_go_on()
-    process.tap = process.connect()
+    gateway = process.gateway
+    await gateway.may_go_on()
+    if process.is_dead or gateway.world.now < gateway.unreachable_until:
+        raise ConnectionRefusedError
+    link = linked(gateway.world, "gateway", gateway.name, process.life, {})
+    process.tap = Tap(process, *link)
     return process.tap
 
 
@@ -86,22 +90,22 @@ class Process:
         self.must_close = trio.Event()
         self.sidecar: liveness.Sidecar | None = None
         self.tap: Tap | None = None
-        # By conn, the oldest first: the login or logout that no pong covers, and a number.
-        self.unconfirmed: dict[int, tuple[str, int]] = {}
+        # What no pong covers, the oldest first: by conn its login or logout, by key what
+        # was asked of a timer; and a number.
+        self.unconfirmed: dict[int | str, tuple[str, int]] = {}
         self._fresh = fresh
         self._is_twin = is_twin
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._is_dead = False
+        self.is_dead = False
         self._working: set[str] = set()
         self._expected = 0
-        self._written: set[int] = set()  # of what no pong covers, on this link
-        self._pinged: set[int] = set()  # and before the last ping
+        self._written: set[int | str] = set()  # of what no pong covers, on this link
+        self._pinged: set[int | str] = set()  # and before the last ping
         self._opened: set[int] = set()  # conns whose login was ever written
         self._ended: set[int] = set()  # conns of which the library knows that
         # Records that end an open connection, in order: their seqs, and its conn.
         self._ends: list[tuple[int, int]] = []
-        self._failed: liveness.End | None = None  # whose handler raised
         self._newest = 0
         self._log = ""
         self._was_shut_out = False
@@ -136,7 +140,6 @@ class Process:
                 self._nursery.cancel_scope.cancel()
             if had_link:
                 self._check_last_reports(closing_at)
-        self._is_dead = True
 
     def _check_last_reports(self, closing_at: float) -> None:
         """Whoever leaves `connect` has a second in which the last reports are written."""
@@ -147,10 +150,8 @@ class Process:
             for began, ended, what in self.world.history.troubles
             if what in ("sidecar paused", "sidecar busy")  # and so was all of trio
         )
-        if (
-            self.tap.link.ended_at < now - CLOSED_S
-            or self.tap.link.opened_at > closing_at
-        ):
+        link = self.tap.link
+        if link.ended_at < now - CLOSED_S or link.opened_at > closing_at:
             reached("client: a link is lost while connect is left")
         elif left and not stood_still:
             self.gateway.breach(f"it has closed, and not written {left}")
@@ -167,24 +168,13 @@ class Process:
 
     def die(self) -> None:
         """End with nothing said."""
-        self._is_dead = True
+        self.is_dead = True
         self.lose_link()
         self._scope.cancel()
 
     def lose_link(self) -> None:
         if self.tap is not None:
             self.tap.cut()
-
-    def connect(self) -> "Tap":
-        """Connect to the sidecar, on behalf of the library.
-
-        Raises:
-            OSError: There is none, or this host is cut off.
-        """
-        world, gateway = self.world, self.gateway
-        if self._is_dead or world.now < gateway.unreachable_until:
-            raise ConnectionRefusedError
-        return Tap(self, *linked(world, "gateway", gateway.name, self.life, {}))
 
     def read_host(self) -> HostReading | None:
         """The host's clocks, as far as this gateway tells them."""
@@ -207,8 +197,8 @@ class Process:
         if state is liveness.LinkState.REPLACED:
             reached("client: another process takes the library's name")
             # Also the late hello of a dead process may take it.
-            if self.gateway.twin is None and self._nursery is not None:
-                self._nursery.start_soon(self.resume)
+            if self.gateway.twin is None and not self.must_close.is_set():
+                self.world.nursery.start_soon(self.resume)
 
     async def resume(self) -> None:
         """Take the name back, if it was taken."""
@@ -233,15 +223,13 @@ class Process:
         if ended != due or end.conn != said or repr(conn and conn.uid) != repr(end.uid):
             gateway.breach(f"it was told {end}, has {conn}, and conn {due} is due")
             return
-        if self._failed is not None and _ended_by(self._failed.record) == ended:
-            reached("client: an end whose handler raised is told again")
         if self.world.now < self.world.plan.lasts_s:
             seconds = draw.choice([0, draw.uniform(0, gateway.library.handler_s)])
             # What has come meanwhile may fill the window.
             self.world.note(seconds + 1, "handler slow", whose=gateway.name)
             await trio.sleep(seconds)
             if draw.random() < gateway.library.fails:
-                self._failed = end
+                reached("client: a handler of an end raises")
                 raise _HandlerFailed
         gateway.open.pop(ended, None)  # unless it has logged out meanwhile
         assert self.sidecar is not None
@@ -304,33 +292,30 @@ class Process:
 
     # --- what it is to say --------------------------------------------------------
 
-    def expect(self, kind: str, conn: int) -> None:
-        """Expect a login or logout on the wire; only the last one of a connection."""
-        if conn in self._ended:
+    def expect(self, kind: str, of: int | str) -> None:
+        """Expect something on the wire; only the last of a connection or timer."""
+        if of in self._ended:
             return  # the library takes no more reports of it
-        self.unconfirmed.pop(conn, None)
-        self._written.discard(conn)
-        if kind == "logout" and conn not in self._opened:
+        self.unconfirmed.pop(of, None)
+        self._written.discard(of)
+        if kind == "logout" and of not in self._opened:
             reached("client: a connection closes before its login is written")
         else:
             self._expected += 1
-            self.unconfirmed[conn] = kind, self._expected
+            self.unconfirmed[of] = kind, self._expected
 
     def _expect_all(self) -> None:
         """Expect that all connections are declared."""
         for conn in self.gateway.open:
             self.expect("login", conn)
 
-    def unwritten(self) -> list[tuple[int, str]]:
-        """Conns and what is to be said of them, that is not in the socket yet."""
+    def unwritten(self) -> list[tuple[int | str, str]]:
+        """What is to be said, of whom, and is not in the socket yet."""
         waiting = self.unconfirmed.items()
-        return [
-            (conn, kind) for conn, (kind, _) in waiting if conn not in self._written
-        ]
+        return [(of, kind) for of, (kind, _) in waiting if of not in self._written]
 
     def _wrote_report(self, kind: str, conn: int) -> None:
         conns = self.world.history.conns
-        user = str(conns[conn].uid)
         if kind == "login":
             self._opened.add(conn)
             is_closed = conn not in self.gateway.open or conn in self._ended
@@ -340,12 +325,17 @@ class Process:
                 self.unconfirmed[conn] = "logout", self._expected
         elif (conn, kind) in self.unwritten():
             for it, what in takewhile(lambda it: it[0] != conn, self.unwritten()):
-                if what == "login" and str(conns[it].uid) == user:
+                if what != "login":
+                    continue
+                if str(conns[int(it)].uid) == str(conns[conn].uid):
                     self.gateway.breach(
                         f"the logout of {conn} is before the login of {it}"
                     )
-        if conn in self.unconfirmed and self.unconfirmed[conn][0] == kind:
-            self._written.add(conn)
+        self._wrote(kind, conn)
+
+    def _wrote(self, kind: str, of: int | str) -> None:
+        if of in self.unconfirmed and self.unconfirmed[of][0] == kind:
+            self._written.add(of)
 
     # --- what passes on the wire --------------------------------------------------
 
@@ -372,6 +362,8 @@ class Process:
                         self._wrote_report(kind, number)
                     link.sent.append(Sent(now, [kind, uid, said]))
                 return
+            case ["after", str(key), *_] | ["cancel", {"key": str(key)}]:
+                self._wrote(frame[0], key)
             case ["ack", int(seq)]:
                 self._check_ack(seq)
             case ["ping", _]:
