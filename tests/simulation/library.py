@@ -14,7 +14,7 @@ import trio
 import liveness
 from liveness.promises.run_history import Conn, Uid
 from tests.simulation.library_process import Process
-from tests.simulation.parties import ORDERS_EVERY_S, Gateway
+from tests.simulation.parties import Gateway
 from tests.simulation.plan import MOST_REST_S, NOBODYS_KEY, GatewayPlan, LibraryPlan
 from tests.simulation.situations import reached
 
@@ -186,7 +186,8 @@ class Library(Gateway):
                 world.nursery.start_soon(self.twin.run)
                 world.after(max(seconds, CLOSING_S), self._take_name_back)
             case "orders without end":
-                self._order(world.now + seconds)
+                # However often it asks, the library asks once for what waits.
+                self.report(["cancel", {"key": NOBODYS_KEY}])
             case "repeats itself":
                 kind = "login" if self.library.conns != "none" else "message"
                 for conn in self.open:
@@ -215,11 +216,6 @@ class Library(Gateway):
         self.is_hung = False
         self._may_write.set()
         self.read_again()
-
-    def _order(self, until: float) -> None:
-        self.report(["cancel", {"key": NOBODYS_KEY}])
-        if self.world.now < until:
-            self.world.after(ORDERS_EVERY_S, partial(self._order, until))
 
     def _close(self, seconds: float) -> None:
         """Leave `connect`; the next process has nobody, or takes the connections over."""
