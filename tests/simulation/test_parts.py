@@ -12,6 +12,7 @@ from tests.simulation.machine import Files, files, torn
 from tests.simulation.plan import (
     FAULTS,
     FEATURES,
+    LIBRARY_FAULTS,
     ORDERS,
     Fault,
     Plan,
@@ -83,7 +84,7 @@ def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
     plans = [plan_of(seed) for seed in range(100)]
     steps = [step for plan in plans for step in plan.steps]
     moods = {f"receiver {it}" for it in MOODS} | {f"redis {it}" for it in REDIS_MOODS}
-    faults = {*FAULTS, ORDERS, *moods}
+    faults = {*FAULTS, ORDERS, *LIBRARY_FAULTS, *moods}
     assert {step.what for step in steps if isinstance(step, Fault)} == faults
     visits = [step for step in steps if isinstance(step, Visit)]
     assert any(not visit.talks_for_s and not visit.logs_out for visit in visits)
