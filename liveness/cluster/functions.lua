@@ -8,7 +8,7 @@
 --              c          the newest incarnation
 --              n          a version, and how many users there were: see `is_damaged`
 --              conf       the configuration, which all hosts must share, and when it began
---              l          when the hosts were last looked at
+--              l          when the hosts were last looked at; 0: to be looked at now
 --              k          how old versions are: see `trim`
 --              p          the clock of the partition, while this one is behind: see `ahead_us`
 --              lease      that of the host that began last
@@ -412,6 +412,11 @@ local function apply(keys, args)
           math.abs(now - (tonumber(got[3]) or 0)), users}
 end
 
+-- Has the next look be at once, whoever asks, if a host that follows now has sessions to reap.
+local function hurry_look(meta, host)
+  if host.n > host.g then call('HSET', meta, 'l', 0) end
+end
+
 -- args: host epoch nonce log newest conf lease may_keep take token
 -- take: 1, or a beat that has not moved for a lease by the clock of the caller: take the name
 -- from the process that has it. keep: go on behind `last`. reset: assert all sessions.
@@ -445,6 +450,7 @@ local function begin(keys, args)
       host.epoch, host.nonce = epoch, nonce
       beat(host, now)
       call('HSET', meta, 'lease', args[7], 'h' .. name, dump(host))
+      hurry_look(meta, host)
       return {'keep', host.last, host.inc, version, now, nonce}
     end
   else
@@ -474,6 +480,7 @@ local function assert_(keys, args)
   if last >= 0 then host.state, host.last = LIVE, last else host.last = host.last + 1 end
   beat(host, now)
   local version = take(keys, args, host, got, now, true)
+  if host.state == LIVE then hurry_look(keys[1], host) end
   return {'ok', version, host.n, now}
 end
 

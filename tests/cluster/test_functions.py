@@ -79,10 +79,10 @@ class Host:
         self.is_clock_compared = False
         self.ahead_s = 0.0  # what it takes for Redis' clock, less the right time
 
-    def begin(self, *, take: int = 1, log: str = "log") -> Any:
+    def begin(self, *, keep: int = 0, take: int = 1, log: str = "log") -> Any:
         self.epoch += 1
         args: list[str | int | bytes] = [self.name, self.epoch, self.nonce, log]
-        args += [1_000, "1 1 -", 1_000_000 * LEASE_S, 0, take]
+        args += [1_000, "1 1 -", 1_000_000 * LEASE_S, keep, take]
         args.append(next(self.partition.tokens))
         answer = self.partition.call("begin", args)
         if answer[0] == b"reset":
@@ -470,6 +470,22 @@ def test_a_host_that_begins_again_and_again_leaves_nothing_behind(
     assert [
         name for name in partition.redis("HKEYS", KEYS.meta) if name[:1] == b"i"
     ] == [b"i1"]
+
+
+def test_what_a_host_has_to_reap_as_it_begins_is_found_at_once(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    host = hosts[1]
+    for session, user in enumerate(("ada", "bob", "eve"), 1):
+        host.login(session, user=field_of(user))
+    partition.look()
+    assert partition.look()[0] == b"later"
+    assert (host.begin(log="new"), host.list()) == ("reset", "ok")
+    assert partition.look()[:2] == [b"ok", 3]
+    assert partition.call("reap", [0, 1, 0, 1])[2:4] == [1, 2]  # ended, and left
+    assert partition.look()[0] == b"later"
+    assert host.begin(keep=1, log="new") == "keep"  # its process was restarted meanwhile
+    assert partition.look()[:2] == [b"ok", 2]
 
 
 def test_each_look_tells_the_lease_of_the_host_that_began_last(
