@@ -671,7 +671,10 @@ local function register(name, run, flags)
       if not call then bind() end
       local has_run, answer = pcall(run, keys, args)
       if has_run then return answer end
-      if answer ~= MALFORMED then error(answer, 0) end
+      if answer ~= MALFORMED then
+        if string.find(answer, '^%u+ ') then return {err = answer} end  -- Redis' own, with its code
+        error(answer, 0)
+      end
       if flags[1] == 'no-writes' then error('a user has no sessions of this schema', 0) end
       forget(keys)
       return {'damaged'}
