@@ -4,8 +4,8 @@ What comes in is handed to a real redis-server, whose answer is waited for in no
 functions read the key `now` in place of their clock, as those of `cluster` do.
 """
 
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ from liveness.cluster.format import entry_of, keys_of
 from liveness.cluster.functions import functions
 from liveness.config.cluster import REDIS_PORT, ClusterSettings
 from liveness.promises.delivery_history import ClusterOutbound
-from tests.simulation.cluster.redis import Connection
+from tests.simulation.cluster.redis import Connection, first_value
 from tests.simulation.cluster.world import pairs, virtual_functions
 from tests.simulation.doors import MOODS_OF_DOORS, Door
 from tests.simulation.situations import reached
@@ -98,14 +98,17 @@ class RedisDoor(Door):
         self._random = random
         self._now_us = now_us
         self._own, self._virtual = functions(), virtual_functions()
-        redis("FLUSHALL")
+        self._empty()
 
     def suffer(self, mood: str, seconds: float) -> Callable[[], None]:
         if mood == "is emptied":
             reached("outlets: Redis is emptied")
-            self._redis.many(("FLUSHALL",), ("FUNCTION", "FLUSH"))
+            self._empty()
             self.outbound.is_emptied = True
         return super().suffer(mood, seconds)
+
+    def _empty(self) -> None:
+        self._redis.many(("FLUSHALL",), ("FUNCTION", "FLUSH"))
 
     def note_rest(self) -> None:
         """Note what is on the server in the end."""
@@ -121,16 +124,18 @@ class RedisDoor(Door):
                 ]
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(self._redis.path)
-            server, client = _Answers(sock), _Commands(stream)
-            while (command := await client.next()) is not None:
-                await self._answer(stream, server, command)
-                if self.mood in ("cuts its answers off", "resets connections"):
-                    return
+        data = b""
+        with closing(Connection(self._redis.path)) as server:
+            while more := await stream.receive_some():
+                data += more
+                while (first := first_value(data)) is not None:
+                    command, data = first
+                    await self._answer(stream, server, command)
+                    if self.mood in ("cuts its answers off", "resets connections"):
+                        return
 
     async def _answer(
-        self, stream: trio.SocketStream, server: "_Answers", command: list[bytes]
+        self, stream: trio.SocketStream, server: Connection, command: list[bytes]
     ) -> None:
         random = self._random
         match self.mood:
@@ -170,7 +175,7 @@ class RedisDoor(Door):
             case _:
                 await stream.send_all(self._run(server, command))
 
-    def _run(self, server: "_Answers", command: list[bytes]) -> bytes:
+    def _run(self, server: Connection, command: list[bytes]) -> bytes:
         """Have the server do it now, with its functions on virtual time."""
         self._redis("SET", "now", self._now_us())
         own, virtual = self._own, self._virtual
@@ -183,66 +188,4 @@ class RedisDoor(Door):
         ]
         if words[:2] == [b"FUNCTION", b"LOAD"]:
             reached("outlets: Redis has its functions loaded")
-        return server.ask(words)
-
-
-class _Commands:
-    """The commands that come over a connection."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self._data = b""
-
-    async def next(self) -> list[bytes] | None:
-        """The next one; None: the connection has ended."""
-        words = _words(self._data)
-        while words is None:
-            if not (more := await self._stream.receive_some()):
-                return None
-            self._data += more
-            words = _words(self._data)
-        found, used = words
-        self._data = self._data[used:]
-        return found
-
-
-def _words(data: bytes) -> tuple[list[bytes], int] | None:
-    """The first command, and its length; None if it is not whole."""
-    at, words = data.find(b"\r\n"), list[bytes]()
-    if at < 0:
-        return None
-    at, count = at + 2, int(data[1:at])
-    while len(words) < count:
-        end = data.find(b"\r\n", at)
-        if end < 0:
-            return None
-        begin, size = end + 2, int(data[at + 1 : end])
-        at = begin + size + 2
-        if at > len(data):
-            return None
-        words.append(data[begin : begin + size])
-    return words, at
-
-
-class _Answers:
-    """A connection to the server, which says how long each answer is."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._file = connected.makefile("rb")
-
-    def ask(self, words: list[bytes]) -> bytes:
-        """The answer to a command, as it is sent."""
-        parts = (b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-        self._socket.sendall(b"*%d\r\n" % len(words) + b"".join(parts))
-        return b"".join(self._answer())
-
-    def _answer(self) -> Iterator[bytes]:
-        line = self._file.readline()
-        kind, rest = line[:1], line[1:-2]
-        yield line
-        if kind in b"$=!" and rest != b"-1":
-            yield self._file.read(int(rest) + 2)
-        elif kind in b"*>~%" and rest != b"-1":
-            for _ in range(int(rest) * (2 if kind == b"%" else 1)):
-                yield from self._answer()
+        return server.raw(*words)

@@ -1,8 +1,9 @@
 """One run of a plan, from an empty disk to the end, in an order that its seed settles."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random, getstate, seed, setstate
 from typing import Any, Final
@@ -16,7 +17,7 @@ from trio.testing import MockClock
 from liveness.outlets.cluster import publisher
 from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
-from tests.simulation.cluster.redis import Connection, connected
+from tests.simulation.cluster.redis import Connection, server_of
 from tests.simulation.hindsight import look_back
 from tests.simulation.library_process import simulated_host
 from tests.simulation.machine import ZERO_MS, Machine
@@ -38,10 +39,10 @@ def run(plan: Plan) -> History:
     with (
         tempfile.TemporaryDirectory(dir=memory) as folder,
         _one_order(plan.seed),
-        connected() if plan.cluster else nullcontext() as redis,
         capture_logs() as logs,
         simulated_host() as faults,
     ):
+        redis = server_of(os.getpid()) if plan.cluster else None
         trio.run(_play, plan, Path(folder), clock, history, redis, clock=clock)
     look_back(plan, history, {line["event"] for line in logs})
     note_outlets(history)

@@ -71,6 +71,8 @@ def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
     with get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=AT_ONCE) as pool:
         while some := [*islice(left, AT_ONCE)]:
             yield from pool.imap(outcome_of_seed, some)
+        pool.close()
+        pool.join()  # each ends its own Redis
 
 
 @dataclass(slots=True)
