@@ -328,10 +328,6 @@ class _Owed:
         for reading in self._outbound.readings:
             at = reading.at
             most_s = history.passed(0.0, at) + 1.0
-            if reading.process:
-                # Of what was decided before this process, only the stamp is known.
-                shown = [zero_ms for _, zero_ms in history.wall]
-                most_s += (max(shown) - min(shown)) / 1000
             if not (0 <= reading.lag_s <= most_s and reading.lag_records >= 0):
                 yield f"at {at:.3f} its lag was {reading}"
             if reading.latency_s > most_s * reading.sent:

@@ -6,7 +6,7 @@
     trimmed   for each name, the newest of the trimmed records that concerned it
     meta      the log's id; the schema's version; the ids of the logs that this one goes
               on from, each with the last seq that both share; the state's clock; by when
-              records were written
+              records were written; how their stamps differ from that clock
 
 `uid` columns are ANY in STRICT tables: `7` and `"7"` name one user, but each is kept as its
 login had it. Sessions are keyed by their number, not by their user: every insert goes to the
@@ -15,7 +15,8 @@ end of the tree, and a login costs 3 µs of writing, not 18.
 
 import json
 import sqlite3
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
@@ -45,6 +46,7 @@ insert into meta values ('schema', {SCHEMA});
 """
 
 _CLOCK: Final = "clock"
+_STEPS: Final = "steps"
 
 
 def stored_clock(db: sqlite3.Connection) -> StateTime | None:
@@ -67,6 +69,32 @@ def store_clock(db: sqlite3.Connection, at: StateTime) -> None:
     text = json.dumps(at)
     value = f"{_checksum(text)} {text}"
     db.execute("insert or replace into meta values (?, ?)", [_CLOCK, value])
+
+
+class Step(NamedTuple):
+    """From the record `seq` on, stamps are so much ahead of the state's clock."""
+
+    seq: int
+    wall_ahead_ms: int
+
+
+def stored_steps(db: sqlite3.Connection) -> list[Step]:
+    """How the wall clock was set, with the records of the log.
+
+    Raises:
+        sqlite3.DatabaseError: It is damaged.
+    """
+    value = meta(db, _STEPS)
+    try:
+        steps = [Step(*map(int, step)) for step in json.loads(str(value or "[]"))]
+    except (ValueError, TypeError):
+        raise damage_error("the steps of the clock in its meta make no sense") from None
+    return steps
+
+
+def store_steps(db: sqlite3.Connection, steps: Sequence[Step]) -> None:
+    """Store them, in the transaction of the record from which the last one counts."""
+    db.execute("insert or replace into meta values (?, ?)", [_STEPS, json.dumps(steps)])
 
 
 def _checksum(text: str) -> str:

@@ -68,8 +68,11 @@ from liveness.service.storage.log_schema import (
     SCHEMA,
     TABLES,
     TABLES_BESIDE_LOG,
+    Step,
     store_clock,
+    store_steps,
     stored_clock,
+    stored_steps,
     unsound_rows,
 )
 from liveness.service.storage.private_folders import identity
@@ -231,6 +234,7 @@ class LogStore:
         self.parted: dict[str, int] = parted
         self.clock = stored_clock(db)
         self.ages = LogAges(db)
+        self.steps = stored_steps(db)
         copied_ms = meta(db, COPIED)
         if isinstance(copied_ms, int):
             self._begin_own_log(
@@ -395,9 +399,12 @@ class LogStore:
 
     # --- writing --------------------------------------------------------------
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Batch, steps: Sequence[Step] = ()) -> None:
         """Write a batch in one transaction.
 
+        Args:
+            batch: What is decided.
+            steps: How the wall clock was set, up to these records.
         Raises:
             sqlite3.Error: It cannot be written; an `IntegrityError` if another process
                 has written to the log.
@@ -421,6 +428,10 @@ class LogStore:
             put_rows(db, "online", 6, opened)
             self._put_many(_PUT_CURSORS, cursors)
             self._put_many(_FORGET_CURSORS, forgotten)
+            if has_new_steps := bool(steps) and [*steps] != self.steps:
+                store_steps(db, steps)
+        if has_new_steps:
+            self.steps = [*steps]
         if self._mark is not None and batch.records:
             self._mark.raise_to(batch.records.last + 1)
         self.wal.keep_growth_small()

@@ -36,6 +36,7 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.storage.checkpoints import Checkpoints
 from liveness.service.storage.log_ages import Mark
 from liveness.service.storage.log_pages import END, PAGE_RECORDS
+from liveness.service.storage.log_schema import Step
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.timer_writer import TimerWriter
 from liveness.service.storage.writer import Writer
@@ -114,9 +115,15 @@ class LogWriter:
         self._queue: deque[Commit] = deque()
         # From a seq on: `Clock.mono_offset_ms` when these records were decided.
         self._offsets = deque[tuple[int, int]](maxlen=MOST_STEPS)
-        if (last := store.clock) is not None:  # that of the last process
-            ago_ms = clock.state_ms() - round(clock.mono() * 1000)
-            self._offsets.append((0, -last.wall_ahead_ms - ago_ms))
+        # The same of all processes, for the next one. What was lost has none.
+        self._steps = deque(
+            (step for step in store.steps if step.seq < next_seq), MOST_STEPS
+        )
+        if store.clock is not None and not self._steps:  # as old logs have it
+            self._steps.append(Step(0, store.clock.wall_ahead_ms))
+        ago_ms = clock.state_ms() - round(clock.mono() * 1000)
+        for seq, wall_ahead_ms in self._steps:
+            self._offsets.append((seq, -wall_ahead_ms - ago_ms))
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
         self._awaited = 0  # something waits for this ticket
@@ -207,8 +214,7 @@ class LogWriter:
     def decided_ms(self, record: Logged) -> int:
         """When a record was decided, in milliseconds of the monotonic clock.
 
-        The disk may have written late, and the wall clock may have been set meanwhile. Of
-        records from before this process, it is known how the clock was set last.
+        The disk may have written late, and the wall clock may have been set meanwhile.
         """
         for seq, offset_ms in reversed(self._offsets):
             if seq <= record.seq:
@@ -220,6 +226,9 @@ class LogWriter:
         offset_ms = self._clock.mono_offset_ms()
         if not self._offsets or abs(offset_ms - self._offsets[-1][1]) > STEP_MS:
             self._offsets.append((seq, offset_ms))
+            wall_ahead_ms = self._clock.wall_ahead_ms()
+            if not self._steps or wall_ahead_ms != self._steps[-1].wall_ahead_ms:
+                self._steps.append(Step(seq, wall_ahead_ms))
 
     # --- queueing changes -----------------------------------------------------
 
@@ -456,10 +465,10 @@ class LogWriter:
     async def _commit(self) -> None:
         batch = self._gather()
         self._began_at = began = self._clock.mono()
-        before = self.log_bytes
+        before, steps = self.log_bytes, [*self._steps]
 
         def write() -> int:
-            self.store.write(batch)
+            self.store.write(batch, steps)
             return self.store.log_bytes()
 
         self.log_bytes = await self._writer.write(write, pending=lambda: self.pending)

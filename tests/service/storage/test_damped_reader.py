@@ -305,6 +305,27 @@ async def test_an_offline_of_the_last_process_settles_in_time_if_the_clock_was_s
         assert damped.next_in_s == 4
 
 
+@pytest.mark.parametrize("step_s", [-3_600, 3_600], ids=["back", "ahead"])
+async def test_what_was_decided_before_a_step_of_the_clock_and_a_restart_has_its_age(
+    tmp_path: Path, step_s: float
+) -> None:
+    CLOCK.now_s = CLOCK.wall_s = 10_000.0
+    CLOCK.resume_state(None)
+    records = off(1, at_s=10_000), off(2, at_s=10_004 + step_s)
+    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
+        append(log.log_writer, Changes(records=batch_of([records[0]])))
+        await log.log_writer._commit()
+        CLOCK.move_to(10_004)
+        CLOCK.wall_s += step_s
+        append(log.log_writer, Changes(records=batch_of([records[1]])))
+        await log.log_writer._commit()
+        log.log_writer.store.store_clock(CLOCK.state_time())
+    CLOCK.move_to(10_009)
+    with log_of([], tmp_path, keep=1_000, clock=CLOCK) as log:
+        decided = [log.log_writer.decided_ms(it) for it in records]
+    assert decided == [10_000_000, 10_004_000]
+
+
 async def test_an_offline_from_before_the_clock_was_set_back_waits_no_longer(
     log: Log,
 ) -> None:

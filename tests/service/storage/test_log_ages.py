@@ -87,11 +87,11 @@ def test_marks_of_a_long_log_are_those_of_some_of_its_pages(store: LogStore) -> 
         assert at - 1 - 1_000 // MARKS <= seq <= max(0, at - 1)
 
 
-def test_ages_that_are_damaged_are_not_believed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["ages", "steps"])
+def test_what_is_damaged_is_not_believed(tmp_path: Path, what: str) -> None:
     with closing(LogStore(tmp_path)) as store:
-        store.ages.begin(1)
         path = store.path
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("update meta set value = '[[1]]' where key = 'ages'")
-    with pytest.raises(StateError, match="ages"):
+        db.execute("insert into meta values (?, '[[1]]')", [what])
+    with pytest.raises(StateError, match=what):
         LogStore(tmp_path)
