@@ -7,31 +7,30 @@ from typing import Final
 
 import pytest
 
+from liveness.config.outlet_settings import WebhookSettings
 from liveness.promises.checker import broken_promises
 from liveness.promises.delivery_history import ClusterOutbound, Letter, Outbound
 from liveness.promises.run_history import History
 from tests.promises.test_checker import quiet_plan
 from tests.simulation.plan import Fault
-from tests.simulation.receivers import ReceiverPlan
-from tests.simulation.redis_door import ClusterPlan
+from tests.simulation.receivers import FIRST_PORT, SECRET, ReceiverPlan
+from tests.simulation.redis_door import cluster_of
 from tests.simulation.run import run
 
 RECEIVER: Final = ReceiverPlan(
-    name="to",
-    kinds="online,offline,moved,timer",
-    gateway="",
-    users_only=False,
-    settle_s=0.0,
-    begin="oldest",
-    batch=500,
-    timeout_s=1.0,
-    retry="3.0",
-    max_dead=100,
-    refuses_each=0,
-    refuses_by=422,
+    "to",
+    WebhookSettings(
+        url=f"http://127.0.0.1:{FIRST_PORT}/",
+        secret=SECRET,
+        kinds="online,offline,moved,timer",
+        begin="oldest",
+        timeout_s=1.0,
+        retry="3.0",
+        max_dead=100,
+    ),
 )
 PLAN: Final = replace(
-    quiet_plan(), receivers=(RECEIVER,), cluster=ClusterPlan(lease_s=30, linger_s=0.02)
+    quiet_plan(), receivers=(RECEIVER,), cluster=cluster_of(lease_s=30, linger_s=0.02)
 )
 
 

@@ -1,6 +1,7 @@
 """Notes which situations the outlets of a run came into, from what was seen of them."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import pairwise
 
 from liveness.promises.delivery_history import Outbound, Request
@@ -39,13 +40,16 @@ def _note_attempts(history: History, attempts: list[Request]) -> None:
             reached("outlets: a stop is between an answer and its commit", rarely=True)
         else:
             reached("outlets: a request waits over a restart")
-        between = before.at, after.at
-        if any(between[0] < at < between[1] for at in history.wall_steps()):
+        if _any_between(before, after, history.wall_steps()):
             reached("outlets: the wall clock is stepped while a request waits")
-        if any(between[0] < at < between[1] for at, _ in history.sleeps):
+        if _any_between(before, after, (at for at, _ in history.sleeps)):
             reached("outlets: the host sleeps while a request waits")
-        if any(between[0] < at < between[1] for at in history.boots):
+        if _any_between(before, after, history.boots):
             reached("outlets: the host boots while a request waits")
+
+
+def _any_between(before: Request, after: Request, moments: Iterable[float]) -> bool:
+    return any(before.at < at < after.at for at in moments)
 
 
 def _note_records(history: History, outbound: Outbound, log: dict[int, Record]) -> None:

@@ -9,12 +9,13 @@ from typing import Final
 import trio
 
 from liveness.config.cluster import REDIS_PORT
-from liveness.outlets.supervisor import Outlets
 from liveness.promises.delivery_history import ClusterReading, Letter, OutletReading
 from liveness.promises.run_history import History
 from tests.simulation.cluster.redis import Connection
 from tests.simulation.doors import Network
-from tests.simulation.receivers import FIRST_PORT, Receiver, ReceiverPlan
+from tests.simulation.machine import Machine
+from tests.simulation.plan import Plan
+from tests.simulation.receivers import FIRST_PORT, Receiver
 from tests.simulation.redis_door import RedisDoor
 from tests.simulation.situations import reached
 
@@ -30,36 +31,31 @@ class OutletWorld:
     """All that the outlets lead to.
 
     Args:
-        plans: The receivers.
-        redis: A connection to the cluster's server; None: there is no cluster.
+        plan: The receivers, and the cluster.
+        machine: The sidecar's host, whose clocks are everybody's.
         folder: Where their sockets are.
-        random: Draws what each request meets.
-        wall_ms: The sidecar's wall clock, and the receivers'.
-        redis_us: The clock of Redis.
-        outlets: The outlets of the sidecar that runs; None if none does.
+        redis: A connection to the cluster's server; None: there is no cluster.
         history: Told what they get.
     """
 
     def __init__(
         self,
-        plans: tuple[ReceiverPlan, ...],
-        redis: Connection | None,
+        plan: Plan,
+        machine: Machine,
         folder: Path,
-        *,
-        random: Random,
-        wall_ms: Callable[[], int],
-        redis_us: Callable[[], int],
-        outlets: Callable[[], Outlets | None],
+        redis: Connection | None,
         history: History,
     ) -> None:
-        self._outlets = outlets
-        self._history = history
+        self._machine, self._history = machine, history
+        random, clock = Random(f"outlets {plan.seed}"), machine.clock
         self._receivers = [
-            Receiver(it, folder, random, wall_ms, history) for it in plans
+            Receiver(it, folder, random, clock.wall_ms, history)
+            for it in plan.receivers
         ]
         self._redis: RedisDoor | None = None
         if redis is not None:
-            self._redis = RedisDoor(redis, folder, random=random, now_us=redis_us)
+            # It does not sleep when the sidecar's host does.
+            self._redis = RedisDoor(redis, folder, random, clock.boot_s)
             history.cluster = self._redis.outbound
         doors = dict(enumerate(self._receivers, FIRST_PORT))
         self._doors = doors | ({REDIS_PORT: self._redis} if self._redis else {})
@@ -93,7 +89,7 @@ class OutletWorld:
 
     async def come_to_rest(self) -> None:
         """Somebody tries the receivers until nothing waits, and retries dead letters."""
-        outlets = self._outlets()
+        outlets = self._machine.outlets()
         if outlets is None:
             return
         until = trio.current_time() + MOST_TRIES_S
@@ -123,34 +119,21 @@ class OutletWorld:
 
     def _read(self) -> None:
         """Note what the sidecar says of its outlets."""
-        outlets = self._outlets()
+        outlets = self._machine.outlets()
         if outlets is None:
             return
         at, process = trio.current_time(), len(self._history.processes) - 1
-        for outlet in outlets.webhooks:
-            now = outlet.now()
-            reading = OutletReading(
-                at,
-                process,
-                now.state,
-                now.lag_records,
-                now.lag_s,
-                now.sent,
-                now.dead,
-                now.dead_deleted,
-                now.latency.sum,
-            )
-            name = now.outlet.partition(".")[2]
-            self._history.outbound[name].readings.append(reading)
-        if self._redis is not None and outlets.cluster is not None:
-            of_cluster = outlets.cluster.now()
-            self._redis.outbound.readings.append(
-                ClusterReading(
-                    at,
-                    process,
-                    of_cluster.state,
-                    of_cluster.lag_records,
-                    of_cluster.lag_s,
-                    of_cluster.lease_age_s,
+        for outlet, receiver in zip(outlets.webhooks, self._receivers, strict=True):
+            it = outlet.now()
+            lag, dead = (it.lag_records, it.lag_s), (it.dead, it.dead_deleted)
+            receiver.outbound.readings.append(
+                OutletReading(
+                    at, process, it.state, *lag, it.sent, *dead, it.latency.sum
                 )
+            )
+        if self._redis is not None and outlets.cluster is not None:
+            of = outlets.cluster.now()
+            lag = of.lag_records, of.lag_s
+            self._redis.outbound.readings.append(
+                ClusterReading(at, process, of.state, *lag, of.lease_age_s)
             )

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.client.protocol import LEAST_PING_S, PING_S
+from liveness.config.cluster import ClusterSettings
 from liveness.config.settings import (
     Config,
     GuardSettings,
@@ -37,7 +38,7 @@ from tests.simulation.receivers import (
     drawn_receiver,
 )
 from tests.simulation.redis_door import MOODS as REDIS_MOODS
-from tests.simulation.redis_door import ClusterPlan
+from tests.simulation.redis_door import cluster_of
 from tests.simulation.scales import by_scale, whole
 
 # Beside plain ones those that are easily taken for each other.
@@ -192,7 +193,7 @@ class Plan:
     guard: GuardSettings = NO_GUARD
     limits: Mapping[str, int] = field(default_factory=dict)  # the others, by name
     receivers: tuple[ReceiverPlan, ...] = ()
-    cluster: ClusterPlan | None = None
+    cluster: ClusterSettings | None = None
 
     @property
     def rest_s(self) -> float:
@@ -209,7 +210,9 @@ class Plan:
             # Four runs, and what is waited in between.
             rest_s += max(asked) + 4 * self.run_timeout_s + sum(RETRIES_S)
         rest_s = min(rest_s, MOST_REST_S)
-        return rest_s + max((it.settle_s for it in self.receivers), default=0.0)
+        return rest_s + max(
+            (it.settings.settle_s for it in self.receivers), default=0.0
+        )
 
     @property
     def guard_hold_s(self) -> float:
@@ -258,11 +261,10 @@ class Plan:
         object.__setattr__(config.timers, "max_pending", self.max_pending)
         object.__setattr__(config, "limits", limits)
         object.__setattr__(config.state, "retention_s", self.retention_s)
-        ports = enumerate(self.receivers, FIRST_PORT)
-        webhooks = {it.name: it.settings(port) for port, it in ports}
+        webhooks = {it.name: it.settings for it in self.receivers}
         object.__setattr__(config, "webhooks", webhooks)
         if self.cluster is not None:
-            object.__setattr__(config, "cluster", self.cluster.settings)
+            object.__setattr__(config, "cluster", self.cluster)
         return config
 
 
@@ -557,7 +559,7 @@ def _webhooks(draft: Draft, random: Random) -> None:
     draft.settings["receivers"] = tuple(
         drawn_receiver(
             random,
-            f"to-{number}",
+            FIRST_PORT + number,
             [it.name for it in draft.gateways],
             has_devices="device_separator" in draft.settings,
         )
@@ -567,7 +569,7 @@ def _webhooks(draft: Draft, random: Random) -> None:
 
 
 def _cluster(draft: Draft, random: Random) -> None:
-    draft.settings["cluster"] = ClusterPlan(
+    draft.settings["cluster"] = cluster_of(
         lease_s=by_scale(random, 3, 3_600), linger_s=by_scale(random, 0.001, 10)
     )
     _moods(draft, random, "redis", REDIS_MOODS)

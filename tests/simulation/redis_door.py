@@ -6,7 +6,6 @@ functions read the key `now` in place of their clock, as those of `cluster` do.
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -23,6 +22,7 @@ from tests.simulation.doors import MOODS_OF_DOORS, Door
 from tests.simulation.situations import reached
 
 HOST: Final = "here"
+BEGAN_S: Final = 1_700_000_000  # by its clock
 PARTITIONS: Final = 2
 PREFIX: Final = "lv"
 URL: Final = f"redis://127.0.0.1:{REDIS_PORT}"
@@ -54,24 +54,16 @@ _ENDLESS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterPlan:
-    """The settings of the cluster, for a run."""
-
-    lease_s: float
-    linger_s: float
-
-    @property
-    def settings(self) -> ClusterSettings:
-        """The section."""
-        return ClusterSettings(
-            url=URL,
-            host=HOST,
-            partitions=PARTITIONS,
-            prefix=PREFIX,
-            lease_s=self.lease_s,
-            linger_s=self.linger_s,
-        )
+def cluster_of(lease_s: float, linger_s: float) -> ClusterSettings:
+    """The settings of the cluster that the door leads to."""
+    return ClusterSettings(
+        url=URL,
+        host=HOST,
+        partitions=PARTITIONS,
+        prefix=PREFIX,
+        lease_s=lease_s,
+        linger_s=linger_s,
+    )
 
 
 class RedisDoor(Door):
@@ -81,22 +73,21 @@ class RedisDoor(Door):
         redis: A connection to the server, which is emptied.
         folder: Where the door's socket is.
         random: Draws what each command meets.
-        now_us: The server's clock.
+        now_s: The server's clock, from `BEGAN_S` on.
     """
 
     def __init__(
         self,
         redis: Connection,
         folder: Path,
-        *,
         random: Random,
-        now_us: Callable[[], int],
+        now_s: Callable[[], float],
     ) -> None:
         super().__init__(folder / "redis.sock")
         self.outbound = ClusterOutbound()
         self._redis = redis
         self._random = random
-        self._now_us = now_us
+        self._now_s = now_s
         self._own, self._virtual = functions(), virtual_functions()
         self._empty()
 
@@ -177,7 +168,7 @@ class RedisDoor(Door):
 
     def _run(self, server: Connection, command: list[bytes]) -> bytes:
         """Have the server do it now, with its functions on virtual time."""
-        self._redis("SET", "now", self._now_us())
+        self._redis("SET", "now", int(1e6 * (BEGAN_S + self._now_s())))
         own, virtual = self._own, self._virtual
         source, prefix = own.source.encode(), own.prefix.encode()
         words = [

@@ -20,7 +20,7 @@ from liveness.service.common.threads import RUN_SYNC
 from tests.simulation.cluster.redis import Connection, server_of
 from tests.simulation.hindsight import look_back
 from tests.simulation.library_process import simulated_host
-from tests.simulation.machine import ZERO_MS, Machine
+from tests.simulation.machine import Machine
 from tests.simulation.outlet_situations import note_outlets
 from tests.simulation.outlets import OutletWorld
 from tests.simulation.plan import Plan
@@ -74,17 +74,7 @@ async def _play(
         )
         outlets = None
         if plan.receivers or plan.cluster:
-            outlets = OutletWorld(
-                plan.receivers,
-                redis,
-                folder,
-                random=Random(f"outlets {plan.seed}"),
-                wall_ms=machine.clock.wall_ms,
-                # It does not sleep when the sidecar's host does.
-                redis_us=lambda: ZERO_MS * 1000 + int(machine.clock.boot_s() * 1e6),
-                outlets=machine.outlets,
-                history=history,
-            )
+            outlets = OutletWorld(plan, machine, folder, redis, history)
             await nursery.start(outlets.run)
         world = World(
             plan,
