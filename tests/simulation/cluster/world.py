@@ -37,7 +37,9 @@ LEAST_SKEW_S: Final = 0.1  # by which a clock of Redis is wrong
 MOST_SKEW_S: Final = 40_000.0
 MOST_COPIES: Final = 8  # of a partition's state, for a failover
 COPIED: Final = 0.02  # after which share of the calls such a copy is made
-DAMAGES: Final = ("user", "user", "stranger", "users", "meta", "stream")
+DAMAGES: Final = (
+    *("user", "user", "stranger", "users", "meta", "stream", "look", "owner"),
+)
 
 
 # Redis scans a small hash in one step, and the order of a large one is drawn by the server.
@@ -333,7 +335,13 @@ class World:
                 self.redis("DEL", keys.meta)
             case "stream":
                 self.redis("DEL", keys.stream)
-            case _:  # there is no user
+            case "look":
+                self.redis("HDEL", keys.meta, "l")
+            case "owner" if owners := [
+                it for it in self.meta(partition) if it[:1] == b"i"
+            ]:
+                self.redis("HDEL", keys.meta, self.random.choice(sorted(owners)))
+            case _:  # there is none
                 pass
         self.damaged.add(kind)
 
