@@ -24,6 +24,7 @@ from tests.simulation.plan import (
     Remind,
     Visit,
 )
+from tests.simulation.situations import reached
 
 Act = Callable[[], Awaitable[None] | None]
 
@@ -34,6 +35,8 @@ RESTARTS: Final = (
     "host boots",
     "state is back",
 )
+# They happen whether a sidecar runs or not.
+OF_CLOCKS: Final = ("host sleeps", "wall clock stepped", "wall clock set right")
 GATEWAY_BOOTS: Final = ("crashes", "crashes, back fresh")
 
 
@@ -229,8 +232,8 @@ class World:
             return None  # it was put off for so long that all is to come to rest
         kind, _, does = fault.what.partition(" ")
         if kind in ("sidecar", "disk", "wall", "socket", "host", "state"):
-            is_busy = self._is_restarting or not self.machine.is_up
-            if self._paused_at is not None or is_busy:
+            is_down = self._is_restarting or not self.machine.is_up
+            if self.is_paused or (is_down and fault.what not in OF_CLOCKS):
                 self.after(0.5, partial(self._befall, fault))
                 return None
             self._befall_host(fault)
@@ -279,7 +282,11 @@ class World:
                 # And what has gathered meanwhile is read slowly.
                 self.history.troubles.append((began, self.now + 3, what))
                 self.after(0.5, ends)
-            case "host sleeps" | "wall clock stepped" | "wall clock set right":
+            case _ if what in OF_CLOCKS:
+                if not self.machine.is_up:
+                    reached(
+                        "core: a clock is set, or the host sleeps, as no sidecar runs"
+                    )
                 self.machine.suffer(fault)
             case _:
                 # A call of a disk that begins at its end may last as long as any.
