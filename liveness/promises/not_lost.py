@@ -60,9 +60,11 @@ def _one_log(run: RunEvidence) -> Iterator[Breach]:
 
 def _delivered(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
     """On each link all that concerns it follows, from where it had acknowledged."""
-    if link.welcomed_at == inf or link.name == "reader":
+    if link.welcomed_at == inf:
         return
     yield from _gaps(run, link)
+    if link.name == "reader":
+        return
     yield from _ended_by_fresh(run, link)
     concerning = _concerning(run, link)
     told = [it.record["seq"] for it in records_of(link)]

@@ -285,6 +285,16 @@ def test_a_gap_that_hides_nothing_or_what_is_still_kept_is_told(
     assert "4" in breaches(history)
 
 
+def test_a_gap_that_nobody_missed_is_told_if_it_came_too_early(
+    history: History,
+) -> None:
+    link = reader(history)
+    first = link.told[0].record["seq"]
+    gap = {"kind": "gap", "first": first, "until": first + 1, "seq": first}
+    link.told[0] = Told(link.told[0].at, gap)
+    assert "4" in breaches(history)
+
+
 def test_a_log_that_nobody_could_read_is_told(history: History) -> None:
     reader(history).welcomed_at = inf
     assert broken_promises(PLAN.terms, history) == [
