@@ -4,7 +4,7 @@ Promise 4, and what `docs/webhooks.md` says of order, repeats, retries and dead 
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from math import inf
@@ -24,6 +24,8 @@ from liveness.promises.run_history import Record
 MOMENT_S: Final = 0.1
 # So long Redis keeps what has changed.
 KEPT_S: Final = 3_600.0
+# A host knows Redis' clock within the half of a call's time, and a moment.
+SINCE_S: Final = 2.5
 # A record is written, read and put into a batch so soon; nothing else may ail the disk.
 TAKEN_S: Final = 3.0
 # Statuses that say that the receiver will never take the record.
@@ -35,9 +37,43 @@ def deliveries(run: RunEvidence) -> Iterator[Breach]:
     for name, outbound in run.history.outbound.items():
         for what in _Owed(outbound, run).check():
             yield Breach(4, f"webhook {name}: {what}")
+    for what in _damped(run):
+        yield Breach(4, f"a watch with settle_s: {what}")
     if run.history.cluster is not None:
         for what in _cluster(run.history.cluster, run):
             yield Breach(4, f"cluster: {what}")
+
+
+def returns(
+    log: Iterable[Record], user_of: Callable[[Record], str]
+) -> dict[int, Record]:
+    """By the seq of an offline, the online with which its user came back."""
+    found, left = dict[int, Record](), dict[str, int]()
+    for record in log:
+        if record["kind"] == "timer":
+            continue
+        seq = left.pop(user_of(record), None)
+        if seq is not None and record["kind"] == "online":
+            found[seq] = record
+        if record["kind"] == "offline":
+            left[user_of(record)] = record["seq"]
+    return found
+
+
+def _damped(run: RunEvidence) -> Iterator[str]:
+    """It is given the offline of nobody who came back before that had settled."""
+    history, settle_s = run.history, run.terms.watch_settle_s
+    back = returns(run.log.values(), lambda it: str(it["uid"]))
+    if history.rotten or history.put_backs or run.terms.retention_s < history.ended_at:
+        return
+    # Of what it reads late, after a step, it takes the later of two moments.
+    slack_s = max(2 * MOMENT_S, settle_s / 2 if history.is_wall_stepped else 0.0)
+    for at, record in history.damped:
+        online = back.get(record["seq"])
+        if online is not None and record["kind"] == "offline":
+            away_s = run.at[online["seq"]] - run.at[record["seq"]]
+            if away_s < settle_s - slack_s:
+                yield f"{record} at {at:.3f}, and its user was back after {away_s:.3f} s"
 
 
 def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
@@ -58,6 +94,7 @@ def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
             online[user] = session
     if is_whole and online.keys() != there:
         yield f"by its stream {online} are online in the end, not {there}"
+    yield from _since(cluster, run)
     for reading in cluster.readings:
         most_s = history.passed(0.0, reading.at) + 1.0
         lags = reading.lag_s, reading.lease_age_s
@@ -66,6 +103,23 @@ def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
     last = cluster.readings[-1]
     if last.lag_records or last.lag_s or last.state != "following":
         yield f"in the end its lag was {last}"
+
+
+def _since(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
+    """Sessions are as far apart on Redis as they began, however clocks were set."""
+    history = run.history
+    if history.sleeps or history.boots or history.put_backs:
+        return  # Redis' clock ran on, or was another one
+    # Of what was decided before a process, only the stamp is known.
+    since = len(history.processes) - 1 if history.is_wall_stepped else 0
+    ahead_s = {
+        session: since_s - run.at[session]
+        for session, since_s in cluster.since_s.items()
+        if session in run.log and history.process_at(run.at[session]) >= since
+    }
+    by = sorted(ahead_s, key=lambda session: ahead_s[session])
+    if by and (apart_s := ahead_s[by[-1]] - ahead_s[by[0]]) > SINCE_S:
+        yield f"{by[0]} and {by[-1]} are {apart_s:.1f} s further apart than in the log"
 
 
 def online_in(log: Mapping[int, Record]) -> list[Record]:
@@ -232,6 +286,7 @@ class _Owed:
             yield from self._is_dead(letter)
         if self._terms.settle_s:
             yield from self._last_of_each()
+            yield from self._settled()
         kept = {letter.seq for letter in letters}
         # The oldest letters were deleted if there is no room for more.
         deleted_below = min(kept) if len(letters) == most else 0
@@ -276,11 +331,7 @@ class _Owed:
         terms, kind = self._terms, record["kind"]
         if terms.gateway not in ("", record["gateway"], record.get("from_gateway")):
             return False
-        if terms.users_only and kind != "timer":
-            of_users = {"online": 1, "offline": 0}.get(kind)
-            if of_users is None or record.get("devices", of_users) != of_users:
-                return False
-        return kind in terms.kinds
+        return kind in terms.kinds and (kind == "timer" or self._is_of_users(record))
 
     def _last_of_each(self) -> Iterator[str]:
         """Whoever was said to be online must be said to be gone in the end."""
@@ -298,6 +349,39 @@ class _Owed:
         for user, record in last.items():
             if record["kind"] != "offline" and user not in online:
                 yield f"the last that it was sent of {user} is {record}"
+
+    def _settled(self) -> Iterator[str]:
+        """No offline is sent of a user who came back before it had settled."""
+        history, terms = self._history, self._terms
+        if history.rotten or self._gone or history.put_backs:
+            return
+        log = [it for it in self._log.values() if self._is_of_users(it)]
+        back = returns(log, self._user)
+        for request, records in self._requests:
+            for record in records:
+                online = back.get(record["seq"])
+                if online is None or record["kind"] != "offline":
+                    continue
+                # Who has come to another gateway has left those that were asked for.
+                has_left = terms.gateway and online["gateway"] != record["gateway"]
+                # Of what was decided before this process, only the stamp is known.
+                began = self._at[record["seq"]]
+                is_older = history.process_at(began) != request.process
+                away_s = self._at[online["seq"]] - began
+                if (
+                    away_s < terms.settle_s - 2 * MOMENT_S
+                    and not has_left
+                    and not (is_older and history.is_wall_stepped)
+                ):
+                    yield f"{record} came, and its user was back after {away_s:.3f} s"
+
+    def _is_of_users(self, record: Record) -> bool:
+        """Whether it is wanted though only whole users are."""
+        of_users = {"online": 1, "offline": 0}.get(record["kind"])
+        devices = record.get("devices", of_users)
+        return not self._terms.users_only or (
+            of_users is not None and devices == of_users
+        )
 
     def _is_dead(self, letter: Letter) -> Iterator[str]:
         """A letter was refused alone, or all attempts have failed."""

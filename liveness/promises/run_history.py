@@ -137,6 +137,7 @@ class History:
     put_backs: list[PutBack] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)  # the product's own, in words
     rotten: set[int] = field(default_factory=set)  # seqs of records damaged on the disk
+    damped: list[Told] = field(default_factory=list)  # to a watch with `settle_s`
     outbound: dict[str, Outbound] = field(default_factory=dict)  # by the webhook's name
     cluster: ClusterOutbound | None = None
     calm_from: float = inf  # from here on nothing is done to anybody

@@ -24,6 +24,8 @@ class RunTerms:
     unread_s: float
     device_separator: str
     gateways: Mapping[str, GatewayTerms]
+    run_timeout_s: float = 0.0  # in which a gateway answers a timer
+    watch_settle_s: float = 0.0  # of a watch; 0: nobody has one
 
     def timeouts_of(self, gateway: str, own: float | None) -> list[float]:
         """The whole timeouts that a user may have."""

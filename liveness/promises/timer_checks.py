@@ -36,6 +36,7 @@ class _Timer(NamedTuple):
     asked: list[_Order]
     cancelled: list[_Order]
     done: list[_Order]
+    failed: list[_Order]
     runs: list[Record]
 
 
@@ -55,8 +56,10 @@ def is_next_attempt(
 
 def timers(run: RunEvidence) -> Iterator[Breach]:
     """A timer fires when it is due, once for each attempt, and not once cancelled."""
-    history, log, at = run.history, run.log, run.at
-    found: dict[tuple[str, str], _Timer] = defaultdict(lambda: _Timer([], [], [], []))
+    history, log = run.history, run.log
+    found: dict[tuple[str, str], _Timer] = defaultdict(
+        lambda: _Timer([], [], [], [], [])
+    )
     for link in history.links:
         pings = 0
         for sent in link.sent:
@@ -76,6 +79,8 @@ def timers(run: RunEvidence) -> Iterator[Breach]:
                 of.cancelled.append(order)
             elif kind == "done":
                 of.done.append(order)
+            else:
+                of.failed.append(order)
     for record in log.values():
         if record["kind"] == "timer":
             found[record["gateway"], record["key"]].runs.append(record)
@@ -84,12 +89,12 @@ def timers(run: RunEvidence) -> Iterator[Breach]:
     for name, timer in found.items():
         if any(it.at < known_from for it in (*timer.asked, *timer.cancelled)):
             continue
-        yield from _broken_runs(timer, history, at)
+        yield from _broken_runs(timer, run)
         kept = [it for it in timer.asked if it.covered_at < inf]
         if not kept or timer.runs:
             continue
         # From when it was read, which may have been that late.
-        due = kept[0].covered_at + kept[0].frame[2]
+        due = _due(history, kept[0].covered_at, kept[0].frame[2])
         # A wall clock that is behind after a boot hides time.
         is_hidden = bool(history.boots) and history.is_wall_stepped
         if is_hidden or due > history.ended_at - LATE_TIMER_S:
@@ -102,10 +107,18 @@ def timers(run: RunEvidence) -> Iterator[Breach]:
             yield Breach(7, f"timer {name} never fired")
 
 
-def _broken_runs(
-    timer: _Timer, history: History, at: dict[int, float]
-) -> Iterator[Breach]:
-    asked = timer.asked
+def _due(history: History, since: float, seconds: float) -> float:
+    """When so much has passed, of which the host may have slept some."""
+    due = since + seconds
+    for at, slept_s in history.sleeps:
+        if since < at < due:
+            due = max(at, due - slept_s)
+    return due
+
+
+def _broken_runs(timer: _Timer, run: RunEvidence) -> Iterator[Breach]:
+    asked, history, at = timer.asked, run.history, run.at
+    failed = {it.frame[3]["seq"] for it in timer.failed}
     firsts = [it for it in timer.runs if it["attempt"] == 1]
     again = [
         record["seq"]
@@ -145,6 +158,12 @@ def _broken_runs(
         )
         if not (is_anew or waited):
             yield Breach(7, f"{record} at {now:.3f} follows {before} at {began:.3f}")
+        # Nobody can answer while the host sleeps, or no sidecar runs.
+        least_s = run.terms.run_timeout_s + FIRST_RETRY_S
+        if not (is_anew or is_again or before["seq"] in failed) and is_early(
+            history.ran(began, now), least_s, STAMP_S
+        ):
+            yield Breach(7, f"{record} at {now:.3f}, and {before} had not failed")
     for order in timer.cancelled + timer.done:
         since = order.at
         if order.frame[0] == "done":

@@ -11,7 +11,7 @@ from liveness.promises.checker import PROMISES, broken_promises
 from liveness.promises.never_early import is_early
 from liveness.promises.prompt import is_late
 from liveness.promises.run_evidence import RunEvidence
-from liveness.promises.run_history import History, Process, Told, Unread
+from liveness.promises.run_history import History, Process, Sent, Told, Unread
 from liveness.promises.run_terms import GatewayTerms
 from liveness.promises.session_log import SessionLog
 from liveness.promises.timer_checks import is_next_attempt
@@ -171,6 +171,14 @@ def run_that_was_passed_over(history: History) -> None:
     another_attempt(2, 10)(history)
 
 
+def timer_slept_through(history: History) -> None:
+    link = gateway(history)
+    at = link.welcomed_at
+    link.sent[1:1] = [Sent(at, ["after", "far", 1_000.0]), Sent(at, ["ping", 0])]
+    link.pongs.insert(0, (at, 0))
+    history.sleeps.append((at + 1, 990.0))
+
+
 @pytest.fixture(scope="module")
 def kept() -> History:
     return run(PLAN)
@@ -196,6 +204,8 @@ def kept() -> History:
         (6, "and nobody logged in", older_that_nobody_sent),
         (7, "follows attempt 1", another_attempt(3, 5)),
         (7, "follows {", another_attempt(2, 0.5)),
+        (7, "had not failed", another_attempt(2, 2.0)),
+        (7, "never fired", timer_slept_through),
         (7, "and nobody was told of that", run_that_was_passed_over),
     ],
 )

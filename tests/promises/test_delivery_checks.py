@@ -10,9 +10,9 @@ import pytest
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.promises.checker import broken_promises
 from liveness.promises.delivery_history import ClusterOutbound, Letter, Outbound
-from liveness.promises.run_history import History
+from liveness.promises.run_history import History, Told
 from tests.promises.test_checker import quiet_plan
-from tests.simulation.plan import Fault
+from tests.simulation.plan import Fault, Visit
 from tests.simulation.receivers import FIRST_PORT, SECRET, ReceiverPlan
 from tests.simulation.redis_door import cluster_of
 from tests.simulation.run import run
@@ -37,7 +37,8 @@ PLAN: Final = replace(
 @pytest.fixture(scope="module")
 def kept() -> History:
     fails = Fault(0.5, "receiver fails", 0, 3.0)
-    return run(replace(PLAN, steps=(fails, *PLAN.steps)))
+    back = Visit(10.0, 0, "polite", 3.0, 0.5, True, None)
+    return run(replace(PLAN, steps=(fails, *PLAN.steps, back)))
 
 
 @pytest.fixture
@@ -101,6 +102,10 @@ def _no_lag(to: Outbound) -> None:
     to.readings[:] = [it._replace(lag_s=0.0) for it in to.readings]
 
 
+def _not_settled(to: Outbound) -> None:
+    to.terms = replace(to.terms, settle_s=100.0)
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -115,6 +120,7 @@ def _no_lag(to: Outbound) -> None:
         (_buried_alive, "dead after 1 of 2 attempts"),
         (_a_lag_of_a_day, "its lag was"),
         (_no_lag, "s late"),
+        (_not_settled, "its user was back after"),
     ],
 )
 def test_a_breach_by_a_webhook_is_told(
@@ -122,6 +128,13 @@ def test_a_breach_by_a_webhook_is_told(
 ) -> None:
     wrong(history.outbound["to"])
     assert any(told in it for it in broken_promises(PLAN.terms, history))
+
+
+def test_a_short_absence_that_a_damped_watch_is_given_is_told(history: History) -> None:
+    for request in history.outbound["to"].requests:
+        history.damped += [Told(request.at, it["data"]) for it in request.events]
+    found = broken_promises(replace(PLAN.terms, watch_settle_s=100.0), history)
+    assert any("a watch with settle_s" in it for it in found)
 
 
 def _one_left_online(cluster: ClusterOutbound) -> None:
@@ -144,6 +157,10 @@ def _a_lag_of_the_cluster(cluster: ClusterOutbound) -> None:
     cluster.readings[3] = cluster.readings[3]._replace(lag_s=86_400.0)
 
 
+def _began_by_another_clock(cluster: ClusterOutbound) -> None:
+    cluster.since_s[max(cluster.since_s)] -= 60.0
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -152,6 +169,7 @@ def _a_lag_of_the_cluster(cluster: ClusterOutbound) -> None:
         (_of_nobody, "which nobody began"),
         (_behind_in_the_end, "in the end its lag"),
         (_a_lag_of_the_cluster, "its lag was"),
+        (_began_by_another_clock, "further apart"),
     ],
 )
 def test_a_breach_by_the_cluster_is_told(

@@ -194,6 +194,7 @@ class Plan:
     limits: Mapping[str, int] = field(default_factory=dict)  # the others, by name
     receivers: tuple[ReceiverPlan, ...] = ()
     cluster: ClusterSettings | None = None
+    watch_settle_s: float = 0.0  # of a watch of the library; 0: there is none
 
     @property
     def rest_s(self) -> float:
@@ -228,6 +229,8 @@ class Plan:
             guard_hold_s=self.guard_hold_s,
             retention_s=self.retention_s,
             unread_s=self.unread_s,
+            run_timeout_s=self.run_timeout_s,
+            watch_settle_s=self.watch_settle_s,
             device_separator=self.device_separator,
             gateways={
                 it.name: GatewayTerms(
@@ -586,6 +589,11 @@ def _moods(draft: Draft, random: Random, whose: str, moods: Sequence[str]) -> No
         )
 
 
+def _damped_watch(draft: Draft, random: Random) -> None:
+    """A program watches by the library, and hears of no short absence."""
+    draft.settings["watch_settle_s"] = by_scale(random, 0.1, 20)
+
+
 # --- faults ---------------------------------------------------------------------
 
 
@@ -643,6 +651,7 @@ FEATURES: Final[Features] = {
     "guard": (0.2, _guard),
     "webhooks": (0.4, _webhooks),
     "cluster": (0.25, _cluster),
+    "damped watch": (0.3, _damped_watch),
     "retention": (0.4, _retention),
     "orders": (0.2, _orders),
     "faults": (0.9, _faults),

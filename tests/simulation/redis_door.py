@@ -113,6 +113,11 @@ class RedisDoor(Door):
                 outbound.events += [
                     (it.kind, str(it.user), it.place.session) for it in entry.records
                 ]
+                outbound.since_s |= {
+                    it.place.session: it.place.since / 1000
+                    for it in entry.records
+                    if it.kind != "offline" and it.place.reason != "resync"
+                }
 
     async def serve(self, stream: trio.SocketStream) -> None:
         data = b""

@@ -18,6 +18,7 @@ from liveness.outlets.cluster import publisher
 from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
 from tests.simulation.cluster.redis import Connection, server_of
+from tests.simulation.damped_watch import watch_damped
 from tests.simulation.hindsight import look_back
 from tests.simulation.library_process import simulated_host
 from tests.simulation.machine import Machine
@@ -85,6 +86,8 @@ async def _play(
             history=history,
             nursery=nursery,
         )
+        if plan.watch_settle_s:
+            nursery.start_soon(watch_damped, world, plan.watch_settle_s)
         RUN_SYNC.set(machine.run_sync)
         await world.play()
         nursery.cancel_scope.cancel()
