@@ -14,6 +14,9 @@ from liveness.promises.run_history import STAMP_S, History, Record
 # The shortest wait before a timer is tried again.
 FIRST_RETRY_S: Final = 1.0
 
+# A sleep of the host that is as short as this is not noticed.
+NAP_S: Final = 0.25
+
 # A timer may have been late by so much that the sidecar ran, and been cancelled before it
 # fired.
 LATE_TIMER_S: Final = 5.0
@@ -158,8 +161,10 @@ def _broken_runs(timer: _Timer, run: RunEvidence) -> Iterator[Breach]:
         )
         if not (is_anew or waited):
             yield Breach(7, f"{record} at {now:.3f} follows {before} at {began:.3f}")
-        # Nobody can answer while the host sleeps, or no sidecar runs.
-        least_s = run.terms.run_timeout_s + FIRST_RETRY_S
+        # Nobody can answer while the host sleeps, or no sidecar runs. What is waited then
+        # may pass in a sleep.
+        naps = [s for when, s in history.sleeps if began < when <= now and s <= NAP_S]
+        least_s = run.terms.run_timeout_s - sum(naps)
         if not (is_anew or is_again or before["seq"] in failed) and is_early(
             history.ran(began, now), least_s, STAMP_S
         ):

@@ -204,7 +204,7 @@ def kept() -> History:
         (6, "and nobody logged in", older_that_nobody_sent),
         (7, "follows attempt 1", another_attempt(3, 5)),
         (7, "follows {", another_attempt(2, 0.5)),
-        (7, "had not failed", another_attempt(2, 2.0)),
+        (7, "had not failed", another_attempt(2, 1.5)),
         (7, "never fired", timer_slept_through),
         (7, "and nobody was told of that", run_that_was_passed_over),
     ],
