@@ -170,8 +170,15 @@ class History:
         return until - since + slept_s + gained_s + self.stood_still(since, until)
 
     def _gained_s(self, booted_at: float) -> float:
-        """By how much the wall clock may have been ahead of itself after a boot."""
-        before = min(zero_ms for at, zero_ms in self.wall if at < booted_at)
+        """By how much the wall clock may have been ahead of itself after a boot.
+
+        One that was behind after an earlier boot says nothing about that.
+        """
+        known = [self.wall[0][1]]
+        for at, zero_ms in self.wall:
+            if at < booted_at and not (at in self.boots and zero_ms < known[-1]):
+                known.append(zero_ms)
+        before = min(known)
         after = max(zero_ms for at, zero_ms in self.wall if at <= booted_at)
         return max(0, after - before) / 1000
 

@@ -307,3 +307,9 @@ def test_a_refusal_and_a_fault_of_the_sidecar_are_told(history: History) -> None
     history.faults.append("a fault of the sidecar")
     assert breaches(history) == {"0"}
     assert len(broken_promises(PLAN.terms, history)) == 2
+
+
+def test_a_boot_with_a_clock_that_was_behind_makes_the_next_one_no_longer() -> None:
+    history = History(boots=[10.0, 20.0])
+    history.wall += [(0.0, 0), (10.0, -(10**12)), (20.0, 1_000)]
+    assert history.passed(0.0, 30.0) == 31.0
