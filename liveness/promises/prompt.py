@@ -11,6 +11,8 @@ PROMPT_S: Final = 0.020 + 0.050
 # The log gathers for 50 ms. Then two commits of it, as long as the disk takes for one in a
 # quiet hour, and a page of it read by one that is behind.
 DELIVERED_S: Final = 0.050 + 0.050
+# What a gateway is given to say what it had collected, once it is back after a restart.
+BACK_S: Final = 2.0
 
 
 def is_late(late_s: float, most_s: float) -> bool:
@@ -23,6 +25,7 @@ def prompt(run: RunEvidence) -> Iterator[Breach]:
     for it in run.silences:
         if run.is_virtual and it.signs:
             yield from _prompt(run, it)
+            yield from _over_restarts(run, it)
 
 
 def _prompt(run: RunEvidence, silence: Silence) -> Iterator[Breach]:
@@ -39,3 +42,24 @@ def _prompt(run: RunEvidence, silence: Silence) -> Iterator[Breach]:
         told = [it.at for it in link.told if it.record["seq"] == record["seq"]]
         if not told or is_late(told[0] - at, DELIVERED_S):
             yield Breach(2, f"{record} at {at:.3f} was told at {told}")
+
+
+def _over_restarts(run: RunEvidence, silence: Silence) -> Iterator[Breach]:
+    """A stop in order keeps everyone's clock: it goes on where it was."""
+    record, at, history = silence.record, silence.at, run.history
+    heard, gateway = silence.signs[-1], silence.conn.gateway
+    troubles = history.troubles + history.troubles_of.get(gateway, [])
+    is_calm = all(
+        what == "sidecar restarts" or began >= at or ended <= heard - LINK_S
+        for began, ended, what in troubles
+    )
+    links = [it for it in history.gateway_links(gateway) if it.welcomed_at < at]
+    # The storm guard holds anew after a restart, and who is not back is waited for.
+    if run.terms.guard_hold_s or not (is_calm and links):
+        return
+    if links[-1].sidecar != history.process_at(at):
+        return
+    since_back_s = at - links[-1].welcomed_at - BACK_S
+    late_s = min(history.ran(heard, at) - silence.most, since_back_s)
+    if is_late(late_s, PROMPT_S + LINK_S):
+        yield Breach(2, f"{record} at {at:.3f}, {late_s:.3f} s late after a restart")

@@ -93,17 +93,20 @@ def timers(run: RunEvidence) -> Iterator[Breach]:
         if any(it.at < known_from for it in (*timer.asked, *timer.cancelled)):
             continue
         yield from _broken_runs(timer, run)
-        kept = [it for it in timer.asked if it.covered_at < inf]
-        if not kept or timer.runs:
+        last = timer.asked[-1] if timer.asked else None  # which replaced the others
+        if last is None or last.covered_at == inf:
+            continue
+        since = last.at - STAMP_S - run.late_s
+        if any(run.at[it["seq"]] > since for it in timer.runs):
             continue
         # From when it was read, which may have been that late.
-        due = _due(history, kept[0].covered_at, kept[0].frame[2])
+        due = _due(history, last.covered_at, last.frame[2])
         # A wall clock that is behind after a boot hides time.
         is_hidden = bool(history.boots) and history.is_wall_stepped
         if is_hidden or due > history.ended_at - LATE_TIMER_S:
             continue
         excused = any(
-            it.at <= due or history.decided(due, it.at) <= LATE_TIMER_S
+            it.at >= last.at and history.decided(due, it.at) <= LATE_TIMER_S
             for it in timer.cancelled
         )
         if not excused:
@@ -136,10 +139,12 @@ def _broken_runs(timer: _Timer, run: RunEvidence) -> Iterator[Breach]:
         now = at[record["seq"]]
         is_due = any(
             not is_early(history.passed(it.at, now), it.frame[2], STAMP_S)
-            for it in asked
+            # One that was replaced by then does not fire.
+            and not any(other.covered_at < now - STAMP_S for other in asked[place:])
+            for place, it in enumerate(asked, 1)
         )
         if not is_due:
-            yield Breach(7, f"{record} at {now:.3f} is early: {asked}")
+            yield Breach(7, f"{record} at {now:.3f} is early, or replaced: {asked}")
     for before, record in pairwise(timer.runs):
         if before["seq"] in history.rotten:
             continue

@@ -179,6 +179,19 @@ def timer_slept_through(history: History) -> None:
     history.sleeps.append((at + 1, 990.0))
 
 
+def late_after_a_restart(history: History) -> None:
+    at = late(history, silent(history), 1)
+    history.troubles.append((at - 3, at, "sidecar restarts"))
+
+
+def fired_though_replaced(history: History) -> None:
+    link = gateway(history)
+    place = next(
+        n for n, it in enumerate(link.sent) if it.frame[:2] == ["after", "kept"]
+    )
+    link.sent.insert(place + 1, Sent(link.sent[place].at, ["after", "kept", 100.0]))
+
+
 @pytest.fixture(scope="module")
 def kept() -> History:
     return run(PLAN)
@@ -189,6 +202,7 @@ def kept() -> History:
     [
         (0, "and was not answered", read_in_time),
         (0, "and was not ended", read_too_late),
+        (2, "late after a restart", late_after_a_restart),
         (4, "is welcomed fresh", sessions_of_a_fresh_gateway),
         (4, "out of its turn", pong_out_of_turn),
         (4, "logout of", logout_that_took_no_effect),
@@ -206,6 +220,7 @@ def kept() -> History:
         (7, "follows {", another_attempt(2, 0.5)),
         (7, "had not failed", another_attempt(2, 1.5)),
         (7, "never fired", timer_slept_through),
+        (7, "or replaced", fired_though_replaced),
         (7, "and nobody was told of that", run_that_was_passed_over),
     ],
 )

@@ -464,14 +464,15 @@ def _libraries(draft: Draft, random: Random) -> None:
 
 
 def _reminders(draft: Draft, random: Random) -> None:
-    """Gateways ask for timers, and cancel some."""
+    """Gateways ask for timers, cancel some, and replace some by others of their key."""
+    keys = whole(random, 1, 20)
     for number in range(whole(random, 1, 20)):
         seconds = by_scale(random, 0.1, random.choice([40.0, 40.0, 3.1e7]))
         draft.steps.append(
             Remind(
                 at=draft.moment(random),
                 gateway=random.randrange(len(draft.gateways)),
-                key=f"key-{number}",
+                key=f"key-{number % keys}",
                 seconds=seconds,
                 cancelled_after_s=random.choice(
                     [None, None, random.uniform(0, 1.5 * min(seconds, 60.0))]
