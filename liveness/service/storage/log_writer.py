@@ -356,6 +356,8 @@ class LogWriter:
         retention_ms = round(retention_s * 1000)
         self._note_use_after_ms = retention_ms * USE_NOTED
         self._most_bytes = most_bytes
+        # By then whoever had a link at the last stop has one again.
+        forgets_from = trio.current_time() + TRIM_EVERY_S
         while True:
             now_ms, seq = self._clock.state_ms(), self.durable_seq
             oldest_ms = now_ms - retention_ms
@@ -367,8 +369,10 @@ class LogWriter:
                 # A `Fire` has no ticket: a table that cannot be written may lack it.
                 if self.timers.writer.failure is None:
                     self._flushed_seq = seq
-            if waiting.cancelled_caught:
-                idle_ms = 0  # forget no name: a later use of it may not be durable yet
+            if waiting.cancelled_caught or trio.current_time() < forgets_from:
+                # Forget no name: a later use of it may not be durable yet, or not be noted
+                # if the host slept for longer than the retention shortly before a stop.
+                idle_ms = 0
             # A failing file must not keep the other one from being trimmed.
             is_behind = await self._trim_log(oldest_ms=oldest_ms, idle_ms=idle_ms)
             is_behind |= await self._trim_timers(

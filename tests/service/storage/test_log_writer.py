@@ -362,6 +362,14 @@ async def test_only_an_idle_name_is_forgotten(store: LogStore) -> None:
         assert store.cursors()[linked].timeout == 7.0
 
 
+async def test_no_name_is_forgotten_before_it_could_come_back(store: LogStore) -> None:
+    """Its last use may be long ago as the host slept, and it had a link until the stop."""
+    store.write(Batch(cursors={KEY: CursorRow(0, LONG_AGO_MS, 7.0)}))
+    async with Rig(store).running() as rig, trimming(rig.log_writer):
+        await trio.sleep(TRIM_EVERY_S / 2)
+        assert list(rig.log_writer.cursors) == list(store.cursors()) == [KEY]
+
+
 @pytest.mark.usefixtures("jumping")
 async def test_a_name_is_kept_as_long_as_its_last_record(store: LogStore) -> None:
     async with Rig(store).running(VirtualClock()) as rig:
