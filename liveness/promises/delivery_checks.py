@@ -288,10 +288,10 @@ class _Owed:
             yield from self._last_of_each()
             yield from self._settled()
         kept = {letter.seq for letter in letters}
-        # The oldest letters were deleted if there is no room for more.
-        deleted_below = min(kept) if len(letters) == most else 0
         for seq, record in self._owed.items():
-            if seq >= deleted_below and not (seq in self._accepted or seq in kept):
+            if seq >= self._deleted_below and not (
+                seq in self._accepted or seq in kept
+            ):
                 yield f"it was never sent {record}, decided at {self._at[seq]:.3f}"
         for seq in (
             set() if self._history.put_backs else self._gone - self._history.rotten
@@ -299,6 +299,13 @@ class _Owed:
             age_s = self._history.passed(self._at.get(seq, 0.0), self._history.ended_at)
             if age_s < self._retention_s:
                 yield f"it was told that {seq} is missing, and it was {age_s:.0f} s old"
+
+    @property
+    def _deleted_below(self) -> int:
+        """Dead letters below were deleted, if there is no room for more."""
+        letters = self._outbound.letters
+        is_full = len(letters) == self._terms.max_dead
+        return min(letter.seq for letter in letters) if is_full else 0
 
     @cached_property
     def _accepted(self) -> dict[int, Request]:
@@ -347,7 +354,9 @@ class _Owed:
                 user = self._user(record)
                 last[user] = max(last.get(user, record), record, key=_seq)
         for user, record in last.items():
-            if record["kind"] != "offline" and user not in online:
+            is_said = record["kind"] == "offline" or user in online
+            # Else its offline may be a dead letter that was deleted.
+            if not is_said and record["seq"] >= self._deleted_below:
                 yield f"the last that it was sent of {user} is {record}"
 
     def _settled(self) -> Iterator[str]:
