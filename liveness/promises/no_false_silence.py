@@ -12,6 +12,8 @@ from liveness.promises.run_history import STAMP_S
 
 # The longest that a gateway is given to say what it had collected.
 SETTLE_S: Final = 2.0
+# The least that it is given to be back after a start of the sidecar.
+BACK_S: Final = 1.0
 
 
 def no_false_silence(run: RunEvidence) -> Iterator[Breach]:
@@ -55,9 +57,15 @@ def _whose_fault(run: RunEvidence, silence: Silence) -> Iterator[Breach]:
         )
         since = signs[-1] if signs else -inf
         hold = least + run.terms.hold_s - STAMP_S
-        was_there = is_there and not run.was_put_off(silence.conn, since + least, at)
-        if was_there and run.history.ran(since, at) < hold:
+        if run.history.ran(since, at) >= hold:
+            return  # nobody waits longer for anything
+        if is_there and not run.was_put_off(silence.conn, since + least, at):
             yield Breach(5, f"{record} at {at:.3f}, and its gateway was there")
+        began_at = run.history.processes[now].began_at
+        if now and is_early(run.history.ran(began_at, at), BACK_S, STAMP_S):
+            yield Breach(
+                5, f"{record} at {at:.3f}, just after a start at {began_at:.3f}"
+            )
         return
     slack = LINK_S + run.late_s
     if not any(it.opened_at <= at and at - slack <= it.ended_at for it in links):

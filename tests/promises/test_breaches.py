@@ -184,6 +184,13 @@ def late_after_a_restart(history: History) -> None:
     history.troubles.append((at - 3, at, "sidecar restarts"))
 
 
+def lost_just_after_a_start(history: History) -> None:
+    everywhere(history, silent(history), reason="gateway_lost")
+    at = history.virtual(record(history, silent(history))["at"])
+    history.processes[-1].ended_at, history.processes[-1].is_planned = at - 0.5, True
+    history.processes.append(Process(at - 0.5))
+
+
 def fired_though_replaced(history: History) -> None:
     link = gateway(history)
     place = next(
@@ -208,6 +215,7 @@ def kept() -> History:
         (4, "logout of", logout_that_took_no_effect),
         (4, "asked for what is above", had_been_told_already),
         (5, "and a crash was at", crash_just_before),
+        (5, "just after a start", lost_just_after_a_start),
         (5, "and its gateway hung from", judged_in_a_hang),
         (5, "and it was held until", judged_as_a_hang_ended),
         (5, "and it was last heard at", put_off_beyond_the_hold),
