@@ -484,7 +484,9 @@ def test_what_a_host_has_to_reap_as_it_begins_is_found_at_once(
     assert partition.look()[:2] == [b"ok", 3]
     assert partition.call("reap", [0, 1, 0, 1])[2:4] == [1, 2]  # ended, and left
     assert partition.look()[0] == b"later"
-    assert host.begin(keep=1, log="new") == "keep"  # its process was restarted meanwhile
+    assert (
+        host.begin(keep=1, log="new") == "keep"
+    )  # its process was restarted meanwhile
     assert partition.look()[:2] == [b"ok", 2]
 
 

@@ -71,14 +71,14 @@ def store_clock(db: sqlite3.Connection, at: StateTime) -> None:
     db.execute("insert or replace into meta values (?, ?)", [_CLOCK, value])
 
 
-class Step(NamedTuple):
+class WallStep(NamedTuple):
     """From the record `seq` on, stamps are so much ahead of the state's clock."""
 
     seq: int
     wall_ahead_ms: int
 
 
-def stored_steps(db: sqlite3.Connection) -> list[Step]:
+def stored_steps(db: sqlite3.Connection) -> list[WallStep]:
     """How the wall clock was set, with the records of the log.
 
     Raises:
@@ -86,13 +86,13 @@ def stored_steps(db: sqlite3.Connection) -> list[Step]:
     """
     value = meta(db, _STEPS)
     try:
-        steps = [Step(*map(int, step)) for step in json.loads(str(value or "[]"))]
+        steps = [WallStep(*map(int, step)) for step in json.loads(str(value or "[]"))]
     except (ValueError, TypeError):
         raise damage_error("the steps of the clock in its meta make no sense") from None
     return steps
 
 
-def store_steps(db: sqlite3.Connection, steps: Sequence[Step]) -> None:
+def store_steps(db: sqlite3.Connection, steps: Sequence[WallStep]) -> None:
     """Store them, in the transaction of the record from which the last one counts."""
     db.execute("insert or replace into meta values (?, ?)", [_STEPS, json.dumps(steps)])
 

@@ -68,7 +68,7 @@ from liveness.service.storage.log_schema import (
     SCHEMA,
     TABLES,
     TABLES_BESIDE_LOG,
-    Step,
+    WallStep,
     store_clock,
     store_steps,
     stored_clock,
@@ -399,7 +399,7 @@ class LogStore:
 
     # --- writing --------------------------------------------------------------
 
-    def write(self, batch: Batch, steps: Sequence[Step] = ()) -> None:
+    def write(self, batch: Batch, steps: Sequence[WallStep] = ()) -> None:
         """Write a batch in one transaction.
 
         Args:

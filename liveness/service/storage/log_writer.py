@@ -36,7 +36,7 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.storage.checkpoints import Checkpoints
 from liveness.service.storage.log_ages import Mark
 from liveness.service.storage.log_pages import END, PAGE_RECORDS
-from liveness.service.storage.log_schema import Step
+from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.timer_writer import TimerWriter
 from liveness.service.storage.writer import Writer
@@ -120,7 +120,7 @@ class LogWriter:
             (step for step in store.steps if step.seq < next_seq), MOST_STEPS
         )
         if store.clock is not None and not self._steps:  # as old logs have it
-            self._steps.append(Step(0, store.clock.wall_ahead_ms))
+            self._steps.append(WallStep(0, store.clock.wall_ahead_ms))
         ago_ms = clock.state_ms() - round(clock.mono() * 1000)
         for seq, wall_ahead_ms in self._steps:
             self._offsets.append((seq, -wall_ahead_ms - ago_ms))
@@ -228,7 +228,7 @@ class LogWriter:
             self._offsets.append((seq, offset_ms))
             wall_ahead_ms = self._clock.wall_ahead_ms()
             if not self._steps or wall_ahead_ms != self._steps[-1].wall_ahead_ms:
-                self._steps.append(Step(seq, wall_ahead_ms))
+                self._steps.append(WallStep(seq, wall_ahead_ms))
 
     # --- queueing changes -----------------------------------------------------
 

@@ -36,7 +36,7 @@ from liveness.core.timer_states import (
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.storage import log_writer, timer_store, timer_writer
-from liveness.service.storage.log_schema import Step
+from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import TRIM_EVERY_S, LogWriter
 from liveness.service.storage.timer_store import TimerStore, WriteResult
@@ -361,7 +361,7 @@ class HeldStore(LogStore):
         self.gate = threading.Semaphore(0)
         super().__init__(folder)
 
-    def write(self, batch: Batch, steps: Sequence[Step] = ()) -> None:
+    def write(self, batch: Batch, steps: Sequence[WallStep] = ()) -> None:
         self.gate.acquire()
         super().write(batch, steps)
 
