@@ -258,8 +258,10 @@ class _Owed:
                     break  # dead letters are sent again by hand
                 if is_done and not request.is_accepted:
                     continue
-                if request.process != process:
-                    process = request.process
+                # What an earlier process began is sent again before anything is read.
+                begun_in = self._attempts[request.id][0].process
+                if begun_in != process:
+                    process = begun_in
                     before = self._history.processes[process - 1]
                     is_as_it_was = before.is_planned and not self._history.put_backs
                     if self._terms.settle_s or not is_as_it_was:
