@@ -121,8 +121,8 @@ class LogWriter:
         )
         if store.clock is not None and not self._steps:  # as old logs have it
             self._steps.append(WallStep(0, store.clock.wall_ahead_ms))
-        ago_ms = clock.state_ms() - round(clock.mono() * 1000)
         for seq, wall_ahead_ms in self._steps:
+            ago_ms = clock.state_ms() - round(clock.mono() * 1000)
             self._offsets.append((seq, -wall_ahead_ms - ago_ms))
         self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
