@@ -82,15 +82,17 @@
 #define DEAD 3
 /* the clock of a server */
 #define GOOD 0
-#define BACK 1
+#define BACK 1      /* all beats are ahead of it */
 #define TAKE 255
 
 typedef Host {
   byte st; byte epoch; byte nonce; byte inc; byte last; byte beat; byte age;
   byte log;
-  byte s[2]     /* its sessions: the incarnation of each; 0: none */
+  byte s[2];    /* its sessions: the incarnation of each; 0: none */
+  byte owned;   /* how many of them it has by its own count */
+  byte reaped   /* its incarnations that were lost, as bits: what the assertions know */
 }
-typedef Data { Host h[N]; byte c; byte reaped }   /* reaped: incarnations, as bits: ghost */
+typedef Data { Host h[N] }
 typedef Server { Data d; bit down; bit looked; bit clock }
 typedef Part {
   byte mode; byte epoch; byte nonce; byte inc; byte last; byte pieces; byte seq;
@@ -144,10 +146,20 @@ hidden byte qn[N];             /* look: beats of quiet hosts */
 #else
 #define CLOCK GOOD
 #endif
+#ifdef REDIS_AHEAD    /* it jumps far ahead, when Redis is away or fails over */
+#define JUMPS_AHEAD true
+#else
+#define JUMPS_AHEAD false
+#endif
 #ifdef NO_WATCH       /* Redis' clock alone says who is lost */
 #define WATCH 0
 #else
 #define WATCH 6
+#endif
+#ifdef NO_WHOLE       /* a host is watched for as long if Redis' clock says nothing of it */
+#define WATCH_BACK WATCH
+#else
+#define WATCH_BACK (WATCH * 2)
 #endif
 #ifdef NO_CONTACT     /* a fence is sent after a gap in contact */
 #define LOST_CONTACT false
@@ -183,6 +195,21 @@ hidden byte qn[N];             /* look: beats of quiet hosts */
 #else
 #define IS_REPLACED (HN.st != NONE && HN.st != FENCED && HN.nonce > q.nonce && q.take != TAKE && HN.beat != q.take)
 #endif
+#ifdef NO_COUNT       /* sessions of a host that is reaped are missed */
+#define IS_COUNTED true
+#else
+#define IS_COUNTED (HN.st != FENCED)
+#endif
+#ifdef NO_STALE       /* a look does not see that a lost host is to be reaped */
+#define IS_STALE(a) false
+#else
+#define IS_STALE(a) (R[q.p].d.h[a].st == FENCED)
+#endif
+#ifdef NO_FENCED      /* a lost host lists on */
+#define IS_LISTING (HN.st == LISTING || HN.st == FENCED)
+#else
+#define IS_LISTING (HN.st == LISTING)
+#endif
 #ifdef REAP_LISTING   /* a reap does not wait for the list of a host */
 #define IS_SPENT(a) (R[q.p].d.h[a].s[q.prev] != R[q.p].d.h[a].inc)
 #else
@@ -208,8 +235,25 @@ inline note_beat() {
 
 /* The host writes a session: it must not be of an incarnation that was reaped. (d) */
 inline write_session(kk) {
-  assert(!(R[q.p].d.reaped & (1 << q.inc)));
+  assert(!(HN.reaped & (1 << q.inc)));
+  if :: HN.s[kk] != q.inc -> HN.owned++ :: else fi;
   HN.s[kk] = q.inc
+}
+
+/* Incarnations compare within one name only: it is the lowest that nobody has. After a
+ * failover Redis may give one again that a process or a slow call has. */
+#define HAS_INC(h_) (h_.inc == v || h_.s[0] == v || h_.s[1] == v)
+#define KNOWS_INC(a) (name_of(a) == q.n && H[a].p[q.p].inc == v)
+#define COPY_HAS_INC (copy_of == q.p + 1 && HAS_INC(copy.h[q.n]))
+#define SLOW_HAS_INC (slow.fn && slow.p == q.p && slow.n == q.n && slow.inc == v)
+#define ANYBODY_KNOWS_INC (KNOWS_INC(0) || KNOWS_INC(1) || KNOWS_INC(2) || SLOW_HAS_INC)
+inline new_incarnation() {
+  v = 1;
+  do
+  :: HAS_INC(HN) || COPY_HAS_INC || (failovers == FAILOVERS && ANYBODY_KNOWS_INC) -> v++
+  :: else -> break
+  od;
+  HN.inc = v; v = 0
 }
 
 inline f_begin() {
@@ -233,12 +277,12 @@ inline f_begin() {
         :: else ->
            if
            :: HN.st == NONE || HN.log != q.log || (HN.inc && (HN.s[0] == HN.inc || HN.s[1] == HN.inc)) ->
-              R[q.p].d.c = R[q.p].d.c + 1; HN.inc = R[q.p].d.c
-           :: else ->   /* without a session it is as good as a new one */
-              R[q.p].d.reaped = R[q.p].d.reaped & ~(1 << HN.inc)
+              new_incarnation()
+           :: else   /* without a session it is as good as a new one */
            fi;
+           HN.reaped = HN.reaped & ~(1 << HN.inc);
            HN.epoch = q.epoch; HN.nonce = q.nonce; HN.log = q.log; HN.st = LISTING; HN.last = 0;
-           
+           HN.owned = 0;
            word = RESET; a_inc = HN.inc
         fi
      fi
@@ -248,7 +292,9 @@ inline f_begin() {
 inline f_caller() {
   if :: HN.st == NONE -> word = REFUSED
      :: HN.st != NONE && !IS_CALLER -> word = EPOCH; a_epoch = HN.epoch
-     :: else -> word = OK
+     :: else ->
+        word = OK;
+        assert(!IS_COUNTED || (HN.s[0] != 0) + (HN.s[1] != 0) >= HN.owned)   /* (g) */
   fi
 }
 
@@ -256,8 +302,8 @@ inline f_assert() {
   f_caller();
   if
   :: word != OK
-  :: word == OK && HN.st != LISTING -> word = REFUSED
-  :: word == OK && HN.st == LISTING && HN.last != q.prev -> word = A_GAP; a_last = HN.last
+  :: word == OK && !IS_LISTING -> word = REFUSED
+  :: word == OK && IS_LISTING && HN.last != q.prev -> word = A_GAP; a_last = HN.last
   :: else ->
      if :: !(q.prev == 0 && changed_in == q.p + 1 && q.seq) -> write_session(q.prev)
         :: else -> skip fi;
@@ -276,7 +322,7 @@ inline f_apply() {
   :: else ->
      a_before = HN.beat;
      HN.last = q.last;
-     if :: q.prev < q.last && changed_in == q.p + 1 && HN.s[0] == q.inc -> HN.s[0] = 0
+     if :: q.prev < q.last && changed_in == q.p + 1 && HN.s[0] == q.inc -> HN.s[0] = 0; HN.owned--
         :: else fi;
      
   fi
@@ -297,7 +343,7 @@ inline f_fence() {
         }
         assert(fnd);
         OTHER.st = FENCED;
-        R[q.p].d.reaped = R[q.p].d.reaped | (1 << OTHER.inc)
+        OTHER.reaped = OTHER.reaped | (1 << OTHER.inc)
      fi
   fi
 }
@@ -311,7 +357,7 @@ inline f_look() {
      word = OK; R[q.p].looked = 1;
      for (k : 0 .. N - 1) {
        if
-       :: R[q.p].d.h[k].st == FENCED -> a_stale = 1
+       :: IS_STALE(k) -> a_stale = 1
        :: R[q.p].d.h[k].st == LIVE || R[q.p].d.h[k].st == LISTING ->
           if :: HAS_STRAY(k) -> a_stale = 1
              :: else fi;
@@ -342,7 +388,7 @@ inline f_reap() {
   }
 }
 inline forget_host(x_) {
-  x_.st = NONE; x_.epoch = 0; x_.nonce = 0; x_.inc = 0; x_.last = 0; x_.beat = 0; x_.age = 0; x_.log = 0
+  x_.st = NONE; x_.epoch = 0; x_.nonce = 0; x_.inc = 0; x_.last = 0; x_.beat = 0; x_.age = 0; x_.log = 0; x_.owned = 0
 }
 
 inline execute() {
@@ -411,10 +457,7 @@ inline restart_part() {
 }
 
 inline stop_all() {
-#ifndef NO_STOP
-  H[i].stopped = 1;
-#endif
-  H[i].maytake = 0
+  H[i].stopped = 1; H[i].maytake = 0
 }
 
 inline head(f) {
@@ -522,7 +565,8 @@ inline take_look() {
   if
   :: word == OK ->
      for (k : 0 .. N - 1) {
-       if :: qn[k] && PT.sb[k] != qn[k] -> PT.sb[k] = qn[k]; PT.st[k] = WATCH
+       if :: qn[k] && PT.sb[k] != qn[k] -> PT.sb[k] = qn[k];
+          if :: R[cp].clock == BACK -> PT.st[k] = WATCH_BACK :: else -> PT.st[k] = WATCH fi
           :: else fi
      }
      PT.reap = a_stale
@@ -577,7 +621,7 @@ inline turn() {
 #define NOBODY(a, b) (R[b].d.h[a].st == NONE && !R[b].d.h[a].s[0] && !R[b].d.h[a].s[1])
 
 /* It follows and suspects nobody, or with that clock everybody, but for longer than it watches. */
-#define IS_QUIET(part, b) (part.mode == FOLLOWING && part.heard && part.contact <= 1 && !part.reap && (R[b].clock == BACK -> peace > WATCH + GAP : !part.sb[0] && !part.sb[1] && !part.sb[2]))
+#define IS_QUIET(part, b) (part.mode == FOLLOWING && part.heard && part.contact <= 1 && !part.reap && (R[b].clock == BACK -> peace > WATCH_BACK + GAP : !part.sb[0] && !part.sb[1] && !part.sb[2]))
 
 /* Peace: nothing befalls anyone any more. Within bounded time all is as it should be. */
 inline judge() {
@@ -613,6 +657,44 @@ inline forget_heard() {
   }
 }
 
+/* Epochs of a name compare with each other only: they become the lowest numbers with the same
+ * order, if none is above that of its process. */
+#define TOP(e) (e <= H[i].epoch)
+#define SLOW (slow.fn && slow.n == i)
+#define IS_TOP (name_of(2) + (i == 0) > 1 && H[i].life != DEAD && TOP(R[0].d.h[i].epoch) && TOP(R[P - 1].d.h[i].epoch) && TOP(copy.h[i].epoch) && !(SLOW && !TOP(slow.epoch)))
+#define HAS_EPOCH(b) (v == H[i].p[b].epoch || v == R[b].d.h[i].epoch)
+inline lower(x_) { if :: x_ == v -> x_ = word :: else fi }
+inline lower_epochs() {
+  for (i : 0 .. N - 1) {
+    if
+    :: IS_TOP ->
+       word = 1;
+       for (v : 1 .. H[i].epoch) {
+         if
+         :: HAS_EPOCH(0) || HAS_EPOCH(P - 1) || v == H[i].epoch || v == copy.h[i].epoch || (SLOW && v == slow.epoch) ->
+            if
+            :: word != v ->
+               if :: SLOW -> lower(slow.epoch) :: else fi;
+               lower(H[i].p[0].epoch); lower(R[0].d.h[i].epoch); lower(copy.h[i].epoch);
+               lower_second();
+               if :: H[i].epoch == v -> H[i].epoch = word; break :: else fi
+            :: else
+            fi;
+            word++
+         :: else
+         fi
+       };
+       v = 0
+    :: else
+    fi
+  }
+}
+#if P == 2
+inline lower_second() { lower(H[i].p[1].epoch); lower(R[1].d.h[i].epoch) }
+#else
+inline lower_second() { skip }
+#endif
+
 inline dec(x) { if :: x -> x = x - 1 :: else fi }
 inline tick() {
   for (j : 0 .. P - 1) {
@@ -636,9 +718,15 @@ inline tick() {
 
 inline copy_host(a, b) {
   b.st = a.st; b.epoch = a.epoch; b.nonce = a.nonce; b.inc = a.inc; b.last = a.last;
-  b.beat = a.beat; b.age = a.age; b.log = a.log; b.s[0] = a.s[0]; b.s[1] = a.s[1]
+  b.beat = a.beat; b.age = a.age; b.log = a.log; b.s[0] = a.s[0]; b.s[1] = a.s[1]; b.owned = a.owned; b.reaped = a.reaped
 }
-inline zero_host(b) { forget_host(b); b.s[0] = 0; b.s[1] = 0 }
+inline zero_host(b) { forget_host(b); b.s[0] = 0; b.s[1] = 0; b.reaped = 0 }
+
+/* By Redis' clock every host was quiet for long. */
+inline jump_ahead() {
+  for (k : 0 .. N - 1) { if :: R[0].d.h[k].st -> R[0].d.h[k].age = QUIET :: else fi };
+  order = 1; k = 0
+}
 
 inline start(m) {
   nonces++;
@@ -666,7 +754,7 @@ inline come_back(m) {
 #define FOLLOWS(a) (name_of(2) == 2 || H[a].life || (H[a].p[0].mode == FOLLOWING && H[a].p[P - 1].mode == FOLLOWING))
 #define IS_DUE(a) (PT.sb[a] && PT.st[a] == 0)
 /* Whether peace may begin: nothing is under way that has to end. */
-#define MAY_END (!peace && cp == 0 && nonces >= N && !copy_of && !slow.fn && !R[0].down && !R[P - 1].down && !IS_AWAY(0) && !IS_AWAY(1) && !IS_AWAY(2))
+#define MAY_END (!peace && !(lost || failovers || aways || changes || outages) && cp == 0 && nonces >= N && !copy_of && !slow.fn && !R[0].down && !R[P - 1].down && !IS_AWAY(0) && !IS_AWAY(1) && !IS_AWAY(2))
 
 active proctype world() {
   d_step {
@@ -681,7 +769,7 @@ active proctype world() {
   do
   :: peace > BOUND -> break
   /* All hosts have their turn in a partition, in any order; then in the next one. */
-  :: atomic { (peace || !(fresh && MAY_END) || lost || failovers || aways || changes || outages) && peace <= BOUND ->
+  :: atomic { (peace || !(fresh && MAY_END)) && peace <= BOUND ->
        if :: cp == 0 -> fresh = 0 :: else fi;
        do
        :: turns == 7 -> break
@@ -716,12 +804,12 @@ active proctype world() {
             copy_call(slow, q); zero_call(slow); execute(); order = 1; fresh = 1; k = 0 }
        /* The replica of partition 0 lags from now on. */
        :: d_step { !peace && failovers && !copy_of && cp == 0 && !R[0].down ->
-            copy_of = 1; copy.c = R[0].d.c; copy.reaped = R[0].d.reaped; order = 1;
+            copy_of = 1; order = 1;
             for (k : 0 .. N - 1) { copy_host(R[0].d.h[k], copy.h[k]) };
             k = 0 }
        od;
        d_step {
-         turns = 0; forget_heard(); cp++;
+         turns = 0; forget_heard(); lower_epochs(); cp++;
          if :: cp == P -> cp = 0; tick() :: else fi;
          order = 0;
          for (j : 0 .. N - 1) {
@@ -733,22 +821,23 @@ active proctype world() {
          i = 0; j = 0; k = 0 }
      }
   :: d_step { fresh && MAY_END ->
-       peace = 1; lost = 0; failovers = 0; aways = 0; changes = 0; outages = 0 }
+       peace = 1 }
   /* The call that was late never comes. */
   :: d_step { slow.fn && cp == 0 -> zero_call(slow); fresh = 1 }
   /* It takes over, at once or some time later, with a clock that is right, or far behind. */
   :: atomic { copy_of && cp == 0 ->
        d_step {
          failovers--; order = 1; fresh = 1;
-         R[0].d.c = copy.c; R[0].d.reaped = copy.reaped;
          for (k : 0 .. N - 1) { copy_host(copy.h[k], R[0].d.h[k]); zero_host(copy.h[k]) };
-         copy_of = 0; copy.c = 0; copy.reaped = 0; k = 0 }
-       if :: true :: R[0].clock = BACK fi;
+         copy_of = 0; k = 0 }
+       if :: true :: R[0].clock = BACK :: JUMPS_AHEAD -> d_step { jump_ahead() } fi;
        if :: true :: R[0].down = 1 fi
      }
   /* A server is away, and back. */
   :: d_step { !peace && outages && cp == 0 && !R[0].down -> outages--; R[0].down = 1 }
-  :: d_step { cp == 0 && R[0].down -> R[0].down = 0; order = 1; fresh = 1 }
+  :: d_step { cp == 0 && R[0].down ->
+       R[0].down = 0; order = 1; fresh = 1;
+       if :: JUMPS_AHEAD -> jump_ahead() :: else fi }
   /* A process dies, is paused, or is cut off: the last one, unless they differ by name. */
   :: atomic { !peace && aways && cp == 0 && (H[2].life == UP || name_of(2) == 1 && H[1].life == UP) ->
 #ifdef NAMES
