@@ -23,11 +23,16 @@ LEASE_US = 30_000_000
 
 
 @pytest.fixture
-def identity() -> HostIdentity:
+def lease_s() -> float:
+    return LEASE_S
+
+
+@pytest.fixture
+def identity(lease_s: float) -> HostIdentity:
     terms = HostTerms(
         name="a",
         log="log",
-        lease_s=LEASE_S,
+        lease_s=lease_s,
         linger_s=0.02,
         keep_s=3_600,
         configuration="1 1 -",
@@ -123,6 +128,22 @@ def test_changes_that_redis_refuses_are_tried_less_and_less_often_between_beats(
     gaps = [after - before for before, after in pairwise(beats)]
     assert max(gaps) < LEASE_S / 4  # no host would declare this one lost
     assert part.queued == 1
+
+
+@pytest.mark.parametrize("lease_s", [3_600.0])
+def test_changes_follow_soon_after_an_outage_however_long_the_lease_is(
+    part: Partition,
+) -> None:
+    part.add(change(11), 1.0)
+    ends = 1_800.0
+    while (now := part.next_at()) < ends:
+        part.next_call(now, WALL_MS)
+        part.failed(now)
+    for at, call in calls(part, ends + 30.0):
+        part.answered(taken(), at)
+        if call.function == "apply":
+            return
+    pytest.fail("the change did not follow")
 
 
 def test_counts_that_differ_from_the_log_lead_to_a_list(

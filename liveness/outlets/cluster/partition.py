@@ -36,8 +36,10 @@ CALL_CHANGES: Final = 500
 MOST_QUEUED: Final = 2_000
 # Users searched in one step of a reap: others wait 2 ms.
 REAP_USERS: Final = 500
-# The first pause after a call that failed; it doubles up to a twelfth of the lease.
+# The first pause after a call that failed; it doubles up to a twelfth of the lease, and to
+# no more than this: changes follow soon after an outage, however long the lease is.
 FIRST_RETRY_S: Final = 0.1
+MOST_RETRY_S: Final = 10.0
 # A call takes no longer, while this process runs.
 LONGEST_CALL_S: Final = 2.0
 # A partition's clock that is ahead of Redis' clock, as that was set back, goes so much
@@ -396,7 +398,7 @@ class Partition:
 
     def _pause(self, failures: int) -> float:
         pause = FIRST_RETRY_S * 2.0 ** min(failures - 1, 16)
-        return min(pause, self._host.beat_s / 2) * self._host.jitter()
+        return min(pause, self._host.beat_s / 2, MOST_RETRY_S) * self._host.jitter()
 
     def answered(self, answer: Sequence[Any], now: float) -> str:
         """Take the answer to the call.
