@@ -93,10 +93,10 @@ class ClusterReading(NamedTuple):
 class ClusterOutbound:
     """What Redis has in the end, of one host that is alone, and what was said meanwhile."""
 
+    linger_s: float
     online: list[str] = field(default_factory=list)
     # The kind, the user and the session of each, in order.
     events: list[tuple[str, str, int]] = field(default_factory=list)
     # By session: by Redis' clock, when it began, as it was told when that was new.
     since_s: dict[int, float] = field(default_factory=dict)
     readings: list[ClusterReading] = field(default_factory=list)
-    is_emptied: bool = False

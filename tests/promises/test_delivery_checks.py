@@ -137,6 +137,22 @@ def test_a_short_absence_that_a_damped_watch_is_given_is_told(history: History) 
     assert any("a watch with settle_s" in it for it in found)
 
 
+def test_what_was_decided_in_the_last_moment_may_wait_for_others(
+    history: History,
+) -> None:
+    cluster = history.cluster
+    assert cluster is not None
+    last = cluster.readings[-1]
+    del cluster.events[-1]  # "polite" was there from 10.0 to 13.0
+    cluster.online.append("polite")
+    cluster.readings[-1] = last._replace(lag_records=1, lag_s=last.at - 13.0)
+    assert len(broken_promises(PLAN.terms, history)) == 2
+    cluster.linger_s = last.at - 15.0
+    assert broken_promises(PLAN.terms, history) == []
+    cluster.online.append("silent")  # who was gone long before
+    assert any("online, the log" in it for it in broken_promises(PLAN.terms, history))
+
+
 def _one_left_online(cluster: ClusterOutbound) -> None:
     cluster.online.append("moving")
 

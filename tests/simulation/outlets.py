@@ -53,9 +53,10 @@ class OutletWorld:
             for it in plan.receivers
         ]
         self._redis: RedisDoor | None = None
-        if redis is not None:
+        if redis is not None and plan.cluster is not None:
+            linger_s = plan.cluster.linger_s
             # It does not sleep when the sidecar's host does.
-            self._redis = RedisDoor(redis, folder, random, clock.boot_s)
+            self._redis = RedisDoor(redis, folder, random, clock.boot_s, linger_s)
             history.cluster = self._redis.outbound
         doors = dict(enumerate(self._receivers, FIRST_PORT))
         self._doors = doors | ({REDIS_PORT: self._redis} if self._redis else {})

@@ -53,6 +53,8 @@ SETTLE_S: Final = 5.0
 # After all was done to anybody a run goes on no longer than this; what is due later is not
 # waited for.
 MOST_REST_S: Final = 40.0
+# A call that fails as Redis is mended, the longest pauses, and one before a list.
+CALLS_PAUSE_S: Final = 40.0
 NO_GUARD: Final = GuardSettings()
 
 
@@ -214,6 +216,11 @@ class Plan:
         return rest_s + max(
             (it.settings.settle_s for it in self.receivers), default=0.0
         )
+
+    @property
+    def publishes_in_s(self) -> float:
+        """So long after Redis was mended it knows all: a call fails last, or it was emptied."""
+        return self.cluster.lease_s / 6 + CALLS_PAUSE_S if self.cluster else 0.0
 
     @property
     def guard_hold_s(self) -> float:

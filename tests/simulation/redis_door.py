@@ -74,6 +74,7 @@ class RedisDoor(Door):
         folder: Where the door's socket is.
         random: Draws what each command meets.
         now_s: The server's clock, from `BEGAN_S` on.
+        linger_s: Of the host.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class RedisDoor(Door):
         folder: Path,
         random: Random,
         now_s: Callable[[], float],
+        linger_s: float,
     ) -> None:
         super().__init__(folder / "redis.sock")
-        self.outbound = ClusterOutbound()
+        self.outbound = ClusterOutbound(linger_s)
         self._redis = redis
         self._random = random
         self._now_s = now_s
@@ -95,7 +97,6 @@ class RedisDoor(Door):
         if mood == "is emptied":
             reached("outlets: Redis is emptied")
             self._empty()
-            self.outbound.is_emptied = True
         return super().suffer(mood, seconds)
 
     def _empty(self) -> None:

@@ -187,7 +187,8 @@ class World:
         self.history.calm_from = self.now
         if self.outlets is not None:
             self.outlets.mend()
-        await self.go_on_until(self.now + self.plan.rest_s)
+        rest_s = max(self.plan.rest_s, self.plan.publishes_in_s)
+        await self.go_on_until(self.now + rest_s)
         for gateway in self.gateways:
             gateway.verify()
             self.history.faults += gateway.breaches
