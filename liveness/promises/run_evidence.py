@@ -168,7 +168,9 @@ class RunEvidence:
         since = [self.at[session["seq"]], self.history.processes[-1].began_at]
         since += [it.at for it in self.heard_by(conn, until)]
         held_s = self.terms.hold_s + self.terms.guard_hold_s + LINK_S
-        return self.history.ran(max(since), until) <= max(self.timeouts(conn)) + held_s
+        # While the disk takes nothing it may not read, and that is nobody's silence.
+        waited_s = self.history.decided(max(since), until)
+        return waited_s <= max(self.timeouts(conn)) + held_s
 
     def _gather_silences(self) -> Iterator[Silence]:
         for record in self.log.values():

@@ -151,6 +151,15 @@ def test_an_end_that_is_missing_is_told(history: History) -> None:
     assert "3" in breaches(history)
 
 
+@pytest.mark.parametrize(("stalled_until", "is_due"), [(22.0, True), (50.0, False)])
+def test_an_end_is_due_once_the_disk_has_let_the_sidecar_read(
+    history: History, stalled_until: float, *, is_due: bool
+) -> None:
+    nowhere(history, reader(history).told[-1].record["seq"])
+    history.troubles.append((16.0, stalled_until, "disk stalls"))
+    assert ("3" in breaches(history)) is is_due
+
+
 def test_an_end_that_comes_twice_is_told(history: History) -> None:
     seq = seq_of(history, uid="silent", kind="offline")
     again = dict(next(it for it in reader(history).told if it.record["seq"] == seq)[1])
