@@ -68,9 +68,15 @@ def _damped(run: RunEvidence) -> Iterator[str]:
         return
     # Of what it reads late, after a step, it takes the later of two moments.
     slack_s = max(2 * MOMENT_S, settle_s / 2 if history.is_wall_stepped else 0.0)
-    for at, record in history.damped:
+    flushed_at = inf
+    for at, record in reversed(history.damped):
+        if record["kind"] in ("gap", "log"):
+            # All that waits is passed on first: what follows may lack who came back.
+            flushed_at = at
+        elif record["kind"] != "offline" or at < flushed_at - MOMENT_S:
+            flushed_at = inf
         online = back.get(record["seq"])
-        if online is not None and record["kind"] == "offline":
+        if online is not None and record["kind"] == "offline" and flushed_at == inf:
             away_s = run.at[online["seq"]] - run.at[record["seq"]]
             if away_s < settle_s - slack_s:
                 yield f"{record} at {at:.3f}, and its user was back after {away_s:.3f} s"

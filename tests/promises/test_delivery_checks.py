@@ -153,6 +153,41 @@ def test_what_was_decided_in_the_last_moment_may_wait_for_others(
     assert any("online, the log" in it for it in broken_promises(PLAN.terms, history))
 
 
+def _damped(history: History, after: list[tuple[float, str]]) -> list[str]:
+    """Give a watch the offline of somebody who was back, and some more *after* it."""
+    requests = history.outbound["to"].requests
+    sent = [it["data"] for request in requests for it in request.events]
+    offline = next(
+        it for it in sent if it["kind"] == "offline" and it["uid"] == "polite"
+    )
+    history.damped.append(Told(15.0, offline))
+    for at, kind in after:
+        history.damped.append(Told(at, {"kind": kind, "seq": 0}))
+    found = broken_promises(replace(PLAN.terms, watch_settle_s=100.0), history)
+    return [it for it in found if "a watch with settle_s" in it]
+
+
+@pytest.mark.parametrize("kind", ["gap", "log"])
+def test_what_waits_may_come_early_just_before_a_gap_or_another_log(
+    history: History, kind: str
+) -> None:
+    assert not _damped(history, [(15.0, "offline"), (15.0, kind)])
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [(15.0, "online"), (15.0, "log")],
+        [(16.0, "log")],
+        [(15.9, "offline"), (16.0, "gap")],
+    ],
+)
+def test_what_came_before_the_moment_of_another_log_is_early(
+    history: History, after: list[tuple[float, str]]
+) -> None:
+    assert _damped(history, after)
+
+
 def _one_left_online(cluster: ClusterOutbound) -> None:
     cluster.online.append("moving")
 
