@@ -267,23 +267,25 @@ class _Owed:
     def _in_order(self) -> Iterator[str]:
         """What is new comes in the order of the log; damped, in that of each user."""
         for is_done in (False, True):
-            newest, process = defaultdict[str, int](int), 0
+            newest, process, reads_in = defaultdict[str, int](int), 0, 0
             seen = set[tuple[int, int]]()
             for request, records in self._requests:
                 if request.at >= self._history.calm_from:
                     break  # dead letters are sent again by hand
                 if is_done and not request.is_accepted:
                     continue
+                # A power failure may take it back: it reads again, and sends again what
+                # was begun before that, behind dead letters, too.
+                ended = self._history.processes[process : request.process]
+                is_as_it_was = all(it.is_planned for it in ended)
+                if ended and (self._history.put_backs or not is_as_it_was):
+                    newest.clear()
+                process = request.process
                 # What an earlier process began is sent again before anything is read.
                 begun_in = self._attempts[request.id][0].process
-                if begun_in != process:
-                    process = begun_in
-                    before = self._history.processes[process - 1]
-                    is_as_it_was = before.is_planned and not self._history.put_backs
-                    if self._terms.settle_s or not is_as_it_was:
-                        # It reads again from before what has waited, or from where a
-                        # power failure took the cursor back: behind dead letters, too.
-                        newest.clear()
+                if begun_in > reads_in and self._terms.settle_s:
+                    newest.clear()  # it reads again from before what has waited
+                reads_in = max(reads_in, begun_in)
                 for record in records:
                     seq = record["seq"]
                     if record["kind"] == "gap" or (seq, record["at"]) in seen:

@@ -10,7 +10,7 @@ import pytest
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.promises.checker import broken_promises
 from liveness.promises.delivery_history import ClusterOutbound, Letter, Outbound
-from liveness.promises.run_history import History, Told
+from liveness.promises.run_history import History, Process, Told
 from tests.promises.test_checker import quiet_plan
 from tests.simulation.plan import Fault, Visit
 from tests.simulation.receivers import FIRST_PORT, SECRET, ReceiverPlan
@@ -186,6 +186,31 @@ def test_what_came_before_the_moment_of_another_log_is_early(
     history: History, after: list[tuple[float, str]]
 ) -> None:
     assert _damped(history, after)
+
+
+def _sent_again(history: History, *, is_planned: bool) -> list[str]:
+    """Have another process send the first request again, behind a newer one."""
+    requests = history.outbound["to"].requests
+    again = replace(next(it for it in requests if it.is_accepted), at=requests[-1].at)
+    first = next(it for it in requests if it.id == again.id)
+    for it in requests:
+        if it.id == first.id:
+            it.status = 422
+    again.process = 1
+    requests.append(again)
+    history.processes[0].ended_at, history.processes[0].is_planned = (
+        again.at,
+        is_planned,
+    )
+    history.processes.append(Process(again.at))
+    return [it for it in broken_promises(PLAN.terms, history) if "behind" in it]
+
+
+def test_what_was_settled_comes_again_after_a_power_failure_only(
+    history: History,
+) -> None:
+    assert _sent_again(deepcopy(history), is_planned=True)
+    assert not _sent_again(history, is_planned=False)
 
 
 def _one_left_online(cluster: ClusterOutbound) -> None:
