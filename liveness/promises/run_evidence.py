@@ -336,9 +336,12 @@ class RunEvidence:
         return codes == {"replaced"} and bool(later) and event.at < later[0]
 
     def _came_back_fresh(self, conn: Conn, at: float) -> bool:
+        # Even if the process that says so is another one, or dead by then.
+        logins = [it for it in self.sent(conn, "login") if it.at <= at + STAMP_S]
+        newest = max((it.link.number for it in logins), default=-1)
         return any(
             it.hello.get("fresh")
-            and it.life > conn.life
+            and it.number > newest
             and it.opened_at <= at + STAMP_S
             for it in self.history.gateway_links(conn.gateway)
         )
