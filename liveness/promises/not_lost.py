@@ -95,14 +95,12 @@ def _common_until(run: RunEvidence, link: LinkHistory) -> int:
     after, log = int(link.hello.get("after", 0)), link.hello.get("log")
     if log == link.welcome["log"]:
         return after
+    of_log = [it.opened_at for it in run.history.links if it.welcome.get("log") == log]
+    began = min(of_log, default=-inf)
     for put_back in run.history.put_backs:
-        if put_back.at < link.opened_at:
+        if began < put_back.at < link.opened_at:
             # What is laid out knows the ids that it had.
-            is_known = any(
-                it.welcome.get("log") == log and it.opened_at < put_back.copied_at
-                for it in run.history.links
-            )
-            after = min(after, put_back.last) if is_known else 0
+            after = min(after, put_back.last) if began < put_back.copied_at else 0
     return after
 
 
