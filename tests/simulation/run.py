@@ -9,6 +9,7 @@ from random import Random, getstate, seed, setstate
 from typing import Any, Final
 
 import anyio.to_thread
+import pytest
 import trio
 from structlog.testing import capture_logs
 from trio._core import _run as scheduler
@@ -107,23 +108,17 @@ def _one_order(number: int) -> Iterator[None]:
 
     As pytest-trio does for hypothesis; trio has no public name for it.
     """
-    name = "_ALLOW_DETERMINISTIC_SCHEDULING"
-    was = getattr(scheduler, name)
-    setattr(scheduler, name, True)
-    threads, names = anyio.to_thread.run_sync, vars(publisher)
-    system_random = names["SystemRandom"]
-    # What runs in either event loop does not know of `RUN_SYNC`.
-    anyio.to_thread.run_sync = _at_once  # type: ignore[assignment]
-    names["SystemRandom"] = lambda: Random(number)
     state = scheduler._r.getstate()
     scheduler._r.seed(number)
     drawn = getstate()  # by the product, where nothing else has it draw
     seed(number)
-    try:
-        yield
-    finally:
-        setstate(drawn)
-        anyio.to_thread.run_sync = threads
-        names["SystemRandom"] = system_random
-        scheduler._r.setstate(state)
-        setattr(scheduler, name, was)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+        # What runs in either event loop does not know of `RUN_SYNC`.
+        patched.setattr(anyio.to_thread, "run_sync", _at_once)
+        patched.setattr(publisher, "SystemRandom", lambda: Random(number))
+        try:
+            yield
+        finally:
+            setstate(drawn)
+            scheduler._r.setstate(state)
