@@ -36,7 +36,7 @@ from tests.outlets.outlet_rig import (
     outlet_rig,
     seqs,
 )
-from tests.service.storage.journals import VirtualClock
+from tests.service.storage.journals import VirtualClock, forget_tail
 
 OLDEST = OutletSettings(begin="oldest")
 
@@ -164,7 +164,7 @@ async def test_a_batch_does_not_wait_for_the_end_of_a_long_log(
     for seq in range(2, 51):
         rig.publish(on(seq))
     rig.publish(on(51, gateway="h"))
-    rig.log.feed.__init__(keep=1_000)  # type: ignore[misc]  # so that it is read from disk
+    forget_tail(rig.log.feed, keep=1_000)
     rig.access = rig.access._replace(turnstile=Slow())
     async with rig.outlet_log(OutletSettings(begin="oldest", gateways="h")) as log:
         for linger_s in (0.0, 1.0):
@@ -296,7 +296,7 @@ async def test_a_gap_is_as_old_as_its_reading(rig: OutletRig) -> None:
     rig.publish(on(1))
     rig.clock.set_wall(ahead_s=-TEN_DAYS)
     rig.publish(on(2), on(3))
-    rig.log.feed.__init__(keep=1_000)  # type: ignore[misc]  # what was in memory is gone
+    forget_tail(rig.log.feed, keep=1_000)
     rig.log.log_writer.store._db.execute("delete from log where last = 1")
     async with rig.outlet_log(OLDEST) as log:
         log.restart_at(0, is_resumed=False)
@@ -438,7 +438,7 @@ async def test_a_log_that_cannot_be_read_is_read_later(
 
 async def check_reading_again(rig: OutletRig, log: OutletLog) -> None:
     rig.publish(on(1))
-    rig.log.feed.__init__(keep=1)  # type: ignore[misc]  # so that it is read from disk
+    forget_tail(rig.log.feed, keep=1)
     path = rig.log.log_writer.store.path
     away = path.with_name("away")
     path.rename(away)
@@ -458,7 +458,7 @@ async def test_records_that_were_deleted_before_they_were_read_are_counted(
 ) -> None:
     for seq in (1, 2, 3, 4):
         rig.publish(on(seq))
-    rig.log.feed.__init__(keep=1_000)  # type: ignore[misc]  # what was in memory is gone
+    forget_tail(rig.log.feed, keep=1_000)
     rig.log.log_writer.store._db.execute("delete from log where last in (2, 3)")
     async with rig.outlet_log(OLDEST) as log:
         kinds = [entry.record.kind for entry in (await log.take(3)).entries]

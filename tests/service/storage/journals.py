@@ -276,6 +276,11 @@ def publish(log: Log, *records: Logged) -> None:
     log.feed.publish(batch)
 
 
+def forget_tail(feed: LogTail, *, keep: int) -> None:
+    """Empty the memory of live readers, who then read from the disk."""
+    vars(LogTail)["__init__"](feed, keep=keep)
+
+
 class VirtualClock(Clock):
     """Its clocks are the event loop's; its wall clock, from 1970 on, may be set."""
 
