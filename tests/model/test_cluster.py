@@ -52,7 +52,7 @@ WORLDS: Final[dict[str, dict[str, int]]] = {
     },
     "a lost call and a jump ahead": {
         "LOST": 1,
-        "WAIT": 4,
+        "WAIT": 10,
         "BOUND_LIVE": 26,
         "P": 1,
         "OUTAGES": 1,
@@ -80,7 +80,8 @@ MUTANTS: Final[list[tuple[dict[str, int], str, str]]] = [
     ({"NO_REPLACED": 1}, "two processes of a name", "q.take==255"),
     ({"WAIT": 10}, "a lost call, a short lease", "fnd"),
     ({"WAIT": 11}, "a lost call, a short lease, a clock set back before", "fnd"),
-    ({"WAIT": 5}, "a lost call and a jump ahead", "fnd"),
+    ({"NO_WHOLE": 1}, "a lost call and a jump ahead", "fnd"),
+    ({"WAIT": 11}, "a lost call and a jump ahead", "fnd"),
 ]
 # These reach all that can be reached, and are small.
 COVERING: Final = (

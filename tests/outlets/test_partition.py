@@ -59,6 +59,12 @@ def taken(sessions: int = 0, total: int = 0, redis_us: int = REDIS_US) -> list[A
     return [b"ok", redis_us, sessions, total, redis_us, redis_us, 0, 0, 1]
 
 
+def beat_answer(clock_s: float) -> list[Any]:
+    """The answer to a beat, of which no earlier one was lost."""
+    clock_us = REDIS_US + round(clock_s * 1_000_000)
+    return [b"ok", clock_us, 0, 0, clock_us, REDIS_US, REDIS_US, 0, 1]
+
+
 def change(seq: int, at: int = WALL_MS) -> Change:
     return Change(seq, field_of("ada"), "", seq, "g", at, "login")
 
@@ -319,21 +325,45 @@ def test_a_host_that_was_heard_since_is_watched_anew() -> None:
     assert suspects.next_at == 3.0 + LEASE_S / 2
 
 
-@pytest.mark.parametrize(("ahead_s", "leases"), [(-LEASE_S, 0.5), (3_600, 1.0)])
-def test_a_host_is_watched_for_a_whole_lease_if_the_clock_of_redis_was_set_back(
-    part: Partition, ahead_s: float, leases: float
+@pytest.mark.parametrize(
+    ("beat_s", "jump_s", "leases"),
+    [
+        (0.0, 0.0, 0.5),
+        (3_600.0, 0.0, 1.0),  # set back
+        (0.0, LEASE_S / 20, 1.0),  # jumped ahead
+        (LEASE_S + 6, LEASE_S, 0.5),  # heard after that
+        (0.0, LEASE_S / 100, 0.5),  # runs a little too fast
+        (-1.0, 0.0, 1.0),  # of before the clock was known
+    ],
+)
+def test_a_host_is_watched_for_a_whole_lease_if_the_clock_of_redis_was_set_since(
+    part: Partition, beat_s: float, jump_s: float, leases: float
 ) -> None:
-    beat = b"%d" % (REDIS_US + ahead_s * 1_000_000)
-    looked_at = list[float]()
+    beat = b"%d" % (REDIS_US + beat_s * 1_000_000)
+    quiets, seen_at = list[list[bytes]](), list[float]()
+    while name_of(call := part.next_call(now := part.next_at(), WALL_MS)) != "fence":
+        if name_of(call) == "look":
+            seen_at += [now] if quiets else []
+            part.answered([b"ok", 0, quiets, LEASE_US], now)
+        else:
+            part.answered(beat_answer(now + jump_s), now)
+            quiets = [[b"b", b"1", beat]]
+    assert now - seen_at[0] == leases * LEASE_S
+
+
+@pytest.mark.parametrize("by_s", [LEASE_S / 2, -LEASE_S / 2])
+def test_who_was_watched_as_the_clock_of_redis_was_set_is_watched_anew(
+    part: Partition, by_s: float
+) -> None:
+    looked_at, jump_s = list[float](), 0.0
     while name_of(call := part.next_call(now := part.next_at(), WALL_MS)) != "fence":
         if name_of(call) == "look":
             looked_at.append(now)
-            part.answered([b"ok", 0, [[b"b", b"1", beat]], LEASE_US], now)
+            part.answered([b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US], now)
+            jump_s = by_s
         else:
-            clock_us = REDIS_US + round(now * 1_000_000)
-            answer = [b"ok", clock_us, 0, 0, clock_us, REDIS_US, REDIS_US, 0, 1]
-            part.answered(answer, now)
-    assert now - looked_at[0] == leases * LEASE_S
+            part.answered(beat_answer(now + jump_s), now)
+    assert now - looked_at[1] == LEASE_S
 
 
 def test_when_a_session_began_is_known_within_half_of_a_round_trip(

@@ -2,8 +2,8 @@
 
 Redis' clock alone declares nobody lost: after an outage, or if that clock jumps, every host
 looks quiet. So a host that was quiet by Redis' clock is then watched for half a lease of our
-own time in which we had contact all along; for a whole one if that clock was set back to before
-its beat. The call that fences it fails if its beat moved.
+own time in which we had contact all along; for a whole one if that clock was set since its
+beat, or we do not know whether it was. The call that fences it fails if its beat moved.
 """
 
 from math import inf

@@ -7,6 +7,7 @@ partition as a replica had it: by DUMP, taken earlier, and RESTORE, with another
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from liveness.cluster.format import (
 )
 from liveness.cluster.functions import Functions, functions
 from liveness.core.records import ONLINE
+from liveness.outlets.cluster.partition import CLOCK_SHARE
 from liveness.outlets.cluster.session_changes import Call
 from tests.simulation.cluster.noticed import notice, notice_failover
 from tests.simulation.cluster.plan import MOST_PARTITIONS, Plan
@@ -32,6 +34,7 @@ START_S: Final = 1_700_000_000.0
 TIMEOUT_S: Final = 2.0  # of a call
 # In an `apply`: arguments in front of the users; the last of them says how many follow.
 APPLY_HEAD: Final = 10
+BEATS: Final = ("begin", "assert", "apply", "beat")  # by which a host is heard
 ENDING_BYTES: Final = 6  # of a value that ends a session
 LEAST_SKEW_S: Final = 0.1  # by which a clock of Redis is wrong
 MOST_SKEW_S: Final = 40_000.0
@@ -115,6 +118,8 @@ class World:
         self.taken: dict[tuple[int, int, int], int] = {}
         self._count = 0
         self.faults_found: list[str] = []
+        # When each partition last heard a host; what it lost of that is not known.
+        self._heard = [dict[bytes, float]() for _ in self.partitions]
         # Users of a partition that certainly are online since a moment.
         self.online_since: Callable[[int, float], set[str]] = lambda *_: set()
         self.damaged = set[str]()  # kinds of damage that were done
@@ -140,9 +145,9 @@ class World:
         """Make a call on Redis now; None: it is out of memory, and refused it."""
         words = ("FCALL", self.prefix + call.function, 3, *KEYS[partition], *call.args)
         clock = ("SET", "now", self.redis_us(partition))
-        name = call.args[2 if call.function == "fence" else 0]
-        field = b"h" + (name if isinstance(name, bytes) else str(name).encode())
-        look = ("HMGET", KEYS[partition].meta, "v", field)
+        said = call.args[2 if call.function == "fence" else 0]
+        name = said if isinstance(said, bytes) else str(said).encode()
+        look = ("HMGET", KEYS[partition].meta, "v", b"h" + name)
         if self.now < self.full_until[partition]:
             limit = ("CONFIG", "SET", "maxmemory")
             try:
@@ -157,6 +162,10 @@ class World:
             _, before, answer = self.redis.many(clock, look, words)
         if call.function in ("apply", "assert") and answer[0] == b"ok":
             self._note_taken(partition, call)
+        if call.function == "fence" and answer[0] == b"ok":
+            self._check_fenced(partition, name)
+        elif call.function in BEATS and answer[0] in (b"ok", b"keep", b"reset"):
+            self._heard[partition][name] = self.now
         host = host_of(before[1]) if before[1] else None
         notice(call, answer, host, knows=before[0] is not None, is_old=is_old)
         is_reap = call.function == "reap" and answer[0] == b"ok"
@@ -230,6 +239,12 @@ class World:
         self.run(partition, call, is_old=True)
         return call
 
+    def _check_fenced(self, partition: int, name: bytes) -> None:
+        """It was not heard for a lease, whatever a clock says."""
+        silent_s = self.now - self._heard[partition].get(name, -inf)
+        if silent_s < (1 - CLOCK_SHARE) * self.plan.lease_s:
+            self.faults_found.append(f"{name!r} is fenced after {silent_s:.1f} s")
+
     def _check_reaped(self, partition: int) -> None:
         """Sessions of a host that asserts them now must wait for it."""
         newest = self.redis("XREVRANGE", KEYS[partition].stream, "+", "-", "COUNT", 1)
@@ -279,6 +294,7 @@ class World:
             partition: Its number.
             back: 1: it heard last when there was a copy last; 2: the one before; ...
         """
+        self._heard[partition].clear()
         before, copies = self.hosts(partition), self._copies[partition]
         while len(copies) > 1 and back > 1:
             copies.pop()
