@@ -241,12 +241,16 @@ class RunEvidence:
 
         Such a user has had its fresh timeout: it does not wait for a second absence.
         """
-        gateway = self.terms.gateways[conn.gateway]
-        # It is heard again with its next ping at the latest.
-        heard_s = LINK_S + gateway.pings_every
+        sent_at = [
+            sent.at
+            for link in self.history.gateway_links(conn.gateway)
+            for sent in link.sent
+        ]
         return not self.host_is_calm(due, at) or any(
-            name == conn.gateway and due < ended + heard_s and ended < at
+            ended < at
+            and due < min((it for it in sent_at if it >= ended), default=ended) + LINK_S
             for name, _began, ended in self.history.hangs
+            if name == conn.gateway
         )
 
     def gave_orders(self, gateway: str, since: float, until: float) -> bool:

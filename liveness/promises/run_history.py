@@ -183,12 +183,21 @@ class History:
         return max(0, after - before) / 1000
 
     def decided(self, since: float, until: float) -> float:
-        """The same, but for when it was busy, or its disk took nothing."""
-        return self.ran(since, until) - sum(
-            _overlap(since, until, began, ended)
+        """Seconds in which it ran, was not paused or busy, and its disk took something."""
+        lost = self.pauses + [
+            (began, ended)
             for began, ended, what in self.troubles
             if what.startswith(("disk", "sidecar busy"))
-        )
+        ]
+        seconds = 0.0
+        for began, ended in sorted([*lost, (until, inf)]):
+            free_until = min(began, until)
+            for process in self.processes:
+                seconds += _overlap(
+                    since, free_until, process.began_at, process.ended_at
+                )
+            since = max(since, ended)
+        return seconds
 
     def put_backs_after(self, moment: float) -> list[PutBack]:
         """The times after it at which an earlier state was put back."""

@@ -115,6 +115,17 @@ def judged_as_a_hang_ended(history: History) -> None:
     hang(history, 4.3)
 
 
+def lost_and_heard_again_at(history: History, at: float) -> None:
+    """Its gateway hung until shortly before a user was due at 4 s, and wrote at a moment."""
+    everywhere(history, silent(history), reason="gateway_lost")
+    hang(history, 3.8)
+    gateway(history).sent.append(Sent(at, ["ack", 1]))
+
+
+def lost_though_heard_again(history: History) -> None:
+    lost_and_heard_again_at(history, 3.8)
+
+
 def put_off_beyond_the_hold(history: History) -> None:
     late(history, silent(history), 5)
 
@@ -218,6 +229,7 @@ def kept() -> History:
         (5, "just after a start", lost_just_after_a_start),
         (5, "and its gateway hung from", judged_in_a_hang),
         (5, "and it was held until", judged_as_a_hang_ended),
+        (5, "and its gateway was there", lost_though_heard_again),
         (5, "and it was last heard at", put_off_beyond_the_hold),
         (5, "and its gateway went", kept_for_a_gateway_that_went),
         (6, "and nobody logged in", moved_by_nobody),
@@ -243,6 +255,15 @@ def test_this_breach_is_told(
     evidence = RunEvidence(TERMS, history)
     for number, held in PROMISES.items():
         assert {it.promise for it in held.broken(evidence)} <= {number}
+
+
+def test_users_of_a_gateway_that_is_heard_again_after_they_are_due_are_held(
+    kept: History,
+) -> None:
+    history = deepcopy(kept)
+    lost_and_heard_again_at(history, 4.0)
+    told = broken_promises(TERMS, history)
+    assert not [it for it in told if "and its gateway was there" in it], told
 
 
 # --- as they come, without the whole history ------------------------------------------------

@@ -151,12 +151,15 @@ def test_an_end_that_is_missing_is_told(history: History) -> None:
     assert "3" in breaches(history)
 
 
-@pytest.mark.parametrize(("stalled_until", "is_due"), [(22.0, True), (50.0, False)])
+@pytest.mark.parametrize(
+    ("stalls", "is_due"),
+    [([(16.0, 22.0)], True), ([(16.0, 22.0)] * 6, True), ([(16.0, 50.0)], False)],
+)
 def test_an_end_is_due_once_the_disk_has_let_the_sidecar_read(
-    history: History, stalled_until: float, *, is_due: bool
+    history: History, stalls: list[tuple[float, float]], *, is_due: bool
 ) -> None:
     nowhere(history, reader(history).told[-1].record["seq"])
-    history.troubles.append((16.0, stalled_until, "disk stalls"))
+    history.troubles += [(*stall, "disk stalls") for stall in stalls]
     assert ("3" in breaches(history)) is is_due
 
 
