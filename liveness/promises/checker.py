@@ -1,15 +1,14 @@
 """Was every promise kept? Each is one function, by its number in `docs/concepts.md`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from liveness.promises.breach import Breach
+from liveness.promises.breach import BESIDES, Breach
 from liveness.promises.conduct import conduct
 from liveness.promises.never_early import never_early
 from liveness.promises.newer_wins import newer_wins
 from liveness.promises.no_false_silence import no_false_silence
 from liveness.promises.not_lost import not_lost
-from liveness.promises.once import once
 from liveness.promises.prompt import prompt
 from liveness.promises.run_evidence import RunEvidence
 from liveness.promises.run_history import History
@@ -18,16 +17,16 @@ from liveness.promises.timer_checks import timers
 
 
 class Promise(NamedTuple):
-    """Its name in the document, and what finds where it was broken."""
+    """Its name in the document, and what says in words where it was broken."""
 
     name: str
-    broken: Callable[[RunEvidence], Iterator[Breach]]
+    broken: Callable[[RunEvidence], Iterable[str]]
 
 
 PROMISES: Final[Mapping[int, Promise]] = {
     1: Promise("Never early", never_early),
     2: Promise("Prompt", prompt),
-    3: Promise("Once", once),
+    3: Promise("Once", lambda run: run.log_breaches(3)),
     4: Promise("Not lost", not_lost),
     5: Promise("No false silence", no_false_silence),
     6: Promise("A newer connection wins", newer_wins),
@@ -47,9 +46,9 @@ def broken_promises(
             been noted. Whether anything was prompt is not asked of such a run.
     """
     run = RunEvidence(terms, history, real_s)
-    breaches = [*conduct(run)]
-    if not run.is_whole:  # all else would only repeat it
-        return [str(it) for it in (*breaches, *not_lost(run))]
-    for promise in PROMISES.values():
-        breaches += promise.broken(run)
-    return [str(it) for it in breaches]
+    # Without the whole log all else would only repeat that it is not whole.
+    numbers = PROMISES if run.is_whole else [4]
+    found = [Breach(BESIDES, it) for it in conduct(run)]
+    for number in numbers:
+        found += [Breach(number, it) for it in PROMISES[number].broken(run)]
+    return [str(it) for it in found]

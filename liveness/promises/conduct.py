@@ -4,59 +4,46 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
-from liveness.promises.breach import BESIDES, Breach
 from liveness.promises.run_evidence import LINK_S, RunEvidence
-from liveness.promises.run_history import LinkHistory
 
 # Around a time in which somebody did not read; it then takes a moment to read all.
 CALM_S: Final = 5.0
 
 
-def conduct(run: RunEvidence) -> Iterator[Breach]:
+def conduct(run: RunEvidence) -> Iterator[str]:
     """Nobody is refused who keeps to the protocol, or left without an answer."""
-    for fault in run.history.faults:
-        yield Breach(BESIDES, fault)
+    yield from run.history.faults
     for link in run.history.links:
         expected = {"replaced"}
-        is_greedy = any(it.link is link for it in run.history.unread)
-        if is_greedy or _asked_for_too_much(run, link):
+        # A list may have no room on the disk.
+        asked = [sent.at for sent in link.sent if sent.frame[0] == "list"]
+        if any(it.link is link for it in run.history.unread) or any(
+            run.history.troubles_in(at, at + LINK_S, "disk full") for at in asked
+        ):
             expected.add("overloaded")
         for error in link.errors:
             if error["code"] not in expected:
-                yield Breach(BESIDES, f"{link.name} was refused: {error}")
+                yield f"{link.name} was refused: {error}"
     yield from _unread_in_time(run)
     if run.is_whole:
         yield from _devices_counted(run)
 
 
-def _asked_for_too_much(run: RunEvidence, link: LinkHistory) -> bool:
-    """Whether a link asked for a list that had no room on the disk."""
-    asked = [sent.at for sent in link.sent if sent.frame[0] == "list"]
-    return any(
-        what == "disk full" and began - LINK_S <= at <= ended
-        for began, ended, what in run.history.troubles
-        for at in asked
-    )
-
-
-def _unread_in_time(run: RunEvidence) -> Iterator[Breach]:
-    """Who reads in time is answered, and who does not is ended."""
-    terms = run.terms
-    for it in run.history.unread:
+def _unread_in_time(run: RunEvidence) -> Iterator[str]:
+    """A link that reads in time is answered, and one that does not is ended."""
+    unread, most_s = run.history.unread, run.terms.unread_s
+    for it in unread:
         if not run.host_is_calm(it.since - CALM_S, it.until + CALM_S):
             continue
         took = it.until - it.since
         is_whole = it.answers == it.asked
-        alone = len(run.history.unread) == 1
-        if took < terms.unread_s - 1 and alone and not is_whole:
-            what = f"read after {took:.1f} s, and was not answered"
-            yield Breach(BESIDES, f"{it.link.name} {what}")
-        if took > terms.unread_s + 3 and is_whole:
-            what = f"read nothing for {took:.1f} s, and was not ended"
-            yield Breach(BESIDES, f"{it.link.name} {what}")
+        if took < most_s - 1 and len(unread) == 1 and not is_whole:
+            yield f"{it.link.name} read after {took:.1f} s, and was not answered"
+        if took > most_s + 3 and is_whole:
+            yield f"{it.link.name} read nothing for {took:.1f} s, and was not ended"
 
 
-def _devices_counted(run: RunEvidence) -> Iterator[Breach]:
+def _devices_counted(run: RunEvidence) -> Iterator[str]:
     """Every record has the number of its user's devices that are online after it."""
     separator = run.terms.device_separator
     online: dict[str, set[str]] = defaultdict(set)
@@ -72,4 +59,4 @@ def _devices_counted(run: RunEvidence) -> Iterator[Breach]:
             devices.discard(str(uid))
         counted = (user, len(devices)) if separator else (None, None)
         if (record.get("user"), record.get("devices")) != counted:
-            yield Breach(BESIDES, f"devices of {record}: its user has {counted}")
+            yield f"devices of {record}: its user has {counted}"

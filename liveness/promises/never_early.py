@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from liveness.promises.breach import Breach
 from liveness.promises.run_evidence import RunEvidence
 from liveness.promises.run_history import STAMP_S
 
@@ -12,15 +11,14 @@ def is_early(waited_s: float, whole_s: float, slack_s: float = 0.0) -> bool:
     return waited_s < whole_s - slack_s
 
 
-def never_early(run: RunEvidence) -> Iterator[Breach]:
+def never_early(run: RunEvidence) -> Iterator[str]:
     """A whole timeout passed since everything heard."""
     for it in run.silences:
         if is_early(it.record["silence"], it.least, STAMP_S):
-            yield Breach(1, f"{it.record}, and its timeout is {it.least:g}")
+            yield f"{it.record}, and its timeout is {it.least:g}"
         for sign, silence_s, whole_s in it.recent:
             if is_early(run.history.passed(sign, it.at), whole_s, STAMP_S):
-                yield Breach(
-                    1,
+                yield (
                     f"{it.record} at {it.at:.3f}, and of its connection something was "
-                    f"in the socket at {sign:.3f}, {silence_s:.3f} s before",
+                    f"in the socket at {sign:.3f}, {silence_s:.3f} s before"
                 )

@@ -6,7 +6,6 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-from liveness.promises.breach import Breach
 from liveness.promises.delivery_checks import deliveries
 from liveness.promises.run_evidence import RunEvidence, records_of
 from liveness.promises.run_history import STAMP_S, LinkHistory, Record, Sent
@@ -15,7 +14,7 @@ from liveness.promises.run_history import STAMP_S, LinkHistory, Record, Sent
 NOTED_S: Final = 10.0
 
 
-def not_lost(run: RunEvidence) -> Iterator[Breach]:
+def not_lost(run: RunEvidence) -> Iterator[str]:
     """What is in the log stays there, and everyone is told it."""
     yield from _one_log(run)
     if not run.is_whole:
@@ -26,21 +25,19 @@ def not_lost(run: RunEvidence) -> Iterator[Breach]:
             yield from _covered(run, link)
             yield from _listed(run, link)
     yield from _all_delivered(run)
-    yield from deliveries(run)
+    yield from (it.what for it in deliveries(run))
 
 
-def _one_log(run: RunEvidence) -> Iterator[Breach]:
+def _one_log(run: RunEvidence) -> Iterator[str]:
     """There is one record for each seq, whoever tells it, whenever."""
     if run.reader is None:
-        yield Breach(4, "nobody could read the log at the end")
+        yield "nobody could read the log at the end"
         return
-    kept, rotten = run.kept, run.history.rotten
-    all_kept = range(min(kept, default=1), max(kept, default=0) + 1)
+    kept = run.kept
     # What is damaged on the disk may still be in memory.
-    if [it for it in kept if it not in rotten] != [
-        it for it in all_kept if it not in rotten
-    ]:
-        yield Breach(4, f"the log has gaps: {[*kept]}")
+    missing = {*range(min(kept, default=1), max(kept, default=0))} - {*kept}
+    if missing - run.history.rotten or [*kept] != sorted(kept):
+        yield f"the log has gaps: {[*kept]}"
     for link in run.history.links:
         for at, record in records_of(link):
             seq = record["seq"]
@@ -48,17 +45,16 @@ def _one_log(run: RunEvidence) -> Iterator[Breach]:
             log = kept if run.is_kept(seq) else run.log
             there = log.get(seq) if lost is None else run.lost[lost]
             if there != record:
-                yield Breach(
-                    4,
-                    f"{record} was told to {link.name} at {at:.3f}, "
-                    f"and the log has {there}",
+                yield (
+                    f"{record} was delivered to {link.name} at {at:.3f}, "
+                    f"and the log has {there}"
                 )
     for before, after in pairwise(run.at.values()):
         if after < before - STAMP_S:
-            yield Breach(4, f"decided at {before:.3f} and then at {after:.3f}")
+            yield f"decided at {before:.3f} and then at {after:.3f}"
 
 
-def _delivered(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+def _delivered(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     """On each link all that concerns it follows, from where it had acknowledged."""
     if link.welcomed_at == inf:
         return
@@ -67,27 +63,21 @@ def _delivered(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
         return
     yield from _ended_by_fresh(run, link)
     concerning = _concerning(run, link)
-    told = [it.record["seq"] for it in records_of(link)]
+    got = [it.record["seq"] for it in records_of(link)]
     known = _seen_before(run, link.opened_at)
     if link.welcome["next"] <= known:
-        yield Breach(
-            4, f"{link.name} is welcomed at {link.welcome['next']} after {known}"
-        )
-    if not told:
+        yield f"{link.name} is welcomed at {link.welcome['next']} after {known}"
+    if not got:
         return
-    first = bisect_left(concerning, told[0])
-    if told != concerning[first : first + len(told)]:
-        yield Breach(4, f"{link.name} was told {told} of {concerning}")
+    first = bisect_left(concerning, got[0])
+    if got != concerning[first : first + len(got)]:
+        yield f"{link.name} got {got} of {concerning}"
     base = _position(run, link)
     if first > bisect_right(concerning, base):
-        yield Breach(
-            4, f"{link.name} had everything up to {base} and was told {told[0]}"
-        )
+        yield f"{link.name} had everything up to {base} and got {got[0]}"
     after = _common_until(run, link)
-    if told[0] <= after:
-        yield Breach(
-            4, f"{link.name} asked for what is above {after}, was told {told[0]}"
-        )
+    if got[0] <= after:
+        yield f"{link.name} asked for what is above {after}, got {got[0]}"
 
 
 def _common_until(run: RunEvidence, link: LinkHistory) -> int:
@@ -104,7 +94,7 @@ def _common_until(run: RunEvidence, link: LinkHistory) -> int:
     return after
 
 
-def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     """A gap is told of what concerned the reader and is no longer kept."""
     for at, gap in link.told:
         if gap["kind"] != "gap":
@@ -116,25 +106,23 @@ def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
         # What is not kept may have concerned a name that is new here, and was elsewhere.
         is_new = not link.welcome.get("known", True) and "after" in link.hello
         if not (lost or rotten or is_new):
-            yield Breach(4, f"{link.name} was told {gap}, which hides nothing from it")
+            yield f"{link.name} got {gap}, which hides nothing from it"
         lost = [seq for seq in lost if seq not in rotten]
         if rotten and not lost:
             continue
         age = run.history.passed(run.at[lost[-1]], at) if lost else inf
         if age < run.terms.retention_s:
-            yield Breach(
-                4, f"{link.name} was told {gap} {age:.3f} s after its last record"
-            )
+            yield f"{link.name} got {gap} {age:.3f} s after its last record"
 
 
-def _ended_by_fresh(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+def _ended_by_fresh(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     """A gateway that comes back fresh holds nothing once it is welcomed."""
     if not link.hello.get("fresh"):
         return
     for session in run.online_at(link.welcome["next"] - 1):
         conn = run.history.conns[session.conn or 0]
         if session.gateway == link.name and conn.life < link.life:
-            yield Breach(4, f"{link.name} is welcomed fresh, and {session} is open")
+            yield f"{link.name} is welcomed fresh, and {session} is open"
 
 
 def _is_forgotten(run: RunEvidence, link: LinkHistory) -> bool:
@@ -172,24 +160,23 @@ def _used_until(run: RunEvidence, link: LinkHistory) -> float:
     process = run.history.processes[link.sidecar]
     ended = min(link.ended_at, process.ended_at)
     if not process.is_planned:
-        for began, until, what in run.history.troubles:
-            if what.startswith("disk") and began < ended <= until + NOTED_S:
-                ended = max(began, link.welcomed_at)
+        for began, _, _ in run.history.troubles_in(ended - NOTED_S, ended, "disk"):
+            ended = min(ended, max(began, link.welcomed_at))
     return ended
 
 
-def _listed(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+def _listed(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     """Whoever is listed is whom the log has online at that seq."""
     for seq, listed in link.lists:
         there = set(run.online_at(seq))
         if link.role == "gateway":
             there = {it for it in there if it.gateway == link.name}
-        told = set(listed)
-        if told != there or len(told) != len(listed):
-            yield Breach(4, f"{link.name} was listed {told ^ there} wrong at {seq}")
+        found = set(listed)
+        if found != there or len(found) != len(listed):
+            yield f"{link.name} was listed {found ^ there} wrong at {seq}"
 
 
-def _all_delivered(run: RunEvidence) -> Iterator[Breach]:
+def _all_delivered(run: RunEvidence) -> Iterator[str]:
     """At the end everyone has been told everything."""
     last = {link.name_and_role: link for link in run.history.links}
     for link in last.values():
@@ -197,9 +184,9 @@ def _all_delivered(run: RunEvidence) -> Iterator[Breach]:
             continue  # they do not stay until the end
         concerning = _concerning(run, link)
         due = [seq for seq in concerning if seq > _position(run, link)]
-        told = [it.record["seq"] for it in records_of(link)]
-        if due and (not told or told[-1] != due[-1]):
-            yield Breach(4, f"at the end {link.name} lacks {due[-1]}, has {told[-3:]}")
+        got = [it.record["seq"] for it in records_of(link)]
+        if due and (not got or got[-1] != due[-1]):
+            yield f"at the end {link.name} lacks {due[-1]}, has {got[-3:]}"
 
 
 def _seen_before(run: RunEvidence, at: float) -> int:
@@ -216,20 +203,14 @@ def _seen_before(run: RunEvidence, at: float) -> int:
 
 
 def _concerning(run: RunEvidence, link: LinkHistory) -> list[int]:
-    """What a link is to be told: what its reader asked for, but for gaps."""
+    """What is delivered on a link: what its reader asked for, but for gaps."""
     gaps = [it.record for it in link.told if it.record["kind"] == "gap"]
     return [
         seq
-        for seq in _of_interest(run, link)
-        if not any(gap["first"] <= seq < gap["until"] for gap in gaps)
+        for seq in _in_scope(run, link)
+        if (link.role == "watcher" or run.log[seq]["kind"] != "online")
+        and not any(gap["first"] <= seq < gap["until"] for gap in gaps)
     ]
-
-
-def _of_interest(run: RunEvidence, link: LinkHistory) -> list[int]:
-    in_scope = _in_scope(run, link)
-    if link.role == "watcher":
-        return in_scope
-    return [seq for seq in in_scope if run.log[seq]["kind"] != "online"]
 
 
 def _in_scope(run: RunEvidence, link: LinkHistory) -> list[int]:
@@ -270,13 +251,13 @@ def _position(run: RunEvidence, link: LinkHistory) -> int:
     return position
 
 
-def _covered(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
+def _covered(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     """What a pong covers is in the log, and stays there."""
     reached = 0
     asked = [n for n, it in enumerate(link.sent) if it.frame[0] == "ping"]
     for (at, number), place in zip(link.pongs, asked, strict=False):
         if link.sent[place].frame[1] != number:
-            yield Breach(4, f"{link.name} was answered {number} out of its turn")
+            yield f"{link.name} was answered {number} out of its turn"
         for sent in link.sent[reached:place]:
             yield from _took_effect(run, link, sent, at)
         reached = place
@@ -284,7 +265,7 @@ def _covered(run: RunEvidence, link: LinkHistory) -> Iterator[Breach]:
 
 def _took_effect(
     run: RunEvidence, link: LinkHistory, sent: Sent, covered_at: float
-) -> Iterator[Breach]:
+) -> Iterator[str]:
     kind = sent.frame[0]
     if kind not in ("login", "logout") or not isinstance(sent.frame[1], str | int):
         return
@@ -310,17 +291,13 @@ def _took_effect(
             for it in open_then
         )
         if not (own or is_told or may_be_newer or run.history.sleeps):
-            yield Breach(
-                4, f"login of {conn} was covered at {covered_at:.3f}, and lost"
-            )
+            yield f"login of {conn} was covered at {covered_at:.3f}, and lost"
         return
     for it in own:
         ended_at = run.ends.get(it["seq"], inf)
         is_earlier = run.at[it["seq"]] <= sent.at and it["gateway"] == link.name
         if is_earlier and ended_at > covered_at + STAMP_S:
-            yield Breach(
-                4, f"logout of {conn} covered at {covered_at:.3f}, ends {ended_at}"
-            )
+            yield f"logout of {conn} covered at {covered_at:.3f}, ends {ended_at}"
 
 
 def _starts(run: RunEvidence, session: Record) -> float:

@@ -24,8 +24,11 @@ from liveness.promises.session_log import SessionLog, was_read_last
 
 # So long after its link began or ended a gateway may still be taken for there, or away.
 LINK_S: Final = 0.1
-# A promise to ping may be kept late by as much again, and by this at least.
-LEAST_LATE_S: Final = 1.0
+# The longest that a gateway is given to say what it had collected.
+SETTLE_S: Final = 2.0
+
+# Its own orders that wait for the disk keep a gateway unread.
+ORDERS: Final = "gateway orders"
 
 _SIGNS: Final = frozenset({"login", "keepalive", "message"})
 
@@ -56,6 +59,11 @@ class Silence(NamedTuple):
     most: float  # with what the storm guard may hold a user
     signs: list[float]  # when what was heard of it was in a socket
     recent: list[Recent]
+
+    @property
+    def heard_at(self) -> float:
+        """When it was heard last."""
+        return self.signs[-1] if self.signs else -inf
 
 
 def records_of(link: LinkHistory) -> list[Told]:
@@ -92,7 +100,7 @@ class RunEvidence:
         self.events: dict[int, dict[str, list[SentEvent]]] = defaultdict(
             lambda: defaultdict(list)
         )
-        self._of_sessions: list[Breach] = []
+        self._of_sessions: list[Breach] = []  # what the log by itself breaks
         self._gather_log()
         self.is_whole = bool(self.log) and len(self.log) == max(self.log)
         self.silences: list[Silence] = []
@@ -101,9 +109,9 @@ class RunEvidence:
             self._gather_sessions()
             self.silences += self._gather_silences()
 
-    def log_breaches(self, promise: int) -> list[Breach]:
+    def log_breaches(self, promise: int) -> list[str]:
         """What the log by itself breaks of a promise."""
-        return [it for it in self._of_sessions if it.promise == promise]
+        return [it.what for it in self._of_sessions if it.promise == promise]
 
     # --- gathering ------------------------------------------------------------
 
@@ -231,11 +239,6 @@ class RunEvidence:
         """Seconds between two moments in which the sidecar may have run."""
         return self.history.ran(since, until) + self.history.stood_still(since, until)
 
-    def late_by(self, name: str) -> float:
-        """After how long a gateway that says nothing has broken its promise."""
-        ping = self.terms.gateways[name].ping
-        return inf if ping is None else ping + max(ping, LEAST_LATE_S)
-
     def was_put_off(self, conn: Conn, due: float, at: float) -> bool:
         """Whether its gateway may have been mute since a user was due, and heard again.
 
@@ -255,11 +258,10 @@ class RunEvidence:
 
     def gave_orders(self, gateway: str, since: float, until: float) -> bool:
         """Whether a gateway may be unread as its orders wait for the disk."""
+        orders = self.history.troubles_in(-inf, until, ORDERS, gateway=gateway)
         return any(
-            what.startswith("gateway orders")
-            and began < until
-            and (since < ended or not self.host_is_calm(ended, since))
-            for began, ended, what in self.history.troubles_of.get(gateway, ())
+            since < ended or not self.host_is_calm(ended, since)
+            for _began, ended, _what in orders
         )
 
     def online_at(self, until: int) -> Iterator[ListedSession]:
@@ -352,9 +354,5 @@ class RunEvidence:
 
     def host_is_calm(self, since: float, until: float) -> bool:
         """Whether nothing made the sidecar late, or kept it from reading or writing."""
-        return not any(
-            what.startswith(("sidecar", "disk", "gateway floods"))
-            and began < until
-            and since < ended
-            for began, ended, what in self.history.troubles
-        )
+        kinds = "sidecar", "disk", "gateway floods"
+        return not self.history.troubles_in(since, until, *kinds)

@@ -184,12 +184,9 @@ class History:
 
     def decided(self, since: float, until: float) -> float:
         """Seconds in which it ran, was not paused or busy, and its disk took something."""
-        lost = self.pauses + [
-            (began, ended)
-            for began, ended, what in self.troubles
-            if what.startswith(("disk", "sidecar busy"))
-        ]
-        seconds = 0.0
+        seconds, lost = 0.0, [*self.pauses]
+        for began, ended, _ in self.troubles_in(since, until, "disk", "sidecar busy"):
+            lost.append((began, ended))
         for began, ended in sorted([*lost, (until, inf)]):
             free_until = min(began, until)
             for process in self.processes:
@@ -205,7 +202,7 @@ class History:
 
     def crashes(self) -> Iterator[Process]:
         """The processes that took up what a crash had left."""
-        for before, process in zip(self.processes, self.processes[1:], strict=False):
+        for before, process in pairwise(self.processes):
             if not before.is_planned:
                 yield process
 
@@ -237,10 +234,15 @@ class History:
         """Whether the wall clock was stepped, or the machine stood still."""
         return next(self.wall_steps(), None) is not None
 
-    def is_calm(self, since: float, until: float, gateway: str) -> bool:
-        """Whether nothing made it late between two moments for a gateway's users."""
-        troubles = self.troubles + self.troubles_of.get(gateway, [])
-        return not any(_overlap(since, until, a, b) for a, b, _ in troubles)
+    def troubles_in(
+        self, since: float, until: float, *kinds: str, gateway: str = ""
+    ) -> list[tuple[float, float, str]]:
+        """The troubles of these kinds, or of any, in a time: with those of a gateway."""
+        return [
+            (began, ended, what)
+            for began, ended, what in self.troubles + self.troubles_of.get(gateway, [])
+            if began < until and since < ended and what.startswith(kinds or "")
+        ]
 
     def gateway_links(self, name: str) -> list[LinkHistory]:
         """All links of a gateway, in order."""

@@ -1,12 +1,11 @@
 """7, timers: never early, once for each attempt, and never after a cancel."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from liveness.promises.breach import Breach
 from liveness.promises.never_early import is_early
 from liveness.promises.run_evidence import RunEvidence
 from liveness.promises.run_history import STAMP_S, History, Record
@@ -35,12 +34,8 @@ class _Order(NamedTuple):
     read_by: float  # the sidecar reads it by then, or never
 
 
-class _Timer(NamedTuple):
-    asked: list[_Order]
-    cancelled: list[_Order]
-    done: list[_Order]
-    failed: list[_Order]
-    runs: list[Record]
+# By their frames' name.
+_Orders = Mapping[str, list[_Order]]
 
 
 def is_next_attempt(
@@ -57,47 +52,25 @@ def is_next_attempt(
     return attempt == before + 1 or (is_anew and attempt == 1) or is_again
 
 
-def timers(run: RunEvidence) -> Iterator[Breach]:
+def timers(run: RunEvidence) -> Iterator[str]:
     """A timer fires when it is due, once for each attempt, and not once cancelled."""
-    history, log = run.history, run.log
-    found: dict[tuple[str, str], _Timer] = defaultdict(
-        lambda: _Timer([], [], [], [], [])
-    )
-    for link in history.links:
-        pings = 0
-        for sent in link.sent:
-            kind = sent.frame[0]
-            pings += kind == "ping"
-            if kind not in _ORDERS:
-                continue
-            key = sent.frame[1]["key"] if kind == "cancel" else sent.frame[1]
-            of = found[link.name, key]
-            # By the pong for the next ping.
-            covered_at = link.pongs[pings][0] if pings < len(link.pongs) else inf
-            read_by = min(covered_at, link.ended_at + AWAY_S)
-            order = _Order(sent.at, covered_at, sent.frame, read_by)
-            if kind == "after":
-                of.asked.append(order)
-            elif kind == "cancel":
-                of.cancelled.append(order)
-            elif kind == "done":
-                of.done.append(order)
-            else:
-                of.failed.append(order)
-    for record in log.values():
+    history, runs = run.history, defaultdict[tuple[str, str], list[Record]](list)
+    for record in run.log.values():
         if record["kind"] == "timer":
-            found[record["gateway"], record["key"]].runs.append(record)
+            runs[record["gateway"], record["key"]].append(record)
+    orders = _orders(history)
     # Of what was ordered before an earlier state was put back nobody can say what is known.
     known_from = max((it.at for it in history.put_backs), default=-inf)
-    for name, timer in found.items():
-        if any(it.at < known_from for it in (*timer.asked, *timer.cancelled)):
+    for name in {**orders, **runs}:
+        of, fired = orders[name], runs[name]
+        if any(it.at < known_from for it in of["after"] + of["cancel"]):
             continue
-        yield from _broken_runs(timer, run)
-        last = timer.asked[-1] if timer.asked else None  # which replaced the others
+        yield from _wrong_runs(of, fired, run)
+        last = of["after"][-1] if of["after"] else None  # which replaced the others
         if last is None or last.covered_at == inf:
             continue
         since = last.at - STAMP_S - run.late_s
-        if any(run.at[it["seq"]] > since for it in timer.runs):
+        if any(run.at[it["seq"]] > since for it in fired):
             continue
         # From when it was read, which may have been that late.
         due = _due(history, last.covered_at, last.frame[2])
@@ -105,12 +78,31 @@ def timers(run: RunEvidence) -> Iterator[Breach]:
         is_hidden = bool(history.boots) and history.is_wall_stepped
         if is_hidden or due > history.ended_at - LATE_TIMER_S:
             continue
-        excused = any(
+        if not any(
             it.at >= last.at and history.decided(due, it.at) <= LATE_TIMER_S
-            for it in timer.cancelled
-        )
-        if not excused:
-            yield Breach(7, f"timer {name} never fired")
+            for it in of["cancel"]
+        ):
+            yield f"timer {name} never fired"
+
+
+def _orders(history: History) -> Mapping[tuple[str, str], _Orders]:
+    """What was ordered of each timer, by its gateway and key."""
+    found = defaultdict[tuple[str, str], defaultdict[str, list[_Order]]](
+        lambda: defaultdict(list)
+    )
+    for link in history.links:
+        pings = 0
+        for at, frame in link.sent:
+            kind = frame[0]
+            pings += kind == "ping"
+            if kind not in _ORDERS:
+                continue
+            key = frame[1]["key"] if kind == "cancel" else frame[1]
+            # By the pong for the next ping.
+            covered_at = link.pongs[pings][0] if pings < len(link.pongs) else inf
+            read_by = min(covered_at, link.ended_at + AWAY_S)
+            found[link.name, key][kind].append(_Order(at, covered_at, frame, read_by))
+    return found
 
 
 def _due(history: History, since: float, seconds: float) -> float:
@@ -122,19 +114,19 @@ def _due(history: History, since: float, seconds: float) -> float:
     return due
 
 
-def _broken_runs(timer: _Timer, run: RunEvidence) -> Iterator[Breach]:
-    asked, history, at = timer.asked, run.history, run.at
-    failed = {it.frame[3]["seq"] for it in timer.failed}
-    firsts = [it for it in timer.runs if it["attempt"] == 1]
+def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[str]:
+    asked, history, at = of["after"], run.history, run.at
+    failed = {it.frame[3]["seq"] for it in of["fail"]}
+    firsts = [it for it in runs if it["attempt"] == 1]
     again = [
         record["seq"]
-        for before, record in pairwise(timer.runs)
+        for before, record in pairwise(runs)
         if _may_be_again(before, record, history, at)
     ]
     # Of a run the table may know by its record alone, after a crash.
     known = {*history.rotten, *again}
     if len([it for it in firsts if it["seq"] not in known]) > len(asked):
-        yield Breach(7, f"asked for {len(asked)} times, and fired as new: {firsts}")
+        yield f"asked for {len(asked)} times, and fired as new: {firsts}"
     for record in firsts:
         now = at[record["seq"]]
         is_due = any(
@@ -144,8 +136,8 @@ def _broken_runs(timer: _Timer, run: RunEvidence) -> Iterator[Breach]:
             for place, it in enumerate(asked, 1)
         )
         if not is_due:
-            yield Breach(7, f"{record} at {now:.3f} is early, or replaced: {asked}")
-    for before, record in pairwise(timer.runs):
+            yield f"{record} at {now:.3f} is early, or replaced: {asked}"
+    for before, record in pairwise(runs):
         if before["seq"] in history.rotten:
             continue
         began, now = at[before["seq"]], at[record["seq"]]
@@ -154,18 +146,18 @@ def _broken_runs(timer: _Timer, run: RunEvidence) -> Iterator[Breach]:
         if not is_next_attempt(
             record["attempt"], before["attempt"], is_anew=True, is_again=is_again
         ):
-            yield Breach(7, f"{record} follows attempt {before['attempt']}")
+            yield f"{record} follows attempt {before['attempt']}"
         if (
             not (is_anew or is_again)
             and record["attempt"] > 1
             and _was_passed_over(before, history, began, now)
         ):
-            yield Breach(7, f"{record} follows {before}, and nobody was told of that")
+            yield f"{record} follows {before}, and nobody was told of that"
         waited = is_again or not is_early(
             history.passed(began, now), FIRST_RETRY_S, STAMP_S
         )
         if not (is_anew or waited):
-            yield Breach(7, f"{record} at {now:.3f} follows {before} at {began:.3f}")
+            yield f"{record} at {now:.3f} follows {before} at {began:.3f}"
         # Nobody can answer while the host sleeps, or no sidecar runs. What is waited then
         # may pass in a sleep.
         naps = [s for when, s in history.sleeps if began < when <= now and s <= NAP_S]
@@ -173,17 +165,17 @@ def _broken_runs(timer: _Timer, run: RunEvidence) -> Iterator[Breach]:
         if not (is_anew or is_again or before["seq"] in failed) and is_early(
             history.ran(began, now), least_s, STAMP_S
         ):
-            yield Breach(7, f"{record} at {now:.3f}, and {before} had not failed")
-    for order in timer.cancelled + timer.done:
+            yield f"{record} at {now:.3f}, and {before} had not failed"
+    for order in of["cancel"] + of["done"]:
         since = order.at
         if order.frame[0] == "done":
             since = at.get(order.frame[3]["seq"], since)
         # Asked again after that: read after it, though perhaps sent just before.
         is_anew = any(it.read_by > since for it in asked)
-        for record in timer.runs:
+        for record in runs:
             now = at[record["seq"]]
             if order.covered_at < now - STAMP_S and not is_anew:
-                yield Breach(7, f"{record} at {now:.3f}, and {order}")
+                yield f"{record} at {now:.3f}, and {order}"
 
 
 def _may_be_again(
