@@ -77,8 +77,8 @@ def _silent(run: RunEvidence, silence: Silence) -> Iterator[str]:
     slack = LINK_S + run.late_s
     if not any(it.opened_at <= at and at - slack <= it.ended_at for it in links):
         yield f"{record} at {at:.3f}, and its gateway was not there"
-    ping = run.terms.gateways[gateway].ping
-    late_s = inf if ping is None else ping + max(ping, LEAST_LATE_S)
+    ping = max((it.hello.get("ping", inf) for it in links), default=inf)
+    late_s = ping + max(ping, LEAST_LATE_S)
     for name, began, ended in run.history.hangs:
         if name != gateway or not run.host_is_calm(began - 1, at):
             continue

@@ -173,12 +173,13 @@ class RunEvidence:
     def _may_go_on(self, session: Mapping[str, Any]) -> bool:
         """Whether the end of a session may be due after that of the run."""
         conn, until = self.history.conns[session["conn"]], self.history.ended_at
+        heard = self.heard_by(conn, until)
         since = [self.at[session["seq"]], self.history.processes[-1].began_at]
-        since += [it.at for it in self.heard_by(conn, until)]
+        since += [it.at for it in heard]
         held_s = self.terms.hold_s + self.terms.guard_hold_s + LINK_S
         # While the disk takes nothing it may not read, and that is nobody's silence.
         waited_s = self.history.decided(max(since), until)
-        return waited_s <= max(self.timeouts(conn)) + held_s
+        return waited_s <= max(self._timeouts(session, conn, heard, until)) + held_s
 
     def _gather_silences(self) -> Iterator[Silence]:
         for record in self.log.values():
@@ -187,21 +188,20 @@ class RunEvidence:
             conn, at = self.history.conns[record["conn"]], self.at[record["seq"]]
             if record["reason"] == "gateway_lost" and self._came_back_fresh(conn, at):
                 continue
-            heard = self.heard_by(conn, at)
-            recent = heard
-            if record["reason"] == "gateway_lost":
-                # Its users are held only so long for what is not read as it orders too much.
-                most_s = min(self.timeouts(conn)) + self.terms.hold_s
-                if self.gave_orders(conn.gateway, at - most_s, at):
-                    recent = []
-            least, most = min(self.timeouts(conn)), max(self.timeouts(conn))
-            most += self.terms.guard_hold_s
+            heard = recent = self.heard_by(conn, at)
+            timeouts = self._timeouts(self.log[record["session"]], conn, heard, at)
+            least, most = min(timeouts), max(timeouts)
+            # Its users are held only so long for what is not read as it orders too much.
+            held_from = at - least - self.terms.hold_s
+            is_lost = record["reason"] == "gateway_lost"
+            if is_lost and self.gave_orders(conn.gateway, held_from, at):
+                recent = []
             yield Silence(
                 record=record,
                 conn=conn,
                 at=at,
                 least=least,
-                most=most,
+                most=most + self.terms.guard_hold_s,
                 signs=[it.at for it in heard],
                 recent=[*self._recent(conn, recent, at, least)],
             )
@@ -209,15 +209,11 @@ class RunEvidence:
     def _recent(
         self, conn: Conn, heard: list[SentEvent], at: float, least: float
     ) -> Iterator[Recent]:
-        before = -inf
-        for sign, link, _ in heard:
-            whole = least
-            if sign == heard[-1].at:
-                # That of the link that it came by, whatever a later hello says.
-                of_link = link.hello.get("timeout", self.terms.timeout_s)
-                whole = min(conn.timeout or of_link, of_link)
+        before, shortest = -inf, min(self._possible_timeouts(conn))
+        for sign, _, _ in heard:
+            whole = least if sign == heard[-1].at else shortest
             # What came when the user was due already need not be waited for.
-            was_due = before > -inf and self.most_silence(before, sign) >= least
+            was_due = before > -inf and self.most_silence(before, sign) >= shortest
             silence_s = self.most_silence(sign, at)
             if not was_due and silence_s < whole - STAMP_S:
                 yield Recent(sign, silence_s, whole)
@@ -306,10 +302,28 @@ class RunEvidence:
             it.link.welcome.get("began") and "began" in it.frame[2] for it in logins
         )
 
-    def timeouts(self, conn: Conn) -> list[float]:
-        """Its own, and those that hold after a sign of life began its session."""
-        of = self.terms.timeouts_of
-        return [*of(conn.gateway, conn.timeout), *of(conn.gateway, None)]
+    def _possible_timeouts(self, conn: Conn) -> set[float]:
+        links = self.history.gateway_links(conn.gateway)
+        return {conn.timeout or inf, *map(self._timeout_of, links)} - {inf}
+
+    def _timeout_of(self, link: LinkHistory) -> float:
+        return float(link.hello.get("timeout", self.terms.timeout_s))
+
+    def _timeouts(
+        self, session: Mapping[str, Any], conn: Conn, heard: list[SentEvent], at: float
+    ) -> set[float]:
+        """Those that may hold: one of its own, or of the link by which it was heard last.
+
+        A session that a keepalive began has none of its own until the next login. After a
+        crash the longer of an old and a new one holds.
+        """
+        is_of_login = session["reason"] == "login" and session["conn"] == conn.conn
+        if is_of_login and conn.timeout:
+            return {conn.timeout}
+        if any(it.began_at <= at for it in self.history.crashes()) or not heard:
+            return self._possible_timeouts(conn)
+        of_link = self._timeout_of(heard[-1].link)
+        return {of_link, of_link if is_of_login else conn.timeout or of_link}
 
     def heard_by(self, conn: Conn, at: float) -> list[SentEvent]:
         """Signs of life in sockets that have been read since, in order, until *at*."""

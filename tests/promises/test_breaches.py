@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from liveness.promises.checker import broken_promises
 from liveness.promises.never_early import is_early
 from liveness.promises.prompt import is_late
 from liveness.promises.run_history import History, Process, Sent, Told, Unread
-from liveness.promises.run_terms import GatewayTerms
 from liveness.promises.session_log import SessionLog
 from liveness.promises.timer_checks import is_next_attempt
 from tests.promises.test_checker import (
@@ -22,9 +20,6 @@ from tests.promises.test_checker import (
     seq_of,
 )
 from tests.simulation.run import run
-
-# A gateway that promised to ping twice a second.
-TERMS = replace(PLAN.terms, gateways={"gw-0": GatewayTerms((3.0, 3.0), 0.5)})
 
 
 def record(history: History, seq: int) -> dict[str, Any]:
@@ -189,6 +184,23 @@ def timer_slept_through(history: History) -> None:
     history.sleeps.append((at + 1, 990.0))
 
 
+def judged_before_its_own_timeout(history: History) -> None:
+    set_timeout(history, 5.0)
+
+
+def judged_after_its_own_timeout(history: History) -> None:
+    set_timeout(history, 1.0)
+
+
+def judged_before_the_timeout_of_its_link(history: History) -> None:
+    gateway(history).hello["timeout"] = 5.0
+
+
+def set_timeout(history: History, seconds: float) -> None:
+    conn = record(history, silent(history))["conn"]
+    history.conns[conn] = history.conns[conn]._replace(timeout=seconds)
+
+
 def late_after_a_restart(history: History) -> None:
     at = late(history, silent(history), 1)
     history.troubles.append((at - 3, at, "sidecar restarts"))
@@ -211,7 +223,9 @@ def fired_though_replaced(history: History) -> None:
 
 @pytest.fixture(scope="module")
 def kept() -> History:
-    return run(PLAN)
+    history = run(PLAN)
+    gateway(history).hello["ping"] = 0.5  # it promised to ping twice a second
+    return history
 
 
 @pytest.mark.parametrize(
@@ -219,6 +233,9 @@ def kept() -> History:
     [
         (0, "and was not answered", read_in_time),
         (0, "and was not ended", read_too_late),
+        (1, "and its timeout is 5", judged_before_its_own_timeout),
+        (1, "and its timeout is 5", judged_before_the_timeout_of_its_link),
+        (2, "2.0", judged_after_its_own_timeout),
         (2, "late after a restart", late_after_a_restart),
         (4, "is welcomed fresh", sessions_of_a_fresh_gateway),
         (4, "out of its turn", pong_out_of_turn),
@@ -246,10 +263,10 @@ def kept() -> History:
 def test_this_breach_is_told(
     kept: History, promise: int, what: str, change: Callable[[History], None]
 ) -> None:
-    assert broken_promises(TERMS, kept) == []
+    assert broken_promises(PLAN.terms, kept) == []
     history = deepcopy(kept)
     change(history)
-    told = broken_promises(TERMS, history)
+    told = broken_promises(PLAN.terms, history)
     assert [it for it in told if it.startswith(f"{promise}: ") and what in it], told
 
 
@@ -258,7 +275,7 @@ def test_users_of_a_gateway_that_is_heard_again_after_they_are_due_are_held(
 ) -> None:
     history = deepcopy(kept)
     lost_and_heard_again_at(history, 4.0)
-    told = broken_promises(TERMS, history)
+    told = broken_promises(PLAN.terms, history)
     assert not [it for it in told if "and its gateway was there" in it], told
 
 

@@ -30,7 +30,7 @@ from liveness.config.settings import (
     TimerSettings,
 )
 from liveness.promises.run_history import Uid
-from liveness.promises.run_terms import GatewayTerms, RunTerms
+from liveness.promises.run_terms import RunTerms
 from tests.simulation.receivers import (
     FIRST_PORT,
     MOODS,
@@ -202,11 +202,9 @@ class Plan:
     def rest_s(self) -> float:
         """How long after all was done to anybody the last consequence is waited for."""
         visits = [it for it in self.steps if isinstance(it, Visit)]
-        own = {None, *(visit.timeout for visit in visits)}
-        names = [gateway.name for gateway in self.gateways]
-        timeouts = [
-            max(self.terms.timeouts_of(name, it)) for name in names for it in own
-        ]
+        timeouts = [visit.timeout or 0.0 for visit in visits]
+        for it in self.gateways:
+            timeouts += [of or self.timeout_s for of in (it.timeout, it.other_timeout)]
         rest_s = max(timeouts) + self.hold_s + self.guard_hold_s + SETTLE_S
         asked = [it.seconds for it in self.steps if isinstance(it, Remind)]
         if asked:
@@ -239,17 +237,6 @@ class Plan:
             run_timeout_s=self.run_timeout_s,
             watch_settle_s=self.watch_settle_s,
             device_separator=self.device_separator,
-            gateways={
-                it.name: GatewayTerms(
-                    timeouts=(
-                        it.timeout or self.timeout_s,
-                        it.other_timeout or self.timeout_s,
-                    ),
-                    ping=it.ping,
-                    pings_every=it.pings_every,
-                )
-                for it in self.gateways
-            },
         )
 
     def config(self, state: Path, socket: Path) -> Config:
