@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from math import inf
 from typing import Final
 
 from liveness.promises.run_evidence import LINK_S, RunEvidence
@@ -14,6 +15,10 @@ def conduct(run: RunEvidence) -> Iterator[str]:
     """Nobody is refused who keeps to the protocol, or left without an answer."""
     yield from run.history.faults
     for link in run.history.links:
+        passed_at = [it.at for it in link.sent if it.frame[0] != "hello"]
+        passed_at += [it.at for it in link.told] + [at for at, _ in link.pongs]
+        if min(passed_at, default=inf) < link.welcomed_at:
+            yield f"{link.name} had more than a hello before it was welcomed"
         expected = {"replaced"}
         # A list may have no room on the disk.
         asked = [sent.at for sent in link.sent if sent.frame[0] == "list"]

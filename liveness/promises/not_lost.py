@@ -62,11 +62,17 @@ def _delivered(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     if link.name == "reader":
         return
     yield from _ended_by_fresh(run, link)
+    known, names = link.welcome.get("known"), _earlier(run, link)
+    is_kept = any(it.welcomed_at < inf for it in names) and not _is_forgotten(run, link)
+    # Of a copy that was put back nobody can say which names it has.
+    is_wrong = is_kept if known is False else known and not names
+    if is_wrong and not run.history.put_backs:
+        yield f"{link.name} was welcomed as known: {known}"
     concerning = _concerning(run, link)
     got = [it.record["seq"] for it in records_of(link)]
-    known = _seen_before(run, link.opened_at)
-    if link.welcome["next"] <= known:
-        yield f"{link.name} is welcomed at {link.welcome['next']} after {known}"
+    seen = _seen_before(run, link.opened_at)
+    if link.welcome["next"] <= seen:
+        yield f"{link.name} is welcomed at {link.welcome['next']} after {seen}"
     if not got:
         return
     first = bisect_left(concerning, got[0])
@@ -125,23 +131,29 @@ def _ended_by_fresh(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
             yield f"{link.name} is welcomed fresh, and {session} is open"
 
 
+def _earlier(run: RunEvidence, link: LinkHistory) -> list[LinkHistory]:
+    """The links before it of its name and role."""
+    return [
+        it
+        for it in run.history.links
+        if it.name_and_role == link.name_and_role and it.number < link.number
+    ]
+
+
 def _is_forgotten(run: RunEvidence, link: LinkHistory) -> bool:
     """Whether a name was away for so long that it is taken for a new one.
 
     Or came back fresh on a link of which it never heard anything.
     """
-    for it in run.history.links:
-        is_earlier = it.name_and_role == link.name_and_role and it is not link
-        if is_earlier and it.hello.get("fresh") and it.welcomed_at == inf:
-            return True
+    earlier = _earlier(run, link)
+    if any(it.hello.get("fresh") and it.welcomed_at == inf for it in earlier):
+        return True
     if run.terms.retention_s > run.history.passed(0.0, run.history.ended_at):
         return False
     used = [
         (it.welcomed_at, _used_until(run, it))
-        for it in run.history.links
-        if it.name_and_role == link.name_and_role
-        and it.number < link.number
-        and it.welcomed_at < inf  # else it may never have been read
+        for it in earlier
+        if it.welcomed_at < inf  # else it may never have been read
     ]
     if link.role == "gateway":
         # It is kept for as long as there is something for it to read.
@@ -228,9 +240,7 @@ def _position(run: RunEvidence, link: LinkHistory) -> int:
     """The highest seq at which a link may begin without losing anything."""
     position, put_backs = -1, [*run.history.put_backs]
     first_at = inf
-    for it in run.history.links:
-        if it.name_and_role != link.name_and_role or it.number > link.number:
-            continue
+    for it in (*_earlier(run, link), link):
         while put_backs and put_backs[0].at < it.opened_at:
             copied_at, _, last = put_backs.pop(0)
             # A name that came after the copy was made is a new one.

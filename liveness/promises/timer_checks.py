@@ -7,7 +7,8 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from liveness.promises.never_early import is_early
-from liveness.promises.run_evidence import RunEvidence
+from liveness.promises.prompt import PROMPT_S, is_late
+from liveness.promises.run_evidence import LINK_S, RunEvidence
 from liveness.promises.run_history import STAMP_S, History, Record
 
 # The shortest wait before a timer is tried again.
@@ -32,6 +33,11 @@ class _Order(NamedTuple):
     covered_at: float
     frame: list[Any]
     read_by: float  # the sidecar reads it by then, or never
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of an `after`: the texts that its runs have."""
+        return dict(self.frame[3]) if len(self.frame) > 3 else {}
 
 
 # By their frames' name.
@@ -131,12 +137,16 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
         now = at[record["seq"]]
         is_due = any(
             not is_early(history.passed(it.at, now), it.frame[2], STAMP_S)
+            and _texts(it.options) == _texts(record)
             # One that was replaced by then does not fire.
             and not any(other.covered_at < now - STAMP_S for other in asked[place:])
             for place, it in enumerate(asked, 1)
         )
         if not is_due:
             yield f"{record} at {now:.3f} is early, or replaced: {asked}"
+        late_s = _late_s(asked, record["gateway"], now, history)
+        if run.is_virtual and is_late(late_s, PROMPT_S + LINK_S):
+            yield f"{record} at {now:.3f} is {late_s:.3f} s late"
     for before, record in pairwise(runs):
         if before["seq"] in history.rotten:
             continue
@@ -156,6 +166,8 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
         waited = is_again or not is_early(
             history.passed(began, now), FIRST_RETRY_S, STAMP_S
         )
+        if not is_anew and _texts(record) != _texts(before):
+            yield f"{record} has other texts than {before}"
         if not (is_anew or waited):
             yield f"{record} at {now:.3f} follows {before} at {began:.3f}"
         # Nobody can answer while the host sleeps, or no sidecar runs. What is waited then
@@ -176,6 +188,18 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
             now = at[record["seq"]]
             if order.covered_at < now - STAMP_S and not is_anew:
                 yield f"{record} at {now:.3f}, and {order}"
+
+
+def _texts(options: Mapping[str, Any]) -> tuple[Any, Any]:
+    return options.get("payload"), options.get("ext")
+
+
+def _late_s(asked: list[_Order], gateway: str, now: float, history: History) -> float:
+    """How late the last one was that was asked for by then, where nothing delayed it."""
+    asked = [it for it in asked if it.at <= now]
+    if not asked or history.troubles_in(asked[-1].at - LINK_S, now, gateway=gateway):
+        return 0.0
+    return now - _due(history, asked[-1].covered_at, asked[-1].frame[2])
 
 
 def _may_be_again(

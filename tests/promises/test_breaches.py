@@ -201,6 +201,39 @@ def set_timeout(history: History, seconds: float) -> None:
     history.conns[conn] = history.conns[conn]._replace(timeout=seconds)
 
 
+def not_known_when_it_came_back(history: History) -> None:
+    link = gateway(history)
+    back = deepcopy(link)
+    back.number, back.told, back.pongs, back.sent = 99, [], [], []
+    history.links.insert(history.links.index(link) + 1, back)
+
+
+def known_though_new(history: History) -> None:
+    gateway(history).welcome["known"] = True
+
+
+def welcomed_after_a_record(history: History) -> None:
+    gateway(history).welcomed_at = gateway(history).told[0].at + 0.001
+
+
+def welcomed_after_a_login(history: History) -> None:
+    link = gateway(history)
+    link.sent.insert(1, link.sent[1]._replace(at=link.welcomed_at - 0.001))
+
+
+def fired_late(history: History) -> None:
+    late(history, seq_of(history, key="kept"), 0.2)
+
+
+def fired_with_another_ext(history: History) -> None:
+    everywhere(history, seq_of(history, key="kept"), ext="another")
+
+
+def tried_again_with_another_payload(history: History) -> None:
+    another_attempt(2, 5)(history)
+    everywhere(history, reader(history).told[-1].record["seq"], payload="another")
+
+
 def late_after_a_restart(history: History) -> None:
     at = late(history, silent(history), 1)
     history.troubles.append((at - 3, at, "sidecar restarts"))
@@ -237,6 +270,10 @@ def kept() -> History:
         (1, "and its timeout is 5", judged_before_the_timeout_of_its_link),
         (2, "2.0", judged_after_its_own_timeout),
         (2, "late after a restart", late_after_a_restart),
+        (0, "more than a hello before", welcomed_after_a_record),
+        (0, "more than a hello before", welcomed_after_a_login),
+        (4, "known: False", not_known_when_it_came_back),
+        (4, "known: True", known_though_new),
         (4, "is welcomed fresh", sessions_of_a_fresh_gateway),
         (4, "out of its turn", pong_out_of_turn),
         (4, "logout of", logout_that_took_no_effect),
@@ -252,6 +289,9 @@ def kept() -> History:
         (6, "is newer than", moved_to_an_older),
         (6, "is newer than", older_told_of_a_newer),
         (6, "and nobody logged in", older_that_nobody_sent),
+        (7, "s late", fired_late),
+        (7, "or replaced", fired_with_another_ext),
+        (7, "other texts", tried_again_with_another_payload),
         (7, "follows attempt 1", another_attempt(3, 5)),
         (7, "follows {", another_attempt(2, 0.5)),
         (7, "had not failed", another_attempt(2, 1.5)),

@@ -114,8 +114,8 @@ class Library(Gateway):
         assert api is not None
         try:
             match what:
-                case ["after", str(key), seconds]:
-                    api.after(key, seconds)
+                case ["after", str(key), seconds, texts]:
+                    api.after(key, seconds, **texts)
                     self._process.expect("after", key)
                 case ["cancel", {"key": str(key)}]:
                     api.cancel(key)

@@ -218,7 +218,8 @@ class World:
 
     def _remind(self, remind: Remind) -> None:
         gateway = self.gateways[remind.gateway]
-        gateway.report(["after", remind.key, remind.seconds])
+        texts = {"payload": f"{remind.seconds}", "ext": f"of {remind.gateway}"}
+        gateway.report(["after", remind.key, remind.seconds, texts])
         if remind.cancelled_after_s is not None:
             self.after(
                 remind.cancelled_after_s,
