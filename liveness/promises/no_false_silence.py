@@ -23,8 +23,8 @@ def no_false_silence(run: RunEvidence) -> Iterator[str]:
             yield from _lost(run, it)
         else:
             yield from _silent(run, it)
-        if run.is_virtual and it.signs and run.host_is_calm(it.signs[-1], it.at):
-            yield from _held_too_long(run, it, it.signs[-1])
+        if run.is_virtual and run.host_is_calm(it.heard_at, it.at):
+            yield from _held_too_long(run, it)
 
 
 def _unattended(run: RunEvidence, silence: Silence) -> Iterator[str]:
@@ -100,13 +100,15 @@ def _silent(run: RunEvidence, silence: Silence) -> Iterator[str]:
             yield f"{record} at {at:.3f}, and it was held until {ended:.3f}"
 
 
-def _held_too_long(run: RunEvidence, silence: Silence, heard: float) -> Iterator[str]:
+def _held_too_long(run: RunEvidence, silence: Silence) -> Iterator[str]:
     """Whatever its gateway does, a user waits for it no longer than the hold.
 
     And not at all for one that has gone, and had a moment to come back.
     """
-    record, at, conn = silence.record, silence.at, silence.conn
+    record, at, conn, heard = silence.record, silence.at, silence.conn, silence.heard_at
     due, slack = heard + silence.most, PROMPT_S + LINK_S
+    if heard == -inf:
+        return
     if run.history.ran(heard, at) > silence.most + run.terms.hold_s + slack:
         yield f"{record} at {at:.3f}, and it was last heard at {heard:.3f}"
     links = [it for it in run.history.gateway_links(conn.gateway) if it.opened_at <= at]

@@ -40,15 +40,10 @@ def _one_log(run: RunEvidence) -> Iterator[str]:
         yield f"the log has gaps: {[*kept]}"
     for link in run.history.links:
         for at, record in records_of(link):
-            seq = record["seq"]
-            lost = run.lost_as(link, seq)
-            log = kept if run.is_kept(seq) else run.log
-            there = log.get(seq) if lost is None else run.lost[lost]
+            there = run.versions.get(run.version(link, record["seq"]))
             if there != record:
-                yield (
-                    f"{record} was delivered to {link.name} at {at:.3f}, "
-                    f"and the log has {there}"
-                )
+                got = f"{record} was delivered to {link.name} at {at:.3f}"
+                yield f"{got}, and the log has {there}"
     for before, after in pairwise(run.at.values()):
         if after < before - STAMP_S:
             yield f"decided at {before:.3f} and then at {after:.3f}"
@@ -105,20 +100,16 @@ def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     for at, gap in link.told:
         if gap["kind"] != "gap":
             continue
-        lost = [
-            seq for seq in _in_scope(run, link) if gap["first"] <= seq < gap["until"]
-        ]
-        rotten = run.history.rotten.intersection(range(gap["first"], gap["until"]))
+        hidden = {*range(gap["first"], gap["until"])}
+        lost, rotten = hidden.intersection(_in_scope(run, link)), run.history.rotten
         # What is not kept may have concerned a name that is new here, and was elsewhere.
         is_new = not link.welcome.get("known", True) and "after" in link.hello
-        if not (lost or rotten or is_new):
+        if not (lost or hidden & rotten or is_new):
             yield f"{link.name} got {gap}, which hides nothing from it"
-        lost = [seq for seq in lost if seq not in rotten]
-        if rotten and not lost:
-            continue
-        age = run.history.passed(run.at[lost[-1]], at) if lost else inf
-        if age < run.terms.retention_s:
-            yield f"{link.name} got {gap} {age:.3f} s after its last record"
+        if lost := lost - rotten:
+            age = run.history.passed(run.at[max(lost)], at)
+            if age < run.terms.retention_s:
+                yield f"{link.name} got {gap} {age:.3f} s after its last record"
 
 
 def _ended_by_fresh(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
@@ -180,10 +171,9 @@ def _used_until(run: RunEvidence, link: LinkHistory) -> float:
 def _listed(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     """Whoever is listed is whom the log has online at that seq."""
     for seq, listed in link.lists:
-        there = set(run.online_at(seq))
+        there, found = run.online_at(seq), set(listed)
         if link.role == "gateway":
             there = {it for it in there if it.gateway == link.name}
-        found = set(listed)
         if found != there or len(found) != len(listed):
             yield f"{link.name} was listed {found ^ there} wrong at {seq}"
 
@@ -246,11 +236,9 @@ def _position(run: RunEvidence, link: LinkHistory) -> int:
             # A name that came after the copy was made is a new one.
             position = min(position, last) if first_at < copied_at else -1
         first_at = min(first_at, it.welcomed_at)
-        is_first = position < 0
-        is_anew = is_first or it.hello.get("fresh") or _is_forgotten(run, it)
-        if it.welcomed_at < inf and is_anew:
-            position = max(position, it.welcome["next"] - 1)
         if it.welcomed_at < inf:
+            if position < 0 or it.hello.get("fresh") or _is_forgotten(run, it):
+                position = max(position, it.welcome["next"] - 1)
             # A gateway's `after` acknowledges what its last link was too short for.
             position = max(position, _common_until(run, it))
         if it is not link:
@@ -280,20 +268,18 @@ def _took_effect(
     if kind not in ("login", "logout") or not isinstance(sent.frame[1], str | int):
         return
     conn = run.history.conns[sent.frame[2]["conn"]]
+    since = sent.at - STAMP_S - run.late_s
     open_then = [
         it
         for it in run.sessions[str(conn.uid)]
-        if run.at[it["seq"]] <= covered_at + STAMP_S
-        and run.ends.get(it["seq"], inf) >= sent.at - STAMP_S - run.late_s
+        if run.at[it["seq"]] <= covered_at + STAMP_S and run.ended_at(it) >= since
     ]
     own = [it for it in open_then if it["conn"] == conn.conn]
     if kind == "login":
         # If it changed nothing, a connection that may be newer was there; where both
         # had said when they began, that is told.
-        is_told = any(
-            sent.at - STAMP_S - run.late_s <= at <= covered_at + STAMP_S
-            for at in run.told_older[conn.conn]
-        )
+        told_at = run.told_older[conn.conn]
+        is_told = any(since <= at <= covered_at + STAMP_S for at in told_at)
         says_began = run.has_began(conn, covered_at)
         may_be_newer = any(
             _starts(run, it) >= conn.opened_at
@@ -304,10 +290,9 @@ def _took_effect(
             yield f"login of {conn} was covered at {covered_at:.3f}, and lost"
         return
     for it in own:
-        ended_at = run.ends.get(it["seq"], inf)
         is_earlier = run.at[it["seq"]] <= sent.at and it["gateway"] == link.name
-        if is_earlier and ended_at > covered_at + STAMP_S:
-            yield f"logout of {conn} covered at {covered_at:.3f}, ends {ended_at}"
+        if is_earlier and run.ended_at(it) > covered_at + STAMP_S:
+            yield f"logout of {conn} covered at {covered_at:.3f} does not end {it}"
 
 
 def _starts(run: RunEvidence, session: Record) -> float:

@@ -1,6 +1,7 @@
 """2, prompt: the decision is made soon after the deadline, and delivered soon after that."""
 
 from collections.abc import Iterator
+from math import inf
 from typing import Final
 
 from liveness.promises.run_evidence import LINK_S, SETTLE_S, RunEvidence, Silence
@@ -20,17 +21,17 @@ def is_late(late_s: float, most_s: float) -> bool:
 def prompt(run: RunEvidence) -> Iterator[str]:
     """Silence is decided, and its record delivered, in time where nothing delays either."""
     for it in run.silences:
-        if run.is_virtual and it.signs:
+        if run.is_virtual and it.heard_at > -inf:
             yield from _in_calm(run, it)
             yield from _over_restarts(run, it)
 
 
 def _in_calm(run: RunEvidence, silence: Silence) -> Iterator[str]:
     record, at, gateway = silence.record, silence.at, silence.conn.gateway
-    began, ended = silence.signs[-1] - LINK_S, at + DELIVERED_S + LINK_S
+    began, ended = silence.heard_at - LINK_S, at + DELIVERED_S + LINK_S
     if run.history.troubles_in(began, ended, gateway=gateway):
         return
-    late_s = at - silence.signs[-1] - silence.most
+    late_s = at - silence.heard_at - silence.most
     if is_late(late_s, PROMPT_S):
         yield f"{record} at {at:.3f}, {late_s:.3f} s late"
     for link in run.history.gateway_links(gateway):
@@ -43,19 +44,14 @@ def _in_calm(run: RunEvidence, silence: Silence) -> Iterator[str]:
 
 def _over_restarts(run: RunEvidence, silence: Silence) -> Iterator[str]:
     """A stop in order keeps everyone's clock: it goes on where it was."""
-    at, history, gateway = silence.at, run.history, silence.conn.gateway
-    heard = silence.signs[-1]
-    troubles = history.troubles_in(heard - LINK_S, at, gateway=gateway)
-    links = [it for it in history.gateway_links(gateway) if it.welcomed_at < at]
-    # The storm guard holds anew after a restart, and a gateway that is not back is waited
-    # for.
-    if run.terms.guard_hold_s or not links:
-        return
-    if any(what != "sidecar restarts" for _, _, what in troubles):
-        return
-    if links[-1].sidecar != history.process_at(at):
-        return
-    since_back_s = at - links[-1].welcomed_at - SETTLE_S
-    late_s = min(history.ran(heard, at) - silence.most, since_back_s)
-    if is_late(late_s, PROMPT_S + LINK_S):
-        yield f"{silence.record} at {at:.3f}, {late_s:.3f} s late after a restart"
+    at, heard, gateway = silence.at, silence.heard_at, silence.conn.gateway
+    troubles = run.history.troubles_in(heard - LINK_S, at, gateway=gateway)
+    links = [it for it in run.history.gateway_links(gateway) if it.welcomed_at < at]
+    # The storm guard holds anew after a restart; a gateway that is not back is waited for.
+    is_back = links and links[-1].sidecar == run.history.process_at(at)
+    is_calm = all(what == "sidecar restarts" for _, _, what in troubles)
+    if is_back and is_calm and not run.terms.guard_hold_s:
+        since_back_s = at - links[-1].welcomed_at - SETTLE_S
+        late_s = min(run.history.ran(heard, at) - silence.most, since_back_s)
+        if is_late(late_s, PROMPT_S + LINK_S):
+            yield f"{silence.record} at {at:.3f}, {late_s:.3f} s late after a restart"

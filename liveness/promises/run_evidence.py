@@ -57,13 +57,8 @@ class Silence(NamedTuple):
     at: float
     least: float  # the whole timeouts that may hold
     most: float  # with what the storm guard may hold a user
-    signs: list[float]  # when what was heard of it was in a socket
+    heard_at: float  # when what was heard of it last was in a socket; or -inf
     recent: list[Recent]
-
-    @property
-    def heard_at(self) -> float:
-        """When it was heard last."""
-        return self.signs[-1] if self.signs else -inf
 
 
 def records_of(link: LinkHistory) -> list[Told]:
@@ -89,10 +84,10 @@ class RunEvidence:
         self.late_s = real_s or 0.0
         self.kept: dict[int, Record] = {}  # what the log has at the end, by seq
         self.log: dict[int, Record] = {}  # with what the retention has let go
-        # What was lost as an earlier state was put back, by how many were yet to come.
-        self.lost: dict[tuple[int, int], Record] = {}
+        # All records that were delivered, by their `version`.
+        self.versions: dict[tuple[int, int], Record] = {}
         self.at: dict[int, float] = {}  # of each record, the moment of its decision
-        self.ends: dict[int, float] = {}  # of sessions
+        self.ends: dict[int, int] = {}  # of sessions, by seq: that of the end
         self.sessions: dict[str, list[Record]] = defaultdict(list)
         # By conn: when it was said of a login that it came of an older connection.
         self.told_older: dict[int, list[float]] = defaultdict(list)
@@ -121,37 +116,39 @@ class RunEvidence:
         readers = [link for link in self.history.links if link.name == "reader"]
         return readers[-1] if readers and readers[-1].welcomed_at < inf else None
 
-    def is_kept(self, seq: int) -> bool:
-        """Whether a record is as the log has it; else as whoever was told first has it."""
-        is_young = not self.kept or seq >= min(self.kept)
-        return seq not in self.history.rotten and is_young
+    def version(self, link: LinkHistory, seq: int) -> tuple[int, int]:
+        """What names a record of a link: with 0, unless it was lost after that.
+
+        Else with how often an earlier state was put back after that.
+        """
+        put_backs = self.history.put_backs_after(link.opened_at)
+        return len(put_backs) if any(it.last < seq for it in put_backs) else 0, seq
 
     def _gather_log(self) -> None:
         if self.reader is None:
             return
         self.kept = {it.record["seq"]: it.record for it in records_of(self.reader)}
-        seen, told_at = dict(self.kept), dict[int, float]()
+        self.versions = {(0, seq): record for seq, record in self.kept.items()}
+        told_at, oldest = (
+            defaultdict[int, float](lambda: inf),
+            min(self.kept, default=0),
+        )
         for link in self.history.links:
             for at, record in records_of(link):
                 seq = record["seq"]
-                if (lost := self.lost_as(link, seq)) is not None:
-                    self.lost.setdefault(lost, record)
-                    continue
-                told_at[seq] = min(told_at.get(seq, inf), at)
-                if not self.is_kept(seq):
-                    seen.setdefault(seq, record)
-        self.log = {seq: seen[seq] for seq in sorted(seen)}
+                version = times_lost, _ = self.version(link, seq)
+                # What the log has no more is as it was delivered first.
+                if times_lost or seq < oldest or seq in self.history.rotten:
+                    self.versions.setdefault(version, record)
+                if not times_lost:
+                    told_at[seq] = min(told_at[seq], at)
+        log = sorted(seq for times_lost, seq in self.versions if not times_lost)
+        self.log = {seq: self.versions[0, seq] for seq in log}
         until = self.history.ended_at
-        for seq, record in reversed(self.log.items()):
-            until = min(until, told_at.get(seq, inf))
-            self.at[seq] = until = self.history.virtual(record["at"], until)
+        for seq in reversed(log):
+            until = min(until, told_at[seq])
+            self.at[seq] = until = self.history.virtual(self.log[seq]["at"], until)
         self.at = dict(reversed(self.at.items()))
-
-    def lost_as(self, link: LinkHistory, seq: int) -> tuple[int, int] | None:
-        """What names a record that a link was told, if it was lost after that."""
-        put_backs = self.history.put_backs_after(link.opened_at)
-        is_lost = any(it.last < seq for it in put_backs)
-        return (len(put_backs), seq) if is_lost else None
 
     def _gather_sessions(self) -> None:
         sessions = SessionLog()
@@ -165,7 +162,7 @@ class RunEvidence:
                 self.told_older[record["from_conn"]].append(self.at[seq])
                 continue
             if record["kind"] != "online" and before is not None:
-                self.ends.setdefault(before["seq"], self.at[seq])
+                self.ends.setdefault(before["seq"], seq)
             if record["kind"] != "offline":
                 self.sessions[user].append(record)
         self._of_sessions += sessions.unended(self._may_go_on)
@@ -202,7 +199,7 @@ class RunEvidence:
                 at=at,
                 least=least,
                 most=most + self.terms.guard_hold_s,
-                signs=[it.at for it in heard],
+                heard_at=heard[-1].at if heard else -inf,
                 recent=[*self._recent(conn, recent, at, least)],
             )
 
@@ -260,18 +257,18 @@ class RunEvidence:
             for _began, ended, _what in orders
         )
 
-    def online_at(self, until: int) -> Iterator[ListedSession]:
+    def online_at(self, until: int) -> set[ListedSession]:
         """The sessions that were open after a record."""
-        sessions = dict[int, ListedSession]()
-        for seq, it in self.log.items():
-            if seq > until:
-                break
-            if it["kind"] == "offline":
-                sessions.pop(it["session"], None)
-            elif it["kind"] != "timer" and not was_read_last(it):
-                sessions.pop(it.get("from_session", 0), None)
-                sessions[seq] = ListedSession(it["uid"], it["gateway"], seq, it["conn"])
-        yield from sessions.values()
+        return {
+            ListedSession(it["uid"], it["gateway"], it["seq"], it["conn"])
+            for of_user in self.sessions.values()
+            for it in of_user
+            if it["seq"] <= until < self.ends.get(it["seq"], inf)
+        }
+
+    def ended_at(self, session: Record) -> float:
+        """When a session was ended; inf if it is open."""
+        return self.at.get(self.ends.get(session["seq"], 0), inf)
 
     def sent(self, conn: Conn, *kinds: str) -> list[SentEvent]:
         """All events of these kinds about a connection."""
@@ -336,24 +333,21 @@ class RunEvidence:
         return sorted(found, key=lambda it: it.at)
 
     def _was_read(self, event: SentEvent, now: int) -> bool:
-        link, processes = event.link, self.history.processes
-        if link.errors and not self._is_before_replacement(event):
-            return False
+        if event.link.errors:
+            # Unless it was ended only as a newer one said hello, after that.
+            later = [
+                it.opened_at
+                for it in self.history.gateway_links(event.link.name)
+                if it.number > event.link.number
+            ]
+            is_replaced = all(it["code"] == "replaced" for it in event.link.errors)
+            if not (is_replaced and later and event.at < later[0]):
+                return False
         # By a process that has ended only if it took its time to end.
-        then = link.sidecar
         return all(
-            it.is_planned and event.at < it.asked_at for it in processes[then:now]
+            it.is_planned and event.at < it.asked_at
+            for it in self.history.processes[event.link.sidecar : now]
         )
-
-    def _is_before_replacement(self, event: SentEvent) -> bool:
-        """Whether a link was ended only as a newer one said hello, after that."""
-        later = [
-            it.opened_at
-            for it in self.history.gateway_links(event.link.name)
-            if it.number > event.link.number
-        ]
-        codes = {error["code"] for error in event.link.errors}
-        return codes == {"replaced"} and bool(later) and event.at < later[0]
 
     def _came_back_fresh(self, conn: Conn, at: float) -> bool:
         # Even if the process that says so is another one, or dead by then.

@@ -26,6 +26,7 @@ LATE_TIMER_S: Final = 5.0
 AWAY_S: Final = 2.0
 
 _ORDERS: Final = frozenset({"after", "cancel", "done", "fail"})
+_NO_TEXTS: Final[Mapping[str, Any]] = {}
 
 
 class _Order(NamedTuple):
@@ -33,11 +34,6 @@ class _Order(NamedTuple):
     covered_at: float
     frame: list[Any]
     read_by: float  # the sidecar reads it by then, or never
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Of an `after`: the texts that its runs have."""
-        return dict(self.frame[3]) if len(self.frame) > 3 else {}
 
 
 # By their frames' name.
@@ -137,7 +133,7 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
         now = at[record["seq"]]
         is_due = any(
             not is_early(history.passed(it.at, now), it.frame[2], STAMP_S)
-            and _texts(it.options) == _texts(record)
+            and _texts(*it.frame[3:]) == _texts(record)
             # One that was replaced by then does not fire.
             and not any(other.covered_at < now - STAMP_S for other in asked[place:])
             for place, it in enumerate(asked, 1)
@@ -157,26 +153,19 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
             record["attempt"], before["attempt"], is_anew=True, is_again=is_again
         ):
             yield f"{record} follows attempt {before['attempt']}"
-        if (
-            not (is_anew or is_again)
-            and record["attempt"] > 1
-            and _was_passed_over(before, history, began, now)
-        ):
-            yield f"{record} follows {before}, and nobody was told of that"
-        waited = is_again or not is_early(
-            history.passed(began, now), FIRST_RETRY_S, STAMP_S
-        )
         if not is_anew and _texts(record) != _texts(before):
             yield f"{record} has other texts than {before}"
-        if not (is_anew or waited):
+        if is_anew or is_again:
+            continue
+        if record["attempt"] > 1 and _was_passed_over(before, history, began, now):
+            yield f"{record} follows {before}, and nobody was told of that"
+        if is_early(history.passed(began, now), FIRST_RETRY_S, STAMP_S):
             yield f"{record} at {now:.3f} follows {before} at {began:.3f}"
         # Nobody can answer while the host sleeps, or no sidecar runs. What is waited then
         # may pass in a sleep.
         naps = [s for when, s in history.sleeps if began < when <= now and s <= NAP_S]
-        least_s = run.terms.run_timeout_s - sum(naps)
-        if not (is_anew or is_again or before["seq"] in failed) and is_early(
-            history.ran(began, now), least_s, STAMP_S
-        ):
+        least_s, ran_s = run.terms.run_timeout_s - sum(naps), history.ran(began, now)
+        if before["seq"] not in failed and is_early(ran_s, least_s, STAMP_S):
             yield f"{record} at {now:.3f}, and {before} had not failed"
     for order in of["cancel"] + of["done"]:
         since = order.at
@@ -190,8 +179,8 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
                 yield f"{record} at {now:.3f}, and {order}"
 
 
-def _texts(options: Mapping[str, Any]) -> tuple[Any, Any]:
-    return options.get("payload"), options.get("ext")
+def _texts(of: Mapping[str, Any] = _NO_TEXTS) -> tuple[Any, Any]:
+    return of.get("payload"), of.get("ext")
 
 
 def _late_s(asked: list[_Order], gateway: str, now: float, history: History) -> float:
@@ -226,13 +215,7 @@ def _was_passed_over(run: Record, history: History, began: float, now: float) ->
         for it in history.gateway_links(run["gateway"])
         if it.ended_at > began - AWAY_S and it.opened_at < now
     ]
-    is_one_process = not any(
-        began - AWAY_S < it.began_at < now for it in history.processes
-    )
-    return (
-        bool(links)
-        and is_one_process
-        and links[0].opened_at > began + AWAY_S
-        and links[0].welcomed_at < now
-        and bool(links[0].hello.get("fresh"))
-    )
+    if not links or any(began - AWAY_S < it.began_at < now for it in history.processes):
+        return False
+    is_back = links[0].opened_at > began + AWAY_S and links[0].welcomed_at < now
+    return is_back and bool(links[0].hello.get("fresh"))
