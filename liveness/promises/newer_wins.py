@@ -27,14 +27,14 @@ def _displaced(run: RunEvidence, record: Record) -> Iterator[str]:
     """A session is displaced by a connection that may be newer, and by no other."""
     history, at = run.history, run.at[record["seq"]]
     new, old = history.conns[record["conn"]], history.conns[record["from_conn"]]
-    # Where a login was read last, it is that of the older one.
+    # What was read last may be the login of the older one.
     ages = run.ages(old if was_read_last(record) else new, at)
     if not ages:
         yield f"{record}, and nobody logged in"
         return
     lost = run.log.get(record.get("from_session", 0))
-    is_told = lost is not None and run.has_began(new, at) and run.is_exact(lost, at)
-    if was_read_last(record) or is_told:
+    are_known = lost is not None and run.has_began(new, at) and run.is_exact(lost, at)
+    if was_read_last(record) or are_known:
         newest_s = new.opened_at + ROUNDING_S
     elif history.sleeps or history.boots or history.stood_still(new.opened_at, at):
         # The sleeps of its host add to the age of a session over a restart; a time in

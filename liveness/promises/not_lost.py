@@ -15,7 +15,7 @@ NOTED_S: Final = 10.0
 
 
 def not_lost(run: RunEvidence) -> Iterator[str]:
-    """What is in the log stays there, and everyone is told it."""
+    """What is in the log stays there, and every reader gets it."""
     yield from _one_log(run)
     if not run.is_whole:
         return
@@ -29,7 +29,7 @@ def not_lost(run: RunEvidence) -> Iterator[str]:
 
 
 def _one_log(run: RunEvidence) -> Iterator[str]:
-    """There is one record for each seq, whoever tells it, whenever."""
+    """There is one record for each seq, on whatever link it comes."""
     if run.reader is None:
         yield "nobody could read the log at the end"
         return
@@ -96,7 +96,7 @@ def _common_until(run: RunEvidence, link: LinkHistory) -> int:
 
 
 def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
-    """A gap is told of what concerned the reader and is no longer kept."""
+    """A gap stands for what concerned the reader and is no longer kept."""
     for at, gap in link.told:
         if gap["kind"] != "gap":
             continue
@@ -169,7 +169,7 @@ def _used_until(run: RunEvidence, link: LinkHistory) -> float:
 
 
 def _listed(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
-    """Whoever is listed is whom the log has online at that seq."""
+    """The listed users are those that the log has online at that seq."""
     for seq, listed in link.lists:
         there, found = run.online_at(seq), set(listed)
         if link.role == "gateway":
@@ -179,7 +179,7 @@ def _listed(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
 
 
 def _all_delivered(run: RunEvidence) -> Iterator[str]:
-    """At the end everyone has been told everything."""
+    """At the end every reader has got everything."""
     last = {link.name_and_role: link for link in run.history.links}
     for link in last.values():
         if link.name == "reader" or link.name.startswith("greedy"):
@@ -192,7 +192,7 @@ def _all_delivered(run: RunEvidence) -> Iterator[str]:
 
 
 def _seen_before(run: RunEvidence, at: float) -> int:
-    """The newest seq that anybody had been told before a moment, and that was kept."""
+    """The newest seq that was delivered before a moment, and that was kept."""
     seen = 0
     for link in run.history.links:
         lost = run.history.put_backs_after(link.opened_at)
@@ -277,16 +277,16 @@ def _took_effect(
     own = [it for it in open_then if it["conn"] == conn.conn]
     if kind == "login":
         # If it changed nothing, a connection that may be newer was there; where both
-        # had said when they began, that is told.
-        told_at = run.told_older[conn.conn]
-        is_told = any(since <= at <= covered_at + STAMP_S for at in told_at)
+        # had said when they began, a record says so.
+        older_at = run.older_at[conn.conn]
+        is_logged = any(since <= at <= covered_at + STAMP_S for at in older_at)
         says_began = run.has_began(conn, covered_at)
         may_be_newer = any(
             _starts(run, it) >= conn.opened_at
             and not (says_began and run.is_exact(it, covered_at))
             for it in open_then
         )
-        if not (own or is_told or may_be_newer or run.history.sleeps):
+        if not (own or is_logged or may_be_newer or run.history.sleeps):
             yield f"login of {conn} was covered at {covered_at:.3f}, and lost"
         return
     for it in own:

@@ -62,7 +62,7 @@ class Silence(NamedTuple):
 
 
 def records_of(link: LinkHistory) -> list[Told]:
-    """What a link was told that is in the log."""
+    """What a link got of the log."""
     return [told for told in link.told if told.record["kind"] != "gap"]
 
 
@@ -89,8 +89,8 @@ class RunEvidence:
         self.at: dict[int, float] = {}  # of each record, the moment of its decision
         self.ends: dict[int, int] = {}  # of sessions, by seq: that of the end
         self.sessions: dict[str, list[Record]] = defaultdict(list)
-        # By conn: when it was said of a login that it came of an older connection.
-        self.told_older: dict[int, list[float]] = defaultdict(list)
+        # By conn: when a record said that its login is that of an older connection.
+        self.older_at: dict[int, list[float]] = defaultdict(list)
         # By conn and by frame's name: when each was in a socket.
         self.events: dict[int, dict[str, list[SentEvent]]] = defaultdict(
             lambda: defaultdict(list)
@@ -112,7 +112,7 @@ class RunEvidence:
 
     @property
     def reader(self) -> LinkHistory | None:
-        """Who read the whole log at the end; None if nobody could."""
+        """The link that read the whole log at the end; None if none could."""
         readers = [link for link in self.history.links if link.name == "reader"]
         return readers[-1] if readers and readers[-1].welcomed_at < inf else None
 
@@ -159,7 +159,7 @@ class RunEvidence:
             before = sessions.open.get(user)
             self._of_sessions += sessions.take(record)
             if was_read_last(record):
-                self.told_older[record["from_conn"]].append(self.at[seq])
+                self.older_at[record["from_conn"]].append(self.at[seq])
                 continue
             if record["kind"] != "online" and before is not None:
                 self.ends.setdefault(before["seq"], seq)
@@ -218,15 +218,11 @@ class RunEvidence:
 
     def _gather_events(self) -> None:
         for link in self.history.links:
-            if link.role != "gateway":
-                continue
-            for at, frame in link.sent:
-                if frame[0] not in _SIGNS | {"logout"}:
-                    continue
-                options = frame[2]
-                conns = options["conn"]
-                for conn in conns if isinstance(conns, list) else [conns]:
-                    self.events[conn][str(frame[0])].append(SentEvent(at, link, frame))
+            for at, frame in link.sent if link.role == "gateway" else ():
+                if frame[0] in _SIGNS | {"logout"}:
+                    event, conns = SentEvent(at, link, frame), frame[2]["conn"]
+                    for conn in conns if isinstance(conns, list) else [conns]:
+                        self.events[conn][str(frame[0])].append(event)
 
     def most_silence(self, since: float, until: float) -> float:
         """Seconds between two moments in which the sidecar may have run."""
@@ -284,7 +280,7 @@ class RunEvidence:
         return [age for age in ages if conn.opened_at + age <= at + STAMP_S]
 
     def is_exact(self, session: Record, until: float) -> bool:
-        """Whether its beginning was told on the host's clock, to the process of then."""
+        """Whether the process of then knows its beginning, by the host's clock."""
         began, conn = self.at[session["seq"]], self.history.conns[session["conn"]]
         return (
             session["reason"] == "login"

@@ -1,4 +1,4 @@
-"""What a gateway could know of a run, and what no gateway can: when the host ran it.
+"""What gateways and watchers saw of a run, and what was done to the sidecar's host.
 
 The checker sees only this. Times are virtual seconds since the run began.
 """
@@ -26,7 +26,7 @@ Uid = str | int
 
 
 class ListedSession(NamedTuple):
-    """One that is open, as `list` tells it."""
+    """One that is open, as `list` has it."""
 
     uid: Uid
     gateway: str
@@ -116,7 +116,7 @@ class PutBack(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """Everything that was sent, told and done in one run."""
+    """Everything that was sent, delivered and done in one run."""
 
     links: list[LinkHistory] = field(default_factory=list)
     conns: dict[int, Conn] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class History:
     hangs: list[tuple[str, float, float]] = field(default_factory=list)  # of gateways
     # Whatever may make it late, from and until; the pauses are among them.
     troubles: list[tuple[float, float, str]] = field(default_factory=list)
-    # Those of one gateway, by its name, of which nobody else may notice anything.
+    # Those of one gateway, by its name, which no other gateway may notice.
     troubles_of: dict[str, list[tuple[float, float, str]]] = field(default_factory=dict)
     unread: list[Unread] = field(default_factory=list)
     wall: list[tuple[float, int]] = field(default_factory=list)  # from when, ms at 0
@@ -184,15 +184,11 @@ class History:
 
     def decided(self, since: float, until: float) -> float:
         """Seconds in which it ran, was not paused or busy, and its disk took something."""
-        seconds, lost = 0.0, [*self.pauses]
-        for began, ended, _ in self.troubles_in(since, until, "disk", "sidecar busy"):
-            lost.append((began, ended))
+        troubles = self.troubles_in(since, until, "disk", "sidecar busy")
+        lost = [*self.pauses, *((began, ended) for began, ended, _ in troubles)]
+        seconds = 0.0
         for began, ended in sorted([*lost, (until, inf)]):
-            free_until = min(began, until)
-            for process in self.processes:
-                seconds += _overlap(
-                    since, free_until, process.began_at, process.ended_at
-                )
+            seconds += self.ran(since, min(began, until))
             since = max(since, ended)
         return seconds
 
@@ -208,14 +204,12 @@ class History:
 
     def virtual(self, wall_ms: int, until: float = inf) -> float:
         """The moment of a stamp: the last until then that the wall clock's steps allow."""
-        fits = []
-        for index, (since, zero_ms) in enumerate(self.wall):
-            is_last = index + 1 == len(self.wall)
-            stepped_at = self.ended_at if is_last else self.wall[index + 1][0]
-            at = (wall_ms - zero_ms) / 1000
-            if since - STAMP_S <= at <= stepped_at + STAMP_S:
-                fits.append(at)
-        fits = fits or [
+        spans = pairwise([*self.wall, (self.ended_at, 0)])
+        shown = [
+            (began, (wall_ms - zero_ms) / 1000, ended)
+            for (began, zero_ms), (ended, _) in spans
+        ]
+        fits = [at for a, at, b in shown if a - STAMP_S <= at <= b + STAMP_S] or [
             at
             for at, before_ms, after_ms in self.standstills
             if before_ms <= wall_ms <= after_ms
@@ -246,7 +240,7 @@ class History:
 
     def gateway_links(self, name: str) -> list[LinkHistory]:
         """All links of a gateway, in order."""
-        return [it for it in self.links if (it.role, it.name) == ("gateway", name)]
+        return [it for it in self.links if it.name_and_role == ("gateway", name)]
 
     def process_at(self, at: float) -> int:
         """Which process ran then."""

@@ -158,7 +158,7 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
         if is_anew or is_again:
             continue
         if record["attempt"] > 1 and _was_passed_over(before, history, began, now):
-            yield f"{record} follows {before}, and nobody was told of that"
+            yield f"{record} follows {before}, and it was passed over"
         if is_early(history.passed(began, now), FIRST_RETRY_S, STAMP_S):
             yield f"{record} at {now:.3f} follows {before} at {began:.3f}"
         # Nobody can answer while the host sleeps, or no sidecar runs. What is waited then

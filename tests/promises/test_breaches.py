@@ -297,7 +297,7 @@ def kept() -> History:
         (7, "had not failed", another_attempt(2, 1.5)),
         (7, "never fired", timer_slept_through),
         (7, "or replaced", fired_though_replaced),
-        (7, "and nobody was told of that", run_that_was_passed_over),
+        (7, "and it was passed over", run_that_was_passed_over),
     ],
 )
 def test_this_breach_is_told(
