@@ -84,16 +84,8 @@ def _damped(run: RunEvidence) -> Iterator[str]:
 
 def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
     history, log, last = run.history, run.log, cluster.readings[-1]
-    # What was decided later may still wait for others.
     owed_until = last.at - cluster.linger_s - TAKEN_S
-    late = [seq for seq in log if run.at[seq] > owed_until]
-    there = [
-        {
-            str(it.get("user", it["uid"]))
-            for it in online_in({seq: log[seq] for seq in log if seq < until})
-        }
-        for until in (*late, inf)
-    ]
+    there = _online_since(run, owed_until, lambda it: str(it.get("user", it["uid"])))
     has = set(cluster.online)
     if not set.intersection(*there) <= has <= set.union(*there):
         yield f"in the end Redis has {cluster.online} online, the log {there[-1]}"
@@ -116,7 +108,7 @@ def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
         lags = reading.lag_s, reading.lease_age_s
         if not (0 <= min(lags) <= max(lags) <= most_s and reading.lag_records >= 0):
             yield f"at {reading.at:.3f} its lag was {reading}"
-    is_behind = last.lag_records > len(late) or last.lag_s > last.at - owed_until
+    is_behind = last.lag_records >= len(there) or last.lag_s > last.at - owed_until
     if is_behind or last.state != "following":
         yield f"in the end its lag was {last}"
 
@@ -138,6 +130,20 @@ def _since(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
         yield f"{by[0]} and {by[-1]} are {apart_s:.1f} s further apart than in the log"
 
 
+def _online_since(
+    run: RunEvidence, since: float, user_of: Callable[[Record], str]
+) -> list[set[str]]:
+    """Who was online at a moment, and after each later decision, which may still wait."""
+    late = [seq for seq in run.log if run.at[seq] > since]
+    return [
+        {
+            user_of(it)
+            for it in online_in({seq: run.log[seq] for seq in run.log if seq < until})
+        }
+        for until in (*late, inf)
+    ]
+
+
 def online_in(log: Mapping[int, Record]) -> list[Record]:
     """The sessions that are open at the end of a log, by what began them."""
     found = dict[str, Record]()
@@ -151,7 +157,7 @@ def online_in(log: Mapping[int, Record]) -> list[Record]:
 
 class _Owed:
     def __init__(self, outbound: Outbound, run: RunEvidence) -> None:
-        self._outbound, self._terms = outbound, outbound.terms
+        self._outbound, self._terms, self._run = outbound, outbound.terms, run
         self._history, self._log, self._at = run.history, run.log, run.at
         self._retention_s = run.terms.retention_s
         # Requests that are no tests, with what they brought of the log.
@@ -365,8 +371,8 @@ class _Owed:
         history = self._history
         if history.rotten or self._gone or self._terms.gateway or history.put_backs:
             return
-        online = {str(it["uid"]) for it in online_in(self._log)}
-        online |= {str(it.get("user", it["uid"])) for it in online_in(self._log)}
+        owed_until = self._outbound.readings[-1].at - self._terms.settle_s - TAKEN_S
+        online = set.union(*_online_since(self._run, owed_until, self._user))
         last = dict[str, Record]()
         told = [it for _, records in self._requests for it in records]
         for record in told + [letter.record for letter in self._outbound.letters]:

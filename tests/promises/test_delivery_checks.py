@@ -130,6 +130,21 @@ def test_a_breach_by_a_webhook_is_told(
     assert any(told in it for it in broken_promises(PLAN.terms, history))
 
 
+def test_an_offline_is_missed_once_it_must_have_settled(history: History) -> None:
+    to = history.outbound["to"]
+    to.requests = [
+        request
+        for request in to.requests
+        if (request.events[0]["data"]["kind"], "polite")
+        != ("offline", request.events[0]["data"].get("uid"))
+    ]
+    offline_at, last_at = 13.0, to.readings[-1].at
+    for settle_s, is_missed in ((last_at - offline_at, False), (1.0, True)):
+        to.terms = replace(to.terms, settle_s=settle_s)
+        found = broken_promises(PLAN.terms, history)
+        assert is_missed == any("it was sent of polite" in it for it in found)
+
+
 def test_a_short_absence_that_a_damped_watch_is_given_is_told(history: History) -> None:
     for request in history.outbound["to"].requests:
         history.damped += [Told(request.at, it["data"]) for it in request.events]
