@@ -15,6 +15,7 @@ from liveness.promises.delivery_history import (
     ClusterOutbound,
     Letter,
     Outbound,
+    OutletReading,
     Request,
 )
 from liveness.promises.run_evidence import RunEvidence
@@ -91,7 +92,7 @@ def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
         yield f"in the end Redis has {cluster.online} online, the log {there[-1]}"
     online = dict[str, int]()
     is_whole = history.passed(0.0, history.ended_at) < KEPT_S
-    for kind, user, session in cluster.events if is_whole else ():
+    for kind, user, session, _since_s in cluster.events if is_whole else ():
         if session not in log and not history.put_backs:
             yield f"{kind} of {user} tells of {session}, which nobody began"
         if (user in online) == (kind == "online"):
@@ -103,11 +104,7 @@ def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
     if is_whole and online.keys() != has:
         yield f"by its stream {online} are online in the end, not {has}"
     yield from _since(cluster, run)
-    for reading in cluster.readings:
-        most_s = history.passed(0.0, reading.at) + 1.0
-        lags = reading.lag_s, reading.lease_age_s
-        if not (0 <= min(lags) <= max(lags) <= most_s and reading.lag_records >= 0):
-            yield f"at {reading.at:.3f} its lag was {reading}"
+    yield from _readings(cluster.readings, run)
     is_behind = last.lag_records >= len(there) or last.lag_s > last.at - owed_until
     if is_behind or last.state != "following":
         yield f"in the end its lag was {last}"
@@ -122,12 +119,25 @@ def _since(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
     since = len(history.processes) - 1 if history.is_wall_stepped else 0
     ahead_s = {
         session: since_s - run.at[session]
-        for session, since_s in cluster.since_s.items()
-        if session in run.log and history.process_at(run.at[session]) >= since
+        for _kind, _user, session, since_s in cluster.events
+        if since_s is not None
+        and session in run.log
+        and history.process_at(run.at[session]) >= since
     }
     by = sorted(ahead_s, key=lambda session: ahead_s[session])
     if by and (apart_s := ahead_s[by[-1]] - ahead_s[by[0]]) > SINCE_S:
         yield f"{by[0]} and {by[-1]} are {apart_s:.1f} s further apart than in the log"
+
+
+def _readings(readings: Iterable[OutletReading], run: RunEvidence) -> Iterator[str]:
+    """No step of a clock shows in what an outlet says of itself."""
+    for reading in readings:
+        most_s = run.history.passed(0.0, reading.at) + 1.0
+        lags = reading.lag_s, reading.lease_age_s
+        if not (0 <= min(lags) <= max(lags) <= most_s and reading.lag_records >= 0):
+            yield f"at {reading.at:.3f} its lag was {reading}"
+        if reading.latency_s > most_s * reading.sent:
+            yield f"at {reading.at:.3f} its latencies are {reading}"
 
 
 def _online_since(
@@ -349,7 +359,7 @@ class _Owed:
         if self._terms.settle_s:
             return {}
         first = 0
-        if not self._terms.begins_at_oldest:
+        if self._terms.begin == "newest":
             # Where it began only it knows; but from what it sent first it goes on.
             seqs = (it["seq"] for _, records in self._requests for it in records)
             first = min(seqs, default=2**63)
@@ -362,14 +372,16 @@ class _Owed:
 
     def _concerns(self, record: Record) -> bool:
         terms, kind = self._terms, record["kind"]
-        if terms.gateway not in ("", record["gateway"], record.get("from_gateway")):
+        if terms.gateways not in ("", record["gateway"], record.get("from_gateway")):
             return False
-        return kind in terms.kinds and (kind == "timer" or self._is_of_users(record))
+        return kind in terms.kinds.split(",") and (
+            kind == "timer" or self._is_of_users(record)
+        )
 
     def _last_of_each(self) -> Iterator[str]:
         """Whoever was said to be online must be said to be gone in the end."""
         history = self._history
-        if history.rotten or self._gone or self._terms.gateway or history.put_backs:
+        if history.rotten or self._gone or self._terms.gateways or history.put_backs:
             return
         owed_until = self._outbound.readings[-1].at - self._terms.settle_s - TAKEN_S
         online = set.union(*_online_since(self._run, owed_until, self._user))
@@ -398,7 +410,7 @@ class _Owed:
                 if online is None or record["kind"] != "offline":
                     continue
                 # Who has come to another gateway has left those that were asked for.
-                has_left = terms.gateway and online["gateway"] != record["gateway"]
+                has_left = terms.gateways and online["gateway"] != record["gateway"]
                 # Of what was decided before this process, only the stamp is known.
                 began = self._at[record["seq"]]
                 is_older = history.process_at(began) != request.process
@@ -444,13 +456,9 @@ class _Owed:
             if seq in self._owed and it.at < history.calm_from
             if not history.put_backs
         ]
+        yield from _readings(self._outbound.readings, self._run)
         for reading in self._outbound.readings:
             at = reading.at
-            most_s = history.passed(0.0, at) + 1.0
-            if not (0 <= reading.lag_s <= most_s and reading.lag_records >= 0):
-                yield f"at {at:.3f} its lag was {reading}"
-            if reading.latency_s > most_s * reading.sent:
-                yield f"at {at:.3f} its latencies are {reading}"
             late = [
                 at - decided_at
                 for decided_at, it in accepted

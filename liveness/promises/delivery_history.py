@@ -1,7 +1,6 @@
 """What the receiver of a webhook got, and what the sidecar said of it meanwhile."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,15 +9,20 @@ from typing import Any, NamedTuple
 class WebhookTerms:
     """The settings of a webhook that say what its receiver is owed."""
 
-    kinds: Sequence[str]
-    gateway: str  # of this one only; empty: of all
+    kinds: str  # separated by commas
+    gateways: str  # of this one only; empty: of all
     users_only: bool
     settle_s: float
-    begins_at_oldest: bool
+    begin: str
     batch: int
     timeout_s: float
-    waits_s: Sequence[float]
+    retry: str  # waits, separated by commas
     max_dead: int
+
+    @property
+    def waits_s(self) -> list[float]:
+        """How long it waits before each further attempt."""
+        return [float(wait) for wait in self.retry.split(",") if wait]
 
 
 @dataclass(slots=True)
@@ -27,7 +31,6 @@ class Request:
 
     at: float
     process: int  # of the sidecar
-    connection: int
     id: str
     stamp: int
     is_signed: bool
@@ -55,17 +58,16 @@ class Letter(NamedTuple):
 
 
 class OutletReading(NamedTuple):
-    """What the sidecar said of the webhook at a moment."""
+    """What the sidecar said of an outlet at a moment."""
 
     at: float
     process: int
     state: str
     lag_records: int
     lag_s: float
-    sent: int
-    dead: int
-    dead_deleted: int
-    latency_s: float  # the sum of all
+    sent: int = 0
+    latency_s: float = 0.0  # the sum of all
+    lease_age_s: float = 0.0  # of the cluster's
 
 
 @dataclass(slots=True)
@@ -78,15 +80,13 @@ class Outbound:
     letters: list[Letter] = field(default_factory=list)
 
 
-class ClusterReading(NamedTuple):
-    """What the sidecar said of the cluster's outlet at a moment."""
+class ClusterEvent(NamedTuple):
+    """A change of whom Redis has online."""
 
-    at: float
-    process: int
-    state: str
-    lag_records: int
-    lag_s: float
-    lease_age_s: float
+    kind: str
+    user: str
+    session: int
+    since_s: float | None  # by its clock, where a session was told as it began
 
 
 @dataclass(slots=True)
@@ -95,8 +95,5 @@ class ClusterOutbound:
 
     linger_s: float
     online: list[str] = field(default_factory=list)
-    # The kind, the user and the session of each, in order.
-    events: list[tuple[str, str, int]] = field(default_factory=list)
-    # By session: by Redis' clock, when it began, as it was told when that was new.
-    since_s: dict[int, float] = field(default_factory=dict)
-    readings: list[ClusterReading] = field(default_factory=list)
+    events: list[ClusterEvent] = field(default_factory=list)
+    readings: list[OutletReading] = field(default_factory=list)

@@ -1,98 +1,145 @@
 """What the sidecar's outlets connect to, and the network to it.
 
-The sidecar opens sockets of TCP. Here they are sockets of Unix, over which the kernel
-delivers at once: otherwise virtual time would jump ahead while bytes are under way.
+The sidecar opens sockets of TCP. Here they are pairs of Unix sockets, over which the
+kernel delivers at once: otherwise virtual time would jump ahead while bytes are under way.
 """
 
 import errno
+import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
-from pathlib import Path
-from typing import Any, Final
+from random import Random
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import trio
 from trio._socket import _SocketType
 
+from liveness.promises.delivery_history import ClusterOutbound, Outbound
 from tests.simulation.situations import reached
 
-# What may befall each, for a while in which every connection meets it.
+# What may befall each, for a while in which every connection and request meets it.
 MOODS_OF_DOORS: Final = (
     "refuses to connect",
     "cannot be reached",
     "resets connections",
+    "says nothing",
+    "is late",
+    "sends answers without end",
+    "cuts its answers off",
 )
+# So little is read at once that a larger request comes in pieces.
+READ_BYTES: Final = 1_024
+
+T = TypeVar("T")
 
 
-class Door(ABC):
-    """A server on a socket of its own.
+class Door(ABC, Generic[T]):
+    """A server, which gets requests of some type.
 
     Args:
-        path: Of the socket.
+        port: Its own.
+        random: Draws what a request meets.
+        timeout_s: The sidecar waits so long for an answer.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    outbound: Outbound | ClusterOutbound
+    endless: ClassVar[tuple[tuple[bytes, bytes], ...]]  # what begins, and goes on
+
+    def __init__(self, port: int, random: Random, timeout_s: float) -> None:
+        self.port = port
         self.mood = ""
-        self._until = 0.0
-        self._mended = trio.Event()
-        self.streams = dict[trio.SocketStream, int]()  # the number of each
-        self._connections = 0
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether nothing will befall it any more."""
-        return self._until == inf
-
-    async def run(
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Accept connections."""
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.bind(str(self.path))
-            sock.listen(100)
-            listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-            task_status.started()
-            await trio.serve_listeners(self._talk, [listener])
-
-    async def _talk(self, stream: trio.SocketStream) -> None:
-        self._connections += 1
-        self.streams[stream] = self._connections
-        try:
-            await self.serve(stream)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # either side closed it
-        finally:
-            del self.streams[stream]
-            await trio.aclose_forcefully(stream)
+        self.random = random
+        self.timeout_s = timeout_s
+        self.until = 0.0  # the mood lasts; inf: nothing will befall it any more
+        self._streams: list[trio.SocketStream] = []
 
     @abstractmethod
+    def first_of(self, data: bytes) -> tuple[T, bytes] | None:
+        """The request that *data* begins with, and the rest; None: it is not whole."""
+
+    @abstractmethod
+    async def answer(self, stream: trio.SocketStream, request: T) -> bool:
+        """Answer a request; say whether the connection stays open."""
+
+    def note(self, request: T, sent: bytes) -> None:
+        """Note how what was sent as an answer begins."""
+
     async def serve(self, stream: trio.SocketStream) -> None:
-        """Serve a connection."""
+        """Serve a connection until either side closes it."""
+        self._streams.append(stream)
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._serve(stream)
+        self._streams.remove(stream)
+        await trio.aclose_forcefully(stream)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        data = b""
+        while True:
+            if self.mood == "resets connections":
+                await trio.lowlevel.checkpoint()  # it is sent to, and does not read
+                reached("outlets: a server resets a connection")
+                return
+            if (first := self.first_of(data)) is not None:
+                request, data = first
+                if not await self.answer(stream, request):
+                    return
+            elif more := await stream.receive_some(READ_BYTES):
+                data += more
+            else:
+                return
+
+    async def send(self, stream: trio.SocketStream, request: T, answer: bytes) -> bool:
+        """Answer well, if the mood is good; say whether the connection stays open."""
+        random, mood, again = self.random, self.mood, b""
+        # As fast as it is read, or slowly.
+        pace_s = random.choice([0.005, 0.1, 0.7]) * self.timeout_s
+        if mood == "says nothing":
+            await stream.receive_some()
+            reached("outlets: a server says nothing as long as it is waited for")
+            return False
+        if mood == "is late":
+            await trio.sleep(random.uniform(0, 3) * self.timeout_s)
+        elif mood == "sends answers without end":
+            answer, again = random.choice(self.endless)
+        elif mood == "cuts its answers off":
+            answer = answer[: random.randrange(len(answer))]
+            reached("outlets: an answer ends in its middle")
+        try:
+            await stream.send_all(answer)
+            self.note(request, answer)
+            while again:
+                await stream.send_all(again)
+                await trio.sleep(pace_s)
+        except trio.BrokenResourceError:
+            if again:
+                reached("outlets: an answer without end is cut off")
+            elif mood == "is late":
+                reached("outlets: an answer comes after it was waited for")
+            raise
+        return mood != "cuts its answers off"
 
     def suffer(self, mood: str, seconds: float) -> Callable[[], None]:
         """Begin a mood that lasts so long; return what ends it."""
-        if not self.is_at_rest:
-            self.mood, self._until = mood, trio.current_time() + seconds
-        return partial(self.mend, self._until)
+        self.mood, self.until = mood, trio.current_time() + seconds
+        return partial(self.mend, self.until)
 
     def mend(self, until: float = inf) -> None:
         """End a mood that began before; what it has left hanging is closed."""
-        if until < self._until:
+        if until < self.until:
             return
-        self.mood, self._until = "", until
-        self._mended.set()
-        self._mended = trio.Event()
-        for stream in self.streams:
+        self.mood, self.until = "", until
+        for stream in self._streams:
             stream.socket.close()
 
     async def be_reached(self) -> None:
         """Take a connection, or not."""
         while self.mood == "cannot be reached":
             try:
-                await self._mended.wait()
+                await trio.sleep(1)
             except trio.Cancelled:
                 reached("outlets: a server is not reached in time")
                 raise
@@ -102,10 +149,11 @@ class Door(ABC):
 
 
 class Network(trio.abc.SocketFactory):
-    """Leads to each door, by its port."""
+    """Leads to each door, by its port, and has it served in a nursery."""
 
-    def __init__(self, doors: Mapping[int, Door]) -> None:
+    def __init__(self, doors: Sequence[Door[Any]], nursery: trio.Nursery) -> None:
         self.doors = doors
+        self.nursery = nursery
 
     def socket(
         self, family: int = socket.AF_INET, type: int = 0, proto: int = 0
@@ -127,6 +175,11 @@ class _Line(_SocketType):
 
     async def connect(self, address: Any) -> None:
         """Connect to what listens there."""
-        door = self._network.doors[address[1]]
+        door = next(it for it in self._network.doors if it.port == address[1])
         await door.be_reached()
-        await super().connect(str(door.path))
+        near, far = socket.socketpair()
+        with near:
+            near.setblocking(False)
+            os.dup2(near.fileno(), self.fileno(), inheritable=False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(far))
+        self._network.nursery.start_soon(door.serve, stream)

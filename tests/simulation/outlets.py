@@ -1,21 +1,19 @@
 """The sidecar's outlets in a run: where they lead, and who looks after them."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import trio
 
-from liveness.config.cluster import REDIS_PORT
-from liveness.promises.delivery_history import ClusterReading, Letter, OutletReading
+from liveness.promises.delivery_history import Letter, OutletReading
 from liveness.promises.run_history import History
 from tests.simulation.cluster.redis import Connection
-from tests.simulation.doors import Network
+from tests.simulation.doors import Door, Network
 from tests.simulation.machine import Machine
 from tests.simulation.plan import Plan
-from tests.simulation.receivers import FIRST_PORT, Receiver
+from tests.simulation.receivers import Receiver
 from tests.simulation.redis_door import RedisDoor
 from tests.simulation.situations import reached
 
@@ -23,7 +21,7 @@ from tests.simulation.situations import reached
 READ_EVERY_S: Final = 1.0
 # So often somebody who has mended a receiver tries it, until nothing waits for it.
 TRY_EVERY_S: Final = 5.0
-MOST_TRIES_S: Final = 120.0
+MOST_TRIES: Final = 24
 MOST_LETTERS: Final = 100_000
 
 
@@ -33,78 +31,59 @@ class OutletWorld:
     Args:
         plan: The receivers, and the cluster.
         machine: The sidecar's host, whose clocks are everybody's.
-        folder: Where their sockets are.
         redis: A connection to the cluster's server; None: there is no cluster.
         history: Told what they get.
+        nursery: Where they are served.
     """
 
     def __init__(
         self,
         plan: Plan,
         machine: Machine,
-        folder: Path,
         redis: Connection | None,
         history: History,
+        nursery: trio.Nursery,
     ) -> None:
         self._machine, self._history = machine, history
         random, clock = Random(f"outlets {plan.seed}"), machine.clock
-        self._receivers = [
-            Receiver(it, folder, random, clock.wall_ms, history)
-            for it in plan.receivers
-        ]
-        self._redis: RedisDoor | None = None
+        self._receivers = [Receiver(it, random, history) for it in plan.receivers]
+        self._redis = list[RedisDoor]()  # one, or none
         if redis is not None and plan.cluster is not None:
-            linger_s = plan.cluster.linger_s
             # It does not sleep when the sidecar's host does.
-            self._redis = RedisDoor(redis, folder, random, clock.boot_s, linger_s)
-            history.cluster = self._redis.outbound
-        doors = dict(enumerate(self._receivers, FIRST_PORT))
-        self._doors = doors | ({REDIS_PORT: self._redis} if self._redis else {})
+            own = RedisDoor(plan.cluster, redis, random, clock.boot_s, history)
+            self._redis.append(own)
+        self._doors: list[Door[Any]] = [*self._receivers, *self._redis]
+        trio.socket.set_custom_socket_factory(Network(self._doors, nursery))
 
-    async def run(
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Serve, and ask the sidecar for the state of its outlets."""
-        trio.socket.set_custom_socket_factory(Network(self._doors))
-        async with trio.open_nursery() as nursery:
-            for door in self._doors.values():
-                await nursery.start(door.run)
-            task_status.started()
-            while True:
-                self._read()
-                await trio.sleep(READ_EVERY_S)
+    async def run(self) -> None:
+        """Ask the sidecar for the state of its outlets."""
+        while True:
+            self._read()
+            await trio.sleep(READ_EVERY_S)
 
     def suffer(
         self, kind: str, whom: int, mood: str, seconds: float
     ) -> Callable[[], None]:
         """Begin a mood of Redis or of a receiver; return what ends it."""
-        if kind == "redis":
-            assert self._redis is not None
-            return self._redis.suffer(mood, seconds)
-        return self._receivers[whom % len(self._receivers)].suffer(mood, seconds)
+        doors: Sequence[Door[Any]]
+        doors = self._redis if kind == "redis" else self._receivers
+        return doors[whom % len(doors)].suffer(mood, seconds)
 
     def mend(self) -> None:
         """End all moods, for good."""
-        for door in self._doors.values():
+        for door in self._doors:
             door.mend()
 
     async def come_to_rest(self) -> None:
         """Somebody tries the receivers until nothing waits, and retries dead letters."""
         outlets = self._machine.outlets()
-        if outlets is None:
-            return
-        until = trio.current_time() + MOST_TRIES_S
-        # Those that could not open their database have stopped, and do for a minute.
-        while trio.current_time() < until and (
-            waiting := [
-                it
-                for it in outlets.webhooks
-                if it.now().lag_records or it.now().state == "stopped"
-            ]
-        ):
-            for outlet in waiting:
-                await outlet.send_test()
-            await trio.sleep(TRY_EVERY_S)
+        assert outlets is not None
+        for _ in range(MOST_TRIES):
+            for outlet in outlets.webhooks:
+                # One that could not open its database stops, and does for a minute.
+                if outlet.now().lag_records or outlet.now().state == "stopped":
+                    await outlet.send_test()
+                    await trio.sleep(TRY_EVERY_S)
         for outlet, receiver in zip(outlets.webhooks, self._receivers, strict=True):
             letters = await outlet.dead_letters(None, MOST_LETTERS)
             for it in reversed(letters):
@@ -115,8 +94,8 @@ class OutletWorld:
                 if result is not None and result.is_accepted:
                     reached("outlets: a dead letter is sent again by hand")
         self._read()
-        if self._redis is not None:
-            self._redis.note_rest()
+        for server in self._redis:
+            server.note_rest()
 
     def _read(self) -> None:
         """Note what the sidecar says of its outlets."""
@@ -124,17 +103,13 @@ class OutletWorld:
         if outlets is None:
             return
         at, process = trio.current_time(), len(self._history.processes) - 1
-        for outlet, receiver in zip(outlets.webhooks, self._receivers, strict=True):
-            it = outlet.now()
-            lag, dead = (it.lag_records, it.lag_s), (it.dead, it.dead_deleted)
-            receiver.outbound.readings.append(
-                OutletReading(
-                    at, process, it.state, *lag, it.sent, *dead, it.latency.sum
-                )
-            )
-        if self._redis is not None and outlets.cluster is not None:
-            of = outlets.cluster.now()
-            lag = of.lag_records, of.lag_s
-            self._redis.outbound.readings.append(
-                ClusterReading(at, process, of.state, *lag, of.lease_age_s)
+        known: list[Any] = [*outlets.webhooks, outlets.cluster]  # as the doors are
+        for outlet, door in zip(known, self._doors, strict=False):
+            it, own = outlet.now(), dict[str, Any]()
+            if isinstance(door, RedisDoor):
+                own["lease_age_s"] = it.lease_age_s
+            else:
+                own |= {"sent": it.sent, "latency_s": it.latency.sum}
+            door.outbound.readings.append(
+                OutletReading(at, process, it.state, it.lag_records, it.lag_s, **own)
             )

@@ -37,8 +37,8 @@ from tests.simulation.receivers import (
     ReceiverPlan,
     drawn_receiver,
 )
+from tests.simulation.redis_door import CLUSTER
 from tests.simulation.redis_door import MOODS as REDIS_MOODS
-from tests.simulation.redis_door import cluster_of
 from tests.simulation.scales import by_scale, whole
 
 # Beside plain ones those that are easily taken for each other.
@@ -567,9 +567,8 @@ def _webhooks(draft: Draft, random: Random) -> None:
 
 
 def _cluster(draft: Draft, random: Random) -> None:
-    draft.settings["cluster"] = cluster_of(
-        lease_s=by_scale(random, 3, 3_600), linger_s=by_scale(random, 0.001, 10)
-    )
+    lease_s, linger_s = by_scale(random, 3, 3_600), by_scale(random, 0.001, 10)
+    draft.settings["cluster"] = replace(CLUSTER, lease_s=lease_s, linger_s=linger_s)
     _moods(draft, random, "redis", REDIS_MOODS)
 
 

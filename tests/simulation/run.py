@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random, getstate, seed, setstate
 from typing import Any, Final
@@ -15,10 +16,12 @@ from structlog.testing import capture_logs
 from trio._core import _run as scheduler
 from trio.testing import MockClock
 
+from liveness.cluster.connection import Redis
 from liveness.outlets.cluster import publisher
 from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
 from tests.simulation.cluster.redis import Connection, server_of
+from tests.simulation.cluster.world import virtual_functions
 from tests.simulation.damped_watch import watch_damped
 from tests.simulation.hindsight import look_back
 from tests.simulation.library_process import simulated_host
@@ -76,8 +79,8 @@ async def _play(
         )
         outlets = None
         if plan.receivers or plan.cluster:
-            outlets = OutletWorld(plan, machine, folder, redis, history)
-            await nursery.start(outlets.run)
+            outlets = OutletWorld(plan, machine, redis, history, nursery)
+            nursery.start_soon(outlets.run)
         world = World(
             plan,
             machine,
@@ -117,6 +120,9 @@ def _one_order(number: int) -> Iterator[None]:
         # What runs in either event loop does not know of `RUN_SYNC`.
         patched.setattr(anyio.to_thread, "run_sync", _at_once)
         patched.setattr(publisher, "SystemRandom", lambda: Random(number))
+        # The functions read the key `now` in place of their server's clock.
+        redis = partial(Redis, functions=virtual_functions())
+        patched.setattr(publisher, "Redis", redis)
         try:
             yield
         finally:

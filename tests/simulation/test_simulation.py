@@ -32,7 +32,7 @@ def trace(history: History) -> list[object]:
     ]
     # Webhooks' ids are drawn by the product, too.
     requests = [
-        (it.at, it.connection, it.status, len(it.body))
+        (it.at, it.status, len(it.body))
         for outbound in history.outbound.values()
         for it in outbound.requests
     ]
