@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from itertools import takewhile
 from math import inf
 from operator import itemgetter
 from types import SimpleNamespace
@@ -30,7 +29,14 @@ from anyio.abc import SocketStream
 import liveness
 from liveness.client import reconnecting_link, sidecar
 from liveness.core.records import HostReading, HostTime
-from liveness.promises.run_history import LinkHistory, Record, Sent
+from liveness.promises.run_history import (
+    Conn,
+    History,
+    LinkHistory,
+    Record,
+    Sent,
+    Uid,
+)
 from tests.helpers.wire import Frames
 from tests.simulation.parties import ENDED, OF, linked, note_read
 from tests.simulation.situations import reached
@@ -46,12 +52,11 @@ _connect_unix: Final = anyio.connect_unix
 
 
 @contextmanager
-def simulated_host() -> Iterator[list[str]]:
-    """Give the library the world's clocks and sockets; yield its own faults."""
-    faults = list[str]()
+def simulated_host(history: History) -> Iterator[None]:
+    """Give the library the world's clocks and sockets, and note its own faults."""
 
     def note_fault(line: str, *args: object) -> None:
-        faults.append(f"client: {line % args}: {traceback.format_exc()}")
+        history.faults.append(f"client: {line % args}: {traceback.format_exc()}")
 
     time = SimpleNamespace(time_ns=lambda: _process.get().time_ns())
     with pytest.MonkeyPatch.context() as patched:
@@ -62,7 +67,7 @@ def simulated_host() -> Iterator[list[str]]:
         patched.setattr(sidecar, "time", time)
         patched.setattr(reconnecting_link.logger, "exception", note_fault)
         patched.setattr(reconnecting_link.logger, "disabled", True)  # of the rest
-        yield faults
+        yield
 
 
 async def _connect(path: str) -> "Tap | SocketStream":
@@ -73,8 +78,8 @@ async def _connect(path: str) -> "Tap | SocketStream":
     await gateway.may_go_on()
     if process.is_dead or gateway.world.now < gateway.unreachable_until:
         raise ConnectionRefusedError
-    link = linked(gateway.world, "gateway", gateway.name, process.life, {})
-    process.tap = Tap(process, *link)
+    hello = {"role": "gateway", "name": gateway.name}
+    process.tap = Tap(process, *linked(gateway.world, process.life, hello))
     return process.tap
 
 
@@ -86,7 +91,7 @@ class Process:
     """One process of a gateway: a `connect`, and the application's loops around it."""
 
     def __init__(
-        self, gateway: "Library", *, fresh: bool | None, is_twin: bool = False
+        self, gateway: "Library", *, fresh: bool | None = None, is_twin: bool = False
     ) -> None:
         self.gateway = gateway
         self.world = gateway.world
@@ -100,7 +105,6 @@ class Process:
         self._fresh = fresh
         self._is_twin = is_twin
         self._scope = trio.CancelScope()
-        self._nursery: trio.Nursery | None = None
         self.is_dead = False
         self._working: set[str] = set()
         self._expected = 0
@@ -129,19 +133,19 @@ class Process:
                     fresh=self._fresh,
                     on_state=self._note_state,
                 ) as self.sidecar,
-                trio.open_nursery() as self._nursery,
+                trio.open_nursery() as nursery,
             ):
                 if not self._is_twin:
                     self.sidecar.task(self._work)
                     for conn in [*gateway.open]:
                         reached("client: a process takes over connections")
                         gateway.report(["login", conn])
-                    self._nursery.start_soon(self._read_ends)
+                    nursery.start_soon(self._read_ends)
                     if gateway.library.reads_records:
-                        self._nursery.start_soon(self._read_records)
+                        nursery.start_soon(self._read_records)
                 await self.must_close.wait()
                 closing_at, had_link = self.world.now, self.has_link
-                self._nursery.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
             if had_link:
                 self._check_last_reports(closing_at)
 
@@ -165,10 +169,6 @@ class Process:
     @property
     def has_link(self) -> bool:
         return self.sidecar is not None and self.sidecar.is_connected
-
-    @property
-    def is_sending(self) -> bool:
-        return self.tap is not None and self.tap.is_sending
 
     def die(self) -> None:
         """End with nothing said."""
@@ -207,8 +207,6 @@ class Process:
     async def resume(self) -> None:
         """Take the name back, if it was taken."""
         assert self.sidecar is not None
-        if self.sidecar.state is liveness.LinkState.REPLACED:
-            reached("client: a library takes its name back")
         with suppress(anyio.ClosedResourceError, liveness.Replaced):
             await self.sidecar.resume()
 
@@ -243,22 +241,14 @@ class Process:
     async def _read_records(self) -> None:
         """Read all records in a second loop, which is left and begun again."""
         assert self.sidecar is not None
-        draw, last = self.gateway.random, 0
         while not self.must_close.is_set():
-            async for record in self.sidecar.records():
-                if record["seq"] < last:
-                    reached(
-                        "client: a loop over all records goes on in another log",
-                        rarely=True,
-                    )
-                last = record["seq"]
-                if draw.random() < 0.1:
-                    reached("client: a loop over all records is left and begun again")
+            async for _ in self.sidecar.records():
+                if self.gateway.random.random() < 0.1:
                     break
 
     async def _work(self, timer: liveness.Timer) -> str | None:
         """Do the work of a timer that has fired: soon, late, not at all, or for ever."""
-        draw, log = self.gateway.random, self._log
+        draw = self.gateway.random
         if timer.key in self._working:
             self.gateway.breach(f"{timer} runs twice at once")
         self._working.add(timer.key)
@@ -271,19 +261,12 @@ class Process:
                 raise liveness.TaskFailed("not now", final=drawn > 0.82)
             if drawn < 0.93:
                 raise ValueError("not now")
-            reached("client: a task does not return within the run timeout")
             await trio.sleep_forever()
         finally:
             self._working.discard(timer.key)
-            if log != self._log:
-                reached("client: the answer to a timer is of another log", rarely=True)
 
-    def flush_soon(self) -> None:
+    async def flush(self) -> None:
         """Wait for what was reported."""
-        assert self._nursery is not None
-        self._nursery.start_soon(self._flush)
-
-    async def _flush(self) -> None:
         assert self.sidecar is not None
         reports, has_link = [*self.unconfirmed.items()], self.has_link
         try:
@@ -321,24 +304,33 @@ class Process:
         waiting = self.unconfirmed.items()
         return [(of, kind) for of, (kind, _) in waiting if of not in self._written]
 
-    def _wrote_report(self, kind: str, conn: int) -> None:
+    def waiting(self, uid: Uid) -> list[tuple[str, Conn]]:
+        """What is to be said of a user, in order, and is not in the socket yet."""
         conns = self.world.history.conns
+        waiting = [
+            (it, conns[of]) for of, it in self.unwritten() if isinstance(of, int)
+        ]
+        return [(kind, conn) for kind, conn in waiting if str(conn.uid) == str(uid)]
+
+    def _wrote_report(self, kind: str, number: int) -> None:
+        conn = self.world.history.conns[number]
         if kind == "login":
-            self._opened.add(conn)
-            is_closed = conn not in self.gateway.open or conn in self._ended
-            if is_closed and conn not in self.unconfirmed:
-                # It closed while this was under way, so its logout follows.
+            self._opened.add(number)
+            is_closed = number not in self.gateway.open or number in self._ended
+            if is_closed and number not in self.unconfirmed:
+                reached("client: a connection closes while its login is written")
                 self._expected += 1
-                self.unconfirmed[conn] = "logout", self._expected
-        elif (conn, kind) in self.unwritten():
-            for it, what in takewhile(lambda it: it[0] != conn, self.unwritten()):
-                if what != "login":
-                    continue
-                if str(conns[int(it)].uid) == str(conns[conn].uid):
-                    self.gateway.breach(
-                        f"the logout of {conn} is before the login of {it}"
-                    )
-        self._wrote(kind, conn)
+                self.unconfirmed[number] = "logout", self._expected
+        elif (number, kind) in self.unwritten():
+            waiting = self.waiting(conn.uid)
+            before = [
+                it
+                for what, it in waiting[: waiting.index((kind, conn))]
+                if what == "login"
+            ]
+            if before:
+                self.gateway.breach(f"the logout of {conn} is before logins: {before}")
+        self._wrote(kind, number)
 
     def _wrote(self, kind: str, of: int | str) -> None:
         if of in self.unconfirmed and self.unconfirmed[of][0] == kind:
@@ -358,13 +350,11 @@ class Process:
             case [str(kind), [], *_]:
                 frame = [kind, [], {"conn": []}]
             case [str(kind), list(uids), {"conn": conns} as options]:
-                moments = options.get("began", [None] * len(conns))
+                moments = options.pop("began", [None] * len(conns))
                 for uid, number, began in zip(uids, conns, moments, strict=True):
-                    said = {**options, "conn": number, "began": began}
-                    if began is None:
-                        del said["began"]
-                    if kind == "login":
-                        said.setdefault("age", 0.0)
+                    said = {"age": 0.0, **options, "conn": number}
+                    if began is not None:
+                        said["began"] = began
                     if kind in ("login", "logout"):
                         self._wrote_report(kind, number)
                     link.sent.append(Sent(now, [kind, uid, said]))
@@ -395,7 +385,7 @@ class Process:
                 self._welcomed(welcome)
             case ["notices", records] if not self._is_twin:
                 for record in records:
-                    self._told(record)
+                    self._deliver(record)
             case ["pong", _]:
                 for conn in self._pinged & self._written:
                     del self.unconfirmed[conn]
@@ -416,10 +406,6 @@ class Process:
         elif welcome["log"] != self._log or welcome["next"] <= self._newest:
             if self.unconfirmed:
                 reached("client: a welcome names another log while reports wait")
-            if self._ends:
-                reached(
-                    "client: a welcome names another log while ends wait", rarely=True
-                )
             must_declare = True
             self._ends = [(0, conn) for _, conn in self._ends]
             self._newest = self._acked = self._believed_from = 0
@@ -433,7 +419,7 @@ class Process:
         # All logins before any logout, whichever the application called for first.
         self.unconfirmed = dict(sorted(self.unconfirmed.items(), key=itemgetter(1)))
 
-    def _told(self, record: Record) -> None:
+    def _deliver(self, record: Record) -> None:
         """Expect what follows from a record: an end, and its logout."""
         gateway, seq = self.gateway, record["seq"]
         if seq <= self._newest:
@@ -449,7 +435,16 @@ class Process:
             reached("client: an offline of a time without the name is passed over")
             return
         conn = _ended_by(record)
-        gateway.notice_end(record, conn)
+        ended = self.world.history.conns[conn]
+        if conn not in gateway.open:
+            reached("client: a record ends a connection that is gone already")
+        elif any(
+            str(it.uid) == str(ended.uid) and it.opened_at > ended.opened_at
+            for it in gateway.open.values()
+        ):
+            reached("client: a record ends one of two connections of a user")
+        if self.waiting(ended.uid):
+            reached("client: a record ends a user whose reports wait")
         if conn in gateway.open and conn not in self._ended:
             if self._ends:
                 reached("client: an end waits behind one whose handler is slow")
@@ -468,30 +463,25 @@ class Tap(anyio.abc.ByteStream):
     def __init__(
         self, process: Process, sock: socket.socket, link: LinkHistory
     ) -> None:
-        self.is_sending = False
-        self._process = process
-        self._world = process.world
-        self._sock = sock
         self.link = link
+        self._process = process
+        self._gateway = process.gateway
+        self._sock = sock
         self._sent, self._received = Frames(), Frames()
         self._is_inside_frame = False
 
     async def send(self, item: bytes) -> None:
         await trio.lowlevel.checkpoint()
-        gateway, left = self._process.gateway, memoryview(item)
-        self.is_sending = True
-        try:
-            if gateway.is_blocked:
-                # What the socket has room for goes out, and may end inside a frame.
-                cut = gateway.random.randrange(len(left) + 1)
-                await self._put(left[:cut])
-                left = left[cut:]
-                self._is_inside_frame = True
-                await gateway.may_go_on()
-                self._is_inside_frame = False
-            await self._put(left)
-        finally:
-            self.is_sending = False
+        gateway, left = self._gateway, memoryview(item)
+        if gateway.is_blocked:
+            # What the socket has room for goes out, and may end inside a frame.
+            cut = gateway.random.randrange(len(left) + 1)
+            await self._put(left[:cut])
+            left = left[cut:]
+            self._is_inside_frame = True
+            await gateway.may_go_on()
+            self._is_inside_frame = False
+        await self._put(left)
 
     async def _put(self, left: memoryview) -> None:
         while left:
@@ -502,7 +492,7 @@ class Tap(anyio.abc.ByteStream):
                 continue
             except OSError as error:
                 raise anyio.BrokenResourceError from error
-            self._process.gateway.wrote_at = self._world.now
+            self._gateway.wrote_at = self._gateway.world.now
             self._sent.feed(bytes(left[:size]))
             for frame in self._sent:
                 self._process.wrote(self.link, frame)
@@ -512,7 +502,7 @@ class Tap(anyio.abc.ByteStream):
         await trio.lowlevel.checkpoint()
         try:
             await trio.lowlevel.wait_readable(self._sock)
-            await self._process.gateway.is_reading()
+            await self._gateway.is_reading()
             data = self._sock.recv(max_bytes)
         except OSError as error:
             raise anyio.BrokenResourceError from error
@@ -533,12 +523,7 @@ class Tap(anyio.abc.ByteStream):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _note_end(self) -> None:
-        link = self.link
-        if link.ended_at < inf:
-            return
-        link.ended_at = self._world.now
-        if len(link.pongs) < sum(it.frame[0] == "ping" for it in link.sent):
-            reached("client: a link ends before the last pong")
+        self.link.ended_at = min(self.link.ended_at, self._gateway.world.now)
 
     async def aclose(self) -> None:
         self._note_end()

@@ -9,6 +9,7 @@ code that does not wait: so they can go on while the sidecar is paused.
 import errno
 import socket
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +28,6 @@ from liveness.promises.run_history import (
 )
 from tests.helpers.wire import Frames, packed
 from tests.simulation.plan import NOBODYS_KEY, GatewayPlan, Visit
-from tests.simulation.situations import reached
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 PING_S: Final = 0.4
 RETRY_S: Final = 0.3  # to connect
 FULL_S: Final = 0.05  # a full socket is tried again after this long
+HELD_S: Final = 0.1  # and a gateway that can do nothing
+PIECE_BYTES: Final = 65_536
 # Frames of a flood: several times what a socket's buffer holds.
 FLOOD_FRAMES: Final = 20
 FLOOD_UIDS: Final = 3_000
@@ -54,11 +56,11 @@ SHIFTED_S: Final = 0.8  # a time namespace's clock
 # By kind: where a record names the connection that it ends, and its gateway.
 ENDED: Final = {"offline": "conn", "moved": "from_conn"}
 OF: Final = {"offline": "gateway", "moved": "from"}
-_REPEATED: Final = ("keepalive", "message", "logout")
+_ACTIVITY: Final = ("keepalive", "message")
 
 
 def linked(
-    world: "World", role: str, name: str, life: int, hello: dict[str, Any]
+    world: "World", life: int, hello: dict[str, Any]
 ) -> tuple[socket.socket, LinkHistory]:
     """Connect to the sidecar, if there is one; its history is that of a link from now on.
 
@@ -74,8 +76,8 @@ def linked(
         raise
     link = LinkHistory(
         number=len(world.history.links),
-        role=role,
-        name=name,
+        role=hello["role"],
+        name=hello["name"],
         life=life,
         opened_at=world.now,
         sidecar=len(world.history.processes) - 1,
@@ -107,7 +109,7 @@ class Wire:
 
     def __init__(self, world: "World", sock: socket.socket, link: LinkHistory) -> None:
         self.link = link
-        self.is_welcomed = False
+        self.listed: list[ListedSession] = []  # of an answer that is not whole yet
         self._world = world
         self._sock = sock
         self._frames = Frames()
@@ -119,6 +121,10 @@ class Wire:
         return self.link.ended_at == inf
 
     @property
+    def is_welcomed(self) -> bool:
+        return self.link.welcomed_at < inf
+
+    @property
     def is_backed_up(self) -> bool:
         """Whether frames wait for room in the socket."""
         return bool(self._out)
@@ -127,9 +133,9 @@ class Wire:
         """Put a frame into the socket, or behind those that wait for room in it."""
         self._out.append((memoryview(packed(frame) * times), frame))
         if not self._is_full:
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         self._is_full = False
         while self._out and self.is_open:
             data, frame = self._out[0]
@@ -138,7 +144,7 @@ class Wire:
                 left = data[self._sock.send(data) :]
             except BlockingIOError:
                 self._is_full = True
-                self._world.after(FULL_S, self.flush)
+                self._world.after(FULL_S, self._flush)
                 return
             except OSError as error:
                 if error.errno not in (errno.EPIPE, errno.ECONNRESET):
@@ -152,7 +158,6 @@ class Wire:
                 self.link.sent.append(Sent(now, frame))
 
     def close(self) -> None:
-        """End it from here."""
         if self.is_open:
             self.link.ended_at = self._world.now
             self._out.clear()
@@ -165,7 +170,7 @@ class Wire:
             try:
                 await trio.lowlevel.wait_readable(self._sock)
                 await party.is_reading()
-                data = self._sock.recv(party.piece_bytes)
+                data = self._sock.recv(PIECE_BYTES)
             except (OSError, trio.ClosedResourceError):
                 data = b""
             if not data:
@@ -180,12 +185,7 @@ class Wire:
 
 
 class Party:
-    """A gateway or watcher: connects, is told records, and comes back.
-
-    Args:
-        world: Where it lives.
-        name: Its name.
-    """
+    """A gateway or watcher: connects, reads records, and comes back."""
 
     role: str
 
@@ -194,9 +194,6 @@ class Party:
         self.name = name
         self.life = 0
         self.wire: Wire | None = None
-        self.piece_bytes = 65_536
-        self.is_hung = False
-        self.listed: list[ListedSession] = []  # of an answer that is not whole yet
         self.is_alive = True
         self._may_read = trio.Event()
         self._may_read.set()
@@ -214,11 +211,10 @@ class Party:
             return
         hello = {"protocol": 1, "name": self.name, "role": self.role, **self.options()}
         try:
-            sock, link = linked(world, self.role, self.name, self.life, hello)
+            self.wire = Wire(world, *linked(world, self.life, hello))
         except OSError:
             world.after(RETRY_S, self.connect)
             return
-        self.wire = Wire(world, sock, link)
         self.wire.send(["hello", hello])
         world.nursery.start_soon(self.wire.listen, self)
 
@@ -234,13 +230,18 @@ class Party:
             self.wire = None
             self.world.after(self.world.random.uniform(0, 1), self.connect)
 
+    @property
+    def is_hung(self) -> bool:
+        """Whether it reads nothing."""
+        return not self._may_read.is_set()
+
     async def is_reading(self) -> None:
         """Return once it reads."""
-        while not self._may_read.is_set():
+        while self.is_hung:
             await self._may_read.wait()
 
     def stop_reading(self) -> None:
-        if self._may_read.is_set():
+        if not self.is_hung:
             self._may_read = trio.Event()
 
     def read_again(self) -> None:
@@ -254,26 +255,24 @@ class Party:
         note_read(link, self.world.now, frame)
         match frame:
             case ["welcome", _]:
-                wire.is_welcomed = True
                 self.welcomed(wire)
             case ["notices", records]:
                 for record in records:
-                    self.told(record)
+                    self.deliver(record)
                 if link.hello.get("ack", True):
                     wire.send(["ack", records[-1]["seq"]])
             case ["pong", number]:
                 self.covered(number)
             case ["list", sessions, *seq]:
-                self.listed += [ListedSession(*it) for it in sessions]
+                wire.listed += [ListedSession(*it) for it in sessions]
                 if seq:
-                    link.lists.append((seq[0], self.listed))
-                    self.listed = []
+                    link.lists.append((seq[0], wire.listed))
+                    wire.listed = []
             case _:
                 pass
 
     def welcomed(self, wire: Wire) -> None:
         """Go on where the last link ended."""
-        self.listed = []
         self._ask(wire)
 
     def _ask(self, wire: Wire) -> None:
@@ -282,7 +281,7 @@ class Party:
                 wire.send(["list"])
             self.world.after(self.world.random.uniform(2, 20), partial(self._ask, wire))
 
-    def told(self, record: Record) -> None:
+    def deliver(self, record: Record) -> None:
         """Take a record."""
 
     def covered(self, number: int) -> None:
@@ -312,7 +311,6 @@ class Watcher(Party):
         super().__init__(world, name)
         self._after, self._log = after, ""
         self._keeps_position = keeps_position
-        self.is_slow = False
 
     def options(self) -> dict[str, Any]:
         said: dict[str, Any] = {"scope": "all"}
@@ -327,7 +325,7 @@ class Watcher(Party):
         if self._keeps_position and self._after is None:
             self._note(wire.link.welcome["next"] - 1)
 
-    def told(self, record: Record) -> None:
+    def deliver(self, record: Record) -> None:
         if self._keeps_position:
             self._note(record["seq"])
 
@@ -342,13 +340,8 @@ class Watcher(Party):
             self.world.after(seconds, self.connect)
         else:
             assert does == "slow", does
-            self.is_slow, self.piece_bytes = True, 100
             self.stop_reading()
-            self.world.after(seconds, self._go_on)
-
-    def _go_on(self) -> None:
-        self.is_slow, self.piece_bytes = False, 65_536
-        self.read_again()
+            self.world.after(seconds, self.read_again)
 
 
 class GreedyWatcher(Party):
@@ -400,68 +393,64 @@ class Gateway(Party):
         super().__init__(world, plan.name)
         self.plan = plan
         self.open: dict[int, Conn] = {}
-        self._of: dict[Uid, int] = {}  # the newest connection of each user
         # What no pong has covered, by its number; and up to which it is on this link.
         self._owed: dict[int, list[Any]] = {}
         self._number = 0
         self._is_on_wire = 0
-        self._is_fresh = False
+        self._fresh: bool | None = None
         self.is_silent = False
         self._log = ""
-        self._pinged = 0
         self._links = 0
-        self.breaches: list[str] = []  # of what a library promises
 
     # --- what its users do ----------------------------------------------------
 
     def accept(self, visit: Visit) -> None:
-        """Take a connection of a user; one that hangs does so later."""
-        world = self.world
-        if not self.is_alive or world.now >= world.plan.lasts_s:
-            return
+        """Take a connection of a user, once it can do anything."""
+        self._when_free(partial(self._accept, visit))
+
+    def _when_free(self, act: Callable[[], None]) -> None:
+        """Do something, as soon as it can: what a user says meanwhile is read then."""
         if self._is_held:
-            world.after(0.1, partial(self.accept, visit))
-            return
-        conn = Conn(
-            self._new_conn(), visit.uid, self.name, self.life, world.now, visit.timeout
-        )
-        world.history.conns[conn.conn] = self.open[conn.conn] = conn
-        self._of[visit.uid] = conn.conn
-        self.report(["login", conn.conn])
-        ends_at = world.now + visit.talks_for_s
-        self._talk_again(conn, visit, ends_at)
+            self.world.after(HELD_S, partial(self._when_free, act))
+        else:
+            act()
 
     @property
     def _is_held(self) -> bool:
         """Whether it can do nothing just now."""
         return self.is_hung
 
+    def _accept(self, visit: Visit) -> None:
+        world = self.world
+        if not self.is_alive or world.now >= world.plan.lasts_s:
+            return
+        conn = Conn(
+            self._new_conn(), visit.uid, self.name, self.life, world.now, visit.timeout
+        )
+        world.history.conns[conn.conn] = self.open[conn.conn] = conn
+        self.report(["login", conn.conn])
+        self._talk_again(conn, visit, world.now + visit.talks_for_s)
+
     def _new_conn(self) -> int:
         return self.world.new_conn()
 
     def _talk_again(self, conn: Conn, visit: Visit, ends_at: float) -> None:
-        world = self.world
-        at = world.now + visit.every_s
+        at = self.world.now + visit.every_s
         if at < ends_at:
-            world.at(at, partial(self._talk, conn, visit, ends_at))
+            talk = partial(self._talk, conn, visit, ends_at)
+            self.world.at(at, partial(self._when_free, talk))
         elif visit.logs_out:
-            world.at(ends_at, partial(self._leave, conn))
+            leave = partial(self._leave, conn)
+            self.world.at(ends_at, partial(self._when_free, leave))
 
     def _talk(self, conn: Conn, visit: Visit, ends_at: float) -> None:
-        if conn.conn not in self.open or self.is_silent:
-            return
-        if self._is_held:
-            # What a user said meanwhile is read when the gateway goes on.
-            self.world.after(0.1, partial(self._talk, conn, visit, ends_at))
-            return
-        kind = "message" if conn.conn % 3 == 0 else "keepalive"
-        self.report([kind, conn.conn])
-        self._talk_again(conn, visit, ends_at)
+        if conn.conn in self.open and not self.is_silent:
+            kind = "message" if conn.conn % 3 == 0 else "keepalive"
+            self.report([kind, conn.conn])
+            self._talk_again(conn, visit, ends_at)
 
     def _leave(self, conn: Conn) -> None:
-        if self._is_held:
-            self.world.after(0.1, partial(self._leave, conn))
-        elif conn.conn in self.open and not self.is_silent:
+        if conn.conn in self.open and not self.is_silent:
             self.forget(conn.conn)
             self.report(["logout", conn.conn])
 
@@ -469,7 +458,7 @@ class Gateway(Party):
         """Let a connection go, and what was collected of it and is not sent yet."""
         del self.open[conn]
         for number, (kind, what, *_) in list(self._owed.items()):
-            if what == conn and kind in ("keepalive", "message"):
+            if what == conn and kind in _ACTIVITY:
                 del self._owed[number]
 
     def all_fall_silent(self) -> None:
@@ -485,88 +474,35 @@ class Gateway(Party):
     def verify(self) -> None:
         """Check at the end what the checker cannot see: of a model, nothing."""
 
-    # --- what is worth to be counted --------------------------------------------
-
-    def waiting(self, uid: Uid) -> list[tuple[str, Conn]]:
-        """What is reported of a user and not written yet."""
-        conns = self.world.history.conns
-        unsent = range(self._is_on_wire + 1, self._number + 1)
-        owed = [self._owed[number] for number in unsent if number in self._owed]
-        of = [(kind, conns[it]) for kind, it, *_ in owed if kind in ("login", "logout")]
-        return [(kind, conn) for kind, conn in of if str(conn.uid) == str(uid)]
-
-    def has_link(self) -> bool:
-        """Whether it has a link that is welcomed."""
-        return self.wire is not None and self.wire.is_welcomed
-
-    def notice(self, kind: str, conn: Conn) -> None:
-        """Count what a login or logout meets that is not written yet."""
-        waiting = self.waiting(conn.uid)
-        logins = [it for what, it in waiting if what == "login" and it is not conn]
-        if kind == "login":
-            if len(logins) > 1:
-                reached(
-                    "client: a user reconnects twice before either login is written"
-                )
-            if len(waiting) > len(logins):
-                reached("client: a login follows a logout of its user that waits")
-            if any(repr(it.uid) != repr(conn.uid) for it in logins):
-                reached("client: logins of 7 and of '7' wait together", rarely=True)
-        elif logins and logins[-1].opened_at >= conn.opened_at:
-            reached("client: an older connection logs out as a newer one's login waits")
-            if not self.has_link():
-                reached("client: a logout waits behind a newer login without a link")
-
-    def notice_end(self, record: Record, number: int) -> None:
-        """Count what a record meets that ends a connection of this gateway."""
-        ended = self.world.history.conns[number]
-        newer = [
-            it
-            for it in self.open.values()
-            if str(it.uid) == str(ended.uid) and it.opened_at > ended.opened_at
-        ]
-        if number not in self.open:
-            reached("client: a record ends a connection that is gone already")
-        elif newer:
-            reached("client: a record ends one of two connections of a user")
-            if record["kind"] == "offline":
-                reached(
-                    "client: an offline comes of a connection with a newer one",
-                    rarely=True,
-                )
-        if self.waiting(ended.uid):
-            reached("client: a record ends a user whose reports wait")
-
     # --- what it reports ------------------------------------------------------
 
     def report(self, what: list[Any]) -> None:
         """Send something, and again until a pong covers it."""
-        if not self.is_alive:
+        is_activity = what[0] in _ACTIVITY
+        if not self.is_alive or (is_activity and what in self._unsent()):
             return
-        if what[0] in ("keepalive", "message"):
-            unsent = range(self._is_on_wire + 1, self._number + 1)
-            if any(self._owed.get(number) == what for number in unsent):
-                return
-        if what[0] in ("login", "logout"):
-            self.notice(what[0], self.world.history.conns[what[1]])
-        self._number += 1
-        self._owed[self._number] = what
-        if self.plan.flush_s and what[0] in ("keepalive", "message"):
+        self._owe(what)
+        if self.plan.flush_s and is_activity:
             self.world.after(self.plan.flush_s, self._flush)
         else:
             self._flush()
 
+    def _owe(self, what: list[Any]) -> None:
+        self._number += 1
+        self._owed[self._number] = what
+
+    def _unsent(self) -> list[list[Any]]:
+        numbers = range(self._is_on_wire + 1, self._number + 1)
+        return [self._owed[number] for number in numbers if number in self._owed]
+
     def _flush(self) -> None:
         """Put what is owed onto the link, as long as the socket takes it."""
-        wire = self.wire
-        if self.is_hung or wire is None or not wire.is_welcomed or wire.is_backed_up:
+        wire = self._linked
+        if self.is_hung or wire is None or wire.is_backed_up:
             return
+        unsent, self._is_on_wire = self._unsent(), self._number
         batch: list[list[Any]] = []
-        for number in range(self._is_on_wire + 1, self._number + 1):
-            what = self._owed.get(number)
-            self._is_on_wire = number
-            if what is None:
-                continue
+        for what in unsent:
             is_full = len(batch) == wire.link.welcome["max_batch"]
             if batch and (is_full or not what[0] == batch[0][0] == "keepalive"):
                 wire.send(self._frame(batch))
@@ -574,7 +510,7 @@ class Gateway(Party):
             batch.append(what)
         if batch:
             wire.send(self._frame(batch))
-        self._ask_for_pong(wire)
+            wire.send(["ping", self._is_on_wire])
 
     def _frame(self, batch: list[list[Any]]) -> list[Any]:
         kind, what, *rest = batch[0]
@@ -598,11 +534,6 @@ class Gateway(Party):
     def _named(kind: str, conn: Conn) -> Uid:
         """Its user, in events after the login by text if the connection is an odd one."""
         return str(conn.uid) if kind != "login" and conn.conn % 2 else conn.uid
-
-    def _ask_for_pong(self, wire: Wire) -> None:
-        if self._pinged < self._is_on_wire:
-            self._pinged = self._is_on_wire
-            wire.send(["ping", self._is_on_wire])
 
     def _keep_talking(self, wire: Wire) -> None:
         """Ping now and then: by promise, and for what is still not sent."""
@@ -628,7 +559,7 @@ class Gateway(Party):
             said["timeout"] = timeout
         if self.plan.ping is not None:
             said["ping"] = self.plan.ping
-        if self._is_fresh:
+        if self._fresh:
             said["fresh"] = True
         if self.plan.clock != "not told":
             said["clock"] = self.host_time(self.world.now)
@@ -650,31 +581,25 @@ class Gateway(Party):
 
     def welcomed(self, wire: Wire) -> None:
         super().welcomed(wire)
-        self._is_fresh = False
+        self._fresh = None
         self._is_on_wire = min(self._owed, default=self._number + 1) - 1
-        self._pinged = 0
-        log = wire.link.welcome["log"]
-        if log != self._log:
-            if self._log and self._owed:
-                reached("client: a model's welcome names another log as reports wait")
-            for conn in self.open:
-                self._number += 1
-                self._owed[self._number] = ["login", conn]
-            self._log = log
+        if self._log != wire.link.welcome["log"]:
+            self._log = wire.link.welcome["log"]
+            self._declare()
         self._flush()
         self._keep_talking(wire)
 
-    def told(self, record: Record) -> None:
-        if record["kind"] == "timer":
-            self._run(record["key"], {"seq": record["seq"]})
-            return
-        ended = ENDED.get(record["kind"])
-        if ended is not None and record[OF[record["kind"]]] == self.name:
-            self.notice_end(record, record[ended])
-        if ended is not None and record.get(ended) in self.open:
-            self.forget(record[ended])
+    def _declare(self) -> None:
+        for conn in self.open:
+            self._owe(["login", conn])
 
-    def _run(self, key: str, of: dict[str, int]) -> None:
+    def deliver(self, record: Record) -> None:
+        if record["kind"] == "timer":
+            self._answer(record["key"], {"seq": record["seq"]})
+        elif record.get(ENDED.get(record["kind"], "")) in self.open:
+            self.forget(record[ENDED[record["kind"]]])
+
+    def _answer(self, key: str, of: dict[str, int]) -> None:
         drawn = self.world.random.random()
         if drawn < 0.7:
             self.report(["done", key, None, of])
@@ -694,13 +619,8 @@ class Gateway(Party):
         world = self.world
         match does:
             case "crashes" | "crashes, back fresh":
-                self.drop()
-                self.is_alive = False
-                self.open.clear()
-                self._owed.clear()
-                world.after(seconds, partial(self._start_anew, does != "crashes"))
+                self._die(seconds, fresh=does != "crashes")
             case "hangs":
-                self.is_hung = True
                 self.stop_reading()
                 world.after(seconds, partial(self._go_on, world.now))
             case "loses its link":
@@ -708,15 +628,15 @@ class Gateway(Party):
                 world.after(seconds / 4, self.connect)
             case "connects anew":
                 # The old link stays open until the sidecar ends it.
-                if self.wire is not None and self.wire.is_welcomed:
+                if self._linked is not None:
                     self.wire = None
                     self.connect()
             case "floods":
                 self._flood()
             case "dies unread":
-                if self.wire is not None and self.wire.is_welcomed:
-                    self.wire.send(["ping", -1], times=UNREAD_PINGS)
-                self.suffer("crashes", seconds)
+                if (wire := self._linked) is not None:
+                    wire.send(["ping", -1], times=UNREAD_PINGS)
+                self._die(seconds, fresh=False)
             case "orders without end":
                 self._order(world.now + seconds)
             case "repeats itself":
@@ -724,30 +644,40 @@ class Gateway(Party):
             case _:
                 raise AssertionError(does)
 
-    def _start_anew(self, is_fresh: bool) -> None:
-        self.is_alive, self._is_fresh, self._log = True, is_fresh, ""
+    @property
+    def _linked(self) -> Wire | None:
+        """Its link, if it is welcomed."""
+        is_linked = self.wire is not None and self.wire.is_welcomed
+        return self.wire if is_linked else None
+
+    def _die(self, seconds: float, *, fresh: bool | None) -> None:
+        self.drop()
+        self.is_alive = False
+        self.open.clear()
+        self._owed.clear()
+        self.world.after(seconds, partial(self._start_anew, fresh))
+
+    def _start_anew(self, fresh: bool | None) -> None:
+        self.is_alive, self._fresh, self._log = True, fresh, ""
         self.life += 1
         self.connect()
 
     def _go_on(self, since: float) -> None:
         self.world.history.hangs.append((self.name, since, self.world.now))
-        self.is_hung = False
         self.read_again()
         self._flush()
 
     def _flood(self) -> None:
-        wire = self.wire
-        if wire is not None and wire.is_welcomed:
+        if (wire := self._linked) is not None:
             uids = min(FLOOD_UIDS, wire.link.welcome["max_batch"])
             crowd = [f"flood-{n}" for n in range(uids)]
             for n in range(FLOOD_FRAMES):
-                conns = [NOBODYS_CONN + n] * uids
-                wire.send(["logout", crowd, {"conn": conns}])
+                wire.send(["logout", crowd, {"conn": [NOBODYS_CONN + n] * uids}])
 
     def _order(self, until: float) -> None:
         """Ask again and again, faster than it is written, that timers be cancelled."""
-        wire, now = self.wire, self.world.now
-        if wire is not None and wire.is_welcomed and not wire.is_backed_up:
+        wire, now = self._linked, self.world.now
+        if wire is not None and not wire.is_backed_up:
             for _ in range(ORDERS_AT_ONCE):
                 wire.send(["cancel", {"key": NOBODYS_KEY}])
         if now < until:
@@ -755,13 +685,11 @@ class Gateway(Party):
 
     def _repeat(self) -> None:
         """Say the last things of each connection a second time."""
-        for conn in self.open:
-            self._number += 1
-            self._owed[self._number] = ["login", conn]
+        self._declare()
         self._flush()
-        wire = self.wire
-        if wire is not None and wire.is_welcomed:
+        if (wire := self._linked) is not None:
             # Not a login, whose `age` was true when it was written.
-            signs = [it.frame for it in wire.link.sent if it.frame[0] in _REPEATED]
+            kinds = (*_ACTIVITY, "logout")
+            signs = [it.frame for it in wire.link.sent if it.frame[0] in kinds]
             for frame in signs[-3:]:
                 wire.send(frame)

@@ -45,14 +45,13 @@ def run(plan: Plan) -> History:
         tempfile.TemporaryDirectory(dir=memory) as folder,
         _one_order(plan.seed),
         capture_logs() as logs,
-        simulated_host() as faults,
+        simulated_host(history),
     ):
         redis = server_of(os.getpid()) if plan.cluster else None
         trio.run(_play, plan, Path(folder), clock, history, redis, clock=clock)
     look_back(plan, history, {line["event"] for line in logs})
     note_outlets(history)
     told = "the sidecar tells of a fault of its own: "
-    history.faults += faults
     history.faults += [
         f"{told}{line['event']}: {line.get('exc_info', '')}"
         for line in logs

@@ -191,7 +191,6 @@ class World:
         await self.go_on_until(self.now + rest_s)
         for gateway in self.gateways:
             gateway.verify()
-            self.history.faults += gateway.breaches
         Watcher(self, "reader", after=0).connect()
         await self.go_on_until(self.now + 2)
         if self.outlets is not None:
@@ -205,7 +204,7 @@ class World:
             self._is_restarting
             or self.machine.is_ailing
             or any(it.is_ailing for it in self.gateways)
-            or any(it.is_slow for it in self.watchers)
+            or any(it.is_hung for it in self.watchers)
         )
 
     def new_conn(self) -> int:
