@@ -82,7 +82,11 @@ class Unread:
     since: float
     until: float
     asked: int
-    answers: int = 0
+
+    @property
+    def answers(self) -> int:
+        """How many it got, in time or later."""
+        return len(self.link.pongs) + len(self.link.lists)
 
 
 class Conn(NamedTuple):

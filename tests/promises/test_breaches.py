@@ -49,11 +49,15 @@ def without_began(history: History) -> None:
 
 
 def read_in_time(history: History) -> None:
-    history.unread.append(Unread(gateway(history), 30.0, 40.0, asked=5, answers=4))
+    link = gateway(history)
+    asked = len(link.pongs) + len(link.lists) + 1
+    history.unread.append(Unread(link, 30.0, 40.0, asked))
 
 
 def read_too_late(history: History) -> None:
-    history.unread.append(Unread(gateway(history), 10.0, 44.0, asked=5, answers=5))
+    link = gateway(history)
+    asked = len(link.pongs) + len(link.lists)
+    history.unread.append(Unread(link, 10.0, 44.0, asked))
 
 
 def moved_by_nobody(history: History) -> None:

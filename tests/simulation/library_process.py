@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from math import inf
-from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,7 +38,7 @@ from liveness.promises.run_history import (
     Uid,
 )
 from tests.helpers.wire import Frames
-from tests.simulation.parties import ENDED, OF, linked, note_read
+from tests.simulation.parties import ENDED, OF, Reader, linked
 from tests.simulation.situations import reached
 
 if TYPE_CHECKING:
@@ -80,14 +80,20 @@ async def _connect(path: str) -> "Tap | SocketStream":
         raise ConnectionRefusedError
     hello = {"role": "gateway", "name": gateway.name}
     process.tap = Tap(process, *linked(gateway.world, process.life, hello))
+    process.links.append(process.tap.link)
     return process.tap
 
 
-class _HandlerFailed(Exception):
-    """What the application's handler of an end raises."""
+@dataclass(slots=True, eq=False)
+class Expected:
+    """What a process is to say of a connection or timer."""
+
+    kind: str
+    is_written: bool = False  # on this link
+    is_pinged: bool = False  # and before the last ping
 
 
-class Process:
+class Process(Reader):
     """One process of a gateway: a `connect`, and the application's loops around it."""
 
     def __init__(
@@ -100,23 +106,20 @@ class Process:
         self.sidecar: liveness.Sidecar | None = None
         self.tap: Tap | None = None
         # What no pong covers, the oldest first: by conn its login or logout, by key what
-        # was asked of a timer; and a number.
-        self.unconfirmed: dict[int | str, tuple[str, int]] = {}
+        # was asked of a timer.
+        self.unconfirmed: dict[int | str, Expected] = {}
         self._fresh = fresh
         self._is_twin = is_twin
         self._scope = trio.CancelScope()
         self.is_dead = False
         self._working: set[str] = set()
-        self._expected = 0
-        self._written: set[int | str] = set()  # of what no pong covers, on this link
-        self._pinged: set[int | str] = set()  # and before the last ping
+        self.links: list[LinkHistory] = []  # since the last that was welcomed
         self._opened: set[int] = set()  # conns whose login was ever written
         self._ended: set[int] = set()  # conns of which the library knows that
         # Records that end an open connection, in order: their seqs, and its conn.
         self._ends: list[tuple[int, int]] = []
         self._newest = 0
         self._log = ""
-        self._was_shut_out = False
         self._believed_from = 0
         self._acked = 0
 
@@ -213,30 +216,32 @@ class Process:
     async def _read_ends(self) -> None:
         assert self.sidecar is not None
         while not self.must_close.is_set():
-            with suppress(_HandlerFailed):
-                async for end in self.sidecar.ended():
-                    await self._handle(end)
+            async for end in self.sidecar.ended():
+                if not await self._handles(end):
+                    break
 
-    async def _handle(self, end: liveness.End) -> None:
+    async def _handles(self, end: liveness.End) -> bool:
+        """Close the connection that has ended; it may fail, and is told again."""
         gateway, draw, ended = self.gateway, self.gateway.random, _ended_by(end.record)
         due = next((it for _, it in self._ends if it in gateway.open), None)
         conn = gateway.open.get(ended)
         said = None if gateway.library.conns == "none" else ended
         if ended != due or end.conn != said or repr(conn and conn.uid) != repr(end.uid):
             gateway.breach(f"it was told {end}, has {conn}, and conn {due} is due")
-            return
+            return True
         if self.world.now < self.world.plan.lasts_s:
             seconds = draw.choice([0, draw.uniform(0, gateway.library.handler_s)])
             # What has come meanwhile may fill the window.
             self.world.note(seconds + 1, "handler slow", whose=gateway.name)
             await trio.sleep(seconds)
             if draw.random() < gateway.library.fails:
-                reached("client: a handler of an end raises")
-                raise _HandlerFailed
+                reached("client: a handler of an end fails")
+                return False
         gateway.open.pop(ended, None)  # unless it has logged out meanwhile
         assert self.sidecar is not None
         if end.conn is not None and draw.random() < 0.5:
             self.sidecar.logout(end.uid, conn=ended)  # and changes nothing
+        return True
 
     async def _read_records(self) -> None:
         """Read all records in a second loop, which is left and begun again."""
@@ -277,7 +282,7 @@ class Process:
             return
         if not has_link:
             reached("client: flush waits for a sidecar that is away")
-        if left := [it for it in reports if self.unconfirmed.get(it[0]) == it[1]]:
+        if left := [it for it in reports if self.unconfirmed.get(it[0]) is it[1]]:
             self.gateway.breach(f"flush returned, and no pong covers {left}")
 
     # --- what it is to say --------------------------------------------------------
@@ -287,12 +292,10 @@ class Process:
         if of in self._ended:
             return  # the library takes no more reports of it
         self.unconfirmed.pop(of, None)
-        self._written.discard(of)
         if kind == "logout" and of not in self._opened:
             reached("client: a connection closes before its login is written")
         else:
-            self._expected += 1
-            self.unconfirmed[of] = kind, self._expected
+            self.unconfirmed[of] = Expected(kind)
 
     def _expect_all(self) -> None:
         """Expect that all connections are declared."""
@@ -302,39 +305,36 @@ class Process:
     def unwritten(self) -> list[tuple[int | str, str]]:
         """What is to be said, of whom, and is not in the socket yet."""
         waiting = self.unconfirmed.items()
-        return [(of, kind) for of, (kind, _) in waiting if of not in self._written]
+        return [(of, it.kind) for of, it in waiting if not it.is_written]
 
     def waiting(self, uid: Uid) -> list[tuple[str, Conn]]:
-        """What is to be said of a user, in order, and is not in the socket yet."""
+        """That of a user."""
         conns = self.world.history.conns
         waiting = [
             (it, conns[of]) for of, it in self.unwritten() if isinstance(of, int)
         ]
         return [(kind, conn) for kind, conn in waiting if str(conn.uid) == str(uid)]
 
-    def _wrote_report(self, kind: str, number: int) -> None:
-        conn = self.world.history.conns[number]
-        if kind == "login":
-            self._opened.add(number)
-            is_closed = number not in self.gateway.open or number in self._ended
-            if is_closed and number not in self.unconfirmed:
-                reached("client: a connection closes while its login is written")
-                self._expected += 1
-                self.unconfirmed[number] = "logout", self._expected
-        elif (number, kind) in self.unwritten():
-            waiting = self.waiting(conn.uid)
-            before = [
-                it
-                for what, it in waiting[: waiting.index((kind, conn))]
-                if what == "login"
-            ]
-            if before:
-                self.gateway.breach(f"the logout of {conn} is before logins: {before}")
-        self._wrote(kind, number)
-
     def _wrote(self, kind: str, of: int | str) -> None:
-        if of in self.unconfirmed and self.unconfirmed[of][0] == kind:
-            self._written.add(of)
+        expected = self.unconfirmed.get(of)
+        if kind == "logout":
+            self._check_order(self.world.history.conns[int(of)])
+        elif kind == "login":
+            self._opened.add(int(of))
+            is_closed = of not in self.gateway.open or of in self._ended
+            if is_closed and expected is None:
+                reached("client: a connection closes while its login is written")
+                self.unconfirmed[of] = Expected("logout")
+        if expected is not None and expected.kind == kind:
+            expected.is_written = True
+
+    def _check_order(self, conn: Conn) -> None:
+        """A logout follows the logins of its user that were reported before it."""
+        waiting = self.waiting(conn.uid)
+        if ("logout", conn) in waiting:
+            before = dict(waiting[: waiting.index(("logout", conn))])
+            if "login" in before:
+                self.gateway.breach(f"the logout of {conn} is before {before}")
 
     # --- what passes on the wire --------------------------------------------------
 
@@ -356,7 +356,7 @@ class Process:
                     if began is not None:
                         said["began"] = began
                     if kind in ("login", "logout"):
-                        self._wrote_report(kind, number)
+                        self._wrote(kind, number)
                     link.sent.append(Sent(now, [kind, uid, said]))
                 return
             case ["after", str(key), *_] | ["cancel", {"key": str(key)}]:
@@ -364,7 +364,8 @@ class Process:
             case ["ack", int(seq)]:
                 self._check_ack(seq)
             case ["ping", _]:
-                self._pinged = {*self._written}
+                for it in self.unconfirmed.values():
+                    it.is_pinged = it.is_written
             case _:
                 pass
         link.sent.append(Sent(now, frame))
@@ -377,28 +378,17 @@ class Process:
             if number <= seq:
                 self.gateway.breach(f"acks {seq}, and the end of {conn} is not handled")
 
-    def read(self, link: LinkHistory, frame: list[Any]) -> None:
-        """Note a frame that the library is about to read."""
-        note_read(link, self.world.now, frame)
-        match frame:
-            case ["welcome", welcome] if not self._is_twin:
-                self._welcomed(welcome)
-            case ["notices", records] if not self._is_twin:
-                for record in records:
-                    self._deliver(record)
-            case ["pong", _]:
-                for conn in self._pinged & self._written:
-                    del self.unconfirmed[conn]
-                self._written -= self._pinged
-            case ["error", error]:
-                self._was_shut_out |= (
-                    link.welcomed_at == inf or error["code"] == "replaced"
-                )
-            case _:
-                pass
-
-    def _welcomed(self, welcome: dict[str, Any]) -> None:
-        self._written.clear()
+    def welcomed(self, link: LinkHistory) -> None:
+        """Expect what waits on this link, with all logins before any logout."""
+        welcome, links = link.welcome, self.links
+        self.links = [link]
+        was_shut_out = any(
+            it.welcomed_at == inf or error["code"] == "replaced"
+            for it in links
+            for error in it.errors
+        )
+        for it in self.unconfirmed.values():
+            it.is_written = it.is_pinged = False
         if self.unconfirmed:
             reached("client: a library is welcomed with reports that wait")
         if not self._log:
@@ -410,20 +400,19 @@ class Process:
             self._ends = [(0, conn) for _, conn in self._ends]
             self._newest = self._acked = self._believed_from = 0
         else:
-            must_declare = self._was_shut_out or not welcome.get("known", True)
+            must_declare = was_shut_out or not welcome.get("known", True)
         if must_declare:
             self._expect_all()
         self._log = welcome["log"]
-        if self._was_shut_out:
-            self._was_shut_out, self._believed_from = False, welcome["next"]
-        # All logins before any logout, whichever the application called for first.
-        self.unconfirmed = dict(sorted(self.unconfirmed.items(), key=itemgetter(1)))
+        if was_shut_out:
+            self._believed_from = welcome["next"]
+        waiting = self.unconfirmed.items()
+        self.unconfirmed = dict(sorted(waiting, key=lambda it: it[1].kind))
 
-    def _deliver(self, record: Record) -> None:
+    def deliver(self, record: Record) -> None:
         """Expect what follows from a record: an end, and its logout."""
         gateway, seq = self.gateway, record["seq"]
-        if seq <= self._newest:
-            reached("client: a library is told a record again", rarely=True)
+        if seq <= self._newest or self._is_twin:
             return
         self._newest = seq
         if record["kind"] == "gap":
@@ -434,23 +423,25 @@ class Process:
         if record["kind"] == "offline" and seq < self._believed_from:
             reached("client: an offline of a time without the name is passed over")
             return
-        conn = _ended_by(record)
-        ended = self.world.history.conns[conn]
-        if conn not in gateway.open:
-            reached("client: a record ends a connection that is gone already")
-        elif any(
-            str(it.uid) == str(ended.uid) and it.opened_at > ended.opened_at
-            for it in gateway.open.values()
-        ):
-            reached("client: a record ends one of two connections of a user")
-        if self.waiting(ended.uid):
+        number = _ended_by(record)
+        conn = self.world.history.conns[number]
+        if self.waiting(conn.uid):
             reached("client: a record ends a user whose reports wait")
-        if conn in gateway.open and conn not in self._ended:
+        if number not in gateway.open:
+            reached("client: a record ends a connection that is gone already")
+        elif number not in self._ended:
+            mates = [it for it in gateway.open.values() if str(it.uid) == str(conn.uid)]
+            if mates[-1] is not conn:
+                reached("client: a record ends the older of a user's two connections")
             if self._ends:
                 reached("client: an end waits behind one whose handler is slow")
-            self._ends.append((seq, conn))
-            self.expect("logout", conn)
-        self._ended.add(conn)
+            self._ends.append((seq, number))
+            self.expect("logout", number)
+        self._ended.add(number)
+
+    def covered(self, number: int) -> None:
+        for of in [of for of, it in self.unconfirmed.items() if it.is_pinged]:
+            del self.unconfirmed[of]
 
 
 def _ended_by(record: Mapping[str, Any]) -> int:

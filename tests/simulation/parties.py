@@ -6,7 +6,6 @@ on a record only if its conn is equal. What they do they do at a moment of virtu
 code that does not wait: so they can go on while the sidecar is paused.
 """
 
-import errno
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -87,21 +86,46 @@ def linked(
     return sock, link
 
 
-def note_read(link: LinkHistory, now: float, frame: list[Any]) -> None:
-    """Note what is read from a link."""
-    match frame:
-        case ["welcome", welcome]:
-            link.welcomed_at, link.welcome = now, welcome
-        case ["notices", records]:
-            link.told += [Told(now, record) for record in records]
-        case ["pong", number]:
-            link.pongs.append((now, number))
-        case ["error", error]:
-            link.errors.append(error)
-        case ["list" | "bye", *_]:
-            pass
-        case _:
-            raise AssertionError(f"{frame} was not asked for")
+class Reader:
+    """Takes the frames of the sidecar, and notes them in the history of their link."""
+
+    world: "World"
+    _listed: list[ListedSession]  # of an answer that is not whole yet
+
+    def read(self, link: LinkHistory, frame: list[Any]) -> None:
+        now = self.world.now
+        match frame:
+            case ["welcome", welcome]:
+                link.welcomed_at, link.welcome = now, welcome
+                self._listed = []
+                self.welcomed(link)
+            case ["notices", records]:
+                link.told += [Told(now, record) for record in records]
+                for record in records:
+                    self.deliver(record)
+            case ["pong", number]:
+                link.pongs.append((now, number))
+                self.covered(number)
+            case ["list", sessions, *seq]:
+                self._listed += [ListedSession(*it) for it in sessions]
+                if seq:
+                    link.lists.append((seq[0], self._listed))
+                    self._listed = []
+            case ["error", error]:
+                link.errors.append(error)
+            case ["bye", *_]:
+                pass
+            case _:
+                raise AssertionError(f"{frame} was not asked for")
+
+    def welcomed(self, link: LinkHistory) -> None:
+        """Go on where the last link ended."""
+
+    def deliver(self, record: Record) -> None:
+        pass
+
+    def covered(self, number: int) -> None:
+        """Take note that what came before a ping is on disk."""
 
 
 class Wire:
@@ -109,7 +133,6 @@ class Wire:
 
     def __init__(self, world: "World", sock: socket.socket, link: LinkHistory) -> None:
         self.link = link
-        self.listed: list[ListedSession] = []  # of an answer that is not whole yet
         self._world = world
         self._sock = sock
         self._frames = Frames()
@@ -146,9 +169,7 @@ class Wire:
                 self._is_full = True
                 self._world.after(FULL_S, self._flush)
                 return
-            except OSError as error:
-                if error.errno not in (errno.EPIPE, errno.ECONNRESET):
-                    raise
+            except (BrokenPipeError, ConnectionResetError):
                 self._out.clear()  # its end is about to be read
                 return
             if left:
@@ -178,13 +199,15 @@ class Wire:
             self._frames.feed(data)
             for frame in self._frames:
                 if self.is_open:
-                    party.hear(self, frame)
+                    party.read(self.link, frame)
+                    if frame[0] == "notices" and self.link.hello.get("ack", True):
+                        self.send(["ack", frame[1][-1]["seq"]])
         if self.is_open:
             self.close()
             party.lose(self)
 
 
-class Party:
+class Party(Reader):
     """A gateway or watcher: connects, reads records, and comes back."""
 
     role: str
@@ -197,8 +220,6 @@ class Party:
         self.is_alive = True
         self._may_read = trio.Event()
         self._may_read.set()
-
-    # --- links ----------------------------------------------------------------
 
     def options(self) -> dict[str, Any]:
         """What it says in its hello besides its name."""
@@ -247,33 +268,9 @@ class Party:
     def read_again(self) -> None:
         self._may_read.set()
 
-    # --- frames ---------------------------------------------------------------
-
-    def hear(self, wire: Wire, frame: list[Any]) -> None:
-        """Take a frame from the sidecar."""
-        link = wire.link
-        note_read(link, self.world.now, frame)
-        match frame:
-            case ["welcome", _]:
-                self.welcomed(wire)
-            case ["notices", records]:
-                for record in records:
-                    self.deliver(record)
-                if link.hello.get("ack", True):
-                    wire.send(["ack", records[-1]["seq"]])
-            case ["pong", number]:
-                self.covered(number)
-            case ["list", sessions, *seq]:
-                wire.listed += [ListedSession(*it) for it in sessions]
-                if seq:
-                    link.lists.append((seq[0], wire.listed))
-                    wire.listed = []
-            case _:
-                pass
-
-    def welcomed(self, wire: Wire) -> None:
-        """Go on where the last link ended."""
-        self._ask(wire)
+    def welcomed(self, link: LinkHistory) -> None:
+        assert self.wire is not None
+        self._ask(self.wire)
 
     def _ask(self, wire: Wire) -> None:
         if wire is self.wire and wire.is_open:
@@ -281,22 +278,9 @@ class Party:
                 wire.send(["list"])
             self.world.after(self.world.random.uniform(2, 20), partial(self._ask, wire))
 
-    def deliver(self, record: Record) -> None:
-        """Take a record."""
-
-    def covered(self, number: int) -> None:
-        """Take note that what came before a ping is on disk."""
-
 
 class Watcher(Party):
-    """Watches everything.
-
-    Args:
-        world: Where it lives.
-        name: Its name.
-        after: Begin above this seq; None: where it was, or at the end.
-        keeps_position: Whether it keeps its position itself, and not the sidecar.
-    """
+    """Watches everything: from where it was, or above a seq; some keep that themselves."""
 
     role = "watcher"
 
@@ -320,10 +304,10 @@ class Watcher(Party):
             said |= {"after": self._after, "log": self._log}
         return said
 
-    def welcomed(self, wire: Wire) -> None:
-        super().welcomed(wire)
+    def welcomed(self, link: LinkHistory) -> None:
+        super().welcomed(link)
         if self._keeps_position and self._after is None:
-            self._note(wire.link.welcome["next"] - 1)
+            self._note(link.welcome["next"] - 1)
 
     def deliver(self, record: Record) -> None:
         if self._keeps_position:
@@ -352,33 +336,23 @@ class GreedyWatcher(Party):
     def __init__(self, world: "World", name: str, unread_for_s: float) -> None:
         super().__init__(world, name)
         self._unread_for_s = unread_for_s
-        self._unread: Unread | None = None
 
     def options(self) -> dict[str, Any]:
         return {"scope": "all", "ack": False}
 
-    def welcomed(self, wire: Wire) -> None:
+    def welcomed(self, link: LinkHistory) -> None:
         """Ask, and read nothing for a while."""
-        now = self.world.now
-        self._unread = Unread(
-            wire.link, now, now + self._unread_for_s, GREEDY_PINGS + 1
-        )
-        self.world.history.unread.append(self._unread)
-        self.world.note(self._unread_for_s + READING_S, "watcher greedy")
+        now, unread_for_s = self.world.now, self._unread_for_s
+        unread = Unread(link, now, now + unread_for_s, GREEDY_PINGS + 1)
+        self.world.history.unread.append(unread)
+        self.world.note(unread_for_s + READING_S, "watcher greedy")
         self.stop_reading()
-        self.world.after(self._unread_for_s, self.read_again)
-        self.world.after(self._unread_for_s + READING_S, self.drop)
-        wire.send(["list"])
+        self.world.after(unread_for_s, self.read_again)
+        self.world.after(unread_for_s + READING_S, self.drop)
+        assert self.wire is not None
+        self.wire.send(["list"])
         for _ in range(GREEDY_PINGS):
-            wire.send(["ping", LARGE])
-
-    def hear(self, wire: Wire, frame: list[Any]) -> None:
-        """Count what it is answered."""
-        if frame[0] != "pong":
-            super().hear(wire, frame)
-        is_whole = frame[0] == "pong" or (frame[0] == "list" and len(frame) == 3)
-        if self._unread is not None and is_whole:
-            self._unread.answers += 1
+            self.wire.send(["ping", LARGE])
 
     def lose(self, wire: Wire) -> None:
         """Stay away."""
@@ -552,18 +526,17 @@ class Gateway(Party):
     # --- what it hears --------------------------------------------------------
 
     def options(self) -> dict[str, Any]:
-        said: dict[str, Any] = {}
         self._links += 1
-        timeout = self.plan.timeout if self._links % 2 else self.plan.other_timeout
-        if timeout is not None:
-            said["timeout"] = timeout
-        if self.plan.ping is not None:
-            said["ping"] = self.plan.ping
-        if self._fresh:
-            said["fresh"] = True
-        if self.plan.clock != "not told":
-            said["clock"] = self.host_time(self.world.now)
-        return said
+        is_told = self.plan.clock != "not told"
+        said = {
+            "timeout": self.plan.timeout
+            if self._links % 2
+            else self.plan.other_timeout,
+            "ping": self.plan.ping,
+            "fresh": self._fresh or None,
+            "clock": self.host_time(self.world.now) if is_told else None,
+        }
+        return {key: it for key, it in said.items() if it is not None}
 
     @property
     def _says_began(self) -> bool:
@@ -579,15 +552,16 @@ class Gateway(Party):
             monotonic_s += SHIFTED_S
         return [monotonic_s, unix_s]
 
-    def welcomed(self, wire: Wire) -> None:
-        super().welcomed(wire)
+    def welcomed(self, link: LinkHistory) -> None:
+        super().welcomed(link)
         self._fresh = None
         self._is_on_wire = min(self._owed, default=self._number + 1) - 1
-        if self._log != wire.link.welcome["log"]:
-            self._log = wire.link.welcome["log"]
+        if self._log != link.welcome["log"]:
+            self._log = link.welcome["log"]
             self._declare()
         self._flush()
-        self._keep_talking(wire)
+        assert self.wire is not None
+        self._keep_talking(self.wire)
 
     def _declare(self) -> None:
         for conn in self.open:
