@@ -14,7 +14,7 @@ import trio
 import liveness
 from liveness.promises.run_history import Conn
 from tests.simulation.library_process import Process
-from tests.simulation.parties import Gateway
+from tests.simulation.parties import HELD_S, Gateway
 from tests.simulation.plan import MOST_REST_S, NOBODYS_KEY, GatewayPlan, LibraryPlan
 from tests.simulation.situations import reached
 
@@ -94,16 +94,12 @@ class Library(Gateway):
         # Without one, the next login gets what would be the next.
         return self._process.sidecar.new_conn() + (self.library.conns == "none")
 
-    def all_fall_silent(self) -> None:
-        """Have nobody say anything any more; the library has to tell of each end."""
-        self.is_silent = True
-
     def report(self, what: list[Any]) -> None:
         """Call the library, once it is there and runs."""
-        self._when_free(partial(self._report, what))
-
-    def _report(self, what: list[Any]) -> None:
         if not self.is_alive:
+            return
+        if self._is_held:
+            self.world.after(HELD_S, partial(self.report, what))
             return
         api = self._process.sidecar
         assert api is not None
@@ -133,7 +129,7 @@ class Library(Gateway):
         for older in [*self.open.values()] if number is None else ():
             if str(older.uid) == str(uid) and older is not conn:
                 reached("client: a login without a conn replaces an open one")
-                self.forget(older.conn)
+                del self.open[older.conn]
                 self._expect("logout", older)
         self._expect(kind, conn)
         age = self.world.now - conn.opened_at
@@ -211,8 +207,8 @@ class Library(Gateway):
     def _close(self, seconds: float) -> None:
         """Leave `connect`; the next process has nobody, or takes the connections over."""
         if self.library.conns == "none" or self.random.random() < 0.6:
-            for conn in [*self.open.values()]:
-                self._leave(conn)
+            for conn in [*self.open]:
+                self.leave(conn)
         if not self._process.has_link:
             reached("client: connect is left while there is no link")
         elif self._process.unwritten():

@@ -38,7 +38,7 @@ from liveness.promises.run_history import (
     Uid,
 )
 from tests.helpers.wire import Frames
-from tests.simulation.parties import ENDED, OF, Reader, linked
+from tests.simulation.parties import ENDED, OF, Reader, Socket
 from tests.simulation.situations import reached
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ async def _connect(path: str) -> "Tap | SocketStream":
     await gateway.may_go_on()
     if process.is_dead or gateway.world.now < gateway.unreachable_until:
         raise ConnectionRefusedError
-    hello = {"role": "gateway", "name": gateway.name}
-    process.tap = Tap(process, *linked(gateway.world, process.life, hello))
+    process.tap = Tap(process)
     process.links.append(process.tap.link)
     return process.tap
 
@@ -115,9 +114,8 @@ class Process(Reader):
         self._working: set[str] = set()
         self.links: list[LinkHistory] = []  # since the last that was welcomed
         self._opened: set[int] = set()  # conns whose login was ever written
-        self._ended: set[int] = set()  # conns of which the library knows that
-        # Records that end an open connection, in order: their seqs, and its conn.
-        self._ends: list[tuple[int, int]] = []
+        # By conn, in order: seqs of the records that have ended connections.
+        self._ends: dict[int, int] = {}
         self._newest = 0
         self._log = ""
         self._believed_from = 0
@@ -223,7 +221,7 @@ class Process(Reader):
     async def _handles(self, end: liveness.End) -> bool:
         """Close the connection that has ended; it may fail, and is told again."""
         gateway, draw, ended = self.gateway, self.gateway.random, _ended_by(end.record)
-        due = next((it for _, it in self._ends if it in gateway.open), None)
+        due = next((it for it in self._ends if it in gateway.open), None)
         conn = gateway.open.get(ended)
         said = None if gateway.library.conns == "none" else ended
         if ended != due or end.conn != said or repr(conn and conn.uid) != repr(end.uid):
@@ -289,7 +287,7 @@ class Process(Reader):
 
     def expect(self, kind: str, of: int | str) -> None:
         """Expect something on the wire; only the last of a connection or timer."""
-        if of in self._ended:
+        if of in self._ends:
             return  # the library takes no more reports of it
         self.unconfirmed.pop(of, None)
         if kind == "logout" and of not in self._opened:
@@ -321,7 +319,7 @@ class Process(Reader):
             self._check_order(self.world.history.conns[int(of)])
         elif kind == "login":
             self._opened.add(int(of))
-            is_closed = of not in self.gateway.open or of in self._ended
+            is_closed = of not in self.gateway.open or of in self._ends
             if is_closed and expected is None:
                 reached("client: a connection closes while its login is written")
                 self.unconfirmed[of] = Expected("logout")
@@ -373,9 +371,8 @@ class Process(Reader):
     def _check_ack(self, seq: int) -> None:
         """What an application has not handled is not acknowledged."""
         self._acked = seq
-        self._ends = [it for it in self._ends if it[1] in self.gateway.open]
-        for number, conn in self._ends:
-            if number <= seq:
+        for conn, ended_by in self._ends.items():
+            if ended_by <= seq and conn in self.gateway.open:
                 self.gateway.breach(f"acks {seq}, and the end of {conn} is not handled")
 
     def welcomed(self, link: LinkHistory) -> None:
@@ -397,7 +394,7 @@ class Process(Reader):
             if self.unconfirmed:
                 reached("client: a welcome names another log while reports wait")
             must_declare = True
-            self._ends = [(0, conn) for _, conn in self._ends]
+            self._ends = dict.fromkeys(self._ends, 0)
             self._newest = self._acked = self._believed_from = 0
         else:
             must_declare = was_shut_out or not welcome.get("known", True)
@@ -429,15 +426,14 @@ class Process(Reader):
             reached("client: a record ends a user whose reports wait")
         if number not in gateway.open:
             reached("client: a record ends a connection that is gone already")
-        elif number not in self._ended:
+        elif number not in self._ends:
             mates = [it for it in gateway.open.values() if str(it.uid) == str(conn.uid)]
             if mates[-1] is not conn:
                 reached("client: a record ends the older of a user's two connections")
-            if self._ends:
+            if any(it in gateway.open for it in self._ends):
                 reached("client: an end waits behind one whose handler is slow")
-            self._ends.append((seq, number))
             self.expect("logout", number)
-        self._ended.add(number)
+        self._ends.setdefault(number, seq)
 
     def covered(self, number: int) -> None:
         for of in [of for of, it in self.unconfirmed.items() if it.is_pinged]:
@@ -448,17 +444,14 @@ def _ended_by(record: Mapping[str, Any]) -> int:
     return int(record[ENDED[record["kind"]]])
 
 
-class Tap(anyio.abc.ByteStream):
+class Tap(Socket, anyio.abc.ByteStream):
     """The library's socket; what passes is noted."""
 
-    def __init__(
-        self, process: Process, sock: socket.socket, link: LinkHistory
-    ) -> None:
-        self.link = link
-        self._process = process
-        self._gateway = process.gateway
-        self._sock = sock
-        self._sent, self._received = Frames(), Frames()
+    def __init__(self, process: Process) -> None:
+        self._process, self._gateway = process, process.gateway
+        hello = {"role": "gateway", "name": self._gateway.name}
+        super().__init__(process.world, process.life, hello)
+        self._sent = Frames()
         self._is_inside_frame = False
 
     async def send(self, item: bytes) -> None:
@@ -483,7 +476,7 @@ class Tap(anyio.abc.ByteStream):
                 continue
             except OSError as error:
                 raise anyio.BrokenResourceError from error
-            self._gateway.wrote_at = self._gateway.world.now
+            self._gateway.wrote_at = self._world.now
             self._sent.feed(bytes(left[:size]))
             for frame in self._sent:
                 self._process.wrote(self.link, frame)
@@ -498,7 +491,7 @@ class Tap(anyio.abc.ByteStream):
         except OSError as error:
             raise anyio.BrokenResourceError from error
         if not data:
-            self._note_end()
+            self.end()
             raise anyio.EndOfStream
         self._received.feed(data)
         for frame in self._received:
@@ -507,19 +500,14 @@ class Tap(anyio.abc.ByteStream):
 
     def cut(self) -> None:
         """Lose the link from here."""
-        if self.link.ended_at == inf:
+        if self.is_open:
             if self._is_inside_frame:
                 reached("client: a link is lost inside a batch")
-            self._note_end()
+            self.end()
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    def _note_end(self) -> None:
-        self.link.ended_at = min(self.link.ended_at, self._gateway.world.now)
-
     async def aclose(self) -> None:
-        self._note_end()
-        trio.lowlevel.notify_closing(self._sock)
-        self._sock.close()
+        self.close()
         await trio.lowlevel.checkpoint()
 
     async def send_eof(self) -> None:

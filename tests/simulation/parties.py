@@ -8,8 +8,9 @@ code that does not wait: so they can go on while the sidecar is paused.
 
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,34 +59,6 @@ OF: Final = {"offline": "gateway", "moved": "from"}
 _ACTIVITY: Final = ("keepalive", "message")
 
 
-def linked(
-    world: "World", life: int, hello: dict[str, Any]
-) -> tuple[socket.socket, LinkHistory]:
-    """Connect to the sidecar, if there is one; its history is that of a link from now on.
-
-    Raises:
-        OSError: There is none.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        sock.connect(str(world.machine.socket))
-    except OSError:
-        sock.close()
-        raise
-    link = LinkHistory(
-        number=len(world.history.links),
-        role=hello["role"],
-        name=hello["name"],
-        life=life,
-        opened_at=world.now,
-        sidecar=len(world.history.processes) - 1,
-        hello=hello,
-    )
-    world.history.links.append(link)
-    return sock, link
-
-
 class Reader:
     """Takes the frames of the sidecar, and notes them in the history of their link."""
 
@@ -128,20 +101,56 @@ class Reader:
         """Take note that what came before a ping is on disk."""
 
 
-class Wire:
-    """One socket to the sidecar: frames go in as far as it takes them."""
+class Socket:
+    """One socket to the sidecar, and the history of its link.
 
-    def __init__(self, world: "World", sock: socket.socket, link: LinkHistory) -> None:
-        self.link = link
+    Raises:
+        OSError: There is no sidecar.
+    """
+
+    def __init__(self, world: "World", life: int, hello: dict[str, Any]) -> None:
         self._world = world
-        self._sock = sock
-        self._frames = Frames()
-        self._out: deque[tuple[memoryview, list[Any]]] = deque()
-        self._is_full = False
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock.setblocking(False)
+        try:
+            self._sock.connect(str(world.machine.socket))
+        except OSError:
+            self._sock.close()
+            raise
+        self._received = Frames()
+        self.link = LinkHistory(
+            number=len(world.history.links),
+            role=hello["role"],
+            name=hello["name"],
+            life=life,
+            opened_at=world.now,
+            sidecar=len(world.history.processes) - 1,
+            hello=hello,
+        )
+        world.history.links.append(self.link)
 
     @property
     def is_open(self) -> bool:
         return self.link.ended_at == inf
+
+    def end(self) -> None:
+        self.link.ended_at = min(self.link.ended_at, self._world.now)
+
+    def close(self) -> None:
+        self.end()
+        trio.lowlevel.notify_closing(self._sock)
+        self._sock.close()
+
+
+class Wire(Socket):
+    """That of a model: frames go in as far as it takes them."""
+
+    def __init__(self, party: "Party", hello: dict[str, Any]) -> None:
+        super().__init__(party.world, party.life, hello)
+        self._party = party
+        self._out: deque[tuple[memoryview, list[Any]]] = deque()
+        self._is_full = False
+        self.send(["hello", hello])
 
     @property
     def is_welcomed(self) -> bool:
@@ -178,15 +187,9 @@ class Wire:
                 self._out.popleft()
                 self.link.sent.append(Sent(now, frame))
 
-    def close(self) -> None:
-        if self.is_open:
-            self.link.ended_at = self._world.now
-            self._out.clear()
-            trio.lowlevel.notify_closing(self._sock)
-            self._sock.close()
-
-    async def listen(self, party: "Party") -> None:
+    async def listen(self) -> None:
         """Read until it ends, whenever the party does read."""
+        party = self._party
         while self.is_open:
             try:
                 await trio.lowlevel.wait_readable(self._sock)
@@ -196,8 +199,8 @@ class Wire:
                 data = b""
             if not data:
                 break
-            self._frames.feed(data)
-            for frame in self._frames:
+            self._received.feed(data)
+            for frame in self._received:
                 if self.is_open:
                     party.read(self.link, frame)
                     if frame[0] == "notices" and self.link.hello.get("ack", True):
@@ -232,18 +235,17 @@ class Party(Reader):
             return
         hello = {"protocol": 1, "name": self.name, "role": self.role, **self.options()}
         try:
-            self.wire = Wire(world, *linked(world, self.life, hello))
+            self.wire = Wire(self, hello)
         except OSError:
             world.after(RETRY_S, self.connect)
             return
-        self.wire.send(["hello", hello])
-        world.nursery.start_soon(self.wire.listen, self)
+        world.nursery.start_soon(self.wire.listen)
 
     def drop(self) -> None:
         """End the link from here."""
-        if self.wire is not None:
+        if self.wire is not None and self.wire.is_open:
             self.wire.close()
-            self.wire = None
+        self.wire = None
 
     def lose(self, wire: Wire) -> None:
         """Take note that the sidecar ended a link."""
@@ -367,10 +369,10 @@ class Gateway(Party):
         super().__init__(world, plan.name)
         self.plan = plan
         self.open: dict[int, Conn] = {}
-        # What no pong has covered, by its number; and up to which it is on this link.
-        self._owed: dict[int, list[Any]] = {}
-        self._number = 0
-        self._is_on_wire = 0
+        self._unsent: list[list[Any]] = []
+        # And what no pong has covered, by the number of the ping that follows it.
+        self._unconfirmed: dict[int, list[list[Any]]] = {}
+        self._pings = 0
         self._fresh: bool | None = None
         self.is_silent = False
         self._log = ""
@@ -379,66 +381,46 @@ class Gateway(Party):
     # --- what its users do ----------------------------------------------------
 
     def accept(self, visit: Visit) -> None:
-        """Take a connection of a user, once it can do anything."""
-        self._when_free(partial(self._accept, visit))
+        """Take a connection of a user."""
+        self._go_through(self._visit(visit))
 
-    def _when_free(self, act: Callable[[], None]) -> None:
-        """Do something, as soon as it can: what a user says meanwhile is read then."""
+    def _go_through(self, steps: Iterator[float]) -> None:
+        """Take the next step, once it can: what a user says meanwhile is read then."""
         if self._is_held:
-            self.world.after(HELD_S, partial(self._when_free, act))
-        else:
-            act()
+            self.world.after(HELD_S, partial(self._go_through, steps))
+        elif (pause_s := next(steps, None)) is not None:
+            self.world.after(pause_s, partial(self._go_through, steps))
 
     @property
     def _is_held(self) -> bool:
         """Whether it can do nothing just now."""
         return self.is_hung
 
-    def _accept(self, visit: Visit) -> None:
+    def _visit(self, visit: Visit) -> Iterator[float]:
+        """What a user does, with pauses."""
         world = self.world
         if not self.is_alive or world.now >= world.plan.lasts_s:
             return
-        conn = Conn(
-            self._new_conn(), visit.uid, self.name, self.life, world.now, visit.timeout
-        )
-        world.history.conns[conn.conn] = self.open[conn.conn] = conn
-        self.report(["login", conn.conn])
-        self._talk_again(conn, visit, world.now + visit.talks_for_s)
+        number, ends_at = self._new_conn(), world.now + visit.talks_for_s
+        conn = Conn(number, visit.uid, self.name, self.life, world.now, visit.timeout)
+        world.history.conns[number] = self.open[number] = conn
+        self.report(["login", number])
+        while world.now + visit.every_s < ends_at:
+            yield visit.every_s
+            if number not in self.open or self.is_silent:
+                return
+            self.report(["message" if number % 3 == 0 else "keepalive", number])
+        if visit.logs_out:
+            yield ends_at - world.now
+            if number in self.open and not self.is_silent:
+                self.leave(number)
+
+    def leave(self, conn: int) -> None:
+        del self.open[conn]
+        self.report(["logout", conn])
 
     def _new_conn(self) -> int:
         return self.world.new_conn()
-
-    def _talk_again(self, conn: Conn, visit: Visit, ends_at: float) -> None:
-        at = self.world.now + visit.every_s
-        if at < ends_at:
-            talk = partial(self._talk, conn, visit, ends_at)
-            self.world.at(at, partial(self._when_free, talk))
-        elif visit.logs_out:
-            leave = partial(self._leave, conn)
-            self.world.at(ends_at, partial(self._when_free, leave))
-
-    def _talk(self, conn: Conn, visit: Visit, ends_at: float) -> None:
-        if conn.conn in self.open and not self.is_silent:
-            kind = "message" if conn.conn % 3 == 0 else "keepalive"
-            self.report([kind, conn.conn])
-            self._talk_again(conn, visit, ends_at)
-
-    def _leave(self, conn: Conn) -> None:
-        if conn.conn in self.open and not self.is_silent:
-            self.forget(conn.conn)
-            self.report(["logout", conn.conn])
-
-    def forget(self, conn: int) -> None:
-        """Let a connection go, and what was collected of it and is not sent yet."""
-        del self.open[conn]
-        for number, (kind, what, *_) in list(self._owed.items()):
-            if what == conn and kind in _ACTIVITY:
-                del self._owed[number]
-
-    def all_fall_silent(self) -> None:
-        """Have nobody say anything any more."""
-        self.is_silent = True
-        self.open.clear()
 
     @property
     def is_ailing(self) -> bool:
@@ -453,48 +435,31 @@ class Gateway(Party):
     def report(self, what: list[Any]) -> None:
         """Send something, and again until a pong covers it."""
         is_activity = what[0] in _ACTIVITY
-        if not self.is_alive or (is_activity and what in self._unsent()):
-            return
-        self._owe(what)
-        if self.plan.flush_s and is_activity:
-            self.world.after(self.plan.flush_s, self._flush)
-        else:
+        if self.is_alive and not (is_activity and what in self._unsent):
+            self._unsent.append(what)
             self._flush()
 
-    def _owe(self, what: list[Any]) -> None:
-        self._number += 1
-        self._owed[self._number] = what
-
-    def _unsent(self) -> list[list[Any]]:
-        numbers = range(self._is_on_wire + 1, self._number + 1)
-        return [self._owed[number] for number in numbers if number in self._owed]
-
     def _flush(self) -> None:
-        """Put what is owed onto the link, as long as the socket takes it."""
+        """Put what is not sent onto the link, if the socket takes it."""
         wire = self._linked
         if self.is_hung or wire is None or wire.is_backed_up:
             return
-        unsent, self._is_on_wire = self._unsent(), self._number
-        batch: list[list[Any]] = []
-        for what in unsent:
-            is_full = len(batch) == wire.link.welcome["max_batch"]
-            if batch and (is_full or not what[0] == batch[0][0] == "keepalive"):
-                wire.send(self._frame(batch))
-                batch = []
-            batch.append(what)
-        if batch:
-            wire.send(self._frame(batch))
-            wire.send(["ping", self._is_on_wire])
+        # The activity of a connection that is gone would open a session again.
+        kept = [
+            it for it in self._unsent if it[0] not in _ACTIVITY or it[1] in self.open
+        ]
+        self._unsent.clear()
+        for what in kept:
+            wire.send(self._frame(*what))
+        if kept:
+            self._pings += 1
+            self._unconfirmed[self._pings] = kept
+            wire.send(["ping", self._pings])
 
-    def _frame(self, batch: list[list[Any]]) -> list[Any]:
-        kind, what, *rest = batch[0]
-        conns = self.world.history.conns
-        if kind in ("after", "cancel", "done", "fail"):
+    def _frame(self, kind: str, what: Any, *rest: Any) -> list[Any]:
+        if kind not in (*_ACTIVITY, "login", "logout"):
             return [kind, what, *rest]
-        if len(batch) > 1:
-            uids = [self._named(kind, conns[number]) for _, number in batch]
-            return [kind, uids, {"conn": [number for _, number in batch]}]
-        conn = conns[what]
+        conn = self.world.history.conns[what]
         options: dict[str, Any] = {"conn": what}
         if kind == "login":
             options["age"] = self.world.now - conn.opened_at
@@ -517,7 +482,7 @@ class Gateway(Party):
         if not self.is_hung and not wire.is_backed_up:
             self._flush()
             if promised is not None:
-                wire.send(["ping", self._is_on_wire])
+                wire.send(["ping", self._pings])
         self.world.after(
             PING_S if promised is None else promised * self.plan.pings_every,
             partial(self._keep_talking, wire),
@@ -555,7 +520,8 @@ class Gateway(Party):
     def welcomed(self, link: LinkHistory) -> None:
         super().welcomed(link)
         self._fresh = None
-        self._is_on_wire = min(self._owed, default=self._number + 1) - 1
+        self._unsent = [*chain(*self._unconfirmed.values()), *self._unsent]
+        self._unconfirmed.clear()
         if self._log != link.welcome["log"]:
             self._log = link.welcome["log"]
             self._declare()
@@ -564,14 +530,13 @@ class Gateway(Party):
         self._keep_talking(self.wire)
 
     def _declare(self) -> None:
-        for conn in self.open:
-            self._owe(["login", conn])
+        self._unsent += [["login", conn] for conn in self.open]
 
     def deliver(self, record: Record) -> None:
         if record["kind"] == "timer":
             self._answer(record["key"], {"seq": record["seq"]})
         elif record.get(ENDED.get(record["kind"], "")) in self.open:
-            self.forget(record[ENDED[record["kind"]]])
+            del self.open[record[ENDED[record["kind"]]]]
 
     def _answer(self, key: str, of: dict[str, int]) -> None:
         drawn = self.world.random.random()
@@ -581,8 +546,8 @@ class Gateway(Party):
             self.report(["fail", key, "not now", of])
 
     def covered(self, number: int) -> None:
-        for owed in [it for it in self._owed if it <= number]:
-            del self._owed[owed]
+        for ping in [it for it in self._unconfirmed if it <= number]:
+            del self._unconfirmed[ping]
 
     # --- what happens to it ---------------------------------------------------
 
@@ -628,7 +593,8 @@ class Gateway(Party):
         self.drop()
         self.is_alive = False
         self.open.clear()
-        self._owed.clear()
+        self._unsent.clear()
+        self._unconfirmed.clear()
         self.world.after(seconds, partial(self._start_anew, fresh))
 
     def _start_anew(self, fresh: bool | None) -> None:

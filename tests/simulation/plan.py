@@ -167,7 +167,6 @@ class GatewayPlan:
     name: str
     timeout: float | None
     ping: float | None
-    flush_s: float
     other_timeout: float | None  # of its links in turns
     pings_every: float = 1 / 3  # of what it promised
     clock: str = "host's"  # by which its logins tell when they began: see `CLOCKS`
@@ -291,7 +290,7 @@ def plan_of(seed: int, features: "Features | None" = None) -> Plan:
         timeout_s,
         by_scale(random, 15, 90),
         [
-            GatewayPlan(f"gw-{number}", None, None, 0.0, None)
+            GatewayPlan(f"gw-{number}", None, None, None)
             for number in range(random.randint(1, 4))
         ],
         UIDS + [f"u-{n}" for n in range(random.choice([0, 5, 30]))],
@@ -377,12 +376,6 @@ def _pings(draft: Draft, random: Random) -> None:
             break
         draft.steps.append(Fault(at, "gateway hangs", whom, hangs_s))
         at += hangs_s + apart_s
-
-
-def _flushes(draft: Draft, random: Random) -> None:
-    """Gateways collect what their users say."""
-    for number, gateway in enumerate(draft.gateways):
-        draft.gateways[number] = replace(gateway, flush_s=by_scale(random, 0.01, 0.5))
 
 
 def _clocks(draft: Draft, random: Random) -> None:
@@ -631,7 +624,6 @@ FEATURES: Final[Features] = {
     "own timeouts": (0.5, _own_timeouts),
     "timeouts of gateways": (0.5, _timeouts_of_gateways),
     "pings": (0.5, _pings),
-    "flushes": (0.5, _flushes),
     "clocks": (0.5, _clocks),
     "libraries": (0.4, _libraries),
     "races": (0.3, _races),

@@ -181,7 +181,7 @@ class World:
                     self.at(step.at, greedy.connect)
         await self.go_on_until(self.plan.lasts_s)
         for gateway in self.gateways:
-            gateway.all_fall_silent()
+            gateway.is_silent = True
         while not self.machine.is_up or self.trouble():
             await self.go_on_until(self.now + 1)
         self.history.calm_from = self.now
