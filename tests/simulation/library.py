@@ -58,7 +58,7 @@ class Library(Gateway):
 
     @property
     def _is_held(self) -> bool:
-        return self.is_hung or self.world.is_paused or self._process.sidecar is None
+        return self.is_hung or self.world.is_paused or not self._process.is_running
 
     async def may_go_on(self) -> None:
         """Return once it runs, and its writes are taken."""
@@ -75,7 +75,6 @@ class Library(Gateway):
         if len(older) < len(self.open):
             self.breach(f"one of {self.open} is silent, and its end was never told")
         api, owed = self._process.sidecar, self._process.unconfirmed
-        assert api is not None
         it = api.stats()
         if it.open != len(older) or it.pending or it.unconfirmed or it.refused or owed:
             self.breach(f"at the end of all it has {it}, and is to say {owed}")
@@ -88,7 +87,6 @@ class Library(Gateway):
         self.world.nursery.start_soon(self._process.run)
 
     def _new_conn(self) -> int:
-        assert self._process.sidecar is not None
         if self.library.conns == "its own":
             return self.world.new_conn()
         # Without one, the next login gets what would be the next.
@@ -102,7 +100,6 @@ class Library(Gateway):
             self.world.after(HELD_S, partial(self.report, what))
             return
         api = self._process.sidecar
-        assert api is not None
         try:
             match what:
                 case ["after", str(key), seconds, texts]:
@@ -139,8 +136,12 @@ class Library(Gateway):
 
     def _expect(self, kind: str, conn: Conn) -> None:
         """Expect a report on the wire, and count what it meets that is not written yet."""
-        waiting = self._process.waiting(conn.uid)
-        logins = [it for what, it in waiting if what == "login" and it is not conn]
+        waiting = self._process.unwritten(conn.uid)
+        logins = [
+            it.conn
+            for it in waiting
+            if it.kind == "login" and it.conn and it.conn is not conn
+        ]
         if kind == "login":
             if len(logins) > 1:
                 reached(
@@ -227,7 +228,7 @@ class Library(Gateway):
         assert twin is not None
         twin.die()
         self.twin = None
-        if process.sidecar is not None:
+        if process.is_running:
             self.life += 2
             process.life = self.life
             self.world.nursery.start_soon(process.resume)

@@ -88,6 +88,7 @@ class Expected:
     """What a process is to say of a connection or timer."""
 
     kind: str
+    conn: Conn | None  # None: of a timer
     is_written: bool = False  # on this link
     is_pinged: bool = False  # and before the last ping
 
@@ -102,7 +103,8 @@ class Process(Reader):
         self.world = gateway.world
         self.life = gateway.life + is_twin
         self.must_close = trio.Event()
-        self.sidecar: liveness.Sidecar | None = None
+        self.sidecar: liveness.Sidecar  # once it runs
+        self.is_running = False
         self.tap: Tap | None = None
         # What no pong covers, the oldest first: by conn its login or logout, by key what
         # was asked of a timer.
@@ -136,6 +138,7 @@ class Process(Reader):
                 ) as self.sidecar,
                 trio.open_nursery() as nursery,
             ):
+                self.is_running = True
                 if not self._is_twin:
                     self.sidecar.task(self._work)
                     for conn in [*gateway.open]:
@@ -169,7 +172,7 @@ class Process(Reader):
 
     @property
     def has_link(self) -> bool:
-        return self.sidecar is not None and self.sidecar.is_connected
+        return self.is_running and self.sidecar.is_connected
 
     def die(self) -> None:
         """End with nothing said."""
@@ -207,12 +210,10 @@ class Process(Reader):
 
     async def resume(self) -> None:
         """Take the name back, if it was taken."""
-        assert self.sidecar is not None
         with suppress(anyio.ClosedResourceError, liveness.Replaced):
             await self.sidecar.resume()
 
     async def _read_ends(self) -> None:
-        assert self.sidecar is not None
         while not self.must_close.is_set():
             async for end in self.sidecar.ended():
                 if not await self._handles(end):
@@ -236,14 +237,12 @@ class Process(Reader):
                 reached("client: a handler of an end fails")
                 return False
         gateway.open.pop(ended, None)  # unless it has logged out meanwhile
-        assert self.sidecar is not None
         if end.conn is not None and draw.random() < 0.5:
             self.sidecar.logout(end.uid, conn=ended)  # and changes nothing
         return True
 
     async def _read_records(self) -> None:
         """Read all records in a second loop, which is left and begun again."""
-        assert self.sidecar is not None
         while not self.must_close.is_set():
             async for _ in self.sidecar.records():
                 if self.gateway.random.random() < 0.1:
@@ -270,7 +269,6 @@ class Process(Reader):
 
     async def flush(self) -> None:
         """Wait for what was reported."""
-        assert self.sidecar is not None
         reports, has_link = [*self.unconfirmed.items()], self.has_link
         try:
             await self.sidecar.flush()
@@ -293,46 +291,41 @@ class Process(Reader):
         if kind == "logout" and of not in self._opened:
             reached("client: a connection closes before its login is written")
         else:
-            self.unconfirmed[of] = Expected(kind)
+            self._expect(kind, of)
+
+    def _expect(self, kind: str, of: int | str) -> None:
+        conn = self.world.history.conns[of] if isinstance(of, int) else None
+        self.unconfirmed[of] = Expected(kind, conn)
 
     def _expect_all(self) -> None:
         """Expect that all connections are declared."""
         for conn in self.gateway.open:
             self.expect("login", conn)
 
-    def unwritten(self) -> list[tuple[int | str, str]]:
-        """What is to be said, of whom, and is not in the socket yet."""
-        waiting = self.unconfirmed.items()
-        return [(of, it.kind) for of, it in waiting if not it.is_written]
-
-    def waiting(self, uid: Uid) -> list[tuple[str, Conn]]:
-        """That of a user."""
-        conns = self.world.history.conns
-        waiting = [
-            (it, conns[of]) for of, it in self.unwritten() if isinstance(of, int)
-        ]
-        return [(kind, conn) for kind, conn in waiting if str(conn.uid) == str(uid)]
+    def unwritten(self, uid: Uid | None = None) -> list[Expected]:
+        """What is to be said, or of one user, and is not in the socket yet."""
+        waiting = [it for it in self.unconfirmed.values() if not it.is_written]
+        if uid is None:
+            return waiting
+        return [it for it in waiting if it.conn and str(it.conn.uid) == str(uid)]
 
     def _wrote(self, kind: str, of: int | str) -> None:
+        """Note what is written; a logout follows what logins were reported before it."""
         expected = self.unconfirmed.get(of)
-        if kind == "logout":
-            self._check_order(self.world.history.conns[int(of)])
-        elif kind == "login":
+        if kind == "login":
             self._opened.add(int(of))
             is_closed = of not in self.gateway.open or of in self._ends
             if is_closed and expected is None:
                 reached("client: a connection closes while its login is written")
-                self.unconfirmed[of] = Expected("logout")
-        if expected is not None and expected.kind == kind:
-            expected.is_written = True
-
-    def _check_order(self, conn: Conn) -> None:
-        """A logout follows the logins of its user that were reported before it."""
-        waiting = self.waiting(conn.uid)
-        if ("logout", conn) in waiting:
-            before = dict(waiting[: waiting.index(("logout", conn))])
-            if "login" in before:
-                self.gateway.breach(f"the logout of {conn} is before {before}")
+                self._expect("logout", of)
+        if expected is None or expected.kind != kind or expected.is_written:
+            return
+        if kind == "logout" and expected.conn is not None:
+            waiting = self.unwritten(expected.conn.uid)
+            before = waiting[: waiting.index(expected)]
+            if any(it.kind == "login" for it in before):
+                self.gateway.breach(f"{expected} is written before {before}")
+        expected.is_written = True
 
     # --- what passes on the wire --------------------------------------------------
 
@@ -422,7 +415,7 @@ class Process(Reader):
             return
         number = _ended_by(record)
         conn = self.world.history.conns[number]
-        if self.waiting(conn.uid):
+        if self.unwritten(conn.uid):
             reached("client: a record ends a user whose reports wait")
         if number not in gateway.open:
             reached("client: a record ends a connection that is gone already")

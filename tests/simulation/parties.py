@@ -213,8 +213,6 @@ class Wire(Socket):
 class Party(Reader):
     """A gateway or watcher: connects, reads records, and comes back."""
 
-    role: str
-
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
@@ -226,14 +224,14 @@ class Party(Reader):
 
     def options(self) -> dict[str, Any]:
         """What it says in its hello besides its name."""
-        return {}
+        return {"role": "watcher", "scope": "all"}
 
     def connect(self) -> None:
         """Connect and say hello, or try again later."""
         world = self.world
         if not self.is_alive or (self.wire is not None and self.wire.is_open):
             return
-        hello = {"protocol": 1, "name": self.name, "role": self.role, **self.options()}
+        hello = {"protocol": 1, "name": self.name, **self.options()}
         try:
             self.wire = Wire(self, hello)
         except OSError:
@@ -284,8 +282,6 @@ class Party(Reader):
 class Watcher(Party):
     """Watches everything: from where it was, or above a seq; some keep that themselves."""
 
-    role = "watcher"
-
     def __init__(
         self,
         world: "World",
@@ -299,25 +295,17 @@ class Watcher(Party):
         self._keeps_position = keeps_position
 
     def options(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"scope": "all"}
+        said = super().options()
         if self._keeps_position or self._after is not None:
             said["ack"] = False
         if self._after is not None:
             said |= {"after": self._after, "log": self._log}
         return said
 
-    def welcomed(self, link: LinkHistory) -> None:
-        super().welcomed(link)
-        if self._keeps_position and self._after is None:
-            self._note(link.welcome["next"] - 1)
-
     def deliver(self, record: Record) -> None:
         if self._keeps_position:
-            self._note(record["seq"])
-
-    def _note(self, seq: int) -> None:
-        assert self.wire is not None
-        self._after, self._log = seq, self.wire.link.welcome["log"]
+            assert self.wire is not None
+            self._after, self._log = record["seq"], self.wire.link.welcome["log"]
 
     def suffer(self, does: str, seconds: float) -> None:
         """Have something happen to it."""
@@ -333,14 +321,12 @@ class Watcher(Party):
 class GreedyWatcher(Party):
     """Asks for a list and for large pongs, and reads them late, if it still can."""
 
-    role = "watcher"
-
     def __init__(self, world: "World", name: str, unread_for_s: float) -> None:
         super().__init__(world, name)
         self._unread_for_s = unread_for_s
 
     def options(self) -> dict[str, Any]:
-        return {"scope": "all", "ack": False}
+        return super().options() | {"ack": False}
 
     def welcomed(self, link: LinkHistory) -> None:
         """Ask, and read nothing for a while."""
@@ -363,8 +349,6 @@ class GreedyWatcher(Party):
 class Gateway(Party):
     """Holds users' connections, and reports what they do."""
 
-    role = "gateway"
-
     def __init__(self, world: "World", plan: GatewayPlan) -> None:
         super().__init__(world, plan.name)
         self.plan = plan
@@ -380,23 +364,19 @@ class Gateway(Party):
 
     # --- what its users do ----------------------------------------------------
 
-    def accept(self, visit: Visit) -> None:
-        """Take a connection of a user."""
-        self._go_through(self._visit(visit))
-
-    def _go_through(self, steps: Iterator[float]) -> None:
+    def go_through(self, steps: Iterator[float]) -> None:
         """Take the next step, once it can: what a user says meanwhile is read then."""
         if self._is_held:
-            self.world.after(HELD_S, partial(self._go_through, steps))
+            self.world.after(HELD_S, partial(self.go_through, steps))
         elif (pause_s := next(steps, None)) is not None:
-            self.world.after(pause_s, partial(self._go_through, steps))
+            self.world.after(pause_s, partial(self.go_through, steps))
 
     @property
     def _is_held(self) -> bool:
         """Whether it can do nothing just now."""
         return self.is_hung
 
-    def _visit(self, visit: Visit) -> Iterator[float]:
+    def visit(self, visit: Visit) -> Iterator[float]:
         """What a user does, with pauses."""
         world = self.world
         if not self.is_alive or world.now >= world.plan.lasts_s:
@@ -426,9 +406,6 @@ class Gateway(Party):
     def is_ailing(self) -> bool:
         """Whether something that it suffers from has not ended."""
         return self.is_hung or not self.is_alive
-
-    def verify(self) -> None:
-        """Check at the end what the checker cannot see: of a model, nothing."""
 
     # --- what it reports ------------------------------------------------------
 
@@ -494,6 +471,7 @@ class Gateway(Party):
         self._links += 1
         is_told = self.plan.clock != "not told"
         said = {
+            "role": "gateway",
             "timeout": self.plan.timeout
             if self._links % 2
             else self.plan.other_timeout,
@@ -505,10 +483,9 @@ class Gateway(Party):
 
     @property
     def _says_began(self) -> bool:
-        if self.plan.clock == "another namespace's":
-            return True
         assert self.wire is not None
-        return bool(self.wire.link.welcome.get("began"))
+        is_wrong = self.plan.clock == "another namespace's"
+        return is_wrong or bool(self.wire.link.welcome.get("began"))
 
     def host_time(self, at: float) -> list[float]:
         """Its CLOCK_MONOTONIC and the wall clock, at a moment."""
