@@ -188,6 +188,8 @@ class Library(Gateway):
                 raise AssertionError(does)
 
     def _lose_link(self, seconds: float) -> None:
+        # Asked for just before, it waits for the next link.
+        self.report(["cancel", {"key": NOBODYS_KEY}])
         self.unreachable_until = self.world.now + seconds
         self._process.lose_link()
 
