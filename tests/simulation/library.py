@@ -100,39 +100,37 @@ class Library(Gateway):
             self.world.after(HELD_S, partial(self.report, what))
             return
         api = self._process.sidecar
-        try:
-            match what:
-                case ["after", str(key), seconds, texts]:
-                    api.after(key, seconds, **texts)
-                    self._process.expect("after", key)
-                case ["cancel", {"key": str(key)}]:
-                    api.cancel(key)
-                    self._process.expect("cancel", key)
-                case [str(kind), int(number)]:
-                    self._report_user(api, kind, self.world.history.conns[number])
-                case _:
-                    raise AssertionError(what)
-        except liveness.ReportError as error:
-            self.breach(f"{what}: {error}")
+        match what:
+            case ["after", of, seconds, texts]:
+                api.after(of, seconds, **texts)
+            case ["cancel", {"key": of}]:
+                api.cancel(of)
+            case [kind, number]:
+                self._report_user(api, kind, self.world.history.conns[number])
+                return
+            case _:
+                raise AssertionError(what)
+        self._process.expect(what[0], of)
 
     def _report_user(self, api: liveness.Sidecar, kind: str, conn: Conn) -> None:
         number = None if self.library.conns == "none" else conn.conn
         uid = self._named(kind, conn)
-        if kind != "login":
-            if kind == "logout":
-                self._expect(kind, conn)
+        if kind in ("keepalive", "message"):
             getattr(api, kind)(uid, conn=number)
-            return
-        for older in [*self.open.values()] if number is None else ():
-            if str(older.uid) == str(uid) and older is not conn:
-                reached("client: a login without a conn replaces an open one")
-                del self.open[older.conn]
-                self._expect("logout", older)
-        self._expect(kind, conn)
-        age = self.world.now - conn.opened_at
-        api.login(uid, conn=number, timeout=conn.timeout, age=age)
-        if self.random.random() < FLUSHES:
-            self.world.nursery.start_soon(self._process.flush)
+        elif kind == "logout":
+            self._expect(kind, conn)
+            api.logout(uid, conn=number)
+        else:
+            for older in [*self.open.values()] if number is None else ():
+                if str(older.uid) == str(uid) and older is not conn:
+                    reached("client: a login without a conn replaces an open one")
+                    del self.open[older.conn]
+                    self._expect("logout", older)
+            self._expect(kind, conn)
+            age = self.world.now - conn.opened_at
+            api.login(uid, conn=number, timeout=conn.timeout, age=age)
+            if self.random.random() < FLUSHES:
+                self.world.nursery.start_soon(self._process.flush)
 
     def _expect(self, kind: str, conn: Conn) -> None:
         """Expect a report on the wire, and count what it meets that is not written yet."""

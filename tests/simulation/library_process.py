@@ -13,7 +13,7 @@ expected in the order of their records, each until it is handled, and no ack bef
 
 import socket
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import pytest
 import trio
-from anyio.abc import SocketStream
+from anyio.abc import ByteReceiveStream, ByteSendStream, SocketStream
 
 import liveness
 from liveness.client import reconnecting_link, sidecar
@@ -38,7 +38,7 @@ from liveness.promises.run_history import (
     Uid,
 )
 from tests.helpers.wire import Frames
-from tests.simulation.parties import ENDED, OF, Reader, Socket
+from tests.simulation.parties import Reader, Socket, ended_by
 from tests.simulation.situations import reached
 
 if TYPE_CHECKING:
@@ -221,7 +221,9 @@ class Process(Reader):
 
     async def _handles(self, end: liveness.End) -> bool:
         """Close the connection that has ended; it may fail, and is told again."""
-        gateway, draw, ended = self.gateway, self.gateway.random, _ended_by(end.record)
+        gateway, draw = self.gateway, self.gateway.random
+        ended = ended_by(end.record, gateway.name)
+        assert ended is not None
         due = next((it for it in self._ends if it in gateway.open), None)
         conn = gateway.open.get(ended)
         said = None if gateway.library.conns == "none" else ended
@@ -272,8 +274,6 @@ class Process(Reader):
         reports, has_link = [*self.unconfirmed.items()], self.has_link
         try:
             await self.sidecar.flush()
-        except liveness.ReportError as error:
-            self.gateway.breach(f"flush: {error}")
         except anyio.ClosedResourceError:
             return
         if not has_link:
@@ -364,8 +364,8 @@ class Process(Reader):
     def _check_ack(self, seq: int) -> None:
         """What an application has not handled is not acknowledged."""
         self._acked = seq
-        for conn, ended_by in self._ends.items():
-            if ended_by <= seq and conn in self.gateway.open:
+        for conn, record in self._ends.items():
+            if record <= seq and conn in self.gateway.open:
                 self.gateway.breach(f"acks {seq}, and the end of {conn} is not handled")
 
     def welcomed(self, link: LinkHistory) -> None:
@@ -381,19 +381,15 @@ class Process(Reader):
             it.is_written = it.is_pinged = False
         if self.unconfirmed:
             reached("client: a library is welcomed with reports that wait")
-        if not self._log:
-            must_declare = False
-        elif welcome["log"] != self._log or welcome["next"] <= self._newest:
+        before, self._log = self._log, welcome["log"]
+        if before and (before != self._log or welcome["next"] <= self._newest):
             if self.unconfirmed:
                 reached("client: a welcome names another log while reports wait")
-            must_declare = True
+            self._expect_all()
             self._ends = dict.fromkeys(self._ends, 0)
             self._newest = self._acked = self._believed_from = 0
-        else:
-            must_declare = was_shut_out or not welcome.get("known", True)
-        if must_declare:
+        elif before and (was_shut_out or not welcome.get("known", True)):
             self._expect_all()
-        self._log = welcome["log"]
         if was_shut_out:
             self._believed_from = welcome["next"]
         waiting = self.unconfirmed.items()
@@ -408,12 +404,12 @@ class Process(Reader):
         if record["kind"] == "gap":
             reached("client: a gap has a library declare its connections", rarely=True)
             self._expect_all()
-        if record.get(OF.get(record["kind"], "")) != gateway.name:
+        number = ended_by(record, gateway.name)
+        if number is None:
             return
         if record["kind"] == "offline" and seq < self._believed_from:
             reached("client: an offline of a time without the name is passed over")
             return
-        number = _ended_by(record)
         conn = self.world.history.conns[number]
         if self.unwritten(conn.uid):
             reached("client: a record ends a user whose reports wait")
@@ -433,11 +429,7 @@ class Process(Reader):
             del self.unconfirmed[of]
 
 
-def _ended_by(record: Mapping[str, Any]) -> int:
-    return int(record[ENDED[record["kind"]]])
-
-
-class Tap(Socket, anyio.abc.ByteStream):
+class Tap(Socket, ByteReceiveStream, ByteSendStream):
     """The library's socket; what passes is noted."""
 
     def __init__(self, process: Process) -> None:
@@ -502,6 +494,3 @@ class Tap(Socket, anyio.abc.ByteStream):
     async def aclose(self) -> None:
         self.close()
         await trio.lowlevel.checkpoint()
-
-    async def send_eof(self) -> None:
-        raise AssertionError("the library ends no direction alone")

@@ -8,7 +8,7 @@ code that does not wait: so they can go on while the sidecar is paused.
 
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from math import inf
@@ -53,10 +53,15 @@ UNREAD_PINGS: Final = 5_000
 NOBODYS_CONN: Final = 10**9
 SHIFTED_S: Final = 0.8  # a time namespace's clock
 
-# By kind: where a record names the connection that it ends, and its gateway.
-ENDED: Final = {"offline": "conn", "moved": "from_conn"}
-OF: Final = {"offline": "gateway", "moved": "from"}
+# By kind: where a record names the gateway and connection that it ends.
+_ENDED: Final = {"offline": ("gateway", "conn"), "moved": ("from", "from_conn")}
 _ACTIVITY: Final = ("keepalive", "message")
+
+
+def ended_by(record: Mapping[str, Any], gateway: str) -> int | None:
+    """The connection of a gateway that a record ends."""
+    of, conn = _ENDED.get(record["kind"], ("", ""))
+    return record.get(conn) if record.get(of) == gateway else None
 
 
 class Reader:
@@ -302,10 +307,18 @@ class Watcher(Party):
             said |= {"after": self._after, "log": self._log}
         return said
 
+    def welcomed(self, link: LinkHistory) -> None:
+        super().welcomed(link)
+        if self._keeps_position and self._after is None:
+            self._note(link.welcome["next"] - 1)
+
     def deliver(self, record: Record) -> None:
         if self._keeps_position:
-            assert self.wire is not None
-            self._after, self._log = record["seq"], self.wire.link.welcome["log"]
+            self._note(record["seq"])
+
+    def _note(self, seq: int) -> None:
+        assert self.wire is not None
+        self._after, self._log = seq, self.wire.link.welcome["log"]
 
     def suffer(self, does: str, seconds: float) -> None:
         """Have something happen to it."""
@@ -465,19 +478,15 @@ class Gateway(Party):
             partial(self._keep_talking, wire),
         )
 
-    # --- what it hears --------------------------------------------------------
-
     def options(self) -> dict[str, Any]:
         self._links += 1
-        is_told = self.plan.clock != "not told"
+        plan, now = self.plan, self.world.now
         said = {
             "role": "gateway",
-            "timeout": self.plan.timeout
-            if self._links % 2
-            else self.plan.other_timeout,
-            "ping": self.plan.ping,
+            "timeout": plan.timeout if self._links % 2 else plan.other_timeout,
+            "ping": plan.ping,
             "fresh": self._fresh or None,
-            "clock": self.host_time(self.world.now) if is_told else None,
+            "clock": self.host_time(now) if plan.clock != "not told" else None,
         }
         return {key: it for key, it in said.items() if it is not None}
 
@@ -512,8 +521,8 @@ class Gateway(Party):
     def deliver(self, record: Record) -> None:
         if record["kind"] == "timer":
             self._answer(record["key"], {"seq": record["seq"]})
-        elif record.get(ENDED.get(record["kind"], "")) in self.open:
-            del self.open[record[ENDED[record["kind"]]]]
+        elif (conn := ended_by(record, self.name)) in self.open:
+            del self.open[conn]
 
     def _answer(self, key: str, of: dict[str, int]) -> None:
         drawn = self.world.random.random()
