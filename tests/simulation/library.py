@@ -73,11 +73,11 @@ class Library(Gateway):
         newest = {str(it.uid): it for it in self.world.history.conns.values()}
         older = [it for it in self.open.values() if newest[str(it.uid)] is not it]
         if len(older) < len(self.open):
-            self.breach(f"one of {self.open} is silent, and its end was never told")
-        api, owed = self._process.sidecar, self._process.unconfirmed
+            self.breach(f"one of {self.open} is silent, and its end never came")
+        api, left = self._process.sidecar, self._process.unconfirmed
         it = api.stats()
-        if it.open != len(older) or it.pending or it.unconfirmed or it.refused or owed:
-            self.breach(f"at the end of all it has {it}, and is to say {owed}")
+        if it.open != len(older) or it.pending or it.unconfirmed or it.refused or left:
+            self.breach(f"at the end of all it has {it}, and is to say {left}")
 
     # --- what its users do ------------------------------------------------------
 
@@ -156,7 +156,6 @@ class Library(Gateway):
     # --- what happens to it -----------------------------------------------------
 
     def suffer(self, does: str, seconds: float) -> None:
-        """Have something happen to it."""
         # A crash, as of the whole host, does not wait for anything.
         if not self.is_alive or (self._is_ill and not does.startswith("crashes")):
             return
@@ -174,7 +173,8 @@ class Library(Gateway):
             case "connects anew":
                 self.twin = Process(self, is_twin=True)
                 self.world.nursery.start_soon(self.twin.run)
-                self.world.after(max(seconds, CLOSING_S), self._take_name_back)
+                take_back = partial(self._take_name_back, self.twin)
+                self.world.after(max(seconds, CLOSING_S), take_back)
             case "orders without end":
                 # However often it asks, the library asks once for what waits.
                 self.report(["cancel", {"key": NOBODYS_KEY}])
@@ -222,12 +222,10 @@ class Library(Gateway):
             self.world.after(lost_after_s, partial(self._lose_link, 0.5))
         self.world.after(max(CLOSING_S, seconds), partial(self._start_anew, None))
 
-    def _take_name_back(self) -> None:
+    def _take_name_back(self, twin: Process) -> None:
         """End the second process, and have the first one resume."""
-        twin, process = self.twin, self._process
-        assert twin is not None
         twin.die()
-        self.twin = None
+        self.twin, process = None, self._process
         if process.is_running:
             self.life += 2
             process.life = self.life

@@ -220,7 +220,7 @@ class Process(Reader):
                     break
 
     async def _handles(self, end: liveness.End) -> bool:
-        """Close the connection that has ended; it may fail, and is told again."""
+        """Close the connection that has ended; it may fail, and is delivered again."""
         gateway, draw = self.gateway, self.gateway.random
         ended = ended_by(end.record, gateway.name)
         assert ended is not None
@@ -228,7 +228,7 @@ class Process(Reader):
         conn = gateway.open.get(ended)
         said = None if gateway.library.conns == "none" else ended
         if ended != due or end.conn != said or repr(conn and conn.uid) != repr(end.uid):
-            gateway.breach(f"it was told {end}, has {conn}, and conn {due} is due")
+            gateway.breach(f"it got {end}, has {conn}, and conn {due} is due")
             return True
         if self.world.now < self.world.plan.lasts_s:
             seconds = draw.choice([0, draw.uniform(0, gateway.library.handler_s)])
@@ -280,8 +280,6 @@ class Process(Reader):
             reached("client: flush waits for a sidecar that is away")
         if left := [it for it in reports if self.unconfirmed.get(it[0]) is it[1]]:
             self.gateway.breach(f"flush returned, and no pong covers {left}")
-
-    # --- what it is to say --------------------------------------------------------
 
     def expect(self, kind: str, of: int | str) -> None:
         """Expect something on the wire; only the last of a connection or timer."""

@@ -107,11 +107,7 @@ class Reader:
 
 
 class Socket:
-    """One socket to the sidecar, and the history of its link.
-
-    Raises:
-        OSError: There is no sidecar.
-    """
+    """One socket to the sidecar, and the history of its link; OSError if there is none."""
 
     def __init__(self, world: "World", life: int, hello: dict[str, Any]) -> None:
         self._world = world
@@ -245,24 +241,20 @@ class Party(Reader):
         world.nursery.start_soon(self.wire.listen)
 
     def drop(self) -> None:
-        """End the link from here."""
         if self.wire is not None and self.wire.is_open:
             self.wire.close()
         self.wire = None
 
     def lose(self, wire: Wire) -> None:
-        """Take note that the sidecar ended a link."""
         if wire is self.wire:
             self.wire = None
             self.world.after(self.world.random.uniform(0, 1), self.connect)
 
     @property
     def is_hung(self) -> bool:
-        """Whether it reads nothing."""
         return not self._may_read.is_set()
 
     async def is_reading(self) -> None:
-        """Return once it reads."""
         while self.is_hung:
             await self._may_read.wait()
 
@@ -321,7 +313,6 @@ class Watcher(Party):
         self._after, self._log = seq, self.wire.link.welcome["log"]
 
     def suffer(self, does: str, seconds: float) -> None:
-        """Have something happen to it."""
         if does == "lost":
             self.drop()
             self.world.after(seconds, self.connect)
@@ -520,16 +511,14 @@ class Gateway(Party):
 
     def deliver(self, record: Record) -> None:
         if record["kind"] == "timer":
-            self._answer(record["key"], {"seq": record["seq"]})
+            key, of = record["key"], {"seq": record["seq"]}
+            drawn = self.world.random.random()
+            if drawn < 0.7:
+                self.report(["done", key, None, of])
+            elif drawn < 0.85:
+                self.report(["fail", key, "not now", of])
         elif (conn := ended_by(record, self.name)) in self.open:
             del self.open[conn]
-
-    def _answer(self, key: str, of: dict[str, int]) -> None:
-        drawn = self.world.random.random()
-        if drawn < 0.7:
-            self.report(["done", key, None, of])
-        elif drawn < 0.85:
-            self.report(["fail", key, "not now", of])
 
     def covered(self, number: int) -> None:
         for ping in [it for it in self._unconfirmed if it <= number]:
@@ -538,19 +527,17 @@ class Gateway(Party):
     # --- what happens to it ---------------------------------------------------
 
     def suffer(self, does: str, seconds: float) -> None:
-        """Have something happen to it."""
         if not self.is_alive or self.is_hung:
             return
-        world = self.world
         match does:
             case "crashes" | "crashes, back fresh":
                 self._die(seconds, fresh=does != "crashes")
             case "hangs":
                 self.stop_reading()
-                world.after(seconds, partial(self._go_on, world.now))
+                self.world.after(seconds, partial(self._go_on, self.world.now))
             case "loses its link":
                 self.drop()
-                world.after(seconds / 4, self.connect)
+                self.world.after(seconds / 4, self.connect)
             case "connects anew":
                 # The old link stays open until the sidecar ends it.
                 if self._linked is not None:
@@ -563,7 +550,7 @@ class Gateway(Party):
                     wire.send(["ping", -1], times=UNREAD_PINGS)
                 self._die(seconds, fresh=False)
             case "orders without end":
-                self._order(world.now + seconds)
+                self._order(self.world.now + seconds)
             case "repeats itself":
                 self._repeat()
             case _:
