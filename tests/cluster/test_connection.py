@@ -32,9 +32,9 @@ from liveness.config.cluster import ClusterSettings
 from liveness.config.secret_file import MAX_BYTES
 from liveness.errors import StartError
 from tests.helpers.needs import needs
+from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.redis_servers import (
     Certificates,
-    RedisRefusal,
     RedisServer,
     free_port,
     redis_replica,

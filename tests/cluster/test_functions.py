@@ -19,7 +19,8 @@ from liveness.cluster.format import (
     session_bytes,
     sessions_of,
 )
-from tests.helpers.redis_servers import RedisRefusal, RedisServer, redis_server
+from tests.helpers.redis_connection import RedisRefusal
+from tests.helpers.redis_servers import RedisServer, redis_server
 from tests.simulation.cluster.world import virtual_functions
 
 START_S: Final = 1_700_000_000

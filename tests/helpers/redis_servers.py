@@ -9,11 +9,11 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -21,6 +21,7 @@ from liveness.bench.program import Program
 from liveness.config.cluster import ClusterSettings
 from tests.helpers.needs import require
 from tests.helpers.processes import ran, succeeded
+from tests.helpers.redis_connection import RedisConnection, RedisRefusal
 
 # Read here: while tests run, the settings of this host are hidden from them.
 PROGRAM: Final = os.environ.get("LIVENESS_TEST_REDIS", "redis-server")
@@ -30,10 +31,6 @@ SOON_S: Final = 30.0
 SLOTS: Final = 16_384
 # A node of a Cluster that is silent this long is taken for dead.
 NODE_TIMEOUT_MS: Final = 2_000
-
-
-class RedisRefusal(Exception):
-    """The server answered with an error."""
 
 
 class RedisServer(Program):
@@ -53,12 +50,12 @@ class RedisServer(Program):
     ) -> None:
         self.port = free_port()
         self.scheme = "rediss" if tls else "redis"
-        self._admin = folder / "s"
+        self.unix_socket = folder / "s"
         ports = ["--port", str(self.port)]
         if tls is not None:
             ports = ["--port", "0", "--tls-port", str(self.port), *tls.options]
         words = [require(PROGRAM, "redis-server"), *ports, "--bind", LOOPBACK]
-        words += ["--unixsocket", str(self._admin), "--dir", str(folder)]
+        words += ["--unixsocket", str(self.unix_socket), "--dir", str(folder)]
         words += ["--save", "", "--appendonly", "no", *options]
         super().__init__(folder, words)
 
@@ -89,12 +86,8 @@ class RedisServer(Program):
         Raises:
             RedisRefusal: The server answered with an error.
         """
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(SOON_S)
-            sock.connect(str(self._admin))
-            sock.sendall(_command(words))
-            with sock.makefile("rb") as replies:
-                return _reply(replies)
+        with closing(RedisConnection(self.unix_socket)) as connection:
+            return connection(*words)
 
     def info(self, section: str, name: str) -> str:
         """One line of INFO; empty if there is none."""
@@ -374,36 +367,6 @@ def redis_cluster() -> Iterator[RedisCluster]:
     """An empty Cluster of six nodes: it takes seconds, so its tests are `long`."""
     with redis_cluster_of_six() as cluster:
         yield cluster
-
-
-def _command(words: Sequence[str | int | bytes]) -> bytes:
-    """A command in Redis' protocol."""
-    parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return b"*%d\r\n" % len(parts) + b"".join(
-        b"$%d\r\n%b\r\n" % (len(part), part) for part in parts
-    )
-
-
-def _reply(replies: BinaryIO) -> Any:
-    line = replies.readline()
-    if not line.endswith(b"\r\n"):
-        raise ConnectionResetError("the server closed the connection")
-    kind, rest = line[:1], line[1:-2]
-    match kind:
-        case b"+":
-            return rest
-        case b"-":
-            raise RedisRefusal(rest.decode())
-        case b":":
-            return int(rest)
-        case b"$":
-            return None if rest == b"-1" else replies.read(int(rest) + 2)[:-2]
-        case b"*":
-            return (
-                None if rest == b"-1" else [_reply(replies) for _ in range(int(rest))]
-            )
-        case _:
-            raise AssertionError(f"not a reply: {line!r}")
 
 
 def _names(line: str, name: str) -> bool:

@@ -8,8 +8,6 @@ from random import SystemRandom
 from time import perf_counter
 
 from tests.simulation.cluster.history import faults_of
-from tests.simulation.cluster.redis import connected
-from tests.simulation.cluster.world import virtual_functions
 from tests.simulation.search import Tally, outcomes
 from tests.simulation.situations import never_reached, noted
 
@@ -59,12 +57,11 @@ def tell(seeds: Iterator[int]) -> int:
 
 def tell_of_clusters(seeds: Iterator[int]) -> int:
     """Play their histories, and say how it went."""
-    done, library = list[int](), virtual_functions()
-    with connected() as redis, noted() as counts:
-        redis("FUNCTION", "LOAD", library.source)
+    done = list[int]()
+    with noted() as counts:
         for seed in seeds:
             done.append(seed)
-            if faults := faults_of(redis, library, seed):
+            if faults := faults_of(seed):
                 print(f"seed {seed}:\n{faults}")
                 return 1
     for name, count in sorted(counts.items()):

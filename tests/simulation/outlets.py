@@ -9,7 +9,7 @@ import trio
 
 from liveness.promises.delivery_history import Letter, OutletReading
 from liveness.promises.run_history import History
-from tests.simulation.cluster.redis import Connection
+from tests.helpers.redis_connection import RedisConnection
 from tests.simulation.doors import Door, Network
 from tests.simulation.machine import Machine
 from tests.simulation.plan import Plan
@@ -40,7 +40,7 @@ class OutletWorld:
         self,
         plan: Plan,
         machine: Machine,
-        redis: Connection | None,
+        redis: RedisConnection | None,
         history: History,
         nursery: trio.Nursery,
     ) -> None:

@@ -14,7 +14,7 @@ from liveness.cluster.format import entry_of, keys_of
 from liveness.config.cluster import REDIS_PORT, ClusterSettings
 from liveness.promises.delivery_history import ClusterEvent, ClusterOutbound
 from liveness.promises.run_history import History
-from tests.simulation.cluster.redis import Connection, first_value
+from tests.helpers.redis_connection import RedisConnection, first_value
 from tests.simulation.cluster.world import pairs
 from tests.simulation.doors import MOODS_OF_DOORS, Door
 from tests.simulation.situations import reached
@@ -60,7 +60,7 @@ class RedisDoor(Door[list[bytes]]):
     def __init__(
         self,
         settings: ClusterSettings,
-        redis: Connection,
+        redis: RedisConnection,
         random: Random,
         now_s: Callable[[], float],
         history: History,

@@ -20,7 +20,8 @@ from liveness.cluster.connection import Redis
 from liveness.outlets.cluster import publisher
 from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
-from tests.simulation.cluster.redis import Connection, server_of
+from tests.helpers.redis_connection import RedisConnection
+from tests.simulation.cluster.redis import server_of
 from tests.simulation.cluster.world import virtual_functions
 from tests.simulation.damped_watch import watch_damped
 from tests.simulation.hindsight import look_back
@@ -65,7 +66,7 @@ async def _play(
     folder: Path,
     time: MockClock,
     history: History,
-    redis: Connection | None,
+    redis: RedisConnection | None,
 ) -> None:
     async with trio.open_nursery() as nursery:
         machine = Machine(

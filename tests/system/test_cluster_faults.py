@@ -19,9 +19,9 @@ from tests.helpers.cluster_state import PARTITIONS, ClusterState
 from tests.helpers.needs import require
 from tests.helpers.processes import ran, succeeded
 from tests.helpers.proxy import Proxy
+from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.redis_servers import (
     RedisCluster,
-    RedisRefusal,
     redis_cluster_of_six,
     redis_replica,
     redis_server,

@@ -1,7 +1,6 @@
 """One random history of hosts and faults, and what must hold at its end."""
 
 import traceback
-from collections.abc import Mapping
 from itertools import pairwise
 from math import inf
 from random import Random
@@ -12,12 +11,10 @@ from liveness.cluster.format import (
     entry_of,
     sessions_of,
 )
-from liveness.cluster.functions import Functions
 from liveness.core.records import MOVED, OFFLINE, ONLINE
 from liveness.outlets.cluster.partition import SLEW
 from tests.simulation.cluster.machine import Machine
 from tests.simulation.cluster.plan import EVENTS, MOST_HOSTS, Plan, plan_of
-from tests.simulation.cluster.redis import Connection
 from tests.simulation.cluster.watcher import Watcher, fold
 from tests.simulation.cluster.world import KEYS, START_S, TIMEOUT_S, World, pairs
 from tests.simulation.scales import by_scale
@@ -38,22 +35,10 @@ LOSSY: Final = frozenset({"failover", "old", "memory", "state", "names"})
 UNSURE_S: Final = 5.0
 
 
-def faults_of(
-    redis: Connection,
-    library: Functions,
-    seed: int,
-    faults: Mapping[str, float] | None = None,
-) -> str:
-    """What is wrong with one history; nothing, if all is well.
-
-    Args:
-        redis: A connection to a server of our own.
-        library: The functions that are loaded on it.
-        seed: Of all that is drawn.
-        faults: Which faults may happen, each with its weight; None: they are drawn too.
-    """
+def faults_of(seed: int) -> str:
+    """What is wrong with the history that a seed draws; nothing, if all is well."""
     random = Random(seed)
-    history = History(redis, library, random, plan_of(random, faults))
+    history = History(random, plan_of(random))
     try:
         history.run()
         history.mend()
@@ -68,16 +53,12 @@ class History:
     """Hosts, watchers, and what happens.
 
     Args:
-        redis: A connection to a server of our own.
-        library: The functions that are loaded on it.
         random: For all that is drawn.
         plan: How the cluster is set up, and what may happen.
     """
 
-    def __init__(
-        self, redis: Connection, library: Functions, random: Random, plan: Plan
-    ) -> None:
-        self.plan, self.world = plan, World(redis, library, random, plan)
+    def __init__(self, random: Random, plan: Plan) -> None:
+        self.plan, self.world = plan, World(random, plan)
         self.world.online_since = self._online_since
         lease_s = self.plan.lease_s
         # A host may be declared lost for so long after something befell it.

@@ -48,8 +48,8 @@ class Plan:
     scan_users: int = 1  # in one read of a list by a watcher
 
 
-def plan_of(random: Random, faults: Mapping[str, float] | None = None) -> Plan:
-    """A plan, drawn; its faults may be given."""
+def plan_of(random: Random) -> Plan:
+    """A plan, drawn."""
     share = by_scale(random, 0.08, 0.8)
     drawn = dict[str, float]()
     for kind in (*EVENTS, *SHARES, *STANDING):
@@ -57,7 +57,7 @@ def plan_of(random: Random, faults: Mapping[str, float] | None = None) -> Plan:
             drawn[kind] = by_scale(random, *SHARES.get(kind, (0.1, 5)))
     changes = whole(random, 1, 8)
     return Plan(
-        faults=drawn if faults is None else faults,
+        faults=drawn,
         hosts=whole(random, 2, MOST_HOSTS),
         partitions=whole(random, 1, MOST_PARTITIONS),
         users=whole(random, 2, 12),

@@ -10,8 +10,7 @@ from liveness.cluster.format import configuration_of
 from liveness.outlets.cluster.session_changes import Call
 from tests.simulation.cluster.history import History, faults_of
 from tests.simulation.cluster.plan import Plan
-from tests.simulation.cluster.redis import Connection
-from tests.simulation.cluster.world import KEYS, virtual_functions
+from tests.simulation.cluster.world import KEYS
 from tests.simulation.situations import never_reached, noted
 
 # Histories of one test: some take a second.
@@ -42,40 +41,40 @@ def done() -> set[int]:
     ],
 )
 def test_a_history_ends_with_what_the_hosts_have(
-    redis: Connection, counts: Counter[str], done: set[int], first: int
+    counts: Counter[str], done: set[int], first: int
 ) -> None:
     for seed in range(first, first + HISTORIES):
         with noted() as found:
-            assert not faults_of(redis, virtual_functions(), seed), seed
+            assert not faults_of(seed), seed
         counts.update(found)
         done.add(seed)
 
 
 @pytest.mark.long
 def test_these_seeds_come_into_every_situation_that_is_not_rare(
-    redis: Connection, counts: Counter[str], done: set[int]
+    counts: Counter[str], done: set[int]
 ) -> None:
     for seed in {*SEEDS} - done:
         with noted() as found:
-            faults_of(redis, virtual_functions(), seed)
+            faults_of(seed)
         counts.update(found)
     assert never_reached(counts, ["cluster"], though_rare=False) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(8 * 3_600)
-def test_a_night_of_new_histories_ends_so_in_every_situation(redis: Connection) -> None:
+def test_a_night_of_new_histories_ends_so_in_every_situation() -> None:
     first = SystemRandom().randrange(10**9)
     with noted() as counts:
         for seed in range(first, first + NIGHTLY):
-            assert not faults_of(redis, virtual_functions(), seed), seed
+            assert not faults_of(seed), seed
     assert never_reached(counts, ["cluster"], though_rare=True) == []
 
 
 @pytest.fixture
-def history(redis: Connection) -> History:
+def history() -> History:
     """Three hosts with users, and nothing that goes wrong by itself."""
-    history = History(redis, virtual_functions(), Random(1), Plan())
+    history = History(Random(1), Plan())
     history.pass_time(1)
     for machine in history.machines:
         for _ in range(9):

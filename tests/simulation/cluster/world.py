@@ -4,6 +4,7 @@ The functions read the key `now` in place of their server's clock. A failover re
 partition as a replica had it: by DUMP, taken earlier, and RESTORE, with another clock.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ from liveness.cluster.functions import Functions, functions
 from liveness.core.records import ONLINE
 from liveness.outlets.cluster.partition import CLOCK_SHARE
 from liveness.outlets.cluster.session_changes import Call
+from tests.helpers.redis_connection import RedisRefusal
 from tests.simulation.cluster.noticed import notice, notice_failover
 from tests.simulation.cluster.plan import MOST_PARTITIONS, Plan
-from tests.simulation.cluster.redis import Connection, RedisError
+from tests.simulation.cluster.redis import server_of
 from tests.simulation.scales import by_scale
 from tests.simulation.situations import reached
 
@@ -94,19 +96,19 @@ class World:
     """What all hosts share.
 
     Args:
-        redis: A connection to a server; what is on it is deleted.
-        library: The functions, which are loaded.
         random: For all that is drawn.
         plan: How the cluster is set up, and what may happen.
     """
 
-    def __init__(
-        self, redis: Connection, library: Functions, random: Random, plan: Plan
-    ) -> None:
-        self.redis, self.random, self.plan = redis, random, plan
+    def __init__(self, random: Random, plan: Plan) -> None:
+        self.random, self.plan = random, plan
         self.faults = dict(plan.faults)
         self.partitions = range(plan.partitions)
+        library = virtual_functions()
         self.prefix = library.prefix
+        self.redis = server_of(os.getpid())
+        load = ("FUNCTION", "LOAD", "REPLACE", library.source)
+        self.redis.many(("FLUSHALL",), load)
         self.now = START_S
         self.skew_s = [self._skew() for _ in self.partitions]
         self.down_until = [0.0 for _ in self.partitions]  # nothing is answered until
@@ -128,7 +130,6 @@ class World:
             deque[tuple[float, list[bytes | None]]](maxlen=MOST_COPIES)
             for _ in self.partitions
         ]
-        redis("FLUSHDB")
 
     @property
     def now_ms(self) -> int:
@@ -152,7 +153,7 @@ class World:
             limit = ("CONFIG", "SET", "maxmemory")
             try:
                 replies = self.redis.many(clock, look, (*limit, 1), words, (*limit, 0))
-            except RedisError as error:
+            except RedisRefusal as error:
                 if not str(error).startswith("OOM"):
                     raise
                 reached("cluster: Redis refuses a call as it is out of memory")
