@@ -117,6 +117,11 @@ class Host:
     def beat(self) -> str:
         return self._change("beat")
 
+    def words_of_beat(self, seen_us: int) -> Sequence[str | int | bytes]:
+        """It takes the clock of the partition to have been at *seen_us*."""
+        who = (self.name, self.epoch, self.nonce, self.incarnation)
+        return [*who, self.last, self.last, seen_us, next(self.partition.tokens), "", 0]
+
     def _change(
         self,
         function: str,
@@ -333,6 +338,27 @@ def test_a_partition_of_unknown_last_look_is_looked_at(
     partition.redis("HDEL", KEYS.meta, "l")  # by another program
     assert hosts[0].beat() == "ok"
     assert partition.look()[0] == b"ok"
+
+
+def test_the_last_look_is_not_ahead_though_the_clock_of_redis_was_set_back(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    partition.look()
+    partition.step_s = -3_600.0
+    answer = partition.call("beat", hosts[0].words_of_beat(0))
+    assert answer[7] > 3_500e6  # microseconds since the last look: the next one is due
+
+
+def test_a_host_that_begins_after_the_clock_of_redis_was_set_back_has_the_others_clock(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    hosts[0].login(1)
+    partition.step_s = -3_600.0
+    partition.now += LEASE_S / 2
+    partition.call("beat", hosts[0].words_of_beat(round(partition.now * 1e6)))
+    conf, lease_us = "1 1 -", 1_000_000 * LEASE_S
+    answer = partition.call("begin", ["c", 1, 1, "log", 0, conf, lease_us, 0, 0, 1])
+    assert abs(partition.now * 1e6 - answer[3]) < 1e6
 
 
 @pytest.mark.parametrize("function", ["look", "reap"])

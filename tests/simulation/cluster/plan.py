@@ -15,9 +15,10 @@ from typing import Final
 from liveness.outlets.cluster.partition import Limits
 from tests.simulation.scales import by_scale, whole
 
-# Events, and how often one is drawn where each thing that always happens has a weight of 33.
+# What happens to one host, and all events that are drawn.
+OF_HOSTS: Final = ("pause", "cut", "restart", "replace", "names", "state", "trim")
 EVENTS: Final = (
-    *("pause", "cut", "restart", "replace", "names", "state", "trim"),
+    *OF_HOSTS,
     *("failover", "old", "outage", "memory", "empty", "damage", "step", "idle"),
 )
 # How large a share of the calls is lost or made twice, is slow, or is answered by half.

@@ -4,6 +4,7 @@ A record has to alternate, user by user, once what a rollback voids is dropped; 
 has to be what the records before it say.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from liveness.cluster.chain import (
@@ -26,24 +27,28 @@ Newest = tuple[str, int]  # host and session
 class Watcher:
     """Follows one partition from its begin."""
 
-    def __init__(self, world: World, partition: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        partition: int,
+        online_since: Callable[[int, float], set[str]],
+    ) -> None:
         self._world, self.partition = world, partition
+        self._online_since = online_since
         self._chain = self._start("")
         self._current_at = world.now  # when it had all there was
         self._meta_at = 0.0  # when it read the hosts last
-        # Who is online, as it was told; None: it waits for a list.
-        self.state: dict[str, Newest] | None = {}
-        self._base: tuple[int, dict[str, Newest]] | None = (0, {})  # before `_records`
-        self._records: list[ClusterRecord] = []
+        # Who was online at each version that it had; empty: it waits for a list.
+        self._states: list[tuple[int, dict[str, Newest]]] = [(0, {})]
 
     def _start(self, position: str) -> Chain:
         lease_s = self._world.plan.lease_s
         return Chain(self.partition, position=position, lists=True, lease_s=lease_s)
 
     @property
-    def version(self) -> int:
-        """The version that it has."""
-        return self._chain.version
+    def state(self) -> dict[str, Newest] | None:
+        """Who is online; None: it waits for a list."""
+        return self._states[-1][1] if self._states else None
 
     def restart(self) -> None:
         """Go on from its position, as another process."""
@@ -74,13 +79,11 @@ class Watcher:
             case ReadNewest():
                 return redis("HMGET", keys.meta, "v", "t")
             case ReadEntries(after, limit):
-                start = f"({after}-0"
-                rows = redis("XRANGE", keys.stream, start, "+", "COUNT", limit)
-                return [(name, pairs(fields)) for name, fields in rows]
+                words = ("XRANGE", keys.stream, f"({after}-0", "+", "COUNT", limit)
+                return [(name, pairs(fields)) for name, fields in redis(*words)]
             case ReadEarlier(until, limit):
-                end = f"{until}-0"
-                rows = redis("XREVRANGE", keys.stream, end, "-", "COUNT", limit)
-                return [(name, pairs(fields)) for name, fields in rows]
+                words = ("XREVRANGE", keys.stream, f"{until}-0", "-", "COUNT", limit)
+                return [(name, pairs(fields)) for name, fields in redis(*words)]
             case ReadMeta():
                 self._meta_at = self._world.now
                 return self._world.meta(self.partition)
@@ -95,7 +98,6 @@ class Watcher:
     def _take(self, event: ClusterEvent) -> None:
         match event:
             case Rollback(_, version):
-                self._notice_rollback(version)
                 self._roll_back(version)
             case ClusterGap():
                 # It was not there for long; or a server lost all between two reads.
@@ -104,51 +106,33 @@ class Watcher:
                     reached("cluster: a watcher misses what was trimmed")
                 elif not may & self._world.faults.keys():
                     self._fault(str(event))
-                self.state = self._base = None
-                self._records = []
+                self._states.clear()
             case Listed(_, version, places, is_settled):
                 found = {str(place.user): _newest(place) for place in places}
-                online = self._world.online_since(self.partition, self._meta_at)
+                online = self._online_since(self.partition, self._meta_at)
                 if is_settled and online - found.keys():
                     self._fault(f"settled without {online - found.keys()}")
                 if self.state is None or self._world.damaged:
-                    self._base, self.state = (version, found), dict(found)
+                    self._states = [(version, found)]
                 elif self.state != found:
-                    self._fault(f"listed {found}, was told {self.state}")
+                    self._fault(f"listed {found}, by its records {self.state}")
             case _:
-                self._check(event)
-                self._records.append(event)
                 if self.state is not None:
-                    fold(self.state, event)
-
-    def _notice_rollback(self, version: int) -> None:
-        if version == 0:
-            reached("cluster: a watcher learns that all was lost")
-        elif self._records and self._records[-1].version > version:
-            reached("cluster: a watcher has records that a failover lost")
-        if self.state is None:
-            reached("cluster: a rollback comes while a watcher waits for a list")
+                    state = dict(self.state)
+                    if fault := fold(state, event):
+                        self._fault(fault)
+                    self._states.append((event.version, state))
 
     def _roll_back(self, version: int) -> None:
+        if not self._states:
+            reached("cluster: a rollback comes while a watcher waits for a list")
+        elif version and self._states[-1][0] > version:
+            reached("cluster: a watcher has records that a failover lost")
+        while self._states and self._states[-1][0] > version:
+            self._states.pop()
         if version == 0:
-            self._base = (0, {})
-        elif self._base is not None and version < self._base[0]:
-            self._base = None
-        self._records = [it for it in self._records if it.version <= version]
-        self.state = None if self._base is None else dict(self._base[1])
-        if self.state is not None:
-            for record in self._records:
-                fold(self.state, record)
-
-    def _check(self, record: ClusterRecord) -> None:
-        if self.state is None:
-            return
-        before = self.state.get(str(record.user))
-        if (before is None) != (record.kind == ONLINE):
-            self._fault(f"{record} after {before}")
-        ended = record.place if record.kind == OFFLINE else record.lost
-        if before is not None and ended is not None and _newest(ended) != before:
-            self._fault(f"{record} after {before}")
+            reached("cluster: a watcher learns that all was lost")
+            self._states = [(0, {})]
 
     def _fault(self, what: str) -> None:
         # Users that are deleted are missed with the next call of a host only.
@@ -160,9 +144,13 @@ def _newest(place: Place) -> Newest:
     return place.host, place.session
 
 
-def fold(state: dict[str, Newest], record: ClusterRecord) -> None:
-    """Apply a record to a state."""
-    if record.kind == OFFLINE:
-        state.pop(str(record.user), None)
-    else:
+def fold(state: dict[str, Newest], record: ClusterRecord) -> str:
+    """Apply a record to a state; return why it cannot follow on that, if it cannot."""
+    before = state.pop(str(record.user), None)
+    if record.kind != OFFLINE:
         state[str(record.user)] = _newest(record.place)
+    ended = record.place if record.kind == OFFLINE else record.lost
+    is_next = (before is None) == (record.kind == ONLINE)
+    if is_next and (before is None or ended is None or _newest(ended) == before):
+        return ""
+    return f"{record} after {before}"
