@@ -30,7 +30,7 @@ def quiet_plan() -> Plan:
         hold_s=4.0,
         max_pending=1_000,
         limits={"window": 10, "pause_firing": 100, "pause_reading": 1_000, "tail": 20},
-        gateways=(GatewayPlan("gw-0", None, None, 0.0, None),),
+        gateways=(GatewayPlan("gw-0", None, None, None),),
         watchers=1,
         lasts_s=20.0,
         steps=steps,

@@ -175,9 +175,9 @@ def plan_of(ends: list[str]) -> Plan:
         )
         steps.append(Fault(random.uniform(1, at), what, random.randrange(3), 0.5))
     gateways = [
-        GatewayPlan("gw-0", None, None, 0.0, None),
-        GatewayPlan("gw-1", 1.5, None, 0.1, 3.0),
-        GatewayPlan("gw-2", None, 2.0, 0.0, None),
+        GatewayPlan("gw-0", None, None, None),
+        GatewayPlan("gw-1", 1.5, None, 3.0),
+        GatewayPlan("gw-2", None, 2.0, None),
     ]
     return Plan(
         seed=seed,
