@@ -148,7 +148,7 @@ class Library(Gateway):
             if len(waiting) > len(logins):
                 reached("client: a login follows a logout of its user that waits")
             if any(repr(it.uid) != repr(conn.uid) for it in logins):
-                reached("client: logins of 7 and of '7' wait together", rarely=True)
+                reached("client, rarely: logins of 7 and of '7' wait together")
         elif logins and logins[-1].opened_at >= conn.opened_at:
             reached("client: an older connection logs out as a newer one's login waits")
         self._process.expect(kind, conn.conn)

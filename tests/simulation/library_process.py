@@ -400,7 +400,7 @@ class Process(Reader):
             return
         self._newest = seq
         if record["kind"] == "gap":
-            reached("client: a gap has a library declare its connections", rarely=True)
+            reached("client, rarely: a gap has a library declare its connections")
             self._expect_all()
         number = ended_by(record, gateway.name)
         if number is None:

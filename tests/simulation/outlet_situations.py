@@ -26,7 +26,7 @@ def note_outlets(history: History) -> None:
         if "away" in states:
             reached("outlets: changes wait while Redis is away")
         if "refused" in states:
-            reached("outlets: changes wait while Redis refuses them", rarely=True)
+            reached("outlets, rarely: changes wait while Redis refuses them")
 
 
 def _note_attempts(history: History, before: Request, after: Request) -> None:

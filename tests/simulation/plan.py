@@ -618,6 +618,15 @@ def _slow_commits(draft: Draft, random: Random) -> None:
     draft.steps.append(Fault(draft.moment(random), "disk stalls", 0, lasts_s))
 
 
+def _stops(draft: Draft, random: Random) -> None:
+    """The sidecar is told to stop while nothing can be written."""
+    at, lasts_s = draft.moment(random), random.uniform(1, 20)
+    what = random.choice([it for it in FAULTS if it.startswith("disk")])
+    stops_at = at + random.uniform(0, min(lasts_s, 5.0))
+    draft.steps.append(Fault(at, what, 0, lasts_s))
+    draft.steps.append(Fault(stops_at, "sidecar restarts", 0, 0.5))
+
+
 Features: TypeAlias = Mapping[str, tuple[float, Callable[[Draft, Random], None]]]
 # By name: how many runs have each, and what draws it.
 FEATURES: Final[Features] = {
@@ -643,4 +652,5 @@ FEATURES: Final[Features] = {
     "faults": (0.9, _faults),
     "sleeps": (0.2, _sleeps),
     "slow commits": (0.15, _slow_commits),
+    "stops": (0.15, _stops),
 }

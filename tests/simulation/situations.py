@@ -20,14 +20,20 @@ AREAS: Final = (*ONE_HOST, "cluster")
 _counts = Counter[str]()
 
 
-def reached(name: str, *, rarely: bool = False) -> None:
-    """Count a situation. The name begins with its area, as in "core: ...".
+def reached(name: str) -> None:
+    """Count a situation.
 
     Args:
-        name: A literal, so that it is found in the code.
-        rarely: Some hundred runs may do without it, and only a night reaches it.
+        name: A literal, so that it is found in the code. It begins with its area, as in
+            "core: ..."; or "core, rarely: ...", if some hundred runs may do without it
+            and only a night reaches it.
     """
     _counts[name] += 1
+
+
+def reached_of(found: Mapping[str, object]) -> None:
+    """Count those of these situations that there are, by what is true of each."""
+    _counts.update(name for name, is_there in found.items() if is_there)
 
 
 @contextmanager
@@ -43,24 +49,31 @@ def never_reached(
     """Situations of some areas that are not counted; those that are rare only if asked for."""
     return [
         name
-        for name, is_rare in all_named().items()
-        if name.partition(":")[0] in areas
-        and (though_rare or not is_rare)
+        for name in all_named()
+        if _area_of(name)[0] in areas
+        and (though_rare or not _area_of(name)[1])
         and not counts.get(name)
     ]
 
 
-def all_named(folder: Path = Path(__file__).parent) -> dict[str, bool]:
-    """Every name in the code, and whether it is rare."""
-    names = dict[str, bool]()
+def _area_of(name: str) -> tuple[str, bool]:
+    """And whether it is rare."""
+    area, _, rarely = name.partition(":")[0].partition(", ")
+    assert area in AREAS, f"{name!r}: no area"
+    return area, bool(rarely)
+
+
+def all_named(folder: Path = Path(__file__).parent) -> list[str]:
+    """Every name in the code."""
+    names = dict[str, None]()
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
-            if not (isinstance(node.func, ast.Name) and node.func.id == "reached"):
-                continue
-            name = ast.literal_eval(node.args[0])
-            area = name.partition(":")[0]
-            assert area in AREAS, f"{path}:{node.lineno}: {name!r}: no area"
-            names[name] = names.get(name, True) and bool(node.keywords)
-    return names
+            if node.func.id == "reached":
+                names[ast.literal_eval(node.args[0])] = None
+            elif node.func.id == "reached_of":
+                assert isinstance(node.args[0], ast.Dict)
+                for key in node.args[0].keys:
+                    names[ast.literal_eval(key or "")] = None
+    return [*names]

@@ -32,7 +32,7 @@ def notice(
         case "apply" | "beat", "unknown" if knows:
             reached("cluster: a call comes after its host was reaped")
         case "apply" | "beat" | "assert", "fenced":
-            reached("cluster: a host that was declared lost calls", rarely=True)
+            reached("cluster, rarely: a host that was declared lost calls")
         case "apply" | "beat" | "assert", "epoch":
             reached("cluster: a process calls that another one has replaced")
         case "apply" | "beat", "asserting":
@@ -42,7 +42,7 @@ def notice(
         case "apply" | "beat", "gap":
             reached("cluster: Redis has lost changes that it had acknowledged")
         case "apply", "ok" if is_old:
-            reached("cluster: changes given up before are applied", rarely=True)
+            reached("cluster, rarely: changes given up before are applied")
         case "assert", "live":
             reached("cluster: a piece of a list comes after the list ended")
         case "assert", "gap":
@@ -63,7 +63,7 @@ def notice(
 
 def _notice_new_list(call: Call, host: StoredHost) -> None:
     if host.state is HostState.LOST:
-        reached("cluster: a lost host is back before its reap ended", rarely=True)
+        reached("cluster, rarely: a lost host is back before its reap ended")
     elif host.nonce > int(call.args[2]):
         reached("cluster: an earlier process takes its name back")
     elif host.log != call.args[3]:
@@ -85,6 +85,6 @@ def notice_failover(
         elif had.state is HostState.LIVE and has.state is HostState.ASSERTING:
             reached("cluster: a failover loses the end of a list")
         elif had.state is HostState.LOST and has.state is not HostState.LOST:
-            reached("cluster: a failover undoes that a host is lost", rarely=True)
+            reached("cluster, rarely: a failover undoes that a host is lost")
         elif had.epoch > has.epoch:
             reached("cluster: a failover loses that a process began")
