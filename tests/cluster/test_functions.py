@@ -21,7 +21,7 @@ from liveness.cluster.format import (
 )
 from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.redis_servers import RedisServer, redis_server
-from tests.simulation.cluster.world import virtual_functions
+from tests.helpers.virtual_functions import virtual_functions
 
 START_S: Final = 1_700_000_000
 LEASE_S: Final = 30

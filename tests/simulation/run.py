@@ -21,8 +21,8 @@ from liveness.outlets.cluster import publisher
 from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
 from tests.helpers.redis_connection import RedisConnection
+from tests.helpers.virtual_functions import virtual_functions
 from tests.simulation.cluster.redis import server_of
-from tests.simulation.cluster.world import virtual_functions
 from tests.simulation.damped_watch import watch_damped
 from tests.simulation.hindsight import look_back
 from tests.simulation.library_process import simulated_host

@@ -17,8 +17,8 @@ from tests.simulation.situations import reached
 
 STEPS: Final = 120
 ALWAYS: Final = {"event": 12, "time": 10, "poll": 8}
-# How long, in leases, something lasts that befalls a host or a server: as much as one may
-# be silent, and a little less or more.
+# How long a fault lasts, in leases: as much as a host may be silent, and a little less or
+# more.
 SPANS: Final = (0.17, 0.4, 0.48, 0.52, 0.98, 1.02, 1.5, 2, 4, 11)
 # Reads in a row of a watcher: enough for a list.
 READS: Final = 40
@@ -54,9 +54,9 @@ class History:
     def __init__(self, random: Random, plan: Plan) -> None:
         self.plan, self.world = plan, World(random, plan)
         lease_s = self.plan.lease_s
-        # A host may be declared lost for so long after something befell it.
+        # A host may be declared lost for so long after a fault.
         self._grace_s = 2 * lease_s + 5
-        # A session is on Redis within this time, if nothing befell its host.
+        # A session is on Redis within this time, if its host had no fault.
         self._published_s = lease_s / 2 + self.plan.linger_s + 5 * TIMEOUT_S
         self.machines = list[Machine]()
         for name in "ABCDEF"[: self.plan.hosts]:
@@ -80,7 +80,7 @@ class History:
             self.world.faults_found.append(f"{name!r} is fenced in {partition}")
 
     def _online_since(self, partition: int, moment: float) -> set[str]:
-        """Users of hosts that nothing befell, whose sessions began before a moment."""
+        """Users of hosts without a fault, whose sessions began before a moment."""
         if LOSSY & self.world.faults.keys():
             return set()
         return {
@@ -88,7 +88,7 @@ class History:
             for machine in self.machines
             if machine.is_alive and moment > machine.disturbed_until + self._grace_s
             for change in machine.sessions(partition)
-            if machine.log.began[change.session] < moment - self._published_s
+            if machine.began[change.session] < moment - self._published_s
         }
 
     # --- what happens -----------------------------------------------------------
@@ -99,9 +99,8 @@ class History:
         kinds = ALWAYS | {kind: faults[kind] for kind in EVENTS if kind in faults}
         if faults.get("net"):
             kinds["late"] = 2
-        names, weights = list(kinds), list(kinds.values())
         random = self.world.random
-        for kind in random.choices(names, weights, k=STEPS):
+        for kind in random.choices([*kinds], [*kinds.values()], k=STEPS):
             act = getattr(self, f"_{kind}")
             if kind not in ("event", *OF_HOSTS):
                 act()
@@ -109,7 +108,7 @@ class History:
                 act(random.choice(up))
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass in which nothing befalls anyone."""
+        """Let time pass without a new fault."""
         world = self.world
         end, circles = world.now + seconds, 0
         while True:
@@ -291,15 +290,14 @@ class History:
             self.world.faults_found.append(f"{what}: {found}, not {expected}")
 
     def _check_host(self, machine: Machine) -> None:
-        host = machine.host
-        for part in host.partitions:
+        for part in machine.host.partitions:
             self._expect(
                 f"mode, last seq, queue and audit of {machine.name}",
                 (part.mode, part.last, part.queued, part.tally is not None),
-                (Mode.FOLLOWING, machine.log.newest, 0, True),
+                (Mode.FOLLOWING, machine.newest, 0, True),
             )
         if "damage" not in self.world.faults:
-            mismatches = host.identity.counts.audit_mismatches
+            mismatches = machine.host.identity.counts.audit_mismatches
             self._expect(f"audits of {machine.name} that failed", mismatches, 0)
 
     def _check_partition(self, partition: int) -> None:
@@ -352,7 +350,7 @@ class History:
             (began, world.taken.get((partition, it.incarnation, it.session)))
             for host, it in sessions
             if (machine := by_name.get(host))
-            and (began := machine.log.began[it.session]) > machine.clock_set_at
+            and (began := machine.began[it.session]) > machine.clock_set_at
             and not any(0 <= x - at <= soon_s for x in machine.starts for at in sets)
         ]
         for (began, taken), (later, taken_later) in pairwise(known):

@@ -1,7 +1,6 @@
 """A host: its log, which the simulation writes, and its process around `ClusterHost`."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -28,19 +27,6 @@ GATEWAYS: Final = ("g1", "g2")
 MOST_WRONG_S: Final = 1.6e9
 
 
-@dataclass(slots=True)
-class Log:
-    """A sidecar's log and online set."""
-
-    name: str
-    records: list[Record] = field(default_factory=list)
-    # When each session began, by the clock of the world.
-    began: dict[int, float] = field(default_factory=dict)
-    trimmed_to: int = 0  # records up to this seq are gone
-    newest: int = 0
-    online: dict[str, OnlineRow] = field(default_factory=dict)  # by the text of the uid
-
-
 class Machine:
     """A host: its log, its process as far as it publishes, and its faults."""
 
@@ -61,7 +47,12 @@ class Machine:
 
     def lose_log(self) -> None:
         """Its state is lost: it starts with an empty log."""
-        self.log = Log(f"{self.name}-{self._random.getrandbits(32):x}")
+        self._log = f"{self.name}-{self._random.getrandbits(32):x}"  # its id
+        self._records = list[Record]()
+        self._trimmed_to = 0  # records up to this seq are gone
+        self.newest = 0  # seq
+        self._online = dict[str, OnlineRow]()  # by the text of the uid
+        self.began = dict[int, float]()  # sessions: when, by the clock of the world
         self.restart()
 
     def restart(self) -> None:
@@ -75,7 +66,7 @@ class Machine:
         self.wrong_ms = round(self.clock_s * 1000)  # by which its wall clock is ahead
         terms = HostTerms(
             name=self.name,
-            log=self.log.name,
+            log=self._log,
             lease_s=plan.lease_s,
             linger_s=plan.linger_s,
             keep_s=plan.keep_s,
@@ -111,26 +102,26 @@ class Machine:
 
     def happen(self) -> None:
         """A user comes, moves or goes."""
-        random, log, separator = self._random, self.log, self._world.plan.separator
-        uid = random.choice(UIDS[: self._world.plan.users])
-        log.began[log.newest + 1] = log.began[log.newest + 2] = self._world.now
-        log.newest += random.choice((1, 1, 2))  # there are records of timers too
-        have, gateway = log.online.get(str(uid)), random.choice(GATEWAYS)
+        random, online, plan = self._random, self._online, self._world.plan
+        uid = random.choice(UIDS[: plan.users])
+        self.began[self.newest + 1] = self.began[self.newest + 2] = self._world.now
+        self.newest += random.choice((1, 1, 2))  # there are records of timers too
+        have, gateway = online.get(str(uid)), random.choice(GATEWAYS)
         moves = have and have.gateway != gateway and random.random() < 0.4
         at_ms = self.wall_ms
         if have is None or moves:
-            kind, session, reason = MOVED if have else ONLINE, log.newest, "login"
-            log.online[str(uid)] = OnlineRow(session, uid, at_ms, None, gateway, None)
+            kind, session, reason = MOVED if have else ONLINE, self.newest, "login"
+            online[str(uid)] = OnlineRow(session, uid, at_ms, None, gateway, None)
         else:
-            del log.online[str(uid)]
+            del online[str(uid)]
             kind, reason = OFFLINE, random.choice(("silence", "logout"))
             uid, gateway, session = have.uid, have.gateway, have.session
-        user = user_of(uid, separator) if separator else uid
+        user = user_of(uid, plan.separator) if plan.separator else uid
         # Logs of an early schema do not say which session was left.
         is_old = random.random() < 0.05
-        log.records.append(
+        self._records.append(
             Record(
-                *(log.newest, kind, uid, gateway, session, None, reason, at_ms),
+                *(self.newest, kind, uid, gateway, session, None, reason, at_ms),
                 from_session=have.session if have and moves and not is_old else None,
                 user_size=len(str(user)) if user != uid else 0,
             )
@@ -140,9 +131,9 @@ class Machine:
 
     def trim_log(self) -> None:
         """Its oldest records are deleted."""
-        log = self.log
-        del log.records[: self._random.randrange(len(log.records) + 1)]
-        log.trimmed_to = log.records[0].seq - 1 if log.records else log.newest
+        records = self._records
+        del records[: self._random.randrange(len(records) + 1)]
+        self._trimmed_to = records[0].seq - 1 if records else self.newest
 
     # --- its process ------------------------------------------------------------
 
@@ -182,18 +173,18 @@ class Machine:
 
     def _read(self) -> None:
         self._read_at = inf
-        log, host = self.log, self.host
-        host.identity.newest = log.newest
+        host = self.host
+        host.identity.newest = self.newest
         start = host.read_from()
         if start is None:
             return
-        if start < log.trimmed_to:
+        if start < self._trimmed_to:
             reached("cluster: a host needs records that its log has deleted")
-            host.lose_records(start, log.trimmed_to)
+            host.lose_records(start, self._trimmed_to)
         else:
-            behind = [record for record in log.records if record.seq > start]
+            behind = [record for record in self._records if record.seq > start]
             records = behind[: self._world.plan.read_at_once]
-            read_to = records[-1].seq if len(records) < len(behind) else log.newest
+            read_to = records[-1].seq if len(records) < len(behind) else self.newest
             host.distribute(
                 start,
                 records,
@@ -227,21 +218,20 @@ class Machine:
 
     def sessions(self, number: int) -> list[Change]:
         """Those of a partition."""
-        online = self.log.online.values()
-        changes = [self.host.session_of(row, -self.wrong_ms) for row in online]
+        rows = self._online.values()
+        changes = [self.host.session_of(row, -self.wrong_ms) for row in rows]
         return [change for partition, change in changes if partition == number]
 
     def _pieces(self, number: int) -> Iterator[Piece]:
         rows, size = self.sessions(number), self._world.plan.rows
         self._random.shuffle(rows)
-        tally, seq = self._tally(rows), self.log.newest
         starts = range(0, max(len(rows), 1), size)
-        pieces = [Piece(rows[at : at + size], seq) for at in starts]
-        pieces[-1].tally = tally
+        pieces = [Piece(rows[at : at + size], self.newest) for at in starts]
+        pieces[-1].tally = self._tally(rows)
         return iter(pieces)
 
     def _tally(self, rows: list[Change]) -> Tally:
-        return Tally(self.log.newest, len(rows), sum(it.session for it in rows))
+        return Tally(self.newest, len(rows), sum(it.session for it in rows))
 
     def _talk(self, part: Partition) -> None:
         """Take the answer of a partition's call, or make its next one."""

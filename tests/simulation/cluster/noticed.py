@@ -56,7 +56,7 @@ def notice(
         case "fence", "epoch":
             reached("cluster: a suspect was started anew meanwhile")
         case "reap", "ok" if answer[2] and answer[3]:
-            reached("cluster: a reap ends a part of what is nobody's")
+            reached("cluster: a reap takes several steps")
         case _:
             pass
 

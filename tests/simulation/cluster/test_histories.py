@@ -17,8 +17,6 @@ SEEDS: Final = range(300)
 FEW: Final = 60  # that `make test` runs
 NIGHTLY: Final = 20_000
 FOREVER: Final = 1e12
-
-
 Found = dict[int, Counter[str]]
 
 

@@ -1,7 +1,7 @@
-"""Virtual time, and the servers of the partitions with what befalls them.
+"""Virtual time, and the servers of the partitions with their faults.
 
-The functions read the key `now` in place of their server's clock. A failover restores a
-partition as a replica had it: by DUMP, taken earlier, and RESTORE, with another clock.
+A failover restores a partition as a replica had it: by DUMP, taken earlier, and RESTORE,
+with another clock.
 """
 
 import os
@@ -21,11 +21,11 @@ from liveness.cluster.format import (
     keys_of,
     sessions_of,
 )
-from liveness.cluster.functions import Functions, functions
 from liveness.core.records import ONLINE
 from liveness.outlets.cluster.partition import CLOCK_SHARE
 from liveness.outlets.cluster.session_changes import Call
 from tests.helpers.redis_connection import RedisRefusal
+from tests.helpers.virtual_functions import virtual_functions
 from tests.simulation.cluster.noticed import notice, notice_failover
 from tests.simulation.cluster.plan import MOST_PARTITIONS, Plan
 from tests.simulation.cluster.redis import server_of
@@ -47,37 +47,6 @@ REAPED: Final = ("host_lost", "resync")  # why a reap ends sessions
 DAMAGES: Final = (
     *("user", "user", "stranger", "users", "meta", "stream", "look", "owner"),
 )
-
-
-# Redis scans a small hash in one step, and the order of a large one is drawn by the server.
-# So this takes the place of HSCAN: the order is that of a digest, and so is the cursor.
-SCAN: Final = """
-local function scan(key, cursor, count)
-  local all, found, left, after = call('HGETALL', key), {}, {}, '0'
-  local function place(field) return tonumber(sub(redis.sha1hex(field), 1, 8), 16) + 1 end
-  for i = 1, #all, 2 do
-    if place(all[i]) >= tonumber(cursor) then left[#left + 1] = {place(all[i]), i} end
-  end
-  table.sort(left, function(a, b) return a[1] < b[1] end)
-  for j = 1, #left do
-    if j > tonumber(count) then after = fmt('%.0f', left[j][1]); break end
-    found[2 * j - 1], found[2 * j] = all[left[j][2]], all[left[j][2] + 1]
-  end
-  return {after, found}
-end
-local function now_us() return tonumber(call('GET', 'now')) end
-"""
-
-
-def virtual_functions() -> Functions:
-    """The library, with the clock of the simulation, and scans in small steps."""
-    real = functions("@NOW@")
-    source = real.source.replace("local function now_us() @NOW@ end", SCAN)
-    source = source.replace(
-        "call('HSCAN', keys[2], args[1], 'COUNT',", "scan(keys[2], args[1],"
-    )
-    scan = "register('scan', function(keys, args) return scan(keys[2], args[1], args[2]) end"
-    return Functions(f"{source}\n{scan}, {{'no-writes'}})", real.prefix)
 
 
 @dataclass(slots=True)
@@ -134,19 +103,17 @@ class World:
         said = call.args[2 if call.function == "fence" else 0]
         name = said if isinstance(said, bytes) else str(said).encode()
         look = ("HMGET", KEYS[partition].meta, "v", b"h" + name)
-        commands = [clock, look, words]
-        is_full = self.now < self.full_until[partition]
-        if is_full:
-            limit = ("CONFIG", "SET", "maxmemory")
-            commands[2:] = [(*limit, 1), words, (*limit, 0)]
+        limit = ("CONFIG", "SET", "maxmemory")
+        most_bytes = 1 if self.now < self.full_until[partition] else 0  # 0: no limit
         try:
-            replies = self.redis.many(*commands)
+            _, before, _, answer, _ = self.redis.many(
+                clock, look, (*limit, most_bytes), words, (*limit, 0)
+            )
         except RedisRefusal as error:
             if not str(error).startswith("OOM"):
                 raise
             reached("cluster: Redis refuses a call as it is out of memory")
             return None
-        before, answer = replies[1], replies[3 if is_full else 2]
         if call.function in ("apply", "assert") and answer[0] == b"ok":
             self._note_taken(partition, call)
         if call.function == "fence" and answer[0] == b"ok":
@@ -297,8 +264,8 @@ class World:
         keys, kind = KEYS[partition], self.random.choice(DAMAGES)
         owners = sorted(it for it in self.meta(partition) if it.startswith(b"i"))
         users = sorted(self.redis("HKEYS", keys.users))
-        version, count = self.redis("HMGET", keys.meta, "v", "n")
-        if version is not None and count != b"%b %d" % (version, len(users)):
+        version, counted = self.redis("HMGET", keys.meta, "v", "n")
+        if version is not None and counted != b"%b %d" % (version, len(users)):
             return  # not noticed yet: only the number of users is compared
         match kind:
             case "user" if users:
