@@ -8,8 +8,8 @@ from random import SystemRandom
 from time import perf_counter
 
 from tests.simulation.cluster.history import faults_of
-from tests.simulation.search import Tally, outcomes
-from tests.simulation.situations import never_reached, noted
+from tests.simulation.search import outcomes
+from tests.simulation.situations import CLUSTER, ONE_HOST, Tally
 
 
 def main() -> int:
@@ -45,9 +45,9 @@ def seeds_for(seconds: float, first: int) -> Iterator[int]:
 
 def tell(seeds: Iterator[int]) -> int:
     """Run them, and say how it went."""
-    tally = Tally()
+    tally = Tally(ONE_HOST)
     for outcome in outcomes(seeds):
-        tally.add(outcome)
+        tally.add(outcome.plan.seed, outcome.reached, outcome.lasted_s)
         if outcome.breaches:
             print(outcome)
             return 1
@@ -57,18 +57,12 @@ def tell(seeds: Iterator[int]) -> int:
 
 def tell_of_clusters(seeds: Iterator[int]) -> int:
     """Play their histories, and say how it went."""
-    done = list[int]()
-    with noted() as counts:
-        for seed in seeds:
-            done.append(seed)
-            if faults := faults_of(seed):
-                print(f"seed {seed}:\n{faults}")
-                return 1
-    for name, count in sorted(counts.items()):
-        print(f"{count:6} {name}")
-    for name in never_reached(counts, ["cluster"], though_rare=True):
-        print(f"never  {name}")
-    print(f"seeds {done[0]} to {done[-1]}: histories without a fault")
+    tally = Tally([CLUSTER])
+    for seed in seeds:
+        if faults := faults_of(seed, tally):
+            print(f"seed {seed}:\n{faults}")
+            return 1
+    print(tally)
     return 0
 
 

@@ -2,9 +2,8 @@
 
 import os
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
 from typing import Final
@@ -12,7 +11,7 @@ from typing import Final
 from liveness.promises.checker import broken_promises
 from tests.simulation.plan import Plan, Step, plan_of
 from tests.simulation.run import run
-from tests.simulation.situations import ONE_HOST, never_reached, noted
+from tests.simulation.situations import noted
 
 # Runs that may go into making one shorter: some minutes.
 SHORTENING_RUNS: Final = 120
@@ -73,35 +72,6 @@ def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
             yield from pool.imap(outcome_of_seed, some)
         pool.close()
         pool.join()  # each ends its own Redis
-
-
-@dataclass(slots=True)
-class Tally:
-    """What came of many runs, all together."""
-
-    seeds: list[int] = field(default_factory=list)
-    virtual_s: float = 0.0
-    reached: Counter[str] = field(default_factory=Counter)  # in how many runs
-
-    def add(self, outcome: Outcome) -> None:
-        """Count one."""
-        self.seeds.append(outcome.plan.seed)
-        self.virtual_s += outcome.lasted_s
-        self.reached.update(outcome.reached)
-
-    def never_reached(self, *, though_rare: bool) -> list[str]:
-        """Situations of one host that no run came into."""
-        return never_reached(self.reached, ONE_HOST, though_rare=though_rare)
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                *(f"{count:6} {name}" for name, count in sorted(self.reached.items())),
-                *(f"never  {name}" for name in self.never_reached(though_rare=True)),
-                f"seeds {min(self.seeds)} to {max(self.seeds)}: "
-                f"{self.virtual_s / 3600:.2f} virtual hours, all promises kept",
-            ]
-        )
 
 
 def shortest(outcome: Outcome) -> Outcome:

@@ -9,13 +9,15 @@ Source:
 
 import ast
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 ONE_HOST: Final = ("core", "storage", "client", "outlets")
-AREAS: Final = (*ONE_HOST, "cluster")
+CLUSTER: Final = "cluster"
+AREAS: Final = (*ONE_HOST, CLUSTER)
 
 _counts = Counter[str]()
 
@@ -43,17 +45,40 @@ def noted() -> Iterator[Counter[str]]:
     yield _counts
 
 
-def never_reached(
-    counts: Mapping[str, int], areas: Collection[str], *, though_rare: bool
-) -> list[str]:
-    """Situations of some areas that are not counted; those that are rare only if asked for."""
-    return [
-        name
-        for name in all_named()
-        if _area_of(name)[0] in areas
-        and (though_rare or not _area_of(name)[1])
-        and not counts.get(name)
-    ]
+@dataclass(slots=True)
+class Tally:
+    """What many runs came into, all together."""
+
+    areas: Collection[str]
+    seeds: list[int] = field(default_factory=list)
+    virtual_s: float = 0.0
+    reached: Counter[str] = field(default_factory=Counter)  # in how many runs
+
+    def add(self, seed: int, reached: Iterable[str], lasted_s: float) -> None:
+        """Count one."""
+        self.seeds.append(seed)
+        self.virtual_s += lasted_s
+        self.reached.update({*reached})
+
+    def never_reached(self, *, though_rare: bool) -> list[str]:
+        """Situations that no run came into; those that are rare only if asked for."""
+        return [
+            name
+            for name in all_named()
+            if _area_of(name)[0] in self.areas
+            and (though_rare or not _area_of(name)[1])
+            and not self.reached[name]
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                *(f"{count:6} {name}" for name, count in sorted(self.reached.items())),
+                *(f"never  {name}" for name in self.never_reached(though_rare=True)),
+                f"seeds {min(self.seeds)} to {max(self.seeds)}: "
+                f"{self.virtual_s / 3600:.2f} virtual hours, all promises kept",
+            ]
+        )
 
 
 def _area_of(name: str) -> tuple[str, bool]:

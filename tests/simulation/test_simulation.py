@@ -8,7 +8,8 @@ import pytest
 from liveness.promises.run_history import History
 from tests.simulation.plan import plan_of
 from tests.simulation.run import run
-from tests.simulation.search import Tally, outcome_of, outcome_of_seed, outcomes
+from tests.simulation.search import outcome_of, outcome_of_seed, outcomes
+from tests.simulation.situations import ONE_HOST, Tally
 
 SEEDS: Final = range(300)
 FEW: Final = 12  # that `make test` runs
@@ -19,7 +20,7 @@ HOUR_S: Final = 3_600
 @pytest.fixture(scope="module")
 def tally() -> Tally:
     """What all seeds that are run here come into."""
-    return Tally()
+    return Tally(ONE_HOST)
 
 
 def trace(history: History) -> list[object]:
@@ -54,7 +55,7 @@ def test_a_seed_reproduces_a_run_exactly(seed: int) -> None:
 )
 def test_every_promise_is_kept(seed: int, tally: Tally) -> None:
     outcome = outcome_of_seed(seed)
-    tally.add(outcome)
+    tally.add(seed, outcome.reached, outcome.lasted_s)
     assert not outcome.breaches, str(outcome)
 
 
@@ -62,15 +63,16 @@ def test_every_promise_is_kept(seed: int, tally: Tally) -> None:
 @pytest.mark.timeout(HOUR_S)
 def test_these_seeds_come_into_every_situation_that_is_not_rare(tally: Tally) -> None:
     for seed in {*SEEDS} - {*tally.seeds}:
-        tally.add(outcome_of(plan_of(seed)))
+        outcome = outcome_of(plan_of(seed))
+        tally.add(seed, outcome.reached, outcome.lasted_s)
     assert tally.never_reached(though_rare=False) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(8 * HOUR_S)
 def test_a_night_of_new_seeds_keeps_every_promise_in_every_situation() -> None:
-    first, tally = SystemRandom().randrange(10**9), Tally()
+    first, tally = SystemRandom().randrange(10**9), Tally(ONE_HOST)
     for outcome in outcomes(range(first, first + NIGHTLY)):
-        tally.add(outcome)
+        tally.add(outcome.plan.seed, outcome.reached, outcome.lasted_s)
         assert not outcome.breaches, str(outcome)
     assert tally.never_reached(though_rare=True) == []

@@ -13,7 +13,7 @@ from tests.simulation.cluster.plan import EVENTS, MOST_HOSTS, OF_HOSTS, Plan, pl
 from tests.simulation.cluster.watcher import Newest, Watcher, fold
 from tests.simulation.cluster.world import KEYS, START_S, TIMEOUT_S, World, pairs
 from tests.simulation.scales import by_scale
-from tests.simulation.situations import reached
+from tests.simulation.situations import Tally, noted, reached
 
 STEPS: Final = 120
 ALWAYS: Final = {"event": 12, "time": 10, "poll": 8}
@@ -34,16 +34,18 @@ CIRCLES: Final = 300
 UNSURE_S: Final = 5.0
 
 
-def faults_of(seed: int) -> str:
+def faults_of(seed: int, tally: Tally) -> str:
     """What is wrong with the history that a seed draws; nothing, if all is well."""
     random = Random(seed)
-    history = History(random, plan_of(random))
-    try:
-        history.run()
-        history.mend()
-        history.check()
-    except Exception:  # of whatever kind: it is a fault of this history
-        history.world.faults_found.append(traceback.format_exc())
+    with noted() as reached:
+        history = History(random, plan_of(random))
+        try:
+            history.run()
+            history.mend()
+            history.check()
+        except Exception:  # of whatever kind: it is a fault of this history
+            history.world.faults_found.append(traceback.format_exc())
+    tally.add(seed, reached, history.world.now - START_S)
     found = "\n".join(history.world.faults_found)
     return f"{found}\n{history.plan}" if found else ""
 

@@ -1,6 +1,5 @@
 """Hosts that publish to a real redis-server, in random histories and in chosen ones."""
 
-from collections import Counter
 from random import Random, SystemRandom
 from typing import Final
 
@@ -9,7 +8,7 @@ import pytest
 from tests.simulation.cluster.history import History, faults_of
 from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.world import KEYS
-from tests.simulation.situations import never_reached, noted
+from tests.simulation.situations import CLUSTER, Tally
 
 # Histories of one test: some take a second.
 HISTORIES: Final = 12
@@ -17,20 +16,12 @@ SEEDS: Final = range(300)
 FEW: Final = 60  # that `make test` runs
 NIGHTLY: Final = 20_000
 FOREVER: Final = 1e12
-Found = dict[int, Counter[str]]
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
-    """The situations that each history here comes into, by its seed."""
-    return {}
-
-
-def faults_noted(seed: int, found: Found) -> str:
-    with noted() as counts:
-        faults = faults_of(seed)
-    found[seed] = Counter(counts)
-    return faults
+def tally() -> Tally:
+    """The situations that all histories here come into."""
+    return Tally([CLUSTER])
 
 
 @pytest.mark.parametrize(
@@ -40,27 +31,25 @@ def faults_noted(seed: int, found: Found) -> str:
         *(pytest.param(it, marks=pytest.mark.long) for it in SEEDS[FEW::HISTORIES]),
     ],
 )
-def test_a_history_ends_with_what_the_hosts_have(found: Found, first: int) -> None:
+def test_a_history_ends_with_what_the_hosts_have(tally: Tally, first: int) -> None:
     for seed in range(first, first + HISTORIES):
-        assert not faults_noted(seed, found), seed
+        assert not faults_of(seed, tally), seed
 
 
 @pytest.mark.long
-def test_these_seeds_come_into_every_situation_that_is_not_rare(found: Found) -> None:
-    for seed in {*SEEDS} - found.keys():
-        faults_noted(seed, found)
-    counts = sum(found.values(), Counter[str]())
-    assert never_reached(counts, ["cluster"], though_rare=False) == []
+def test_these_seeds_come_into_every_situation_that_is_not_rare(tally: Tally) -> None:
+    for seed in {*SEEDS} - {*tally.seeds}:
+        faults_of(seed, tally)
+    assert tally.never_reached(though_rare=False) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(8 * 3_600)
 def test_a_night_of_new_histories_ends_so_in_every_situation() -> None:
-    first = SystemRandom().randrange(10**9)
-    with noted() as counts:
-        for seed in range(first, first + NIGHTLY):
-            assert not faults_of(seed), seed
-    assert never_reached(counts, ["cluster"], though_rare=True) == []
+    first, tally = SystemRandom().randrange(10**9), Tally([CLUSTER])
+    for seed in range(first, first + NIGHTLY):
+        assert not faults_of(seed, tally), seed
+    assert tally.never_reached(though_rare=True) == []
 
 
 @pytest.fixture
