@@ -12,40 +12,19 @@ from liveness.promises.prompt import is_late
 from liveness.promises.run_history import History, Process, Sent, Told, Unread
 from liveness.promises.session_log import SessionLog
 from liveness.promises.timer_checks import is_next_attempt
-from tests.promises.test_checker import (
+from tests.promises.histories import (
     PLAN,
+    decided_at,
     everywhere,
     gateway,
+    late,
+    moved,
     reader,
+    record,
     seq_of,
+    silent,
+    without_began,
 )
-from tests.simulation.run import run
-
-
-def record(history: History, seq: int) -> dict[str, Any]:
-    return next(it.record for it in reader(history).told if it.record["seq"] == seq)
-
-
-def late(history: History, seq: int, seconds: float) -> float:
-    """Have a record decided later; return when it then was."""
-    at_ms = record(history, seq)["at"] + round(seconds * 1000)
-    everywhere(history, seq, at=at_ms)
-    return history.virtual(at_ms)
-
-
-def silent(history: History) -> int:
-    return seq_of(history, uid="silent", kind="offline")
-
-
-def moved(history: History) -> dict[str, Any]:
-    return record(history, seq_of(history, uid="moving", kind="moved"))
-
-
-def without_began(history: History) -> None:
-    for link in history.links:
-        for sent in link.sent:
-            if sent.frame[0] == "login":
-                sent.frame[2].pop("began", None)
 
 
 def read_in_time(history: History) -> None:
@@ -170,7 +149,7 @@ def another_attempt(attempt: int, seconds: float) -> Callable[[History], None]:
 
 
 def run_that_was_passed_over(history: History) -> None:
-    began = history.virtual(record(history, seq_of(history, key="kept"))["at"])
+    began = decided_at(history, seq_of(history, key="kept"))
     link = gateway(history)
     back = deepcopy(link)
     link.ended_at = began - 2.5
@@ -245,7 +224,7 @@ def late_after_a_restart(history: History) -> None:
 
 def lost_just_after_a_start(history: History) -> None:
     everywhere(history, silent(history), reason="gateway_lost")
-    at = history.virtual(record(history, silent(history))["at"])
+    at = decided_at(history, silent(history))
     history.processes[-1].ended_at, history.processes[-1].is_planned = at - 0.5, True
     history.processes.append(Process(at - 0.5))
 
@@ -256,13 +235,6 @@ def fired_though_replaced(history: History) -> None:
         n for n, it in enumerate(link.sent) if it.frame[:2] == ["after", "kept"]
     )
     link.sent.insert(place + 1, Sent(link.sent[place].at, ["after", "kept", 100.0]))
-
-
-@pytest.fixture(scope="module")
-def kept() -> History:
-    history = run(PLAN)
-    gateway(history).hello["ping"] = 0.5  # it promised to ping twice a second
-    return history
 
 
 @pytest.mark.parametrize(
@@ -305,19 +277,16 @@ def kept() -> History:
     ],
 )
 def test_this_breach_is_told(
-    kept: History, promise: int, what: str, change: Callable[[History], None]
+    history: History, promise: int, what: str, change: Callable[[History], None]
 ) -> None:
-    assert broken_promises(PLAN.terms, kept) == []
-    history = deepcopy(kept)
     change(history)
     told = broken_promises(PLAN.terms, history)
     assert [it for it in told if it.startswith(f"{promise}: ") and what in it], told
 
 
 def test_users_of_a_gateway_that_is_heard_again_after_they_are_due_are_held(
-    kept: History,
+    history: History,
 ) -> None:
-    history = deepcopy(kept)
     lost_and_heard_again_at(history, 4.0)
     told = broken_promises(PLAN.terms, history)
     assert not [it for it in told if "and its gateway was there" in it], told

@@ -3,82 +3,25 @@
 import re
 from copy import deepcopy
 from math import inf
-from typing import Any, Final
 
 import pytest
 
 from liveness.promises.checker import PROMISES, broken_promises
-from liveness.promises.run_history import History, LinkHistory, Told
+from liveness.promises.run_history import History, Told
 from tests.helpers.tree import ROOT
-from tests.simulation.plan import GatewayPlan, Plan, Remind, Visit
-from tests.simulation.run import run
-
-
-def quiet_plan() -> Plan:
-    """A world in which nobody is hurt, so that all is as prompt as it can be."""
-    steps = (
-        Visit(1.0, 0, "silent", 0.0, 1.0, False, None),
-        Visit(1.5, 0, "polite", 3.0, 0.5, True, None),
-        Visit(2.0, 0, "moving", 30.0, 0.5, False, None),
-        Visit(6.0, 0, "moving", 9.0, 0.5, False, None),
-        Remind(2.0, 0, "kept", 1.0, None),
-        Remind(2.0, 0, "cancelled", 5.0, 1.0),
-    )
-    return Plan(
-        seed=1,
-        timeout_s=3.0,
-        hold_s=4.0,
-        max_pending=1_000,
-        limits={"window": 10, "pause_firing": 100, "pause_reading": 1_000, "tail": 20},
-        gateways=(GatewayPlan("gw-0", None, None, None),),
-        watchers=1,
-        lasts_s=20.0,
-        steps=steps,
-        device_separator=":",
-    )
-
-
-PLAN: Final = quiet_plan()
-
-
-@pytest.fixture(scope="module")
-def kept() -> History:
-    return run(PLAN)
-
-
-@pytest.fixture
-def history(kept: History) -> History:
-    return deepcopy(kept)
-
-
-def everywhere(history: History, seq: int, **changes: Any) -> None:
-    """Change a record wherever it was told."""
-    for link in history.links:
-        for told in link.told:
-            if told.record["seq"] == seq:
-                told.record.update(changes)
-
-
-def nowhere(history: History, seq: int) -> None:
-    """Have a record told to nobody."""
-    for link in history.links:
-        link.told = [it for it in link.told if it.record["seq"] != seq]
-
-
-def seq_of(history: History, **fields: Any) -> int:
-    """The seq of the first record like this."""
-    for told in reader(history).told:
-        if told.record.items() >= fields.items():
-            return int(told.record["seq"])
-    raise AssertionError(f"no record like {fields}")
-
-
-def reader(history: History) -> LinkHistory:
-    return history.links[-1]
-
-
-def gateway(history: History) -> LinkHistory:
-    return next(link for link in history.links if link.role == "gateway")
+from tests.promises.histories import (
+    PLAN,
+    decided_at,
+    everywhere,
+    gateway,
+    moved,
+    nowhere,
+    reader,
+    record,
+    seq_of,
+    silent,
+    without_began,
+)
 
 
 def breaches(history: History) -> set[str]:
@@ -100,9 +43,8 @@ def test_a_run_that_keeps_every_promise_passes(history: History) -> None:
 
 
 def test_an_early_offline_is_told(history: History) -> None:
-    seq = seq_of(history, uid="silent", kind="offline")
-    told = next(it for it in reader(history).told if it.record["seq"] == seq)
-    everywhere(history, seq, at=told.record["at"] - 100, silence=2.9)
+    seq = silent(history)
+    everywhere(history, seq, at=record(history, seq)["at"] - 100, silence=2.9)
     assert breaches(history) == {"1", "2"}  # and not told in time
 
 
@@ -112,10 +54,7 @@ def test_devices_that_are_miscounted_are_told(history: History) -> None:
 
 
 def test_an_offline_of_one_who_was_heard_is_told(history: History) -> None:
-    link, seq = gateway(history), seq_of(history, uid="silent", kind="offline")
-    at = history.virtual(
-        next(it for it in link.told if it.record["seq"] == seq)[1]["at"]
-    )
+    link, at = gateway(history), decided_at(history, silent(history))
     login = next(it for it in link.sent if it.frame[1:2] == ["silent"])
     frame = ["keepalive", "silent", {"conn": login.frame[2]["conn"]}]
     link.sent.insert(link.sent.index(login) + 1, login._replace(at=at - 1, frame=frame))
@@ -123,19 +62,15 @@ def test_an_offline_of_one_who_was_heard_is_told(history: History) -> None:
 
 
 def test_time_in_which_nobody_ran_is_not_counted_as_silence(history: History) -> None:
-    seq = seq_of(history, uid="silent", kind="offline")
-    at = history.virtual(
-        next(it for it in reader(history).told if it.record["seq"] == seq)[1]["at"]
-    )
+    at = decided_at(history, silent(history))
     history.pauses.append((at - 2.5, at - 0.5))
     assert breaches(history) == {"5"}
 
 
 def test_a_late_offline_is_told_and_late_delivery_too(history: History) -> None:
-    seq = seq_of(history, uid="silent", kind="offline")
+    seq = silent(history)
     late = deepcopy(history)
-    told = next(it for it in reader(late).told if it.record["seq"] == seq)
-    everywhere(late, seq, at=told.record["at"] + 150)
+    everywhere(late, seq, at=record(history, seq)["at"] + 150)
     assert breaches(late) == {"2"}
     link = gateway(history)
     link.told = [
@@ -146,8 +81,7 @@ def test_a_late_offline_is_told_and_late_delivery_too(history: History) -> None:
 
 
 def test_an_end_that_is_missing_is_told(history: History) -> None:
-    last = reader(history).told[-1].record["seq"]
-    nowhere(history, last)
+    nowhere(history, reader(history).told[-1].record["seq"])
     assert "3" in breaches(history)
 
 
@@ -164,10 +98,9 @@ def test_an_end_is_due_once_the_disk_has_let_the_sidecar_read(
 
 
 def test_an_end_that_comes_twice_is_told(history: History) -> None:
-    seq = seq_of(history, uid="silent", kind="offline")
-    again = dict(next(it for it in reader(history).told if it.record["seq"] == seq)[1])
-    again["seq"] = reader(history).told[-1].record["seq"] + 1
-    again["at"] = reader(history).told[-1].record["at"]
+    again = dict(record(history, silent(history)))
+    last = reader(history).told[-1].record
+    again |= {"seq": last["seq"] + 1, "at": last["at"]}
     for link in history.links:
         if link.role == "watcher" or link.name == again["gateway"]:
             link.told.append(Told(link.told[-1].at, again))
@@ -175,11 +108,11 @@ def test_an_end_that_comes_twice_is_told(history: History) -> None:
 
 
 def test_a_record_that_is_not_in_the_log_is_told(history: History) -> None:
-    seq = seq_of(history, uid="silent", kind="offline")
-    told = next(it for it in gateway(history).told if it.record["seq"] == seq)
-    gateway(history).told[gateway(history).told.index(told)] = Told(
-        told.at, told.record | {"reason": "logout"}
-    )
+    link, seq = gateway(history), silent(history)
+    link.told = [
+        Told(at, it | {"reason": "logout"} if it["seq"] == seq else it)
+        for at, it in link.told
+    ]
     assert "4" in breaches(history)
 
 
@@ -220,9 +153,7 @@ def test_a_logout_that_nobody_sent_is_told(history: History) -> None:
 def test_an_older_connection_that_displaces_a_newer_one_is_told(
     history: History,
 ) -> None:
-    seq = seq_of(history, uid="moving", kind="moved")
-    told = next(it for it in reader(history).told if it.record["seq"] == seq)
-    conn = told.record["conn"]
+    conn = moved(history)["conn"]
     history.conns[conn] = history.conns[conn]._replace(opened_at=1.0)
     for link in history.links:
         for at, frame in link.sent:
@@ -232,14 +163,9 @@ def test_an_older_connection_that_displaces_a_newer_one_is_told(
 
 
 def test_a_login_that_lay_unread_counts_from_when_it_was_read(history: History) -> None:
-    seq = seq_of(history, uid="moving", kind="moved")
-    told = next(it for it in reader(history).told if it.record["seq"] == seq)
-    new = history.conns[told.record["conn"]]
-    old = history.conns[told.record["from_conn"]]
-    for link in history.links:
-        for sent in link.sent:
-            if sent.frame[0] == "login":  # by `age` alone
-                sent.frame[2].pop("began", None)
+    it = moved(history)
+    new, old = history.conns[it["conn"]], history.conns[it["from_conn"]]
+    without_began(history)
     # Written half a second before it is noted to have been in the socket.
     history.conns[new.conn] = new._replace(opened_at=new.opened_at - 0.5)
     history.conns[old.conn] = old._replace(opened_at=new.opened_at - 0.1)
@@ -253,9 +179,7 @@ def test_silence_of_a_gateway_that_was_not_there_is_told(history: History) -> No
 
 
 def test_a_gateway_that_was_there_and_is_blamed_is_told(history: History) -> None:
-    everywhere(
-        history, seq_of(history, uid="silent", kind="offline"), reason="gateway_lost"
-    )
+    everywhere(history, silent(history), reason="gateway_lost")
     assert "5" in breaches(history)
 
 
@@ -264,12 +188,11 @@ def test_a_timer_that_is_early_or_was_cancelled_or_never_fires_is_told(
 ) -> None:
     seq = seq_of(history, key="kept")
     early, cancelled = deepcopy(history), deepcopy(history)
-    told = next(it for it in reader(early).told if it.record["seq"] == seq)
-    everywhere(early, seq, at=told.record["at"] - 500)
+    everywhere(early, seq, at=record(history, seq)["at"] - 500)
     assert "7" in breaches(early)
-    early.sleeps.append((early.virtual(told.record["at"]) - 0.2, 0.6))
+    early.sleeps.append((decided_at(early, seq) - 0.2, 0.6))
     assert "7" not in breaches(early)
-    everywhere(cancelled, seq, key="cancelled", at=told.record["at"] + 4_500)
+    everywhere(cancelled, seq, key="cancelled", at=record(history, seq)["at"] + 4_500)
     assert "7" in breaches(cancelled)
     # As asked for, and a record about somebody else in its place.
     everywhere(history, seq, key="another")

@@ -11,7 +11,7 @@ from liveness.config.outlet_settings import WebhookSettings
 from liveness.promises.checker import broken_promises
 from liveness.promises.delivery_history import ClusterOutbound, Letter, Outbound
 from liveness.promises.run_history import History, Process, Told
-from tests.promises.test_checker import quiet_plan
+from tests.promises.histories import quiet_plan
 from tests.simulation.plan import Fault, Visit
 from tests.simulation.receivers import FIRST_PORT, SECRET, ReceiverPlan
 from tests.simulation.redis_door import CLUSTER
@@ -41,11 +41,6 @@ def kept() -> History:
     fails = Fault(0.5, "receiver fails", 0, 3.0)
     back = Visit(10.0, 0, "polite", 3.0, 0.5, True, None)
     return run(replace(PLAN, steps=(fails, *PLAN.steps, back)))
-
-
-@pytest.fixture
-def history(kept: History) -> History:
-    return deepcopy(kept)
 
 
 def test_a_run_that_keeps_them_passes(history: History) -> None:
