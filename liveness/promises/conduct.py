@@ -7,12 +7,12 @@ from typing import Final
 
 from liveness.promises.run_evidence import LINK_S, RunEvidence
 
-# Around a time in which somebody did not read; it then takes a moment to read all.
+# Around a time in which a link did not read; it then takes a moment to read all.
 CALM_S: Final = 5.0
 
 
 def conduct(run: RunEvidence) -> Iterator[str]:
-    """Nobody is refused who keeps to the protocol, or left without an answer."""
+    """Links that keep to the protocol are not refused, nor left without an answer."""
     yield from run.history.faults
     for link in run.history.links:
         passed_at = [it.at for it in link.sent if it.frame[0] != "hello"]

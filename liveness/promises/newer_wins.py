@@ -19,8 +19,8 @@ def newer_wins(run: RunEvidence) -> Iterator[str]:
             yield from _displaced(run, record)
         elif record["kind"] == "offline" and record["reason"] == "logout":
             at, conn = run.at[record["seq"]], run.history.conns[record["conn"]]
-            if not any(it.at <= at + STAMP_S for it in run.sent(conn, "logout")):
-                yield f"{record}, and nobody said so"
+            if not run.sent(conn, at + STAMP_S, "logout"):
+                yield f"{record}, and no logout was sent"
 
 
 def _displaced(run: RunEvidence, record: Record) -> Iterator[str]:
@@ -30,7 +30,7 @@ def _displaced(run: RunEvidence, record: Record) -> Iterator[str]:
     # What was read last may be the login of the older one.
     ages = run.ages(old if was_read_last(record) else new, at)
     if not ages:
-        yield f"{record}, and nobody logged in"
+        yield f"{record}, and no login was sent"
         return
     lost = run.log.get(record.get("from_session", 0))
     are_known = lost is not None and run.has_began(new, at) and run.is_exact(lost, at)
@@ -39,7 +39,7 @@ def _displaced(run: RunEvidence, record: Record) -> Iterator[str]:
     elif history.sleeps or history.boots or history.stood_still(new.opened_at, at):
         # The sleeps of its host add to the age of a session over a restart; a time in
         # which the machine stood still adds to it, and not to the age that a gateway
-        # tells. So does what a wall clock is wrong by after a boot.
+        # sends. So does the error of a wall clock after a boot.
         return
     else:
         # In real time two clocks are read one after the other.

@@ -1,4 +1,4 @@
-"""5, no false silence: who is held, for how long, and whose fault a silence is."""
+"""5, no false silence: how long users are held, and whether their gateway was there."""
 
 from collections.abc import Iterator
 from math import inf
@@ -57,7 +57,7 @@ def _lost(run: RunEvidence, silence: Silence) -> Iterator[str]:
     record, at, since = silence.record, silence.at, silence.heard_at
     slack = LINK_S + run.late_s
     if run.history.ran(since, at) >= silence.least + run.terms.hold_s - STAMP_S:
-        return  # nobody waits longer for anything
+        return  # no user waits longer for anything
     is_there = any(
         it.welcomed_at <= at - slack and at + run.late_s <= it.ended_at
         for it in _links(run, silence)

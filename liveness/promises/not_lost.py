@@ -31,7 +31,7 @@ def not_lost(run: RunEvidence) -> Iterator[str]:
 def _one_log(run: RunEvidence) -> Iterator[str]:
     """There is one record for each seq, on whatever link it comes."""
     if run.reader is None:
-        yield "nobody could read the log at the end"
+        yield "no link could read the log at the end"
         return
     kept = run.kept
     # What is damaged on the disk may still be in memory.
@@ -59,7 +59,7 @@ def _delivered(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     yield from _ended_by_fresh(run, link)
     known, names = link.welcome.get("known"), _earlier(run, link)
     is_kept = any(it.welcomed_at < inf for it in names) and not _is_forgotten(run, link)
-    # Of a copy that was put back nobody can say which names it has.
+    # Which names a copy that was put back has is not known.
     is_wrong = is_kept if known is False else known and not names
     if is_wrong and not run.history.put_backs:
         yield f"{link.name} was welcomed as known: {known}"

@@ -37,9 +37,9 @@ def _in_calm(run: RunEvidence, silence: Silence) -> Iterator[str]:
     for link in run.history.gateway_links(gateway):
         if link.welcomed_at > began or link.ended_at < ended:
             continue
-        told = [it.at for it in link.told if it.record["seq"] == record["seq"]]
-        if not told or is_late(told[0] - at, DELIVERED_S):
-            yield f"{record} at {at:.3f} was delivered at {told}"
+        moments = [it.at for it in link.told if it.record["seq"] == record["seq"]]
+        if not moments or is_late(moments[0] - at, DELIVERED_S):
+            yield f"{record} at {at:.3f} was delivered at {moments}"
 
 
 def _over_restarts(run: RunEvidence, silence: Silence) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The evidence of a run: its log, and what had been heard of whom at each decision.
+"""The evidence of a run: its log, and what had been heard of a user at each decision.
 
 It only gathers; the promises judge. Where the moment at which the sidecar read a frame
 matters, it lies between that at which the frame was in the socket and that of the record.
@@ -174,7 +174,7 @@ class RunEvidence:
         since = [self.at[session["seq"]], self.history.processes[-1].began_at]
         since += [it.at for it in heard]
         held_s = self.terms.hold_s + self.terms.guard_hold_s + LINK_S
-        # While the disk takes nothing it may not read, and that is nobody's silence.
+        # While the disk takes nothing it may not read, and that is no silence.
         waited_s = self.history.decided(max(since), until)
         return waited_s <= max(self._timeouts(session, conn, heard, until)) + held_s
 
@@ -266,9 +266,10 @@ class RunEvidence:
         """When a session was ended; inf if it is open."""
         return self.at.get(self.ends.get(session["seq"], 0), inf)
 
-    def sent(self, conn: Conn, *kinds: str) -> list[SentEvent]:
-        """All events of these kinds about a connection."""
-        return [it for kind in kinds for it in self.events[conn.conn][kind]]
+    def sent(self, conn: Conn, until: float, *kinds: str) -> list[SentEvent]:
+        """The events of these kinds about a connection that were in a socket by then."""
+        of = self.events[conn.conn]
+        return [it for kind in kinds for it in of[kind] if it.at <= until]
 
     def ages(self, conn: Conn, at: float) -> list[float]:
         """The ages that its logins gave it which were written by then.
@@ -276,7 +277,7 @@ class RunEvidence:
         When they were written follows from them, and not from when they are noted to
         have been in the socket, which in real time is later.
         """
-        ages = [it.frame[2]["age"] for it in self.sent(conn, "login")]
+        ages = [it.frame[2]["age"] for it in self.sent(conn, inf, "login")]
         return [age for age in ages if conn.opened_at + age <= at + STAMP_S]
 
     def is_exact(self, session: Record, until: float) -> bool:
@@ -290,7 +291,7 @@ class RunEvidence:
 
     def has_began(self, conn: Conn, until: float) -> bool:
         """Whether every login of a connection said when it began, so as to be used."""
-        logins = [it for it in self.sent(conn, "login") if it.at <= until + STAMP_S]
+        logins = self.sent(conn, until + STAMP_S, "login")
         return bool(logins) and all(
             it.link.welcome.get("began") and "began" in it.frame[2] for it in logins
         )
@@ -321,11 +322,8 @@ class RunEvidence:
     def heard_by(self, conn: Conn, at: float) -> list[SentEvent]:
         """Signs of life in sockets that have been read since, in order, until *at*."""
         now = self.history.process_at(at)
-        found = [
-            it
-            for it in self.sent(conn, *_SIGNS)
-            if it.at <= at - self.late_s and self._was_read(it, now)
-        ]
+        sent = self.sent(conn, at - self.late_s, *_SIGNS)
+        found = [it for it in sent if self._was_read(it, now)]
         return sorted(found, key=lambda it: it.at)
 
     def _was_read(self, event: SentEvent, now: int) -> bool:
@@ -347,7 +345,7 @@ class RunEvidence:
 
     def _came_back_fresh(self, conn: Conn, at: float) -> bool:
         # Even if the process that says so is another one, or dead by then.
-        logins = [it for it in self.sent(conn, "login") if it.at <= at + STAMP_S]
+        logins = self.sent(conn, at + STAMP_S, "login")
         newest = max((it.link.number for it in logins), default=-1)
         return any(
             it.hello.get("fresh")

@@ -144,7 +144,7 @@ class History:
     damped: list[Told] = field(default_factory=list)  # to a watch with `settle_s`
     outbound: dict[str, Outbound] = field(default_factory=dict)  # by the webhook's name
     cluster: ClusterOutbound | None = None
-    calm_from: float = inf  # from here on nothing is done to anybody
+    calm_from: float = inf  # from here on there are no faults
     ended_at: float = 0.0
 
     def ran(self, since: float, until: float) -> float:

@@ -14,4 +14,4 @@ class RunTerms:
     unread_s: float
     device_separator: str
     run_timeout_s: float = 0.0  # in which a gateway answers a timer
-    watch_settle_s: float = 0.0  # of a watch; 0: nobody has one
+    watch_settle_s: float = 0.0  # of a watch; 0: there is none

@@ -21,7 +21,7 @@ def was_read_last(record: Record) -> bool:
 
 
 class SessionLog:
-    """Who is online by the records so far; every session ends once."""
+    """The users online by the records so far; every session ends once."""
 
     def __init__(self) -> None:
         self.open: dict[str, Record] = {}  # by the text of the uid: what began it

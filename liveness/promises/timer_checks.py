@@ -21,8 +21,8 @@ NAP_S: Final = 0.25
 # fired.
 LATE_TIMER_S: Final = 5.0
 
-# So long after a link has ended its sidecar may write to it, and so long before it is
-# opened nobody did.
+# So long after a link has ended its sidecar may write to it. None writes so long before it
+# is opened.
 AWAY_S: Final = 2.0
 
 _ORDERS: Final = frozenset({"after", "cancel", "done", "fail"})
@@ -61,7 +61,7 @@ def timers(run: RunEvidence) -> Iterator[str]:
         if record["kind"] == "timer":
             runs[record["gateway"], record["key"]].append(record)
     orders = _orders(history)
-    # Of what was ordered before an earlier state was put back nobody can say what is known.
+    # Which orders a state that was put back has is not known.
     known_from = max((it.at for it in history.put_backs), default=-inf)
     for name in {**orders, **runs}:
         of, fired = orders[name], runs[name]

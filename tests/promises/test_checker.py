@@ -234,7 +234,7 @@ def test_a_log_that_nobody_could_read_is_told(history: History) -> None:
     link = reader(history)
     link.welcomed_at, link.sent, link.told = inf, [], []
     assert broken_promises(PLAN.terms, history) == [
-        "4: nobody could read the log at the end"
+        "4: no link could read the log at the end"
     ]
 
 
