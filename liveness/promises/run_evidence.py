@@ -176,7 +176,8 @@ class RunEvidence:
         held_s = self.terms.hold_s + self.terms.guard_hold_s + LINK_S
         # While the disk takes nothing it may not read, and that is no silence.
         waited_s = self.history.decided(max(since), until)
-        return waited_s <= max(self._timeouts(session, conn, heard, until)) + held_s
+        links = self._links_of(conn, heard, until)
+        return waited_s <= max(self._timeouts(session, conn, links)) + held_s
 
     def _gather_silences(self) -> Iterator[Silence]:
         for record in self.log.values():
@@ -186,7 +187,9 @@ class RunEvidence:
             if record["reason"] == "gateway_lost" and self._came_back_fresh(conn, at):
                 continue
             heard = recent = self.heard_by(conn, at)
-            timeouts = self._timeouts(self.log[record["session"]], conn, heard, at)
+            session = self.log[record["session"]]
+            links = self._links_of(conn, heard, at)
+            timeouts = self._timeouts(session, conn, links)
             least, most = min(timeouts), max(timeouts)
             # Its users are held only so long for what is not read as it orders too much.
             held_from = at - least - self.terms.hold_s
@@ -200,15 +203,18 @@ class RunEvidence:
                 least=least,
                 most=most + self.terms.guard_hold_s,
                 heard_at=heard[-1].at if heard else -inf,
-                recent=[*self._recent(conn, recent, at, least)],
+                recent=[*self._recent(session, conn, recent, at)],
             )
 
     def _recent(
-        self, conn: Conn, heard: list[SentEvent], at: float, least: float
+        self, session: Record, conn: Conn, heard: list[SentEvent], at: float
     ) -> Iterator[Recent]:
-        before, shortest = -inf, min(self._possible_timeouts(conn))
-        for sign, _, _ in heard:
-            whole = least if sign == heard[-1].at else shortest
+        links = self.history.gateway_links(conn.gateway)
+        before, shortest = -inf, min(self._timeouts(session, conn, links))
+        for sign, link, _ in heard:
+            whole = shortest
+            if sign == heard[-1].at:  # whatever a later hello says
+                whole = min(self._timeouts(session, conn, [link]))
             # What came when the user was due already need not be waited for.
             was_due = before > -inf and self.most_silence(before, sign) >= shortest
             silence_s = self.most_silence(sign, at)
@@ -296,28 +302,27 @@ class RunEvidence:
             it.link.welcome.get("began") and "began" in it.frame[2] for it in logins
         )
 
-    def _possible_timeouts(self, conn: Conn) -> set[float]:
-        links = self.history.gateway_links(conn.gateway)
-        return {conn.timeout or inf, *map(self._timeout_of, links)} - {inf}
-
-    def _timeout_of(self, link: LinkHistory) -> float:
-        return float(link.hello.get("timeout", self.terms.timeout_s))
-
     def _timeouts(
-        self, session: Mapping[str, Any], conn: Conn, heard: list[SentEvent], at: float
+        self, session: Mapping[str, Any], conn: Conn, links: list[LinkHistory]
     ) -> set[float]:
-        """Those that may hold: one of its own, or of the link by which it was heard last.
+        """Those that may hold for a user that was heard by these links: its own, or theirs.
 
-        A session that a keepalive began has none of its own until the next login. After a
-        crash the longer of an old and a new one holds.
+        A session that a keepalive began has none of its own until the next login.
         """
         is_of_login = session["reason"] == "login" and session["conn"] == conn.conn
         if is_of_login and conn.timeout:
             return {conn.timeout}
-        if any(it.began_at <= at for it in self.history.crashes()) or not heard:
-            return self._possible_timeouts(conn)
-        of_link = self._timeout_of(heard[-1].link)
-        return {of_link, of_link if is_of_login else conn.timeout or of_link}
+        found = {float(it.hello.get("timeout", self.terms.timeout_s)) for it in links}
+        return found if is_of_login else found | {conn.timeout or min(found)}
+
+    def _links_of(
+        self, conn: Conn, heard: list[SentEvent], at: float
+    ) -> list[LinkHistory]:
+        """The links whose timeouts may hold: after a crash those of old links, too."""
+        has_crashed = any(it.began_at <= at for it in self.history.crashes())
+        if heard and self.is_virtual and not has_crashed:
+            return [it.link for it in heard]
+        return self.history.gateway_links(conn.gateway)
 
     def heard_by(self, conn: Conn, at: float) -> list[SentEvent]:
         """Signs of life in sockets that have been read since, in order, until *at*."""
