@@ -76,7 +76,7 @@ async def _connect(path: str) -> "Tap | SocketStream":
         return await _connect_unix(path)
     gateway = process.gateway
     await gateway.may_go_on()
-    if process.is_dead or gateway.world.now < gateway.unreachable_until:
+    if process.scope.cancel_called or gateway.world.now < gateway.unreachable_until:
         raise ConnectionRefusedError
     process.tap = Tap(process)
     process.links.append(process.tap.link)
@@ -111,8 +111,7 @@ class Process(Reader):
         self.unconfirmed: dict[int | str, Expected] = {}
         self._fresh = fresh
         self._is_twin = is_twin
-        self._scope = trio.CancelScope()
-        self.is_dead = False
+        self.scope = trio.CancelScope()
         self._working: set[str] = set()
         self.links: list[LinkHistory] = []  # since the last that was welcomed
         self._opened: set[int] = set()  # conns whose login was ever written
@@ -127,7 +126,7 @@ class Process(Reader):
         """Be a gateway until it dies or is to close."""
         _process.set(self)
         gateway = self.gateway
-        with self._scope:
+        with self.scope:
             async with (
                 liveness.connect(
                     self.world.machine.socket,
@@ -176,9 +175,8 @@ class Process(Reader):
 
     def die(self) -> None:
         """End with nothing said."""
-        self.is_dead = True
+        self.scope.cancel()
         self.lose_link()
-        self._scope.cancel()
 
     def lose_link(self) -> None:
         if self.tap is not None:

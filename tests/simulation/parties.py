@@ -149,29 +149,21 @@ class Wire(Socket):
     def __init__(self, party: "Party", hello: dict[str, Any]) -> None:
         super().__init__(party.world, party.life, hello)
         self._party = party
-        self._out: deque[tuple[memoryview, list[Any]]] = deque()
+        # Frames that wait for room in the socket, and what is left of them.
+        self.waiting: deque[tuple[memoryview, list[Any]]] = deque()
         self._is_full = False
         self.send(["hello", hello])
 
-    @property
-    def is_welcomed(self) -> bool:
-        return self.link.welcomed_at < inf
-
-    @property
-    def is_backed_up(self) -> bool:
-        """Whether frames wait for room in the socket."""
-        return bool(self._out)
-
     def send(self, frame: list[Any], *, times: int = 1) -> None:
         """Put a frame into the socket, or behind those that wait for room in it."""
-        self._out.append((memoryview(packed(frame) * times), frame))
+        self.waiting.append((memoryview(packed(frame) * times), frame))
         if not self._is_full:
             self._flush()
 
     def _flush(self) -> None:
         self._is_full = False
-        while self._out and self.is_open:
-            data, frame = self._out[0]
+        while self.waiting and self.is_open:
+            data, frame = self.waiting[0]
             now = self._world.now
             try:
                 left = data[self._sock.send(data) :]
@@ -180,12 +172,12 @@ class Wire(Socket):
                 self._world.after(FULL_S, self._flush)
                 return
             except (BrokenPipeError, ConnectionResetError):
-                self._out.clear()  # its end is about to be read
+                self.waiting.clear()  # its end is about to be read
                 return
             if left:
-                self._out[0] = (left, frame)
+                self.waiting[0] = (left, frame)
             else:
-                self._out.popleft()
+                self.waiting.popleft()
                 self.link.sent.append(Sent(now, frame))
 
     async def listen(self) -> None:
@@ -423,7 +415,7 @@ class Gateway(Party):
     def _flush(self) -> None:
         """Put what is not sent onto the link, if the socket takes it."""
         wire = self._linked
-        if self.is_hung or wire is None or wire.is_backed_up:
+        if self.is_hung or wire is None or wire.waiting:
             return
         # The activity of a connection that is gone would open a session again.
         kept = [
@@ -460,7 +452,7 @@ class Gateway(Party):
         if wire is not self.wire or not wire.is_open:
             return
         promised = self.plan.ping
-        if not self.is_hung and not wire.is_backed_up:
+        if not self.is_hung and not wire.waiting:
             self._flush()
             if promised is not None:
                 wire.send(["ping", self._pings])
@@ -559,8 +551,8 @@ class Gateway(Party):
     @property
     def _linked(self) -> Wire | None:
         """Its link, if it is welcomed."""
-        is_linked = self.wire is not None and self.wire.is_welcomed
-        return self.wire if is_linked else None
+        wire = self.wire
+        return wire if wire is not None and wire.link.welcomed_at < inf else None
 
     def _die(self, seconds: float, *, fresh: bool | None) -> None:
         self.drop()
@@ -590,7 +582,7 @@ class Gateway(Party):
     def _order(self, until: float) -> None:
         """Ask again and again, faster than it is written, that timers be cancelled."""
         wire, now = self._linked, self.world.now
-        if wire is not None and not wire.is_backed_up:
+        if wire is not None and not wire.waiting:
             for _ in range(ORDERS_AT_ONCE):
                 wire.send(["cancel", {"key": NOBODYS_KEY}])
         if now < until:
