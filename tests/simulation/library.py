@@ -142,9 +142,7 @@ class Library(Gateway):
         ]
         if kind == "login":
             if len(logins) > 1:
-                reached(
-                    "client: a user reconnects twice before either login is written"
-                )
+                reached("client: a user reconnects twice before a login is written")
             if len(waiting) > len(logins):
                 reached("client: a login follows a logout of its user that waits")
             if any(repr(it.uid) != repr(conn.uid) for it in logins):

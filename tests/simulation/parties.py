@@ -544,7 +544,8 @@ class Gateway(Party):
             case "orders without end":
                 self._order(self.world.now + seconds)
             case "repeats itself":
-                self._repeat()
+                self._declare()
+                self._flush()
             case _:
                 raise AssertionError(does)
 
@@ -587,14 +588,3 @@ class Gateway(Party):
                 wire.send(["cancel", {"key": NOBODYS_KEY}])
         if now < until:
             self.world.after(ORDERS_EVERY_S, partial(self._order, until))
-
-    def _repeat(self) -> None:
-        """Say the last things of each connection a second time."""
-        self._declare()
-        self._flush()
-        if (wire := self._linked) is not None:
-            # Not a login, whose `age` was true when it was written.
-            kinds = (*_ACTIVITY, "logout")
-            signs = [it.frame for it in wire.link.sent if it.frame[0] in kinds]
-            for frame in signs[-3:]:
-                wire.send(frame)
