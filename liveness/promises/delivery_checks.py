@@ -4,11 +4,12 @@ Promise 4, and what `docs/webhooks.md` says of order, repeats, retries and dead 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from math import inf
-from typing import Any, Final
+from operator import itemgetter
+from typing import Final
 
 from liveness.promises.breach import Breach
 from liveness.promises.delivery_history import (
@@ -45,28 +46,33 @@ def deliveries(run: RunEvidence) -> Iterator[Breach]:
             yield Breach(4, f"cluster: {what}")
 
 
-def returns(
-    log: Iterable[Record], user_of: Callable[[Record], str]
-) -> dict[int, Record]:
-    """By the seq of an offline, the online with which its user came back."""
-    found, left = dict[int, Record](), dict[str, int]()
+def _absences(
+    run: RunEvidence, user_of: Callable[[Record], str], log: Iterable[Record]
+) -> dict[int, tuple[Record, float]]:
+    """By the seq of an offline, the online that ended the absence, and how long it was."""
+    found, left = dict[int, tuple[Record, float]](), dict[str, int]()
     for record in log:
         if record["kind"] == "timer":
             continue
         seq = left.pop(user_of(record), None)
         if seq is not None and record["kind"] == "online":
-            found[seq] = record
+            found[seq] = record, run.at[record["seq"]] - run.at[seq]
         if record["kind"] == "offline":
             left[user_of(record)] = record["seq"]
     return found
 
 
+def _gaps(records: Iterable[Record]) -> set[int]:
+    """What was said to be missing."""
+    gaps = [it for it in records if it["kind"] == "gap"]
+    return {seq for it in gaps for seq in range(it["first"], it["until"])}
+
+
 def _damped(run: RunEvidence) -> Iterator[str]:
-    """It is given the offline of nobody who came back before that had settled."""
+    """It is given no offline of a user who came back before that had settled."""
     history, settle_s = run.history, run.terms.watch_settle_s
-    back = returns(run.log.values(), lambda it: str(it["uid"]))
-    if history.rotten or history.put_backs or run.terms.retention_s < history.ended_at:
-        return
+    absences = _absences(run, lambda it: str(it["uid"]), run.log.values())
+    missing = history.rotten | _gaps(it.record for it in history.damped)
     # Of what it reads late, after a step, it takes the later of two moments.
     slack_s = max(2 * MOMENT_S, settle_s / 2 if history.is_wall_stepped else 0.0)
     flushed_at = inf
@@ -76,11 +82,12 @@ def _damped(run: RunEvidence) -> Iterator[str]:
             flushed_at = at
         elif record["kind"] != "offline" or at < flushed_at - MOMENT_S:
             flushed_at = inf
-        online = back.get(record["seq"])
-        if online is not None and record["kind"] == "offline" and flushed_at == inf:
-            away_s = run.at[online["seq"]] - run.at[record["seq"]]
-            if away_s < settle_s - slack_s:
-                yield f"{record} at {at:.3f}, and its user was back after {away_s:.3f} s"
+        seq = record["seq"]
+        if flushed_at < inf or seq not in absences or record != run.log[seq]:
+            continue
+        online, away_s = absences[seq]
+        if away_s < settle_s - slack_s and online["seq"] not in missing:
+            yield f"{record} at {at:.3f}, and its user was back after {away_s:.3f} s"
 
 
 def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
@@ -94,7 +101,7 @@ def _cluster(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
     is_whole = history.passed(0.0, history.ended_at) < KEPT_S
     for kind, user, session, _since_s in cluster.events if is_whole else ():
         if session not in log and not history.put_backs:
-            yield f"{kind} of {user} tells of {session}, which nobody began"
+            yield f"{kind} of {user} names {session}, which is not in the log"
         if (user in online) == (kind == "online"):
             yield f"{kind} of {user} follows {online.get(user)}"
         if kind == "offline":
@@ -117,16 +124,15 @@ def _since(cluster: ClusterOutbound, run: RunEvidence) -> Iterator[str]:
         return  # Redis' clock ran on, or was another one
     # Of what was decided before a process, only the stamp is known.
     since = len(history.processes) - 1 if history.is_wall_stepped else 0
-    ahead_s = {
-        session: since_s - run.at[session]
+    ahead = sorted(
+        (since_s - run.at[session], session)
         for _kind, _user, session, since_s in cluster.events
         if since_s is not None
         and session in run.log
         and history.process_at(run.at[session]) >= since
-    }
-    by = sorted(ahead_s, key=lambda session: ahead_s[session])
-    if by and (apart_s := ahead_s[by[-1]] - ahead_s[by[0]]) > SINCE_S:
-        yield f"{by[0]} and {by[-1]} are {apart_s:.1f} s further apart than in the log"
+    )
+    if ahead and ahead[-1][0] - ahead[0][0] > SINCE_S:
+        yield f"{ahead[0]} and {ahead[-1]} are further apart than in the log"
 
 
 def _readings(readings: Iterable[OutletReading], run: RunEvidence) -> Iterator[str]:
@@ -146,46 +152,28 @@ def _online_since(
     """Who was online at a moment, and after each later decision, which may still wait."""
     late = [seq for seq in run.log if run.at[seq] > since]
     return [
-        {
-            user_of(it)
-            for it in online_in({seq: run.log[seq] for seq in run.log if seq < until})
-        }
-        for until in (*late, inf)
+        {user_of(run.log[it.session]) for it in run.online_at(seq)}
+        for seq in (len(run.log) - len(late), *late)
     ]
-
-
-def online_in(log: Mapping[int, Record]) -> list[Record]:
-    """The sessions that are open at the end of a log, by what began them."""
-    found = dict[str, Record]()
-    for record in log.values():
-        if record["kind"] == "offline":
-            found.pop(str(record["uid"]), None)
-        elif record["kind"] != "timer":
-            found[str(record["uid"])] = record
-    return [*found.values()]
 
 
 class _Owed:
     def __init__(self, outbound: Outbound, run: RunEvidence) -> None:
         self._outbound, self._terms, self._run = outbound, outbound.terms, run
         self._history, self._log, self._at = run.history, run.log, run.at
-        self._retention_s = run.terms.retention_s
-        # Requests that are no tests, with what they brought of the log.
-        self._requests: list[tuple[Request, list[Record]]] = []
+        self._waits_s = [
+            float(wait) for wait in outbound.terms.retry.split(",") if wait
+        ]
         self._attempts = defaultdict[str, list[Request]](list)
+        # What came of the log: all but tests.
+        self._sent: list[tuple[Request, Record]] = []
         for request in outbound.requests:
-            records = [event["data"] for event in request.events]
             self._attempts[request.id].append(request)
-            if records and "seq" in records[0]:
-                self._requests.append((request, records))
-        told = [it for _, records in self._requests for it in records]
-        told += [letter.record for letter in outbound.letters]
-        self._gone = {
-            seq
-            for it in told
-            if it["kind"] == "gap"
-            for seq in range(it["first"], it["until"])
-        }
+            records = [event["data"] for event in request.events]
+            self._sent += [(request, it) for it in records if "seq" in it]
+        self._records = [record for _, record in self._sent]
+        self._records += [letter.record for letter in outbound.letters]
+        self._gone = _gaps(self._records)
 
     def check(self) -> Iterator[str]:
         """Look for breaches."""
@@ -194,6 +182,14 @@ class _Owed:
         for requests in self._attempts.values():
             yield from self._repeated(requests)
         yield from self._in_order()
+        letters, most = self._outbound.letters, self._terms.max_dead
+        if len(letters) > most:
+            yield f"there are {len(letters)} dead letters, of at most {most}"
+        for letter in letters:
+            yield from self._is_dead(letter)
+        if self._terms.settle_s and not (self._gone or self._history.put_backs):
+            yield from self._last_of_each()
+            yield from self._settled()
         yield from self._everything()
         yield from self._lag()
 
@@ -210,17 +206,12 @@ class _Owed:
             yield f"{when} has {len(events)} events, of at most {self._terms.batch}"
         for event in events:
             record = event["data"]
-            log, _, seq = event["id"].partition(":")
-            named = f"liveness.{record['kind']}", f"/liveness/{log}"
-            if (event["type"], event["source"]) != named:
-                yield f"{when} has a wrong event: {event}"
-            if record["kind"] in ("test", "gap"):
-                continue
-            if self._is_lost(record["seq"], request.at):
+            is_of_log = record["kind"] not in ("test", "gap")
+            if not is_of_log or self._is_lost(record["seq"], request.at):
                 continue
             there = self._log.get(record["seq"])
             is_made = self._terms.settle_s and record["kind"] == "moved"
-            if seq != str(record["seq"]) or (there != record and not is_made):
+            if there != record and not is_made:
                 yield f"{when} brings {record}, and the log has {there}"
             elif self._history.put_backs:
                 continue  # it is then decided by who is online
@@ -265,7 +256,7 @@ class _Owed:
 
     def _repeated(self, attempts: list[Request]) -> Iterator[str]:
         """A request is the same in all attempts, and waits before each."""
-        least_s = min(self._terms.waits_s, default=inf)
+        least_s = min(self._waits_s, default=inf)
         for before, after in pairwise(attempts):
             if after.body != before.body:
                 yield f"{after.id} came with another body at {after.at:.3f}"
@@ -273,84 +264,67 @@ class _Owed:
             waited_s = self._history.passed(before.at, after.at)
             is_of_one = before.process == after.process
             if is_failed and is_of_one and waited_s < least_s - MOMENT_S:
-                yield (
-                    f"{after.id} was answered {before.status} at {before.at:.3f}, and "
-                    f"came again at {after.at:.3f}; the shortest wait is {least_s} s"
-                )
+                yield f"{after.id} waited {waited_s} s, the shortest wait is {least_s} s"
 
     # --- the whole ------------------------------------------------------------
 
     def _in_order(self) -> Iterator[str]:
         """What is new comes in the order of the log; damped, in that of each user."""
         for is_done in (False, True):
-            newest, process, reads_in = defaultdict[str, int](int), 0, 0
+            newest, process = defaultdict[str, int](int), 0
             seen = set[tuple[int, int]]()
-            for request, records in self._requests:
-                if request.at >= self._history.calm_from:
-                    break  # dead letters are sent again by hand
-                if is_done and not request.is_accepted:
+            for request, record in self._sent:
+                # Later on, dead letters are sent again by hand.
+                is_late = request.at >= self._history.calm_from
+                if is_late or (is_done and not request.is_accepted):
                     continue
                 # A power failure may take it back: it reads again, and sends again what
                 # was begun before that, behind dead letters, too.
                 ended = self._history.processes[process : request.process]
                 is_as_it_was = all(it.is_planned for it in ended)
-                if ended and (self._history.put_backs or not is_as_it_was):
+                # With settle_s it reads again from before what has waited.
+                is_again = self._terms.settle_s or self._history.put_backs
+                if ended and (is_again or not is_as_it_was):
                     newest.clear()
                 process = request.process
-                # What an earlier process began is sent again before anything is read.
-                begun_in = self._attempts[request.id][0].process
-                if begun_in > reads_in and self._terms.settle_s:
-                    newest.clear()  # it reads again from before what has waited
-                reads_in = max(reads_in, begun_in)
-                for record in records:
-                    seq = record["seq"]
-                    if record["kind"] == "gap" or (seq, record["at"]) in seen:
-                        continue
-                    is_damped = self._terms.settle_s and "uid" in record
-                    whose = self._user(record) if is_damped else ""
-                    if seq < newest[whose]:
-                        yield f"{seq} came at {request.at:.3f}, behind {newest[whose]}"
-                    seen.add((seq, record["at"]))
-                    newest[whose] = seq
+                name = record["seq"], record["at"]
+                if record["kind"] == "gap" or name in seen:
+                    continue
+                is_damped = self._terms.settle_s and "uid" in record
+                whose = self._user(record) if is_damped else ""
+                if record["seq"] < newest[whose]:
+                    yield f"{name[0]} came at {request.at:.3f}, behind {newest[whose]}"
+                seen.add(name)
+                newest[whose] = record["seq"]
 
     def _everything(self) -> Iterator[str]:
         """Each record was accepted, or is a dead letter, or was said to be missing."""
-        letters, most = self._outbound.letters, self._terms.max_dead
-        if len(letters) > most:
-            yield f"there are {len(letters)} dead letters, of at most {most}"
-        for letter in letters:
-            yield from self._is_dead(letter)
-        if self._terms.settle_s:
-            yield from self._last_of_each()
-            yield from self._settled()
-        kept = {letter.seq for letter in letters}
+        letters = self._outbound.letters
+        done = {letter.record["seq"] for letter in letters} | self._accepted.keys()
         for seq, record in self._owed.items():
-            if seq >= self._deleted_below and not (
-                seq in self._accepted or seq in kept
-            ):
+            if seq >= self._deleted_below and seq not in done:
                 yield f"it was never sent {record}, decided at {self._at[seq]:.3f}"
-        for seq in (
-            set() if self._history.put_backs else self._gone - self._history.rotten
-        ):
+        if self._history.put_backs:
+            return
+        for seq in self._gone - self._history.rotten:
             age_s = self._history.passed(self._at.get(seq, 0.0), self._history.ended_at)
-            if age_s < self._retention_s:
-                yield f"it was told that {seq} is missing, and it was {age_s:.0f} s old"
+            if age_s < self._run.terms.retention_s:
+                yield f"{seq} was reported missing, and was {age_s:.0f} s old"
 
     @property
     def _deleted_below(self) -> int:
         """Dead letters below were deleted, if there is no room for more."""
         letters = self._outbound.letters
         is_full = len(letters) == self._terms.max_dead
-        return min(letter.seq for letter in letters) if is_full else 0
+        return min(letter.record["seq"] for letter in letters) if is_full else 0
 
     @cached_property
     def _accepted(self) -> dict[int, Request]:
         """The first request with which each record was accepted, by its seq."""
         found = dict[int, Request]()
-        for request, records in self._requests:
-            for record in records if request.is_accepted else ():
-                if not self._is_lost(record["seq"], request.at):
-                    found.setdefault(record["seq"], request)
+        for request, record in self._sent:
+            if request.is_accepted and not self._is_lost(record["seq"], request.at):
+                found.setdefault(record["seq"], request)
         return found
 
     @cached_property
@@ -361,8 +335,7 @@ class _Owed:
         first = 0
         if self._terms.begin == "newest":
             # Where it began only it knows; but from what it sent first it goes on.
-            seqs = (it["seq"] for _, records in self._requests for it in records)
-            first = min(seqs, default=2**63)
+            first = min((it["seq"] for _, it in self._sent), default=2**63)
         missing = self._gone | self._history.rotten
         return {
             seq: it
@@ -372,25 +345,20 @@ class _Owed:
 
     def _concerns(self, record: Record) -> bool:
         terms, kind = self._terms, record["kind"]
-        if terms.gateways not in ("", record["gateway"], record.get("from_gateway")):
-            return False
-        return kind in terms.kinds.split(",") and (
-            kind == "timer" or self._is_of_users(record)
-        )
+        is_there = terms.gateways in ("", record["gateway"], record.get("from"))
+        is_wanted = kind == "timer" or self._is_of_users(record)
+        return is_there and is_wanted and kind in terms.kinds.split(",")
 
     def _last_of_each(self) -> Iterator[str]:
         """Whoever was said to be online must be said to be gone in the end."""
-        history = self._history
-        if history.rotten or self._gone or self._terms.gateways or history.put_backs:
+        if self._terms.gateways:
             return
         owed_until = self._outbound.readings[-1].at - self._terms.settle_s - TAKEN_S
         online = set.union(*_online_since(self._run, owed_until, self._user))
         last = dict[str, Record]()
-        told = [it for _, records in self._requests for it in records]
-        for record in told + [letter.record for letter in self._outbound.letters]:
+        for record in sorted(self._records, key=itemgetter("seq")):
             if "uid" in record:
-                user = self._user(record)
-                last[user] = max(last.get(user, record), record, key=_seq)
+                last[self._user(record)] = record
         for user, record in last.items():
             is_said = record["kind"] == "offline" or user in online
             # Else its offline may be a dead letter that was deleted.
@@ -400,89 +368,56 @@ class _Owed:
     def _settled(self) -> Iterator[str]:
         """No offline is sent of a user who came back before it had settled."""
         history, terms = self._history, self._terms
-        if history.rotten or self._gone or history.put_backs:
-            return
         log = [it for it in self._log.values() if self._is_of_users(it)]
-        back = returns(log, self._user)
-        for request, records in self._requests:
-            for record in records:
-                online = back.get(record["seq"])
-                if online is None or record["kind"] != "offline":
-                    continue
-                # Who has come to another gateway has left those that were asked for.
-                has_left = terms.gateways and online["gateway"] != record["gateway"]
-                # Of what was decided before this process, only the stamp is known.
-                began = self._at[record["seq"]]
-                is_older = history.process_at(began) != request.process
-                away_s = self._at[online["seq"]] - began
-                if (
-                    away_s < terms.settle_s - 2 * MOMENT_S
-                    and not has_left
-                    and not (is_older and history.is_wall_stepped)
-                ):
-                    yield f"{record} came, and its user was back after {away_s:.3f} s"
+        absences = _absences(self._run, self._user, log)
+        for request, record in self._sent:
+            if record["seq"] not in absences or record["kind"] != "offline":
+                continue
+            online, away_s = absences[record["seq"]]
+            # Who has come to another gateway has left those that were asked for.
+            has_left = terms.gateways and online["gateway"] != record["gateway"]
+            # Of what was decided before this process, only the stamp is known.
+            process = history.process_at(self._at[record["seq"]])
+            is_known = process == request.process or not history.is_wall_stepped
+            is_short = away_s < terms.settle_s - 2 * MOMENT_S
+            if is_short and is_known and not has_left:
+                yield f"{record} came, and its user was back after {away_s:.3f} s"
 
     def _is_of_users(self, record: Record) -> bool:
         """Whether it is wanted though only whole users are."""
+        if not self._terms.users_only:
+            return True
         of_users = {"online": 1, "offline": 0}.get(record["kind"])
-        devices = record.get("devices", of_users)
-        return not self._terms.users_only or (
-            of_users is not None and devices == of_users
-        )
+        return of_users is not None and record.get("devices", of_users) == of_users
 
     def _is_dead(self, letter: Letter) -> Iterator[str]:
         """A letter was refused alone, or all attempts have failed."""
-        is_as_logged = not (self._terms.settle_s or self._history.put_backs)
-        if letter.record["kind"] != "gap" and is_as_logged:
-            there = self._log.get(letter.seq)
-            if letter.record != there:
-                yield f"a dead letter has {letter.record}, and the log has {there}"
         status = letter.status
         is_refused = status in range(400, 500) and status not in _AGAIN
         # Less if the receiver asked for longer waits, which use up several.
         asks = any(it.status in (429, 503) for it in self._outbound.requests)
-        if not is_refused and not asks:
-            attempts = len(self._terms.waits_s) + 1
-            if letter.attempts != attempts:
-                yield f"dead after {letter.attempts} of {attempts} attempts: {letter}"
+        attempts = len(self._waits_s) + 1
+        if not (is_refused or asks or letter.attempts == attempts):
+            yield f"dead after {letter.attempts} of {attempts} attempts: {letter}"
 
     def _lag(self) -> Iterator[str]:
         """It says how far behind it is, and no step of a clock shows in that."""
-        history = self._history
-        # Afterwards dead letters are sent by hand, too, which nothing waited for.
-        accepted = [
-            (self._at[seq], it)
-            for seq, it in self._accepted.items()
-            if seq in self._owed and it.at < history.calm_from
-            if not history.put_backs
-        ]
-        yield from _readings(self._outbound.readings, self._run)
-        for reading in self._outbound.readings:
-            at = reading.at
-            late = [
-                at - decided_at
-                for decided_at, it in accepted
-                if decided_at < at - TAKEN_S < it.at - TAKEN_S
-                # What comes later may be a dead letter that a power failure took back.
-                and it.process == reading.process
-            ]
-            least_s = max(late, default=0.0) - TAKEN_S
-            is_known = reading.state != "stopped" and self._is_settled(at)
-            if reading.lag_s < least_s and is_known:
-                yield f"at {at:.3f} records were {max(late):.1f} s late: {reading}"
-        last = self._outbound.readings[-1]
-        if last.lag_records or last.lag_s:
-            yield f"in the end its lag was {last}"
-
-    def _is_settled(self, at: float) -> bool:
-        """Whether the sidecar had run for a while then, and its disk with it."""
-        history = self._history
-        process = history.processes[history.process_at(at)]
-        return process.began_at < at - 2 * TAKEN_S and not any(
-            since <= at and until >= at - 2 * TAKEN_S
-            for since, until, what in history.troubles
-        )
-
-
-def _seq(record: dict[str, Any]) -> int:
-    return int(record["seq"])
+        history, readings = self._history, self._outbound.readings
+        yield from _readings(readings, self._run)
+        owed = () if history.put_backs else self._accepted.keys() & self._owed.keys()
+        for reading in readings:
+            # The sidecar had run for a while then, and its disk with it.
+            since = reading.at - 2 * TAKEN_S
+            is_calm = history.processes[reading.process].began_at < since
+            if not is_calm or not history.is_calm(since, reading.at, ""):
+                continue
+            for seq in owed if reading.state != "stopped" else ():
+                request, late_s = self._accepted[seq], reading.at - self._at[seq]
+                # What comes later may be a dead letter: one that a power failure took
+                # back, or that was sent again by hand.
+                is_waiting = reading.at < request.at < history.calm_from
+                is_waiting = is_waiting and request.process == reading.process
+                if is_waiting and reading.lag_s < late_s - TAKEN_S:
+                    yield f"{seq} was {late_s:.1f} s late, and the outlet said {reading}"
+        if readings[-1].lag_records or readings[-1].lag_s:
+            yield f"in the end its lag was {readings[-1]}"

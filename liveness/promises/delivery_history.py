@@ -19,11 +19,6 @@ class WebhookTerms:
     retry: str  # waits, separated by commas
     max_dead: int
 
-    @property
-    def waits_s(self) -> list[float]:
-        """How long it waits before each further attempt."""
-        return [float(wait) for wait in self.retry.split(",") if wait]
-
 
 @dataclass(slots=True)
 class Request:
@@ -51,7 +46,6 @@ class Request:
 class Letter(NamedTuple):
     """A dead letter that there was before anybody had it sent again."""
 
-    seq: int
     record: dict[str, Any]
     attempts: int
     status: int | None
@@ -86,7 +80,7 @@ class ClusterEvent(NamedTuple):
     kind: str
     user: str
     session: int
-    since_s: float | None  # by its clock, where a session was told as it began
+    since_s: float | None  # by its clock, where a session was reported as it began
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The checks of what outlets owe: a kept promise passes, and each kind of breach is told."""
+"""The checks of what outlets owe: a kept promise passes, and each kind of breach is reported."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -90,7 +90,7 @@ def _buried_alive(to: Outbound) -> None:
     # A receiver that fails may ask for waits that use up attempts.
     to.requests = [it for it in to.requests if it.is_accepted]
     record = to.requests[-1].events[-1]["data"]
-    to.letters.append(Letter(record["seq"], record, 1, None))
+    to.letters.append(Letter(record, 1, None))
 
 
 def _a_lag_of_a_day(to: Outbound) -> None:
@@ -106,7 +106,7 @@ def _not_settled(to: Outbound) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         (_forged, "is not signed"),
         (_stamped_late, "which no clock showed"),
@@ -122,11 +122,11 @@ def _not_settled(to: Outbound) -> None:
         (_not_settled, "its user was back after"),
     ],
 )
-def test_a_breach_by_a_webhook_is_told(
-    history: History, wrong: Callable[[Outbound], None], told: str
+def test_a_breach_by_a_webhook_is_reported(
+    history: History, wrong: Callable[[Outbound], None], reported: str
 ) -> None:
     wrong(history.outbound["to"])
-    assert any(told in it for it in broken_promises(PLAN.terms, history))
+    assert any(reported in it for it in broken_promises(PLAN.terms, history))
 
 
 def test_an_offline_is_missed_once_it_must_have_settled(history: History) -> None:
@@ -144,7 +144,9 @@ def test_an_offline_is_missed_once_it_must_have_settled(history: History) -> Non
         assert is_missed == any("it was sent of polite" in it for it in found)
 
 
-def test_a_short_absence_that_a_damped_watch_is_given_is_told(history: History) -> None:
+def test_a_short_absence_that_a_damped_watch_is_given_is_reported(
+    history: History,
+) -> None:
     for request in history.outbound["to"].requests:
         history.damped += [Told(request.at, it["data"]) for it in request.events]
     found = broken_promises(replace(PLAN.terms, watch_settle_s=100.0), history)
@@ -255,19 +257,19 @@ def _began_by_another_clock(cluster: ClusterOutbound) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         (_one_left_online, "online, the log"),
         (_an_end_is_missing, "by its stream"),
-        (_of_nobody, "which nobody began"),
+        (_of_nobody, "which is not in the log"),
         (_behind_in_the_end, "in the end its lag"),
         (_a_lag_of_the_cluster, "its lag was"),
         (_began_by_another_clock, "further apart"),
     ],
 )
-def test_a_breach_by_the_cluster_is_told(
-    history: History, wrong: Callable[[ClusterOutbound], None], told: str
+def test_a_breach_by_the_cluster_is_reported(
+    history: History, wrong: Callable[[ClusterOutbound], None], reported: str
 ) -> None:
     assert history.cluster is not None
     wrong(history.cluster)
-    assert any(told in it for it in broken_promises(PLAN.terms, history))
+    assert any(reported in it for it in broken_promises(PLAN.terms, history))

@@ -21,12 +21,10 @@ def note_outlets(history: History) -> None:
                 reached("outlets: a request dies after the last of its attempts")
         if len(outbound.letters) == outbound.terms.max_dead:
             reached("outlets: there are as many dead letters as may be kept")
-    if history.cluster is not None:
-        states = {it.state for it in history.cluster.readings if it.lag_records}
-        if "away" in states:
-            reached("outlets: changes wait while Redis is away")
-        if "refused" in states:
-            reached("outlets, rarely: changes wait while Redis refuses them")
+    if history.cluster is not None and any(
+        it.state == "away" and it.lag_records for it in history.cluster.readings
+    ):
+        reached("outlets: changes wait while Redis is away")
 
 
 def _note_attempts(history: History, before: Request, after: Request) -> None:
@@ -51,7 +49,7 @@ def _note_request(history: History, request: Request) -> None:
     if len(events) > 1 and request.status in range(400, 500):
         reached("outlets: a batch is refused, and halved")
     if is_early and events[0]["data"]["kind"] == "test":
-        reached("outlets: a test tells whether any record would be refused")
+        reached("outlets: a test shows whether every record would be refused")
     if any(event.get("superseded") for event in events):
         if is_early:
             reached("outlets: an offline is not true any more when it is sent")

@@ -32,7 +32,7 @@ class OutletWorld:
         plan: The receivers, and the cluster.
         machine: The sidecar's host, whose clocks are everybody's.
         redis: A connection to the cluster's server; None: there is no cluster.
-        history: Told what they get.
+        history: Records what they get.
         nursery: Where they are served.
     """
 
@@ -87,9 +87,8 @@ class OutletWorld:
         for outlet, receiver in zip(outlets.webhooks, self._receivers, strict=True):
             letters = await outlet.dead_letters(None, MOST_LETTERS)
             for it in reversed(letters):
-                receiver.outbound.letters.append(
-                    Letter(it.seq, json.loads(it.record), it.attempts, it.status)
-                )
+                letter = Letter(json.loads(it.record), it.attempts, it.status)
+                receiver.outbound.letters.append(letter)
                 result = await outlet.retry(it.number)
                 if result is not None and result.is_accepted:
                     reached("outlets: a dead letter is sent again by hand")

@@ -90,7 +90,7 @@ class Receiver(Door[Request]):
     Args:
         plan: What it is.
         random: Draws what a request meets.
-        history: Told what it gets.
+        history: Records what it gets.
     """
 
     outbound: Outbound

@@ -46,7 +46,7 @@ class RedisDoor(Door[list[bytes]]):
         redis: The only connection to the server, which is emptied.
         random: Draws what each command meets.
         now_s: The server's clock, from `BEGAN_S` on.
-        history: Told what the server has in the end.
+        history: Records what the server has in the end.
     """
 
     outbound: ClusterOutbound
