@@ -11,9 +11,10 @@ from liveness.config.outlet_settings import WebhookSettings
 from liveness.promises.checker import broken_promises
 from liveness.promises.delivery_history import ClusterOutbound, Letter, Outbound
 from liveness.promises.run_history import History, Process, Told
+from tests.outlets.webhooks.receiver import SECRET
 from tests.promises.histories import quiet_plan
 from tests.simulation.plan import Fault, Visit
-from tests.simulation.receivers import FIRST_PORT, SECRET, ReceiverPlan
+from tests.simulation.receivers import FIRST_PORT, ReceiverPlan
 from tests.simulation.redis_door import CLUSTER
 from tests.simulation.run import run
 

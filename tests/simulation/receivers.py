@@ -1,28 +1,27 @@
 """Receivers of webhooks: they answer late, endlessly, half, with errors, or not at all."""
 
-import hmac
 import re
-from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from email import message_from_bytes
 from email.utils import formatdate
-from hashlib import sha256
 from math import inf
 from random import Random
 from typing import Final
 
 import trio
+from standardwebhooks import Webhook
 
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.core.records import KINDS, SESSION_KINDS
 from liveness.promises.delivery_history import Outbound, Request, WebhookTerms
 from liveness.promises.run_history import History
+from tests.outlets.webhooks.receiver import SECRET
 from tests.simulation.doors import MOODS_OF_DOORS, Door
 from tests.simulation.scales import by_scale
 from tests.simulation.situations import reached
 
-SECRET: Final = "whsec_bGl2ZW5lc3MgZXhhbXBsZSBzZWNyZXQgMDEyMw=="
 FIRST_PORT: Final = 8_000
 # A receiver of whom nothing is wrong answers within a part of the time, and this.
 SLOW_S: Final = 2.0
@@ -121,15 +120,14 @@ class Receiver(Door[Request]):
             return None
         name, stamp = headers["webhook-id"], headers["webhook-timestamp"]
         body = rest[:length]
-        key = b64decode(SECRET.removeprefix("whsec_"))
-        signed = f"{name}.{stamp}.".encode() + body
-        signature = b64encode(hmac.digest(key, signed, sha256)).decode()
+        signed_at = datetime.fromtimestamp(int(stamp), UTC)
+        signature = Webhook(SECRET).sign(name, signed_at, body.decode(errors="replace"))
         request = Request(
             trio.current_time(),
             len(self._history.processes) - 1,
             name,
             int(stamp),
-            headers["webhook-signature"] == f"v1,{signature}",
+            headers["webhook-signature"] == signature,
             body,
         )
         if is_whole:
