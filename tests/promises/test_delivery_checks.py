@@ -15,7 +15,7 @@ from tests.outlets.webhooks.receiver import SECRET
 from tests.promises.histories import quiet_plan
 from tests.simulation.plan import Fault, Visit
 from tests.simulation.receivers import FIRST_PORT, ReceiverPlan
-from tests.simulation.redis_door import CLUSTER
+from tests.simulation.redis_server import CLUSTER
 from tests.simulation.run import run
 
 RECEIVER: Final = ReceiverPlan(

@@ -10,11 +10,11 @@ import trio
 from liveness.promises.delivery_history import Letter, OutletReading
 from liveness.promises.run_history import History
 from tests.helpers.redis_connection import RedisConnection
-from tests.simulation.doors import Door, Network
 from tests.simulation.machine import Machine
 from tests.simulation.plan import Plan
 from tests.simulation.receivers import Receiver
-from tests.simulation.redis_door import RedisDoor
+from tests.simulation.redis_server import SimulatedRedis
+from tests.simulation.servers import Network, Server
 from tests.simulation.situations import reached
 
 # How often the sidecar is asked for their state, as Prometheus would.
@@ -47,13 +47,13 @@ class OutletWorld:
         self._machine, self._history = machine, history
         random, clock = Random(f"outlets {plan.seed}"), machine.clock
         self._receivers = [Receiver(it, random, history) for it in plan.receivers]
-        self._redis = list[RedisDoor]()  # one, or none
+        self._redis = list[SimulatedRedis]()  # one, or none
         if redis is not None and plan.cluster is not None:
             # It does not sleep when the sidecar's host does.
-            own = RedisDoor(plan.cluster, redis, random, clock.boot_s, history)
+            own = SimulatedRedis(plan.cluster, redis, random, clock.boot_s, history)
             self._redis.append(own)
-        self._doors: list[Door[Any]] = [*self._receivers, *self._redis]
-        trio.socket.set_custom_socket_factory(Network(self._doors, nursery))
+        self._servers: list[Server[Any]] = [*self._receivers, *self._redis]
+        trio.socket.set_custom_socket_factory(Network(self._servers, nursery))
 
     async def run(self) -> None:
         """Ask the sidecar for the state of its outlets."""
@@ -65,14 +65,14 @@ class OutletWorld:
         self, kind: str, whom: int, mood: str, seconds: float
     ) -> Callable[[], None]:
         """Begin a mood of Redis or of a receiver; return what ends it."""
-        doors: Sequence[Door[Any]]
-        doors = self._redis if kind == "redis" else self._receivers
-        return doors[whom % len(doors)].suffer(mood, seconds)
+        servers: Sequence[Server[Any]]
+        servers = self._redis if kind == "redis" else self._receivers
+        return servers[whom % len(servers)].suffer(mood, seconds)
 
     def mend(self) -> None:
         """End all moods, for good."""
-        for door in self._doors:
-            door.mend()
+        for server in self._servers:
+            server.mend()
 
     async def come_to_rest(self) -> None:
         """Somebody tries the receivers until nothing waits, and retries dead letters."""
@@ -102,13 +102,13 @@ class OutletWorld:
         if outlets is None:
             return
         at, process = trio.current_time(), len(self._history.processes) - 1
-        known: list[Any] = [*outlets.webhooks, outlets.cluster]  # as the doors are
-        for outlet, door in zip(known, self._doors, strict=False):
+        known: list[Any] = [*outlets.webhooks, outlets.cluster]  # as the servers are
+        for outlet, server in zip(known, self._servers, strict=False):
             it, own = outlet.now(), dict[str, Any]()
-            if isinstance(door, RedisDoor):
+            if isinstance(server, SimulatedRedis):
                 own["lease_age_s"] = it.lease_age_s
             else:
                 own |= {"sent": it.sent, "latency_s": it.latency.sum}
-            door.outbound.readings.append(
+            server.outbound.readings.append(
                 OutletReading(at, process, it.state, it.lag_records, it.lag_s, **own)
             )

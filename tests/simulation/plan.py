@@ -37,8 +37,8 @@ from tests.simulation.receivers import (
     ReceiverPlan,
     drawn_receiver,
 )
-from tests.simulation.redis_door import CLUSTER
-from tests.simulation.redis_door import MOODS as REDIS_MOODS
+from tests.simulation.redis_server import CLUSTER
+from tests.simulation.redis_server import MOODS as REDIS_MOODS
 from tests.simulation.scales import by_scale, whole
 
 # Beside plain ones those that are easily taken for each other.

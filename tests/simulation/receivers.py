@@ -1,4 +1,4 @@
-"""Receivers of webhooks: they answer late, endlessly, half, with errors, or not at all."""
+"""Receivers of webhooks, which may answer late, in part, without end, with an error, or never."""
 
 import re
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from liveness.core.records import KINDS, SESSION_KINDS
 from liveness.promises.delivery_history import Outbound, Request, WebhookTerms
 from liveness.promises.run_history import History
 from tests.outlets.webhooks.receiver import SECRET
-from tests.simulation.doors import MOODS_OF_DOORS, Door
 from tests.simulation.scales import by_scale
+from tests.simulation.servers import SERVER_MOODS, Server
 from tests.simulation.situations import reached
 
 FIRST_PORT: Final = 8_000
@@ -34,7 +34,7 @@ _STATUSES: Final = {
 }
 _REFUSED: Final = (400, 409, 413, 422)
 MOODS: Final = (
-    *MOODS_OF_DOORS,
+    *SERVER_MOODS,
     *_STATUSES,
     "refuses every record",
     "closes kept connections",
@@ -83,7 +83,7 @@ def drawn_receiver(
     return ReceiverPlan(f"to-{port}", settings, random.choice([0, 0, 2, 7, 30]))
 
 
-class Receiver(Door[Request]):
+class Receiver(Server[Request]):
     """One receiver.
 
     Args:

@@ -21,7 +21,7 @@ from tests.simulation.plan import (
     plan_of,
 )
 from tests.simulation.receivers import MOODS
-from tests.simulation.redis_door import MOODS as REDIS_MOODS
+from tests.simulation.redis_server import MOODS as REDIS_MOODS
 from tests.simulation.search import reduced
 
 

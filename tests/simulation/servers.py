@@ -22,7 +22,7 @@ from liveness.promises.delivery_history import ClusterOutbound, Outbound
 from tests.simulation.situations import reached
 
 # What may befall each, for a while in which every connection and request meets it.
-MOODS_OF_DOORS: Final = (
+SERVER_MOODS: Final = (
     "refuses to connect",
     "cannot be reached",
     "resets connections",
@@ -37,7 +37,7 @@ READ_BYTES: Final = 1_024
 T = TypeVar("T")
 
 
-class Door(ABC, Generic[T]):
+class Server(ABC, Generic[T]):
     """A server, which gets requests of some type.
 
     Args:
@@ -149,10 +149,10 @@ class Door(ABC, Generic[T]):
 
 
 class Network(trio.abc.SocketFactory):
-    """Leads to each door, by its port, and has it served in a nursery."""
+    """Leads to each server, by its port, and has it served in a nursery."""
 
-    def __init__(self, doors: Sequence[Door[Any]], nursery: trio.Nursery) -> None:
-        self.doors = doors
+    def __init__(self, servers: Sequence[Server[Any]], nursery: trio.Nursery) -> None:
+        self.servers = servers
         self.nursery = nursery
 
     def socket(
@@ -175,11 +175,11 @@ class _Line(_SocketType):
 
     async def connect(self, address: Any) -> None:
         """Connect to what listens there."""
-        door = next(it for it in self._network.doors if it.port == address[1])
-        await door.be_reached()
+        server = next(it for it in self._network.servers if it.port == address[1])
+        await server.be_reached()
         near, far = socket.socketpair()
         with near:
             near.setblocking(False)
             os.dup2(near.fileno(), self.fileno(), inheritable=False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(far))
-        self._network.nursery.start_soon(door.serve, stream)
+        self._network.nursery.start_soon(server.serve, stream)

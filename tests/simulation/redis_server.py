@@ -1,4 +1,4 @@
-"""The Redis of the cluster's outlet, behind a door that answers late, endlessly, half.
+"""The Redis of the cluster's outlet, which may answer late, in part, or without end.
 
 What comes in is handed to a real redis-server, whose answer is waited for in no time. Its
 functions read the key `now` in place of their clock, as those of `cluster` do.
@@ -16,13 +16,13 @@ from liveness.promises.delivery_history import ClusterEvent, ClusterOutbound
 from liveness.promises.run_history import History
 from tests.helpers.redis_connection import RedisConnection, first_value
 from tests.simulation.cluster.world import pairs
-from tests.simulation.doors import MOODS_OF_DOORS, Door
+from tests.simulation.servers import SERVER_MOODS, Server
 from tests.simulation.situations import reached
 
 BEGAN_S: Final = 1_700_000_000  # by its clock
 # The product's own limit of an answer.
 TIMEOUT_S: Final = 2.0
-MOODS: Final = (*MOODS_OF_DOORS, "fails", "is emptied")
+MOODS: Final = (*SERVER_MOODS, "fails", "is emptied")
 _FAILURES: Final = (
     b"-LOADING Redis is loading the dataset in memory\r\n",
     b"-READONLY You can't write against a read only replica.\r\n",
@@ -38,7 +38,7 @@ CLUSTER: Final = ClusterSettings(
 )
 
 
-class RedisDoor(Door[list[bytes]]):
+class SimulatedRedis(Server[list[bytes]]):
     """Where the sidecar finds Redis.
 
     Args:
