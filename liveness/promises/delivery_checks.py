@@ -408,16 +408,15 @@ class _Owed:
         for reading in readings:
             # The sidecar had run for a while then, and its disk with it.
             since = reading.at - 2 * TAKEN_S
-            is_calm = history.processes[reading.process].began_at < since
-            if not is_calm or not history.is_calm(since, reading.at, ""):
-                continue
-            for seq in owed if reading.state != "stopped" else ():
+            began_at = history.processes[reading.process].began_at
+            is_steady = began_at < since and history.is_calm(since, reading.at, "")
+            for seq in owed if is_steady and reading.state != "stopped" else ():
                 request, late_s = self._accepted[seq], reading.at - self._at[seq]
                 # What comes later may be a dead letter: one that a power failure took
                 # back, or that was sent again by hand.
-                is_waiting = reading.at < request.at < history.calm_from
-                is_waiting = is_waiting and request.process == reading.process
-                if is_waiting and reading.lag_s < late_s - TAKEN_S:
+                is_late = reading.at < request.at < history.calm_from
+                is_late = is_late and request.process == reading.process
+                if is_late and reading.lag_s < late_s - TAKEN_S:
                     yield f"{seq} was {late_s:.1f} s late, and the outlet said {reading}"
         if readings[-1].lag_records or readings[-1].lag_s:
             yield f"in the end its lag was {readings[-1]}"
