@@ -409,7 +409,8 @@ class _Owed:
             # The sidecar had run for a while then, and its disk with it.
             since = reading.at - 2 * TAKEN_S
             began_at = history.processes[reading.process].began_at
-            is_steady = began_at < since and history.is_calm(since, reading.at, "")
+            troubles = history.troubles_in(since, reading.at)
+            is_steady = began_at < since and not troubles
             for seq in owed if is_steady and reading.state != "stopped" else ():
                 request, late_s = self._accepted[seq], reading.at - self._at[seq]
                 # What comes later may be a dead letter: one that a power failure took
