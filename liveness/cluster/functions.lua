@@ -412,7 +412,7 @@ local function apply(keys, args)
           math.abs(now - (tonumber(got[3]) or 0)), users}
 end
 
--- Has the next look be at once, whoever asks, if a host that follows now has sessions to reap.
+-- If a host that follows now has sessions to reap, the next look is made at once, by any host.
 local function hurry_look(meta, host)
   if host.n > host.g then call('HSET', meta, 'l', 0) end
 end

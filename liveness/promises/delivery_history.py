@@ -75,7 +75,7 @@ class Outbound:
 
 
 class ClusterEvent(NamedTuple):
-    """A change of whom Redis has online."""
+    """A change of the users that are online on Redis."""
 
     kind: str
     user: str

@@ -134,7 +134,7 @@ def _earlier(run: RunEvidence, link: LinkHistory) -> list[LinkHistory]:
 def _is_forgotten(run: RunEvidence, link: LinkHistory) -> bool:
     """Whether a name was away for so long that it is taken for a new one.
 
-    Or came back fresh on a link of which it never heard anything.
+    Or came back fresh on a link that it never got an answer on.
     """
     earlier = _earlier(run, link)
     if any(it.hello.get("fresh") and it.welcomed_at == inf for it in earlier):

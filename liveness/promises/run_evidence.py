@@ -34,7 +34,7 @@ _SIGNS: Final = frozenset({"login", "keepalive", "message"})
 
 
 class SentEvent(NamedTuple):
-    """An event of a connection, and when it was in the socket of which link."""
+    """An event of a connection: its moment, and the link that it was written to."""
 
     at: float
     link: LinkHistory

@@ -108,7 +108,7 @@ def _orders(history: History) -> Mapping[tuple[str, str], _Orders]:
 
 
 def _due(history: History, since: float, seconds: float) -> float:
-    """When so much has passed, of which the host may have slept some."""
+    """When so much time has passed; the host may have slept for a part of it."""
     due = since + seconds
     for at, slept_s in history.sleeps:
         if since < at < due:

@@ -69,7 +69,7 @@
 #define REFUSED 6
 #define A_GAP 7
 #define BEHIND 8
-/* what befalls a call */
+/* faults of a call */
 #define FINE 0
 #define REQUEST 1
 #define REPLY 2
@@ -113,12 +113,12 @@ Server R[P];
 Proc H[N];
 Data copy; byte copy_of;      /* what the replica has, if it lags: of partition copy_of - 1 */
 Call slow;                     /* arrives some time */
-bit fresh;          /* something has just befallen somebody */
+bit fresh;          /* a fault has just happened */
 byte cp; byte turns;           /* the partition whose turn it is; hosts that had theirs */
 byte lost = LOST, failovers = FAILOVERS, aways = AWAYS, changes = CHANGES, outages = OUTAGES;
 byte changed_in;               /* the partition of the change */
 byte nonces;
-byte peace;          /* ticks since nothing befalls anyone any more, plus 1 */
+byte peace;          /* ticks since the last fault, plus 1 */
 bit order;           /* the order of the hosts matters now */
 
 hidden Call q;
@@ -627,7 +627,7 @@ inline turn() {
 /* It follows and suspects nobody, or with that clock everybody, but for longer than it watches. */
 #define IS_QUIET(part, b) (part.mode == FOLLOWING && part.heard && part.contact <= 1 && !part.reap && (R[b].clock == BACK -> peace > WATCH_LONG + GAP : !part.sb[0] && !part.sb[1] && !part.sb[2]))
 
-/* Peace: nothing befalls anyone any more. Within bounded time all is as it should be. */
+/* Peace: no more faults. Within bounded time all is as it should be. */
 inline judge() {
   peace++;
   fnd = 1;

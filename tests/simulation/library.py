@@ -45,12 +45,12 @@ class Library(Gateway):
         self.world.history.faults.append(line)
 
     @property
-    def is_ailing(self) -> bool:
-        return self._is_ill or not self._process.has_link
+    def is_faulty(self) -> bool:
+        return self._is_disturbed or not self._process.has_link
 
     @property
-    def _is_ill(self) -> bool:
-        return super().is_ailing or self.is_blocked or self.twin is not None
+    def _is_disturbed(self) -> bool:
+        return super().is_faulty or self.is_blocked or self.twin is not None
 
     @property
     def is_blocked(self) -> bool:
@@ -153,9 +153,9 @@ class Library(Gateway):
 
     # --- what happens to it -----------------------------------------------------
 
-    def suffer(self, does: str, seconds: float) -> None:
+    def inject(self, does: str, seconds: float) -> None:
         # A crash, as of the whole host, does not wait for anything.
-        if not self.is_alive or (self._is_ill and not does.startswith("crashes")):
+        if not self.is_alive or (self._is_disturbed and not does.startswith("crashes")):
             return
         match does:
             case "crashes" | "crashes, back fresh" | "dies unread":

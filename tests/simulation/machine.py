@@ -174,7 +174,7 @@ class Machine:
         return self.sidecar.outlets if self.sidecar is not None and self.is_up else None
 
     @property
-    def is_ailing(self) -> bool:
+    def is_faulty(self) -> bool:
         """Whether the disk is not what it should be."""
         is_waiting = self.has_no_threads or bool(self.stall_s)
         return self.is_failing or self.is_full or is_waiting
@@ -216,7 +216,7 @@ class Machine:
         await life.over.wait()
         self._lose_memory()
 
-    def suffer(self, fault: Fault) -> Callable[[], None]:
+    def inject(self, fault: Fault) -> Callable[[], None]:
         """Begin a fault; return what ends it."""
         what, seconds = fault.what, fault.lasts_s
         match what:
@@ -534,7 +534,7 @@ def torn(before: Files, after: Files, random: Random) -> Files:
 
 
 def _some_pages(old: bytes, new: bytes, random: Random) -> bytes:
-    """A file of which some pages were written and others not yet."""
+    """A file with some pages written and others not yet."""
     size = max(len(old), len(new))
     pages = []
     for at in range(0, size, PAGE_BYTES):

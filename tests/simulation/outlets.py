@@ -61,16 +61,16 @@ class OutletWorld:
             self._read()
             await trio.sleep(READ_EVERY_S)
 
-    def suffer(
-        self, kind: str, whom: int, mood: str, seconds: float
+    def inject(
+        self, kind: str, target: int, failure: str, seconds: float
     ) -> Callable[[], None]:
-        """Begin a mood of Redis or of a receiver; return what ends it."""
+        """Begin a failure of Redis or of a receiver; return what ends it."""
         servers: Sequence[Server[Any]]
         servers = self._redis if kind == "redis" else self._receivers
-        return servers[whom % len(servers)].suffer(mood, seconds)
+        return servers[target % len(servers)].inject(failure, seconds)
 
     def mend(self) -> None:
-        """End all moods, for good."""
+        """End all failures, for good."""
         for server in self._servers:
             server.mend()
 

@@ -304,7 +304,7 @@ class Watcher(Party):
         assert self.wire is not None
         self._after, self._log = seq, self.wire.link.welcome["log"]
 
-    def suffer(self, does: str, seconds: float) -> None:
+    def inject(self, does: str, seconds: float) -> None:
         if does == "lost":
             self.drop()
             self.world.after(seconds, self.connect)
@@ -399,7 +399,7 @@ class Gateway(Party):
         return self.world.new_conn()
 
     @property
-    def is_ailing(self) -> bool:
+    def is_faulty(self) -> bool:
         """Whether something that it suffers from has not ended."""
         return self.is_hung or not self.is_alive
 
@@ -518,7 +518,7 @@ class Gateway(Party):
 
     # --- what happens to it ---------------------------------------------------
 
-    def suffer(self, does: str, seconds: float) -> None:
+    def inject(self, does: str, seconds: float) -> None:
         if not self.is_alive or self.is_hung:
             return
         match does:

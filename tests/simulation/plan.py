@@ -32,13 +32,13 @@ from liveness.config.settings import (
 from liveness.promises.run_history import Uid
 from liveness.promises.run_terms import RunTerms
 from tests.simulation.receivers import (
+    FAILURES,
     FIRST_PORT,
-    MOODS,
     ReceiverPlan,
     drawn_receiver,
 )
 from tests.simulation.redis_server import CLUSTER
-from tests.simulation.redis_server import MOODS as REDIS_MOODS
+from tests.simulation.redis_server import FAILURES as REDIS_FAILURES
 from tests.simulation.scales import by_scale, whole
 
 # Beside plain ones those that are easily taken for each other.
@@ -85,7 +85,7 @@ class Fault(NamedTuple):
 
     at: float
     what: str
-    whom: int  # which gateway or watcher, if it is done to one
+    target: int  # which gateway or watcher, if it is done to one
     lasts_s: float
     by_s: float = 0.0  # by how much a clock is wrong afterwards
 
@@ -368,13 +368,13 @@ def _pings(draft: Draft, random: Random) -> None:
         )
     if random.random() < 0.7:
         return
-    at, whom = draft.moment(random), random.randrange(12)
+    at, target = draft.moment(random), random.randrange(12)
     hangs_s = random.uniform(0.5, 2) * draft.timeout_s
     apart_s = random.uniform(0.1, 1.5)
     for _ in range(12):
         if at > draft.lasts_s - 5:
             break
-        draft.steps.append(Fault(at, "gateway hangs", whom, hangs_s))
+        draft.steps.append(Fault(at, "gateway hangs", target, hangs_s))
         at += hangs_s + apart_s
 
 
@@ -404,17 +404,17 @@ def _twice_at_once(draft: Draft, random: Random) -> None:
     """
     for _ in range(random.randint(1, 4)):
         at, seconds = draft.moment(random), by_scale(random, 0.05, 2.0)
-        uid, whom = random.choice(draft.uids), random.randrange(len(draft.gateways))
+        uid, target = random.choice(draft.uids), random.randrange(len(draft.gateways))
         what = random.choice(["gateway loses its link", "gateway hangs"])
-        if draft.gateways[whom].library is not None:
+        if draft.gateways[target].library is not None:
             what = random.choice([what, "gateway blocks"])
-        draft.steps.append(Fault(at, what, whom, 4 * seconds))
+        draft.steps.append(Fault(at, what, target, 4 * seconds))
         for _ in range(random.randint(2, 4)):
             talks_s = random.uniform(0, seconds)
             draft.steps.append(
                 Visit(
                     at=at + random.uniform(0, seconds),
-                    gateway=whom,
+                    gateway=target,
                     uid=uid,
                     talks_for_s=talks_s,
                     every_s=random.uniform(0.1, 1.0) * talks_s + 0.01,
@@ -426,7 +426,7 @@ def _twice_at_once(draft: Draft, random: Random) -> None:
 
 def _libraries(draft: Draft, random: Random) -> None:
     """Gateways use the library, which pings as it thinks best."""
-    for whom, gateway in enumerate(draft.gateways):
+    for target, gateway in enumerate(draft.gateways):
         if random.random() < 0.4:
             continue
         own = gateway.timeout
@@ -437,13 +437,13 @@ def _libraries(draft: Draft, random: Random) -> None:
             fails=random.choice([0.0, 0.0, 0.3]),
             reads_records=random.random() < 0.3,
         )
-        draft.gateways[whom] = replace(
+        draft.gateways[target] = replace(
             gateway, other_timeout=own, ping=ping, pings_every=1 / 3, library=library
         )
         for _ in range(random.randint(0, 4)):
             what = random.choice(LIBRARY_FAULTS)
             lasts_s = by_scale(random, 0.02, 2.0) * min(draft.timeout_s, 10.0)
-            draft.steps.append(Fault(draft.moment(random), what, whom, lasts_s))
+            draft.steps.append(Fault(draft.moment(random), what, target, lasts_s))
     if random.random() < 0.2:
         # Another log, while ends are handled and tasks run.
         lasts_s = by_scale(random, 0.2, 10.0)
@@ -527,7 +527,7 @@ def _retention(draft: Draft, random: Random) -> None:
             Fault(
                 at=draft.moment(random),
                 what=random.choice(["gateway hangs", "gateway crashes"]),
-                whom=random.randrange(12),
+                target=random.randrange(12),
                 lasts_s=random.uniform(0.5, 3)
                 * min(draft.settings["retention_s"], 20.0),
             )
@@ -539,8 +539,8 @@ def _orders(draft: Draft, random: Random) -> None:
     draft.settings["max_pending"] = whole(random, 20, 30_000)
     for _ in range(random.randint(1, 3)):
         lasts_s = random.uniform(0, 2) * min(draft.timeout_s, 10.0)
-        whom = random.randrange(len(draft.gateways))
-        draft.steps.append(Fault(draft.moment(random), ORDERS, whom, lasts_s))
+        target = random.randrange(len(draft.gateways))
+        draft.steps.append(Fault(draft.moment(random), ORDERS, target, lasts_s))
 
 
 # --- outlets --------------------------------------------------------------------
@@ -556,23 +556,23 @@ def _webhooks(draft: Draft, random: Random) -> None:
         )
         for number in range(random.randint(1, 3))
     )
-    _moods(draft, random, "receiver", MOODS)
+    _moods(draft, random, "receiver", FAILURES)
 
 
 def _cluster(draft: Draft, random: Random) -> None:
     lease_s, linger_s = by_scale(random, 3, 3_600), by_scale(random, 0.001, 10)
     draft.settings["cluster"] = replace(CLUSTER, lease_s=lease_s, linger_s=linger_s)
-    _moods(draft, random, "redis", REDIS_MOODS)
+    _moods(draft, random, "redis", REDIS_FAILURES)
 
 
-def _moods(draft: Draft, random: Random, whose: str, moods: Sequence[str]) -> None:
-    """Some kinds of moods, each some times."""
-    kinds = random.sample(moods, whole(random, 1, len(moods)))
+def _moods(draft: Draft, random: Random, whose: str, failures: Sequence[str]) -> None:
+    """Some kinds of failures, each some times."""
+    kinds = random.sample(failures, whole(random, 1, len(failures)))
     for _ in range(random.randint(0, 8)):
-        mood = f"{whose} {random.choice(kinds)}"
+        failure = f"{whose} {random.choice(kinds)}"
         lasts_s = by_scale(random, 0.1, 60)
         draft.steps.append(
-            Fault(draft.moment(random), mood, random.randrange(12), lasts_s)
+            Fault(draft.moment(random), failure, random.randrange(12), lasts_s)
         )
 
 
@@ -597,7 +597,7 @@ def _fault(random: Random, draft: Draft, what: str) -> Fault:
     return Fault(
         at=draft.moment(random),
         what=what,
-        whom=random.randrange(12),
+        target=random.randrange(12),
         lasts_s=by_scale(random, 0.02, 4.0) * min(draft.timeout_s, 10.0),
         by_s=random.choice([-1, 1]) * by_scale(random, 0.01, WRONG_S)
         if is_wrong

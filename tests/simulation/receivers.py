@@ -23,17 +23,17 @@ from tests.simulation.servers import SERVER_MOODS, Server
 from tests.simulation.situations import reached
 
 FIRST_PORT: Final = 8_000
-# A receiver of whom nothing is wrong answers within a part of the time, and this.
+# A receiver without a failure answers within a part of the time, and this.
 SLOW_S: Final = 2.0
 
-# How a mood answers, if by a status alone.
+# How a failure answers, if by a status alone.
 _STATUSES: Final = {
     "answers before it has read all": (503, 413),
     "fails": (500, 502, 503, 503, 429, 429, 408, 425, 302, 599),
     "turns everything away": (401, 403, 404, 405, 407, 410),
 }
 _REFUSED: Final = (400, 409, 413, 422)
-MOODS: Final = (
+FAILURES: Final = (
     *SERVER_MOODS,
     *_STATUSES,
     "refuses every record",
@@ -116,7 +116,9 @@ class Receiver(Server[Request]):
         headers = message_from_bytes(head.partition(b"\r\n")[2])
         length = int(headers.get("content-length", 0))
         is_whole = len(rest) >= length
-        if not end or not (is_whole or self.mood == "answers before it has read all"):
+        if not end or not (
+            is_whole or self.failure == "answers before it has read all"
+        ):
             return None
         name, stamp = headers["webhook-id"], headers["webhook-timestamp"]
         body = rest[:length]
@@ -141,26 +143,26 @@ class Receiver(Server[Request]):
             request.status = int(head[1])
 
     async def answer(self, stream: trio.SocketStream, request: Request) -> bool:
-        random, mood, status = self.random, self.mood, self._status_for(request)
+        random, failure, status = self.random, self.failure, self._status_for(request)
         if random.random() < 0.3 and self.until < inf:
             await trio.sleep(min(random.uniform(0, 0.3) * self.timeout_s, SLOW_S))
         if random.random() < 0.1:
             await stream.send_all(b"HTTP/1.1 102 Processing\r\n\r\n")
-        if mood == "is no web server":
+        if failure == "is no web server":
             await stream.send_all(random.choice(_NOT_HTTP))
             reached("outlets: what answers is no web server")
             return random.random() < 0.5
         head = b"HTTP/1.1 %d x\r\n" % status
-        if mood == "fails":
+        if failure == "fails":
             head += self._retry_after()
-        is_last = mood == "answers before it has read all" or random.random() < 0.1
+        is_last = failure == "answers before it has read all" or random.random() < 0.1
         if is_last:
             head += b"connection: close\r\n"
         body = b"x" * random.choice([0, 3, 2_000])
         length = b"content-length: %d\r\n\r\n%b" % (len(body), body)
         answer = head + (b"\r\n" if status == 204 else length)
         is_open = await self.send(stream, request, answer) and not is_last
-        if mood == "closes kept connections" and is_open:
+        if failure == "closes kept connections" and is_open:
             with trio.move_on_after(random.choice([0.0, random.uniform(0, 6)])):
                 if await stream.receive_some():
                     reached("outlets: a kept connection is closed unanswered")
@@ -168,8 +170,8 @@ class Receiver(Server[Request]):
         return is_open
 
     def _status_for(self, request: Request) -> int:
-        if (statuses := _STATUSES.get(self.mood)) is None:
-            is_strict = self.mood == "refuses every record"
+        if (statuses := _STATUSES.get(self.failure)) is None:
+            is_strict = self.failure == "refuses every record"
             each = 1 if is_strict else self._plan.refuses_each
             records = [event["data"] for event in request.events]
             seqs = [record["seq"] for record in records if "seq" in record]

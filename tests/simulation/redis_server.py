@@ -22,7 +22,7 @@ from tests.simulation.situations import reached
 BEGAN_S: Final = 1_700_000_000  # by its clock
 # The product's own limit of an answer.
 TIMEOUT_S: Final = 2.0
-MOODS: Final = (*SERVER_MOODS, "fails", "is emptied")
+FAILURES: Final = (*SERVER_MOODS, "fails", "is emptied")
 _FAILURES: Final = (
     b"-LOADING Redis is loading the dataset in memory\r\n",
     b"-READONLY You can't write against a read only replica.\r\n",
@@ -72,11 +72,11 @@ class SimulatedRedis(Server[list[bytes]]):
         self._now_s = now_s
         self._empty()
 
-    def suffer(self, mood: str, seconds: float) -> Callable[[], None]:
-        if mood == "is emptied":
+    def inject(self, failure: str, seconds: float) -> Callable[[], None]:
+        if failure == "is emptied":
             reached("outlets: Redis is emptied")
             self._empty()
-        return super().suffer(mood, seconds)
+        return super().inject(failure, seconds)
 
     def _empty(self) -> None:
         self._redis.many(("FLUSHALL",), ("FUNCTION", "FLUSH"))
@@ -98,7 +98,7 @@ class SimulatedRedis(Server[list[bytes]]):
         return first_value(data)
 
     async def answer(self, stream: trio.SocketStream, command: list[bytes]) -> bool:
-        if self.mood == "fails":
+        if self.failure == "fails":
             answer = self.random.choice(_FAILURES)
         else:
             self._redis("SET", "now", int(1e6 * (BEGAN_S + self._now_s())))

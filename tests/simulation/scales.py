@@ -10,5 +10,5 @@ def by_scale(random: Random, least: float, most: float) -> float:
 
 
 def whole(random: Random, least: int, most: int) -> int:
-    """A whole number between two, both included, of which small ones are likelier."""
+    """A whole number between two, both included; small ones are likelier."""
     return int(by_scale(random, least, most + 0.999))

@@ -21,7 +21,7 @@ from trio._socket import _SocketType
 from liveness.promises.delivery_history import ClusterOutbound, Outbound
 from tests.simulation.situations import reached
 
-# What may befall each, for a while in which every connection and request meets it.
+# How each may fail, for a while in which every connection and request meets it.
 SERVER_MOODS: Final = (
     "refuses to connect",
     "cannot be reached",
@@ -51,10 +51,10 @@ class Server(ABC, Generic[T]):
 
     def __init__(self, port: int, random: Random, timeout_s: float) -> None:
         self.port = port
-        self.mood = ""
+        self.failure = ""
         self.random = random
         self.timeout_s = timeout_s
-        self.until = 0.0  # the mood lasts; inf: nothing will befall it any more
+        self.until = 0.0  # when the failure ends; inf: there is none any more
         self._streams: list[trio.SocketStream] = []
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Server(ABC, Generic[T]):
     async def _serve(self, stream: trio.SocketStream) -> None:
         data = b""
         while True:
-            if self.mood == "resets connections":
+            if self.failure == "resets connections":
                 await trio.lowlevel.checkpoint()  # it is sent to, and does not read
                 reached("outlets: a server resets a connection")
                 return
@@ -93,19 +93,19 @@ class Server(ABC, Generic[T]):
                 return
 
     async def send(self, stream: trio.SocketStream, request: T, answer: bytes) -> bool:
-        """Answer well, if the mood is good; say whether the connection stays open."""
-        random, mood, again = self.random, self.mood, b""
+        """Answer, well if there is no failure; say whether the connection stays open."""
+        random, failure, again = self.random, self.failure, b""
         # As fast as it is read, or slowly.
         pace_s = random.choice([0.005, 0.1, 0.7]) * self.timeout_s
-        if mood == "says nothing":
+        if failure == "says nothing":
             await stream.receive_some()
             reached("outlets: a server says nothing as long as it is waited for")
             return False
-        if mood == "is late":
+        if failure == "is late":
             await trio.sleep(random.uniform(0, 3) * self.timeout_s)
-        elif mood == "sends answers without end":
+        elif failure == "sends answers without end":
             answer, again = random.choice(self.endless)
-        elif mood == "cuts its answers off":
+        elif failure == "cuts its answers off":
             answer = answer[: random.randrange(len(answer))]
             reached("outlets: an answer ends in its middle")
         try:
@@ -117,33 +117,33 @@ class Server(ABC, Generic[T]):
         except trio.BrokenResourceError:
             if again:
                 reached("outlets: an answer without end is cut off")
-            elif mood == "is late":
+            elif failure == "is late":
                 reached("outlets: an answer comes after it was waited for")
             raise
-        return mood != "cuts its answers off"
+        return failure != "cuts its answers off"
 
-    def suffer(self, mood: str, seconds: float) -> Callable[[], None]:
-        """Begin a mood that lasts so long; return what ends it."""
-        self.mood, self.until = mood, trio.current_time() + seconds
+    def inject(self, failure: str, seconds: float) -> Callable[[], None]:
+        """Begin a failure that lasts so long; return what ends it."""
+        self.failure, self.until = failure, trio.current_time() + seconds
         return partial(self.mend, self.until)
 
     def mend(self, until: float = inf) -> None:
-        """End a mood that began before; what it has left hanging is closed."""
+        """End a failure that began before; what it has left hanging is closed."""
         if until < self.until:
             return
-        self.mood, self.until = "", until
+        self.failure, self.until = "", until
         for stream in self._streams:
             stream.socket.close()
 
     async def be_reached(self) -> None:
         """Take a connection, or not."""
-        while self.mood == "cannot be reached":
+        while self.failure == "cannot be reached":
             try:
                 await trio.sleep(1)
             except trio.Cancelled:
                 reached("outlets: a server is not reached in time")
                 raise
-        if self.mood == "refuses to connect":
+        if self.failure == "refuses to connect":
             reached("outlets: a server refuses to connect")
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 

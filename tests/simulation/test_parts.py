@@ -20,8 +20,8 @@ from tests.simulation.plan import (
     Visit,
     plan_of,
 )
-from tests.simulation.receivers import MOODS
-from tests.simulation.redis_server import MOODS as REDIS_MOODS
+from tests.simulation.receivers import FAILURES
+from tests.simulation.redis_server import FAILURES as REDIS_FAILURES
 from tests.simulation.search import reduced
 
 
@@ -83,8 +83,10 @@ def test_a_file_renamed_into_place_is_there_or_not_and_never_in_part() -> None:
 def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
     plans = [plan_of(seed) for seed in range(100)]
     steps = [step for plan in plans for step in plan.steps]
-    moods = {f"receiver {it}" for it in MOODS} | {f"redis {it}" for it in REDIS_MOODS}
-    faults = {*FAULTS, ORDERS, *LIBRARY_FAULTS, *moods}
+    failures = {f"receiver {it}" for it in FAILURES} | {
+        f"redis {it}" for it in REDIS_FAILURES
+    }
+    faults = {*FAULTS, ORDERS, *LIBRARY_FAULTS, *failures}
     assert {step.what for step in steps if isinstance(step, Fault)} == faults
     visits = [step for step in steps if isinstance(step, Visit)]
     assert any(not visit.talks_for_s and not visit.logs_out for visit in visits)

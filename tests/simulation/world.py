@@ -53,7 +53,7 @@ class Host(Protocol):
         """Whether a sidecar runs and was not told to stop."""
 
     @property
-    def is_ailing(self) -> bool:
+    def is_faulty(self) -> bool:
         """Whether something that it suffers from has not ended."""
 
     async def start(self) -> None:
@@ -65,7 +65,7 @@ class Host(Protocol):
     async def crash(self, *, in_a_write: bool) -> None:
         """End it with nothing said: now, or within the next call on the disk."""
 
-    def suffer(self, fault: Fault) -> Callable[[], None]:
+    def inject(self, fault: Fault) -> Callable[[], None]:
         """Begin a fault; return what ends it."""
 
 
@@ -174,7 +174,7 @@ class World:
                 case Remind():
                     self.at(step.at, partial(self._remind, step))
                 case Fault():
-                    self.at(step.at, partial(self._befall, step))
+                    self.at(step.at, partial(self._inject, step))
                 case Greedy():
                     name = f"greedy-{number}"
                     greedy = GreedyWatcher(self, name, step.unread_for_s)
@@ -203,8 +203,8 @@ class World:
         """Whether something still ails anybody."""
         return (
             self._is_restarting
-            or self.machine.is_ailing
-            or any(it.is_ailing for it in self.gateways)
+            or self.machine.is_faulty
+            or any(it.is_faulty for it in self.gateways)
             or any(it.is_hung for it in self.watchers)
         )
 
@@ -229,33 +229,33 @@ class World:
 
     # --- faults ---------------------------------------------------------------
 
-    def _befall(self, fault: Fault) -> Awaitable[None] | None:
-        whom, seconds = fault.whom, fault.lasts_s
+    def _inject(self, fault: Fault) -> Awaitable[None] | None:
+        target, seconds = fault.target, fault.lasts_s
         if self.now >= self.plan.lasts_s:
             return None  # it was put off for so long that all is to come to rest
         kind, _, does = fault.what.partition(" ")
         if kind in ("sidecar", "disk", "wall", "socket", "host", "state"):
             is_down = self._is_restarting or not self.machine.is_up
             if self.is_paused or (is_down and fault.what not in OF_CLOCKS):
-                self.after(0.5, partial(self._befall, fault))
+                self.after(0.5, partial(self._inject, fault))
                 return None
-            self._befall_host(fault)
+            self._inject_into_host(fault)
             return None
         if kind in ("receiver", "redis"):
             assert self.outlets is not None
-            self.after(seconds, self.outlets.suffer(kind, whom, does, seconds))
+            self.after(seconds, self.outlets.inject(kind, target, does, seconds))
             return None
         if kind == "gateway":
-            gateway = self.gateways[whom % len(self.gateways)]
+            gateway = self.gateways[target % len(self.gateways)]
             is_its_own = fault.what in (ORDERS, DIES_UNREAD)
             self.note(
                 seconds + 1, fault.what, whose=gateway.name if is_its_own else None
             )
-            gateway.suffer(does, seconds)
+            gateway.inject(does, seconds)
             return None
         self.note(seconds + 1, fault.what)
         if self.watchers:
-            self.watchers[whom % len(self.watchers)].suffer(does, seconds)
+            self.watchers[target % len(self.watchers)].inject(does, seconds)
         return None
 
     def note(self, seconds: float, what: str, *, whose: str | None = None) -> None:
@@ -266,7 +266,7 @@ class World:
         else:
             self.history.troubles_of.setdefault(whose, []).append(trouble)
 
-    def _befall_host(self, fault: Fault) -> None:
+    def _inject_into_host(self, fault: Fault) -> None:
         what, seconds = fault.what, fault.lasts_s
         if what in RESTARTS:
             self._is_restarting = True
@@ -276,11 +276,11 @@ class World:
             case "sidecar paused":
                 self._pause(seconds)
             case "state put back":
-                self.machine.suffer(fault)  # which only copies it
+                self.machine.inject(fault)  # which only copies it
                 back = fault._replace(what="state is back", lasts_s=0.0)
-                self.after(seconds, partial(self._befall, back))
+                self.after(seconds, partial(self._inject, back))
             case "sidecar busy":
-                began, ends = self.now, self.machine.suffer(fault)
+                began, ends = self.now, self.machine.inject(fault)
                 self._pass(seconds)
                 # And what has gathered meanwhile is read slowly.
                 self.history.troubles.append((began, self.now + 3, what))
@@ -290,12 +290,12 @@ class World:
                     reached(
                         "core: a clock is set, or the host sleeps, as no sidecar runs"
                     )
-                self.machine.suffer(fault)
+                self.machine.inject(fault)
             case _:
                 # A call of a disk that begins at its end may last as long as any.
                 longest_s = STALL_SHARE * seconds if what == "disk stalls" else 0.0
                 self.note(seconds + longest_s + 3, what)
-                self.after(seconds, self.machine.suffer(fault))
+                self.after(seconds, self.machine.inject(fault))
 
     async def _restart(self, fault: Fault) -> None:
         began, what = self.now, fault.what
@@ -306,9 +306,9 @@ class World:
             await self.machine.crash(in_a_write=is_torn)
         if what == "host boots":
             for gateway in self.gateways:
-                gateway.suffer(GATEWAY_BOOTS[fault.whom % 2], fault.lasts_s)
+                gateway.inject(GATEWAY_BOOTS[fault.target % 2], fault.lasts_s)
         if what in ("host boots", "state is back"):
-            self.machine.suffer(fault)
+            self.machine.inject(fault)
         if fault.lasts_s > 0.1:
             await trio.sleep(fault.lasts_s)
         await self.machine.start()

@@ -109,7 +109,7 @@ class RealMachine:
     def __init__(self, sidecar: Sidecar, history: History, clock: RunningClock) -> None:
         self.socket = sidecar.socket
         self.is_up = False
-        self.is_ailing = False
+        self.is_faulty = False
         self._sidecar = sidecar
         self._history = history
         self._clock = clock
@@ -137,7 +137,7 @@ class RealMachine:
         self._history.processes[-1].ended_at = trio.current_time()
         await trio.to_thread.run_sync(self._sidecar.kill)
 
-    def suffer(self, fault: Fault) -> Callable[[], None]:
+    def inject(self, fault: Fault) -> Callable[[], None]:
         raise AssertionError(f"{fault} is not known here")
 
 

@@ -356,7 +356,7 @@ class LogWriter:
         retention_ms = round(retention_s * 1000)
         self._note_use_after_ms = retention_ms * USE_NOTED
         self._most_bytes = most_bytes
-        # By then whoever had a link at the last stop has one again.
+        # By then all that had a link at the last stop have one again.
         forgets_from = trio.current_time() + TRIM_EVERY_S
         while True:
             now_ms, seq = self._clock.state_ms(), self.durable_seq
