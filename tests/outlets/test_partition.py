@@ -479,11 +479,11 @@ def test_another_lease_is_known_until_it_is_no_more(
 def test_the_first_call_after_a_gap_in_contact_fences_nobody(part: Partition) -> None:
     """While Redis was away nobody could say that it lives."""
     while name_of(part.next_call(now := part.next_at(), WALL_MS)) != "look":
-        part.answered(taken(), now)
-    part.answered([b"ok", 0, [[b"b", b"1", b"2"]], LEASE_US], now)
+        part.answered(beat_answer(now), now)
+    part.answered([b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US], now)
     part.add(change(11), now)
     made = list[str]()
-    until = now + LEASE_S
+    until = now + 2 * LEASE_S
     while (now := part.next_at()) < until:
         call = part.next_call(now, WALL_MS)
         if call is not None:
