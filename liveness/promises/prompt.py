@@ -11,6 +11,8 @@ PROMPT_S: Final = 0.020 + 0.050
 # The log gathers for 50 ms. Then two commits of it, as long as the disk takes for one in a
 # quiet hour, and a page of it read by one that is behind.
 DELIVERED_S: Final = 0.050 + 0.050
+# What a user's clock goes on over, as it was.
+_KEEP_CLOCKS: Final = ("sidecar restarts", "wall clock", "socket removed")
 
 
 def is_late(late_s: float, most_s: float) -> bool:
@@ -49,7 +51,7 @@ def _over_restarts(run: RunEvidence, silence: Silence) -> Iterator[str]:
     links = [it for it in run.history.gateway_links(gateway) if it.welcomed_at < at]
     # The storm guard holds anew after a restart; a gateway that is not back is waited for.
     is_back = links and links[-1].sidecar == run.history.process_at(at)
-    is_calm = all(what == "sidecar restarts" for _, _, what in troubles)
+    is_calm = all(what.startswith(_KEEP_CLOCKS) for _, _, what in troubles)
     if is_back and is_calm and not run.terms.guard_hold_s:
         since_back_s = at - links[-1].welcomed_at - SETTLE_S
         late_s = min(run.history.ran(heard, at) - silence.most, since_back_s)

@@ -329,7 +329,7 @@ class GreedyWatcher(Party):
         now, unread_for_s = self.world.now, self._unread_for_s
         unread = Unread(link, now, now + unread_for_s, GREEDY_PINGS + 1)
         self.world.history.unread.append(unread)
-        self.world.note(unread_for_s + READING_S, "watcher greedy")
+        self.world.note(unread_for_s + READING_S, "watcher greedy", whose=self.name)
         self.stop_reading()
         self.world.after(unread_for_s, self.read_again)
         self.world.after(unread_for_s + READING_S, self.drop)

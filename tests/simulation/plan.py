@@ -136,9 +136,7 @@ FAULTS: Final = {
 }
 # Of a disk that stalls for some time a call takes at most this share of it.
 STALL_SHARE: Final = 1 / 3
-# The trouble of one gateway, and of no other.
 ORDERS: Final = "gateway orders without end"
-DIES_UNREAD: Final = "gateway dies unread"
 NOBODYS_KEY: Final = "nobody's"
 CLOCK_FAULTS: Final = ("wall clock stepped", "host boots")
 # Of a host that boots, or a clock that is stepped, so many go wrong.

@@ -15,8 +15,6 @@ from tests.simulation.library import Library
 from tests.simulation.outlets import OutletWorld
 from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
 from tests.simulation.plan import (
-    DIES_UNREAD,
-    ORDERS,
     STALL_SHARE,
     Fault,
     Greedy,
@@ -247,15 +245,13 @@ class World:
             return None
         if kind == "gateway":
             gateway = self.gateways[target % len(self.gateways)]
-            is_its_own = fault.what in (ORDERS, DIES_UNREAD)
-            self.note(
-                seconds + 1, fault.what, whose=gateway.name if is_its_own else None
-            )
+            whose = None if does == "floods" else gateway.name
+            self.note(seconds + 1, fault.what, whose=whose)
             gateway.inject(does, seconds)
-            return None
-        self.note(seconds + 1, fault.what)
-        if self.watchers:
-            self.watchers[target % len(self.watchers)].inject(does, seconds)
+        elif self.watchers:
+            watcher = self.watchers[target % len(self.watchers)]
+            self.note(seconds + 1, fault.what, whose=watcher.name)
+            watcher.inject(does, seconds)
         return None
 
     def note(self, seconds: float, what: str, *, whose: str | None = None) -> None:
