@@ -377,7 +377,8 @@ class History:
         if not stream or befores[0][:2] != "0.":
             if world.now - START_S < self.plan.keep_s and newest:
                 world.faults_found.append(f"trimmed: {stream[:1]}")
-            reached("cluster: the oldest records are trimmed")
+            if stream:
+                reached("cluster: the oldest records are trimmed")
             return
         state = dict[str, Newest]()
         for record in (record for entry in stream for record in entry.records):
