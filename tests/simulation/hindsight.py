@@ -11,8 +11,6 @@ from liveness.service.components import SidecarService
 from tests.simulation.plan import DAY_S, WEEK_S, Plan
 from tests.simulation.situations import reached_of
 
-# Above it a timeout lies in the upper layers of every wheel that is drawn.
-LONG_S: Final = 3_600.0
 # Shorter than this a standstill is not noticed.
 UNNOTICED_S: Final = 0.25
 # Two moments that a sidecar cannot tell apart, as it gathers what it reads.
