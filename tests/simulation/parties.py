@@ -400,7 +400,7 @@ class Gateway(Party):
 
     @property
     def is_faulty(self) -> bool:
-        """Whether something that it suffers from has not ended."""
+        """Whether one of its faults has not ended."""
         return self.is_hung or not self.is_alive
 
     # --- what it reports ------------------------------------------------------

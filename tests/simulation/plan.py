@@ -554,16 +554,18 @@ def _webhooks(draft: Draft, random: Random) -> None:
         )
         for number in range(random.randint(1, 3))
     )
-    _moods(draft, random, "receiver", FAILURES)
+    _server_failures(draft, random, "receiver", FAILURES)
 
 
 def _cluster(draft: Draft, random: Random) -> None:
     lease_s, linger_s = by_scale(random, 3, 3_600), by_scale(random, 0.001, 10)
     draft.settings["cluster"] = replace(CLUSTER, lease_s=lease_s, linger_s=linger_s)
-    _moods(draft, random, "redis", REDIS_FAILURES)
+    _server_failures(draft, random, "redis", REDIS_FAILURES)
 
 
-def _moods(draft: Draft, random: Random, whose: str, failures: Sequence[str]) -> None:
+def _server_failures(
+    draft: Draft, random: Random, whose: str, failures: Sequence[str]
+) -> None:
     """Some kinds of failures, each some times."""
     kinds = random.sample(failures, whole(random, 1, len(failures)))
     for _ in range(random.randint(0, 8)):

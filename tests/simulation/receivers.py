@@ -19,7 +19,7 @@ from liveness.promises.delivery_history import Outbound, Request, WebhookTerms
 from liveness.promises.run_history import History
 from tests.outlets.webhooks.receiver import SECRET
 from tests.simulation.scales import by_scale
-from tests.simulation.servers import SERVER_MOODS, Server
+from tests.simulation.servers import SERVER_FAILURES, Server
 from tests.simulation.situations import reached
 
 FIRST_PORT: Final = 8_000
@@ -34,7 +34,7 @@ _STATUSES: Final = {
 }
 _REFUSED: Final = (400, 409, 413, 422)
 FAILURES: Final = (
-    *SERVER_MOODS,
+    *SERVER_FAILURES,
     *_STATUSES,
     "refuses every record",
     "closes kept connections",

@@ -16,13 +16,13 @@ from liveness.promises.delivery_history import ClusterEvent, ClusterOutbound
 from liveness.promises.run_history import History
 from tests.helpers.redis_connection import RedisConnection, first_value
 from tests.simulation.cluster.world import pairs
-from tests.simulation.servers import SERVER_MOODS, Server
+from tests.simulation.servers import SERVER_FAILURES, Server
 from tests.simulation.situations import reached
 
 BEGAN_S: Final = 1_700_000_000  # by its clock
 # The product's own limit of an answer.
 TIMEOUT_S: Final = 2.0
-FAILURES: Final = (*SERVER_MOODS, "fails", "is emptied")
+FAILURES: Final = (*SERVER_FAILURES, "fails", "is emptied")
 _FAILURES: Final = (
     b"-LOADING Redis is loading the dataset in memory\r\n",
     b"-READONLY You can't write against a read only replica.\r\n",

@@ -22,7 +22,7 @@ from liveness.promises.delivery_history import ClusterOutbound, Outbound
 from tests.simulation.situations import reached
 
 # How each may fail, for a while in which every connection and request meets it.
-SERVER_MOODS: Final = (
+SERVER_FAILURES: Final = (
     "refuses to connect",
     "cannot be reached",
     "resets connections",

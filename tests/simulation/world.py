@@ -52,7 +52,7 @@ class Host(Protocol):
 
     @property
     def is_faulty(self) -> bool:
-        """Whether something that it suffers from has not ended."""
+        """Whether one of its faults has not ended."""
 
     async def start(self) -> None:
         """Start a sidecar on what the last one left."""
@@ -198,7 +198,7 @@ class World:
         self.history.ended_at = self.now
 
     def trouble(self) -> bool:
-        """Whether something still ails anybody."""
+        """Whether any fault has not ended yet."""
         return (
             self._is_restarting
             or self.machine.is_faulty

@@ -24,7 +24,7 @@ SPANS: Final = (0.17, 0.4, 0.48, 0.52, 0.98, 1.02, 1.5, 2, 4, 11)
 READS: Final = 40
 # So many leases after all was mended, the state is that of the hosts again.
 MENDED: Final = 3
-# What a server has suffered from these it keeps when all is mended.
+# Faults whose effects on a server remain when all is mended.
 LASTING: Final = frozenset({"skew", "failover", "old", "empty", "damage", "step"})
 # After these Redis may lack sessions, though no host lists its own.
 LOSSY: Final = frozenset({"failover", "old", "memory", "state", "names"})
@@ -193,12 +193,12 @@ class History:
         self.world.fail_over(self._partition(), back=self.world.random.randint(2, 8))
 
     def _outage(self) -> None:
-        self._suffer(self.world.down_until)
+        self._fail_until(self.world.down_until)
 
     def _memory(self) -> None:
-        self._suffer(self.world.full_until)
+        self._fail_until(self.world.full_until)
 
-    def _suffer(self, until: list[float]) -> None:
+    def _fail_until(self, until: list[float]) -> None:
         until[:] = [self.world.now + self._span_s() for _ in until]
         self._idle()
 
