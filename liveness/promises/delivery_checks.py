@@ -28,7 +28,7 @@ MOMENT_S: Final = 0.1
 KEPT_S: Final = 3_600.0
 # A host knows Redis' clock within the half of a call's time, and a moment.
 SINCE_S: Final = 2.5
-# A record is written, read and put into a batch so soon; nothing else may ail the disk.
+# A record is written, read and put into a batch within this time, if the disk has no fault.
 TAKEN_S: Final = 3.0
 # Statuses that say that the receiver will never take the record.
 _AGAIN: Final = frozenset({408, 425, 429})
@@ -350,7 +350,7 @@ class _Owed:
         return is_there and is_wanted and kind in terms.kinds.split(",")
 
     def _last_of_each(self) -> Iterator[str]:
-        """Whoever was said to be online must be said to be gone in the end."""
+        """The last record sent of a user who is offline in the end is an offline."""
         if self._terms.gateways:
             return
         owed_until = self._outbound.readings[-1].at - self._terms.settle_s - TAKEN_S

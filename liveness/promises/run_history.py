@@ -1,6 +1,7 @@
 """What gateways and watchers saw of a run, and what was done to the sidecar's host.
 
-The checker sees only this. Times are virtual seconds since the run began.
+The checker sees only this and the terms of the run. Times are seconds since the run began, on
+the virtual clock or the real one.
 """
 
 from bisect import bisect_right

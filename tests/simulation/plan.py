@@ -5,8 +5,8 @@ and a shorter one found by leaving steps out.
 
 Each run has some features and some faults only, and so rare ones meet; each feature draws
 by a random of its own, so that a new one changes the runs that have it, and no other.
-Settings and lasting times are drawn by log scale, over all that an operator may set, and
-below that where a few users are to meet a bound.
+Most settings and durations are drawn by log scale. Limits are also drawn below what an
+operator may set, so that a few users reach them.
 
 Source:
     Groce et al., 2012: swarm testing.

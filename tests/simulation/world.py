@@ -1,4 +1,4 @@
-"""The world around the sidecar: has happen what the plan says, and lets time pass."""
+"""The world around the sidecar: plays the steps of a plan, and advances virtual time."""
 
 import heapq
 from collections.abc import Awaitable, Callable
