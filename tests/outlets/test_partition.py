@@ -316,10 +316,10 @@ def test_a_partition_that_catches_up_holds_up_no_other(identity: HostIdentity) -
 
 def test_a_host_that_was_heard_since_is_watched_anew() -> None:
     suspects = Suspects(LEASE_S)
-    suspects.note(b"b", 1, 100, 0.0)
-    suspects.note(b"c", 1, 100, 1.0)
-    suspects.note(b"b", 1, 101, 3.0)
-    suspects.note(b"c", 1, 100, 4.0)
+    suspects.note(b"b", 1, 100, 0.0, is_quiet=True)
+    suspects.note(b"c", 1, 100, 1.0, is_quiet=True)
+    suspects.note(b"b", 1, 101, 3.0, is_quiet=True)
+    suspects.note(b"c", 1, 100, 4.0, is_quiet=True)
     assert suspects.next_at == 1.0 + LEASE_S / 2
     assert suspects.take() == (b"c", 1, 100)
     assert suspects.next_at == 3.0 + LEASE_S / 2
@@ -351,19 +351,29 @@ def test_a_host_is_watched_for_a_whole_lease_if_the_clock_of_redis_was_set_since
     assert now - seen_at[0] == leases * LEASE_S
 
 
-@pytest.mark.parametrize("by_s", [LEASE_S / 2, -LEASE_S / 2])
-def test_who_was_watched_as_the_clock_of_redis_was_set_is_watched_anew(
+@pytest.mark.parametrize("by_s", [LEASE_S / 2, -LEASE_S / 2, LEASE_S / 50])
+def test_who_is_watched_while_the_clock_of_redis_is_set_is_watched_for_a_lease_in_all(
     part: Partition, by_s: float
 ) -> None:
-    looked_at, jump_s = list[float](), 0.0
+    """However often it is set: here with each beat."""
+    looked_at, ahead_s = list[float](), 0.0
     while name_of(call := part.next_call(now := part.next_at(), WALL_MS)) != "fence":
         if name_of(call) == "look":
             looked_at.append(now)
             part.answered([b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US], now)
-            jump_s = by_s
         else:
-            part.answered(beat_answer(now + jump_s), now)
-    assert now - looked_at[1] == LEASE_S
+            ahead_s += by_s if looked_at else 0.0
+            part.answered(beat_answer(now + ahead_s), now)
+    assert now - looked_at[0] == LEASE_S
+
+
+def test_who_is_watched_for_half_a_lease_does_not_wait_for_others() -> None:
+    suspects = Suspects(LEASE_S)
+    suspects.note(b"b", 1, 100, 0.0, is_quiet=False)
+    suspects.note(b"c", 1, 100, 1.0, is_quiet=True)
+    assert suspects.next_at == 1.0 + LEASE_S / 2
+    assert suspects.take() == (b"c", 1, 100)
+    assert suspects.next_at == LEASE_S
 
 
 def test_when_a_session_began_is_known_within_half_of_a_round_trip(

@@ -45,7 +45,7 @@ LONGEST_CALL_S: Final = 2.0
 # A partition's clock that is ahead of Redis' clock, as that was set back, goes so much
 # slower until it is not: by 0.1 s in a pause between beats of the default.
 SLEW: Final = 0.02
-# If Redis' clock is not what it should be, by more than this share of a lease, it was set.
+# If Redis' clock differs from what it should be by more of a lease than this, it was set.
 CLOCK_SHARE: Final = 1 / 60
 # In place of its word, for an answer that no function gives: its data are damaged.
 MALFORMED: Final = "malformed"
@@ -130,7 +130,7 @@ class Partition:
         self._ahead = -inf  # Redis' clock less ours, at least
         self._half_trip_s = 0.0  # it may be so much more, and twice
         self._is_clock_compared = False  # just now, as a call was late
-        self._set_to = 0  # what Redis' clock was as it was found to be another one
+        self._set_to = 0  # Redis' time when it was last found that its clock was set
         self._piece: Piece | None = None
         self._pieces = 0
         self._has_list = False
@@ -593,9 +593,8 @@ class Partition:
         _, stale, quiets, _ = answer
         for name, epoch, beat in quiets:
             # If Redis' clock was set since, it does not say that the host was quiet.
-            is_known = self._set_to <= int(beat) <= self._latest_us(now)
-            since = now + (0 if is_known else self._host.lease_s / 2)
-            self._suspects.note(name, int(epoch), int(beat), since)
+            is_quiet = self._set_to <= int(beat) <= self._latest_us(now)
+            self._suspects.note(name, int(epoch), int(beat), now, is_quiet=is_quiet)
         self._due.reap = self._host.reap_turn(now) if stale else inf
 
     def _reaped(self, word: str, answer: Sequence[Any], now: float) -> None:
@@ -635,16 +634,14 @@ class Partition:
     ) -> None:
         """Note a version, and what Redis' clock was in a call that began at *began*."""
         self._see(version, now)
+        earliest_us, latest_us = (began + self._ahead) * 1e6, self._latest_us(now)
         may_differ_us = self._host.lease_s * CLOCK_SHARE * 1e6
-        earliest_us = (began + self._ahead) * 1e6
-        latest_us = self._latest_us(now)
         if not earliest_us - may_differ_us <= redis_us <= latest_us + may_differ_us:
-            # Or what it was is not known: it may have jumped before this process began.
+            # Or it may have been set before this process began.
             self._set_to = redis_us
-            self._suspects.clear()
-        expected_s = now + self._ahead + self._half_trip_s
+            self._suspects.distrust_clock()
         half_trip_s = min(now - began, LONGEST_CALL_S) / 2
-        is_possible = 0 <= expected_s - redis_us / 1e6 <= now - began
+        is_possible = earliest_us <= redis_us <= latest_us
         if is_possible and half_trip_s > self._half_trip_s:
             return  # a faster call has said it better
         self._ahead, self._half_trip_s = redis_us / 1e6 - now, half_trip_s

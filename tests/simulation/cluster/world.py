@@ -249,9 +249,10 @@ class World:
         self.redis("DEL", *KEYS[partition])
         self._copies[partition].clear()
 
-    def set_clock(self, partition: int) -> None:
+    def set_clock(self, partition: int, skew_s: float | None = None) -> None:
         """Its clock is set."""
-        before, self.skew_s[partition] = self.skew_s[partition], self._skew()
+        before = self.skew_s[partition]
+        self.skew_s[partition] = self._skew() if skew_s is None else skew_s
         self.clock_sets[partition].append(self.now)
         leases = (self.skew_s[partition] - before) / self.plan.lease_s
         if leases > 1:
