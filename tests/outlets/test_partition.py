@@ -358,6 +358,7 @@ def test_who_is_watched_while_the_clock_of_redis_is_set_is_watched_for_a_lease_i
     """However often it is set: here with each beat."""
     looked_at, ahead_s = list[float](), 0.0
     while name_of(call := part.next_call(now := part.next_at(), WALL_MS)) != "fence":
+        assert now < 3 * LEASE_S
         if name_of(call) == "look":
             looked_at.append(now)
             part.answered([b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US], now)
