@@ -513,7 +513,7 @@ def _guard(draft: Draft, random: Random) -> None:
         enabled=True,
         share=by_scale(random, 0.01, 0.99),
         least_users=whole(random, 1, 100),
-        hold_s=by_scale(random, 1.0, 30.0),
+        hold_s=by_scale(random, 1.0, random.choice([30.0, DAY_S])),
     )
 
 
@@ -559,7 +559,12 @@ def _webhooks(draft: Draft, random: Random) -> None:
 
 def _cluster(draft: Draft, random: Random) -> None:
     lease_s, linger_s = by_scale(random, 3, 3_600), by_scale(random, 0.001, 10)
-    draft.settings["cluster"] = replace(CLUSTER, lease_s=lease_s, linger_s=linger_s)
+    draft.settings["cluster"] = replace(
+        CLUSTER,
+        lease_s=lease_s,
+        linger_s=linger_s,
+        partitions=whole(random, 1, 16),
+    )
     _server_failures(draft, random, "redis", REDIS_FAILURES)
 
 

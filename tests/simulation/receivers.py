@@ -18,7 +18,7 @@ from liveness.core.records import KINDS, SESSION_KINDS
 from liveness.promises.delivery_history import Outbound, Request, WebhookTerms
 from liveness.promises.run_history import History
 from tests.outlets.webhooks.receiver import SECRET
-from tests.simulation.scales import by_scale
+from tests.simulation.scales import by_scale, whole
 from tests.simulation.servers import SERVER_FAILURES, Server
 from tests.simulation.situations import reached
 
@@ -66,7 +66,10 @@ def drawn_receiver(
     kinds = random.choice([SESSION_KINDS, SESSION_KINDS, KINDS, ("online", "offline")])
     users_only = has_devices and random.random() < 0.3
     some = random.random() < 0.2 and not users_only
-    waits = [by_scale(random, 0.1, 60) for _ in range(random.choice([0, 1, 3, 9]))]
+    longest_s = random.choice([60.0, 60.0, 86_400.0])
+    waits = [
+        by_scale(random, 0.1, longest_s) for _ in range(random.choice([0, 1, 3, 9]))
+    ]
     settings = WebhookSettings(
         url=f"http://127.0.0.1:{port}/",
         secret=SECRET,
@@ -75,10 +78,10 @@ def drawn_receiver(
         users_only=users_only,
         settle_s=random.choice([0.0, 0.0, by_scale(random, 0.1, 20)]),
         begin=random.choice(["newest", "oldest"]),
-        batch=random.choice([1, 3, 500]),
-        timeout_s=by_scale(random, 0.1, 60),
+        batch=whole(random, 1, 500),
+        timeout_s=by_scale(random, 0.1, 300),
         retry=",".join(f"{wait:.1f}" for wait in waits),
-        max_dead=random.choice([3, 100_000]),
+        max_dead=whole(random, 1, random.choice([10, 10_000_000])),
     )
     return ReceiverPlan(f"to-{port}", settings, random.choice([0, 0, 2, 7, 30]))
 
