@@ -305,6 +305,21 @@ async def test_a_gap_is_as_old_as_its_reading(rig: OutletRig) -> None:
         assert log.lag_s == 5
 
 
+async def test_a_batch_that_begins_with_a_gap_is_as_old_as_its_first_record(
+    rig: OutletRig,
+) -> None:
+    rig.publish(on(1))
+    rig.publish(on(2), on(3))
+    forget_tail(rig.log.feed, keep=1_000)
+    rig.log.log_writer.store._db.execute("delete from log where last = 1")
+    await trio.sleep(60)
+    async with rig.outlet_log(OLDEST) as log:
+        log.restart_at(0, is_resumed=False)
+        batch = await log.take(2)
+        assert [is_gap(entry) for entry in batch.entries] == [True, False]
+        assert log.lag_s >= 60
+
+
 LOG, OTHER = "a" * 16, "b" * 16
 
 

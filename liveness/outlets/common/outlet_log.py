@@ -202,14 +202,16 @@ class OutletLog:
                 more to read, at least `COLLECT_S`.
         """
         entries = self._collected = []
-        began, size, oldest_ms = inf, 0, 0
+        began, size, oldest_ms = inf, 0, self._access.clock.state_ms()
         while len(entries) < limit and size < self._most_bytes:
             more = await self._read(limit - len(entries))
             if self._most_bytes < inf:
                 size += sum(len(entry.encoded) for entry in more)
-            if more and not entries:
-                began = trio.current_time()
-                oldest_ms = self._decided_ms(more[0].record)
+            if more:
+                began = min(began, trio.current_time())
+                # What follows a gap is older: that is found now.
+                decided_ms = [self._decided_ms(it.record) for it in more[:2]]
+                oldest_ms = min(oldest_ms, *decided_ms)
                 if not self._taken:
                     self.behind_since(oldest_ms)
             entries += more
