@@ -58,6 +58,22 @@ async def test_a_new_outlets_place_outlives_a_power_failure(
         assert db.execute("select outlet, seq from cursors").fetchall() == [(NAME, 2)]
 
 
+async def test_a_sync_fails_while_another_connection_reads_an_older_state(
+    rig: OutletRig,
+) -> None:
+    async with rig.outlet_log():
+        with closing(sqlite3.connect(rig.store.path, isolation_level=None)) as reader:
+            reader.execute("begin")
+            reader.execute("select * from cursors").fetchall()
+            await rig.store.run(
+                lambda db: put_cursor(db, NAME, StoredCursor("log", 1), 0)
+            )
+            await rig.store.run(lambda db: db.execute("pragma busy_timeout = 0"))
+            with pytest.raises(sqlite3.OperationalError, match="is busy"):
+                await rig.store.sync()
+        await rig.store.sync()
+
+
 async def test_a_new_outlet_does_not_begin_before_its_place_is_stored(
     rig: OutletRig,
 ) -> None:
