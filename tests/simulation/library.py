@@ -67,7 +67,7 @@ class Library(Gateway):
 
     def verify(self) -> None:
         """Check at the end of all that nothing is left, if all is over."""
-        if self.world.plan.rest_s >= MOST_REST_S:
+        if self.world.plan.consequences_s > MOST_REST_S:
             return
         # It may be that no record ends an older connection: see `docs/gateway.md`.
         newest = {str(it.uid): it for it in self.world.history.conns.values()}

@@ -196,8 +196,8 @@ class Plan:
     watch_settle_s: float = 0.0  # of a watch of the library; 0: there is none
 
     @property
-    def rest_s(self) -> float:
-        """How long after all was done to anybody the last consequence is waited for."""
+    def consequences_s(self) -> float:
+        """How long after all was done to anybody its last consequence may come."""
         visits = [it for it in self.steps if isinstance(it, Visit)]
         timeouts = [visit.timeout or 0.0 for visit in visits]
         for it in self.gateways:
@@ -207,8 +207,12 @@ class Plan:
         if asked:
             # Four runs, and what is waited in between.
             rest_s += max(asked) + 4 * self.run_timeout_s + sum(RETRIES_S)
-        rest_s = min(rest_s, MOST_REST_S)
-        return rest_s + max(
+        return rest_s
+
+    @property
+    def rest_s(self) -> float:
+        """How long a run goes on after all was done to anybody."""
+        return min(self.consequences_s, MOST_REST_S) + max(
             (it.settings.settle_s for it in self.receivers), default=0.0
         )
 
