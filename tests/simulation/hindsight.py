@@ -1,14 +1,13 @@
 """Which situations a run came into, as its sidecar's counters and its history tell."""
 
-from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
-from typing import Any, Final
+from typing import Final
 
-from liveness.promises.run_history import History, LinkHistory, PutBack
+from liveness.promises.run_history import History, LinkHistory, PutBack, Record
 from liveness.service.components import SidecarService
-from tests.simulation.plan import DAY_S, WEEK_S, Plan
+from tests.simulation.plan import DAY_S, RETRIES_S, WEEK_S, Plan
 from tests.simulation.situations import reached_of
 
 # Shorter than this a standstill is not noticed.
@@ -75,7 +74,7 @@ def look_back(plan: Plan, history: History, logs: Iterable[str]) -> None:
     _look_at_starts(history)
     for put_back in history.put_backs:
         _look_at_put_back(history, put_back)
-    _look_at_readers(plan, history)
+    _look_at_readers(history)
     _look_at_faults(history)
 
 
@@ -106,12 +105,12 @@ def _look_at_users(plan: Plan, history: History) -> None:
     records = [it.record for link in readers[-1:] for it in link.told]
     offlines = [it for it in records if it["kind"] == "offline"]
     moves = [it for it in records if it["kind"] == "moved"]
-    runs: Counter[Any] = Counter(it["key"] for it in records if it["kind"] == "timer")
     lost = [it for it in offlines if it["reason"] == "gateway_lost"]
     reached_of(
         {
             "core: a hold runs out": any(
-                it.get("silence", 0.0) >= plan.hold_s for it in lost
+                it.get("silence", 0.0) >= plan.hold_s + _timeout_s(plan, history, it)
+                for it in lost
             ),
             "core: a newer connection displaces a session": any(
                 "from_session" in it for it in moves
@@ -133,12 +132,18 @@ def _look_at_users(plan: Plan, history: History) -> None:
                 and after["at"] - before["at"] < AT_ONCE_MS
                 for before, after in pairwise(records)
             ),
-            "core: a gateway says another timeout on its next link": any(
-                it.timeout != it.other_timeout for it in plan.gateways
+            "core: a timer is tried for the last time": any(
+                it.get("attempt") == 1 + len(RETRIES_S) for it in records
             ),
-            "core: a timer is tried for the last time": 4 in runs.values(),
         }
     )
+
+
+def _timeout_s(plan: Plan, history: History, record: Record) -> float:
+    """The longest timeout that the user of a record may have had."""
+    conn = history.conns[record["conn"]]
+    links = history.gateway_links(conn.gateway)
+    return conn.timeout or max(it.hello.get("timeout", plan.timeout_s) for it in links)
 
 
 def _look_at_time(plan: Plan, history: History) -> None:
@@ -194,26 +199,28 @@ def _is_any_in(moments: Iterable[float], spans: Iterable[tuple[float, float]]) -
 
 
 def _look_at_starts(history: History) -> None:
-    clocks = [zero_ms for _, zero_ms in history.wall]
     boots = [
         (
+            booted_at,
             [zero_ms for at, zero_ms in history.wall if at < booted_at][-1],
             [zero_ms for at, zero_ms in history.wall if at <= booted_at][-1],
         )
         for booted_at in history.boots
     ]
-    behind = [after for before, after in boots if after < before]
+    behind = [(at, after) for at, before, after in boots if after < before]
     reached_of(
         {
             "storage: a process lives for less than a second": any(
                 it.ended_at - it.began_at < SOON_S for it in history.processes
             ),
             "storage: the host boots with a clock that is ahead": any(
-                after > before for before, after in boots
+                after > before for _, before, after in boots
             ),
             "storage: the host boots with a clock that is behind": behind,
             "storage: a clock that was behind after a boot is set right": any(
-                it != clocks[-1] for it in behind
+                booted_at < at and after < zero_ms == _right_ms(history, at)
+                for booted_at, after in behind
+                for at, zero_ms in history.wall
             ),
             "storage: the host boots twice": len(boots) > 1,
             "storage, rarely: one copy is put back twice": (
@@ -221,6 +228,12 @@ def _look_at_starts(history: History) -> None:
             ),
         }
     )
+
+
+def _right_ms(history: History, at: float) -> int:
+    """What a wall clock that was never set would have shown at 0."""
+    slept_s = [seconds for slept_at, seconds in history.sleeps if slept_at <= at]
+    return history.wall[0][1] + sum(round(seconds * 1000) for seconds in slept_s)
 
 
 def _look_at_put_back(history: History, put_back: PutBack) -> None:
@@ -242,7 +255,7 @@ def _look_at_put_back(history: History, put_back: PutBack) -> None:
     )
 
 
-def _look_at_readers(plan: Plan, history: History) -> None:
+def _look_at_readers(history: History) -> None:
     links = dict[tuple[str, str], list[LinkHistory]]()
     for link in history.links:
         if link.welcomed_at < inf:
@@ -251,12 +264,13 @@ def _look_at_readers(plan: Plan, history: History) -> None:
         for before, link in pairwise(of_one):
             _look_at_return(before, link)
     told = [(link, it.record) for link in history.links for it in link.told]
-    has_gap = any(record["kind"] == "gap" for _, record in told)
+    gaps = [record for _, record in told if record["kind"] == "gap"]
+    hidden = {seq for gap in gaps for seq in range(gap["first"], gap["until"])}
     reached_of(
         {
-            "storage: a reader is told of damaged records": has_gap and history.rotten,
+            "storage: a reader is told of damaged records": hidden & history.rotten,
             "storage: a reader is told of records that are no longer kept": (
-                has_gap and plan.retention_s < WEEK_S
+                hidden - history.rotten
             ),
             "core: a gateway that came back fresh is told of its lost users": any(
                 link.hello.get("fresh") and record.get("reason") == "gateway_lost"
@@ -269,10 +283,12 @@ def _look_at_readers(plan: Plan, history: History) -> None:
 def _look_at_return(before: LinkHistory, link: LinkHistory) -> None:
     """A name has a link again."""
     log, hello = link.welcome["log"], link.hello
+    says_other = hello.get("timeout") != before.hello.get("timeout")
     is_other = bool(hello.get("after")) and hello["log"] != log
     seqs = [it.record.get("seq") for it in link.told]
     reached_of(
         {
+            "core: a gateway says another timeout on its next link": says_other,
             "storage: a log keeps its id over a restart": (
                 log == before.welcome["log"] and link.sidecar > before.sidecar
             ),
