@@ -147,10 +147,10 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
         if before["seq"] in history.rotten:
             continue
         began, now = at[before["seq"]], at[record["seq"]]
-        is_anew = any(is_early(began - it.at, it.frame[2]) for it in asked[1:])
+        is_anew = any(is_early(began - it.read_by, it.frame[2]) for it in asked[1:])
         is_again = record["seq"] in again
         if not is_next_attempt(
-            record["attempt"], before["attempt"], is_anew=True, is_again=is_again
+            record["attempt"], before["attempt"], is_anew=is_anew, is_again=is_again
         ):
             yield f"{record} follows attempt {before['attempt']}"
         if not is_anew and _texts(record) != _texts(before):
@@ -176,7 +176,7 @@ def _wrong_runs(of: _Orders, runs: list[Record], run: RunEvidence) -> Iterator[s
         for record in runs:
             now = at[record["seq"]]
             if order.covered_at < now - STAMP_S and not is_anew:
-                yield f"{record} at {now:.3f}, and {order}"
+                yield f"{record} at {now:.3f} is after the {order.frame[0]}: {order}"
 
 
 def _texts(of: Mapping[str, Any] = _NO_TEXTS) -> tuple[Any, Any]:
