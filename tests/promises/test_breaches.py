@@ -127,6 +127,25 @@ def logout_that_took_no_effect(history: History) -> None:
     late(history, seq_of(history, uid="polite", kind="offline"), 2)
 
 
+def decided_before_the_one_before_it(history: History) -> None:
+    late(history, silent(history), 1)
+
+
+def welcomed_below_what_was_seen(history: History) -> None:
+    gateway(history).opened_at = 20.0
+
+
+def one_was_left_out(history: History) -> None:
+    del gateway(history).told[2]
+
+
+def fired_after_a_cancel(history: History) -> None:
+    link = gateway(history)
+    cancel = next(it for it in link.sent if it.frame[0] == "cancel")
+    cancel.frame[1]["key"] = "kept"
+    late(history, seq_of(history, key="kept"), 1)
+
+
 def had_been_told_already(history: History) -> None:
     gateway(history).hello["after"] = 10_000
 
@@ -253,6 +272,9 @@ def fired_though_replaced(history: History) -> None:
         (4, "is welcomed fresh", sessions_of_a_fresh_gateway),
         (4, "out of its turn", pong_out_of_turn),
         (4, "logout of", logout_that_took_no_effect),
+        (4, "and then at", decided_before_the_one_before_it),
+        (4, "gw-0 is welcomed at", welcomed_below_what_was_seen),
+        (4, "gw-0 got [", one_was_left_out),
         (4, "asked for what is above", had_been_told_already),
         (5, "and a crash was at", crash_just_before),
         (5, "just after a start", lost_just_after_a_start),
@@ -268,7 +290,11 @@ def fired_though_replaced(history: History) -> None:
         (7, "s late", fired_late),
         (7, "or replaced", fired_with_another_ext),
         (7, "other texts", tried_again_with_another_payload),
+        (7, "fired as new", another_attempt(1, 5)),
+        (7, "follows attempt 1", another_attempt(1, 5)),
         (7, "follows attempt 1", another_attempt(3, 5)),
+        (7, "is after the done", another_attempt(2, 5)),
+        (7, "is after the cancel", fired_after_a_cancel),
         (7, "follows {", another_attempt(2, 0.5)),
         (7, "had not failed", another_attempt(2, 1.5)),
         (7, "never fired", timer_slept_through),

@@ -1,5 +1,6 @@
 """The checks of what outlets owe: a kept promise passes, and each kind of breach is reported."""
 
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -106,6 +107,30 @@ def _not_settled(to: Outbound) -> None:
     to.terms = replace(to.terms, settle_s=100.0)
 
 
+def _more_than_a_batch(to: Outbound) -> None:
+    to.terms = replace(to.terms, batch=1)
+
+
+def _more_dead_than_kept(to: Outbound) -> None:
+    to.letters.append(Letter(to.requests[-1].events[-1]["data"], 2, None))
+    to.terms = replace(to.terms, max_dead=0)
+
+
+def _missing_though_kept(to: Outbound) -> None:
+    (event,) = to.requests[-1].events
+    seq, at = event["data"]["seq"], event["data"]["at"]
+    gap = {"kind": "gap", "seq": seq, "at": at, "first": seq, "until": seq + 1}
+    to.requests[-1].body = json.dumps([event | {"data": gap}]).encode()
+
+
+def _slower_than_time(to: Outbound) -> None:
+    to.readings[-1] = to.readings[-1]._replace(latency_s=86_400.0)
+
+
+def _lag_in_the_end(to: Outbound) -> None:
+    to.readings[-1] = to.readings[-1]._replace(lag_records=1)
+
+
 @pytest.mark.parametrize(
     ("wrong", "reported"),
     [
@@ -120,6 +145,11 @@ def _not_settled(to: Outbound) -> None:
         (_buried_alive, "dead after 1 of 2 attempts"),
         (_a_lag_of_a_day, "its lag was"),
         (_no_lag, "s late"),
+        (_more_than_a_batch, "events, of at most 1"),
+        (_more_dead_than_kept, "dead letters, of at most 0"),
+        (_missing_though_kept, "was reported missing"),
+        (_slower_than_time, "its latencies are"),
+        (_lag_in_the_end, "in the end its lag was"),
         (_not_settled, "its user was back after"),
     ],
 )
@@ -243,6 +273,10 @@ def _of_nobody(cluster: ClusterOutbound) -> None:
     cluster.events[-1] = cluster.events[-1]._replace(session=999)
 
 
+def _online_twice(cluster: ClusterOutbound) -> None:
+    cluster.events.insert(1, cluster.events[0])
+
+
 def _behind_in_the_end(cluster: ClusterOutbound) -> None:
     cluster.readings[-1] = cluster.readings[-1]._replace(lag_records=1)
 
@@ -262,6 +296,7 @@ def _began_by_another_clock(cluster: ClusterOutbound) -> None:
     [
         (_one_left_online, "online, the log"),
         (_an_end_is_missing, "by its stream"),
+        (_online_twice, "online of silent follows"),
         (_of_nobody, "which is not in the log"),
         (_behind_in_the_end, "in the end its lag"),
         (_a_lag_of_the_cluster, "its lag was"),
