@@ -16,7 +16,7 @@ def conduct(run: RunEvidence) -> Iterator[str]:
     yield from run.history.faults
     for link in run.history.links:
         passed_at = [it.at for it in link.sent if it.frame[0] != "hello"]
-        passed_at += [it.at for it in link.told] + [at for at, _ in link.pongs]
+        passed_at += [it.at for it in link.delivered] + [at for at, _ in link.pongs]
         if min(passed_at, default=inf) < link.welcomed_at:
             yield f"{link.name} had more than a hello before it was welcomed"
         expected = {"replaced"}

@@ -97,7 +97,7 @@ def _common_until(run: RunEvidence, link: LinkHistory) -> int:
 
 def _gaps(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
     """A gap stands for what concerned the reader and is no longer kept."""
-    for at, gap in link.told:
+    for at, gap in link.delivered:
         if gap["kind"] != "gap":
             continue
         hidden = {*range(gap["first"], gap["until"])}
@@ -198,15 +198,15 @@ def _seen_before(run: RunEvidence, at: float) -> int:
         lost = run.history.put_backs_after(link.opened_at)
         if lost and lost[0].at < at:
             continue
-        upto = bisect_left(link.told, at, key=lambda it: it.at)
+        upto = bisect_left(link.delivered, at, key=lambda it: it.at)
         if upto:
-            seen = max(seen, link.told[upto - 1].record["seq"])
+            seen = max(seen, link.delivered[upto - 1].record["seq"])
     return seen
 
 
 def _concerning(run: RunEvidence, link: LinkHistory) -> list[int]:
     """What is delivered on a link: what its reader asked for, but for gaps."""
-    gaps = [it.record for it in link.told if it.record["kind"] == "gap"]
+    gaps = [it.record for it in link.delivered if it.record["kind"] == "gap"]
     return [
         seq
         for seq in _in_scope(run, link)
@@ -244,7 +244,7 @@ def _position(run: RunEvidence, link: LinkHistory) -> int:
         if it is not link:
             acks = [int(frame[1]) for _, frame in it.sent if frame[0] == "ack"]
             if not it.hello.get("ack", True):
-                acks = [told.record["seq"] for told in it.told]
+                acks = [delivered.record["seq"] for delivered in it.delivered]
             position = max([position, *acks])
     return position
 

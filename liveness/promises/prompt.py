@@ -39,7 +39,7 @@ def _in_calm(run: RunEvidence, silence: Silence) -> Iterator[str]:
     for link in run.history.gateway_links(gateway):
         if link.welcomed_at > began or link.ended_at < ended:
             continue
-        moments = [it.at for it in link.told if it.record["seq"] == record["seq"]]
+        moments = [it.at for it in link.delivered if it.record["seq"] == record["seq"]]
         if not moments or is_late(moments[0] - at, DELIVERED_S):
             yield f"{record} at {at:.3f} was delivered at {moments}"
 

@@ -13,11 +13,11 @@ from liveness.promises.breach import Breach
 from liveness.promises.run_history import (
     STAMP_S,
     Conn,
+    Delivered,
     History,
     LinkHistory,
     ListedSession,
     Record,
-    Told,
 )
 from liveness.promises.run_terms import RunTerms
 from liveness.promises.session_log import SessionLog, was_read_last
@@ -61,9 +61,9 @@ class Silence(NamedTuple):
     recent: list[Recent]
 
 
-def records_of(link: LinkHistory) -> list[Told]:
+def records_of(link: LinkHistory) -> list[Delivered]:
     """What a link got of the log."""
-    return [told for told in link.told if told.record["kind"] != "gap"]
+    return [it for it in link.delivered if it.record["kind"] != "gap"]
 
 
 class RunEvidence:
@@ -129,7 +129,7 @@ class RunEvidence:
             return
         self.kept = {it.record["seq"]: it.record for it in records_of(self.reader)}
         self.versions = {(0, seq): record for seq, record in self.kept.items()}
-        told_at, oldest = (
+        delivered_at, oldest = (
             defaultdict[int, float](lambda: inf),
             min(self.kept, default=0),
         )
@@ -141,12 +141,12 @@ class RunEvidence:
                 if times_lost or seq < oldest or seq in self.history.rotten:
                     self.versions.setdefault(version, record)
                 if not times_lost:
-                    told_at[seq] = min(told_at[seq], at)
+                    delivered_at[seq] = min(delivered_at[seq], at)
         log = sorted(seq for times_lost, seq in self.versions if not times_lost)
         self.log = {seq: self.versions[0, seq] for seq in log}
         until = self.history.ended_at
         for seq in reversed(log):
-            until = min(until, told_at[seq])
+            until = min(until, delivered_at[seq])
             self.at[seq] = until = self.history.virtual(self.log[seq]["at"], until)
         self.at = dict(reversed(self.at.items()))
 

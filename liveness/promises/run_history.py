@@ -42,7 +42,7 @@ class Sent(NamedTuple):
     frame: list[Any]
 
 
-class Told(NamedTuple):
+class Delivered(NamedTuple):
     """A record, and when it was read from the socket."""
 
     at: float
@@ -63,7 +63,7 @@ class LinkHistory:
     welcomed_at: float = inf
     welcome: dict[str, Any] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    delivered: list[Delivered] = field(default_factory=list)
     pongs: list[tuple[float, int]] = field(default_factory=list)
     lists: list[tuple[int, list[ListedSession]]] = field(default_factory=list)  # by seq
     errors: list[dict[str, Any]] = field(default_factory=list)
@@ -142,7 +142,7 @@ class History:
     put_backs: list[PutBack] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)  # the product's own, in words
     rotten: set[int] = field(default_factory=set)  # seqs of records damaged on the disk
-    damped: list[Told] = field(default_factory=list)  # to a watch with `settle_s`
+    damped: list[Delivered] = field(default_factory=list)  # to a watch with `settle_s`
     outbound: dict[str, Outbound] = field(default_factory=dict)  # by the webhook's name
     cluster: ClusterOutbound | None = None
     calm_from: float = inf  # from here on there are no faults

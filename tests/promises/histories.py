@@ -36,22 +36,22 @@ PLAN: Final = quiet_plan()
 def everywhere(history: History, seq: int, **changes: Any) -> None:
     """Change a record wherever it was delivered."""
     for link in history.links:
-        for told in link.told:
-            if told.record["seq"] == seq:
-                told.record.update(changes)
+        for delivered in link.delivered:
+            if delivered.record["seq"] == seq:
+                delivered.record.update(changes)
 
 
 def nowhere(history: History, seq: int) -> None:
     """Have a record delivered to nobody."""
     for link in history.links:
-        link.told = [it for it in link.told if it.record["seq"] != seq]
+        link.delivered = [it for it in link.delivered if it.record["seq"] != seq]
 
 
 def seq_of(history: History, **fields: Any) -> int:
     """The seq of the first record like this."""
-    for told in reader(history).told:
-        if told.record.items() >= fields.items():
-            return int(told.record["seq"])
+    for delivered in reader(history).delivered:
+        if delivered.record.items() >= fields.items():
+            return int(delivered.record["seq"])
     raise AssertionError(f"no record like {fields}")
 
 
@@ -64,7 +64,9 @@ def gateway(history: History) -> LinkHistory:
 
 
 def record(history: History, seq: int) -> dict[str, Any]:
-    return next(it.record for it in reader(history).told if it.record["seq"] == seq)
+    return next(
+        it.record for it in reader(history).delivered if it.record["seq"] == seq
+    )
 
 
 def late(history: History, seq: int, seconds: float) -> float:

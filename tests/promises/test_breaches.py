@@ -1,4 +1,4 @@
-"""Breaches that take more than one change to a run: each is told, and of its promise."""
+"""Breaches that take more than one change to a run: each is reported, with its promise."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -9,7 +9,7 @@ import pytest
 from liveness.promises.checker import broken_promises
 from liveness.promises.never_early import is_early
 from liveness.promises.prompt import is_late
-from liveness.promises.run_history import History, Process, Sent, Told, Unread
+from liveness.promises.run_history import Delivered, History, Process, Sent, Unread
 from liveness.promises.session_log import SessionLog
 from liveness.promises.timer_checks import is_next_attempt
 from tests.promises.histories import (
@@ -56,19 +56,19 @@ def moved_to_an_older(history: History) -> None:
     history.conns[old.conn] = old._replace(opened_at=at + 1)
 
 
-def older_told_of_a_newer(history: History) -> None:
+def older_reported_after_a_newer(history: History) -> None:
     it = moved(history)
     seq, conn, old = it["seq"], it["conn"], it["from_conn"]
     everywhere(history, seq, session=it["from_session"], conn=old, from_conn=conn)
     for link in history.links:
-        for told in link.told:
-            if told.record["seq"] == seq:
-                told.record.pop("from_session", None)
+        for delivered in link.delivered:
+            if delivered.record["seq"] == seq:
+                delivered.record.pop("from_session", None)
 
 
 def older_that_nobody_sent(history: History) -> None:
     moved_by_nobody(history)
-    older_told_of_a_newer(history)
+    older_reported_after_a_newer(history)
 
 
 def crash_just_before(history: History) -> None:
@@ -136,7 +136,7 @@ def welcomed_below_what_was_seen(history: History) -> None:
 
 
 def one_was_left_out(history: History) -> None:
-    del gateway(history).told[2]
+    del gateway(history).delivered[2]
 
 
 def fired_after_a_cancel(history: History) -> None:
@@ -146,7 +146,7 @@ def fired_after_a_cancel(history: History) -> None:
     late(history, seq_of(history, key="kept"), 1)
 
 
-def had_been_told_already(history: History) -> None:
+def had_been_acknowledged_already(history: History) -> None:
     gateway(history).hello["after"] = 10_000
 
 
@@ -155,14 +155,14 @@ def another_attempt(attempt: int, seconds: float) -> Callable[[History], None]:
 
     def fires(history: History) -> None:
         first = record(history, seq_of(history, key="kept"))
-        last = reader(history).told[-1]
+        last = reader(history).delivered[-1]
         again = first | {
             "seq": last.record["seq"] + 1,
             "attempt": attempt,
             "at": first["at"] + round(seconds * 1000),
         }
         for link in history.links:
-            link.told.append(Told(last.at, again))
+            link.delivered.append(Delivered(last.at, again))
 
     return fires
 
@@ -206,7 +206,7 @@ def set_timeout(history: History, seconds: float) -> None:
 def not_known_when_it_came_back(history: History) -> None:
     link = gateway(history)
     back = deepcopy(link)
-    back.number, back.told, back.pongs, back.sent = 99, [], [], []
+    back.number, back.delivered, back.pongs, back.sent = 99, [], [], []
     history.links.insert(history.links.index(link) + 1, back)
 
 
@@ -215,7 +215,7 @@ def known_though_new(history: History) -> None:
 
 
 def welcomed_after_a_record(history: History) -> None:
-    gateway(history).welcomed_at = gateway(history).told[0].at + 0.001
+    gateway(history).welcomed_at = gateway(history).delivered[0].at + 0.001
 
 
 def welcomed_after_a_login(history: History) -> None:
@@ -233,7 +233,7 @@ def fired_with_another_ext(history: History) -> None:
 
 def tried_again_with_another_payload(history: History) -> None:
     another_attempt(2, 5)(history)
-    everywhere(history, reader(history).told[-1].record["seq"], payload="another")
+    everywhere(history, reader(history).delivered[-1].record["seq"], payload="another")
 
 
 def late_after_a_restart(history: History) -> None:
@@ -275,7 +275,7 @@ def fired_though_replaced(history: History) -> None:
         (4, "and then at", decided_before_the_one_before_it),
         (4, "gw-0 is welcomed at", welcomed_below_what_was_seen),
         (4, "gw-0 got [", one_was_left_out),
-        (4, "asked for what is above", had_been_told_already),
+        (4, "asked for what is above", had_been_acknowledged_already),
         (5, "and a crash was at", crash_just_before),
         (5, "just after a start", lost_just_after_a_start),
         (5, "and its gateway hung from", judged_in_a_hang),
@@ -285,7 +285,7 @@ def fired_though_replaced(history: History) -> None:
         (5, "and its gateway went", kept_for_a_gateway_that_went),
         (6, "and no login was sent", moved_by_nobody),
         (6, "is newer than", moved_to_an_older),
-        (6, "is newer than", older_told_of_a_newer),
+        (6, "is newer than", older_reported_after_a_newer),
         (6, "and no login was sent", older_that_nobody_sent),
         (7, "s late", fired_late),
         (7, "or replaced", fired_with_another_ext),
@@ -302,20 +302,20 @@ def fired_though_replaced(history: History) -> None:
         (7, "and it was passed over", run_that_was_passed_over),
     ],
 )
-def test_this_breach_is_told(
+def test_this_breach_is_reported(
     history: History, promise: int, what: str, change: Callable[[History], None]
 ) -> None:
     change(history)
-    told = broken_promises(PLAN.terms, history)
-    assert [it for it in told if it.startswith(f"{promise}: ") and what in it], told
+    found = broken_promises(PLAN.terms, history)
+    assert [it for it in found if it.startswith(f"{promise}: ") and what in it], found
 
 
 def test_users_of_a_gateway_that_is_heard_again_after_they_are_due_are_held(
     history: History,
 ) -> None:
     lost_and_heard_again_at(history, 4.0)
-    told = broken_promises(PLAN.terms, history)
-    assert not [it for it in told if "and its gateway was there" in it], told
+    found = broken_promises(PLAN.terms, history)
+    assert not [it for it in found if "and its gateway was there" in it], found
 
 
 # --- as they come, without the whole history ------------------------------------------------
@@ -369,7 +369,7 @@ def test_sessions_that_end_once_pass() -> None:
         (6, {"kind": "moved", "seq": 2, "uid": "ann", "session": 9}),
     ],
 )
-def test_a_session_that_is_not_open_and_ends_is_told(
+def test_a_session_that_is_not_open_and_ends_is_reported(
     promise: int, last: dict[str, Any]
 ) -> None:
     log = SessionLog()
@@ -377,7 +377,7 @@ def test_a_session_that_is_not_open_and_ends_is_told(
     assert [it.promise for it in log.take(last)] == [promise]
 
 
-def test_an_end_under_another_name_and_one_that_is_missing_are_told() -> None:
+def test_an_end_under_another_name_and_one_that_is_missing_are_reported() -> None:
     log = SessionLog()
     log.take(online(1, 7))
     (unended,) = log.unended()

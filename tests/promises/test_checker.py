@@ -1,4 +1,4 @@
-"""The checker itself: a kept promise passes, and each kind of breach is told."""
+"""The checker itself: a kept promise passes, and each kind of breach is reported."""
 
 import re
 from copy import deepcopy
@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from liveness.promises.checker import PROMISES, broken_promises
-from liveness.promises.run_history import History, Told
+from liveness.promises.run_history import Delivered, History
 from tests.helpers.tree import ROOT
 from tests.promises.histories import (
     PLAN,
@@ -25,7 +25,7 @@ from tests.promises.histories import (
 
 
 def breaches(history: History) -> set[str]:
-    """Which promises it is told were broken."""
+    """Which promises are reported as broken."""
     return {it.partition(":")[0] for it in broken_promises(PLAN.terms, history)}
 
 
@@ -38,22 +38,22 @@ def test_the_promises_are_those_of_the_document() -> None:
 
 def test_a_run_that_keeps_every_promise_passes(history: History) -> None:
     assert broken_promises(PLAN.terms, history) == []
-    kinds = [told.record["kind"] for told in reader(history).told]
+    kinds = [delivered.record["kind"] for delivered in reader(history).delivered]
     assert sorted(set(kinds)) == ["moved", "offline", "online", "timer"]
 
 
-def test_an_early_offline_is_told(history: History) -> None:
+def test_an_early_offline_is_reported(history: History) -> None:
     seq = silent(history)
     everywhere(history, seq, at=record(history, seq)["at"] - 100, silence=2.9)
-    assert breaches(history) == {"1", "2"}  # and not told in time
+    assert breaches(history) == {"1", "2"}  # and not delivered in time
 
 
-def test_devices_that_are_miscounted_are_told(history: History) -> None:
+def test_devices_that_are_miscounted_are_reported(history: History) -> None:
     everywhere(history, seq_of(history, uid="moving", kind="moved"), devices=2)
     assert breaches(history) == {"0"}
 
 
-def test_an_offline_of_one_who_was_heard_is_told(history: History) -> None:
+def test_an_offline_of_one_who_was_heard_is_reported(history: History) -> None:
     link, at = gateway(history), decided_at(history, silent(history))
     login = next(it for it in link.sent if it.frame[1:2] == ["silent"])
     frame = ["keepalive", "silent", {"conn": login.frame[2]["conn"]}]
@@ -67,21 +67,21 @@ def test_time_in_which_nobody_ran_is_not_counted_as_silence(history: History) ->
     assert breaches(history) == {"5"}
 
 
-def test_a_late_offline_is_told_and_late_delivery_too(history: History) -> None:
+def test_a_late_offline_is_reported_and_late_delivery_too(history: History) -> None:
     seq = silent(history)
     late = deepcopy(history)
     everywhere(late, seq, at=record(history, seq)["at"] + 150)
     assert breaches(late) == {"2"}
     link = gateway(history)
-    link.told = [
-        Told(it.at + (0.1 if it.record["seq"] == seq else 0), it.record)
-        for it in link.told
+    link.delivered = [
+        Delivered(it.at + (0.1 if it.record["seq"] == seq else 0), it.record)
+        for it in link.delivered
     ]
     assert breaches(history) == {"2"}
 
 
-def test_an_end_that_is_missing_is_told(history: History) -> None:
-    nowhere(history, reader(history).told[-1].record["seq"])
+def test_an_end_that_is_missing_is_reported(history: History) -> None:
+    nowhere(history, reader(history).delivered[-1].record["seq"])
     assert "3" in breaches(history)
 
 
@@ -92,47 +92,47 @@ def test_an_end_that_is_missing_is_told(history: History) -> None:
 def test_an_end_is_due_once_the_disk_has_let_the_sidecar_read(
     history: History, stalls: list[tuple[float, float]], *, is_due: bool
 ) -> None:
-    nowhere(history, reader(history).told[-1].record["seq"])
+    nowhere(history, reader(history).delivered[-1].record["seq"])
     history.troubles += [(*stall, "disk stalls") for stall in stalls]
     assert ("3" in breaches(history)) is is_due
 
 
-def test_an_end_that_comes_twice_is_told(history: History) -> None:
+def test_an_end_that_comes_twice_is_reported(history: History) -> None:
     again = dict(record(history, silent(history)))
-    last = reader(history).told[-1].record
+    last = reader(history).delivered[-1].record
     again |= {"seq": last["seq"] + 1, "at": last["at"]}
     for link in history.links:
         if link.role == "watcher" or link.name == again["gateway"]:
-            link.told.append(Told(link.told[-1].at, again))
+            link.delivered.append(Delivered(link.delivered[-1].at, again))
     assert "3" in breaches(history)
 
 
-def test_a_record_that_is_not_in_the_log_is_told(history: History) -> None:
+def test_a_record_that_is_not_in_the_log_is_reported(history: History) -> None:
     link, seq = gateway(history), silent(history)
-    link.told = [
-        Told(at, it | {"reason": "logout"} if it["seq"] == seq else it)
-        for at, it in link.told
+    link.delivered = [
+        Delivered(at, it | {"reason": "logout"} if it["seq"] == seq else it)
+        for at, it in link.delivered
     ]
     assert "4" in breaches(history)
 
 
-def test_a_gap_in_the_log_is_told(history: History) -> None:
+def test_a_gap_in_the_log_is_reported(history: History) -> None:
     nowhere(history, 2)
     assert breaches(history) == {"4"}
 
 
-def test_what_one_reader_was_not_told_is_told(history: History) -> None:
+def test_what_one_reader_did_not_get_is_reported(history: History) -> None:
     link = gateway(history)
     first, last = deepcopy(history), deepcopy(history)
-    del gateway(first).told[0]
-    del gateway(last).told[-1]
+    del gateway(first).delivered[0]
+    del gateway(last).delivered[-1]
     assert breaches(first) == {"4"}
     assert breaches(last) == {"4", "2"}
-    link.told[0], link.told[1] = link.told[1], link.told[0]
+    link.delivered[0], link.delivered[1] = link.delivered[1], link.delivered[0]
     assert "4" in breaches(history)
 
 
-def test_what_a_pong_covered_and_the_log_lacks_is_told(history: History) -> None:
+def test_what_a_pong_covered_and_the_log_lacks_is_reported(history: History) -> None:
     link = gateway(history)
     at = link.sent[2].at
     conn = next(iter(history.conns.values()))._replace(
@@ -144,13 +144,13 @@ def test_what_a_pong_covered_and_the_log_lacks_is_told(history: History) -> None
     assert breaches(history) == {"4"}
 
 
-def test_a_logout_that_nobody_sent_is_told(history: History) -> None:
+def test_a_logout_that_nobody_sent_is_reported(history: History) -> None:
     link = gateway(history)
     link.sent = [it for it in link.sent if it.frame[0] != "logout"]
     assert "6" in breaches(history)
 
 
-def test_an_older_connection_that_displaces_a_newer_one_is_told(
+def test_an_older_connection_that_displaces_a_newer_one_is_reported(
     history: History,
 ) -> None:
     conn = moved(history)["conn"]
@@ -172,18 +172,18 @@ def test_a_login_that_lay_unread_counts_from_when_it_was_read(history: History) 
     assert breaches(history) == set()
 
 
-def test_silence_of_a_gateway_that_was_not_there_is_told(history: History) -> None:
+def test_silence_of_a_gateway_that_was_not_there_is_reported(history: History) -> None:
     link = gateway(history)
     link.ended_at = 3.5
     assert "5" in breaches(history)
 
 
-def test_a_gateway_that_was_there_and_is_blamed_is_told(history: History) -> None:
+def test_a_gateway_that_was_there_and_is_blamed_is_reported(history: History) -> None:
     everywhere(history, silent(history), reason="gateway_lost")
     assert "5" in breaches(history)
 
 
-def test_a_timer_that_is_early_or_was_cancelled_or_never_fires_is_told(
+def test_a_timer_that_is_early_or_was_cancelled_or_never_fires_is_reported(
     history: History,
 ) -> None:
     seq = seq_of(history, key="kept")
@@ -199,46 +199,46 @@ def test_a_timer_that_is_early_or_was_cancelled_or_never_fires_is_told(
     assert "7" in breaches(history)
 
 
-def test_a_session_that_is_listed_wrongly_is_told(history: History) -> None:
+def test_a_session_that_is_listed_wrongly_is_reported(history: History) -> None:
     (seq, listed) = next(it for it in gateway(history).lists if it[1])
     gateway(history).lists.append((seq, listed[1:]))
     assert breaches(history) == {"4"}
 
 
-def test_a_gap_that_hides_nothing_or_what_is_still_kept_is_told(
+def test_a_gap_that_hides_nothing_or_what_is_still_kept_is_reported(
     history: History,
 ) -> None:
     link = gateway(history)
     gap = {"kind": "gap", "first": 10_000, "until": 10_001, "seq": 10_000}
     nothing = deepcopy(history)
-    gateway(nothing).told.append(Told(link.told[-1].at, gap))
+    gateway(nothing).delivered.append(Delivered(link.delivered[-1].at, gap))
     assert breaches(nothing) == {"4"}
-    last = link.told.pop()
+    last = link.delivered.pop()
     seq = last.record["seq"]
     gap = {"kind": "gap", "first": seq, "until": seq + 1, "seq": seq}
-    link.told.append(Told(last.at, gap))
+    link.delivered.append(Delivered(last.at, gap))
     assert "4" in breaches(history)
 
 
-def test_a_gap_that_nobody_missed_is_told_if_it_came_too_early(
+def test_a_gap_that_nobody_missed_is_reported_if_it_came_too_early(
     history: History,
 ) -> None:
     link = reader(history)
-    first = link.told[0].record["seq"]
+    first = link.delivered[0].record["seq"]
     gap = {"kind": "gap", "first": first, "until": first + 1, "seq": first}
-    link.told[0] = Told(link.told[0].at, gap)
+    link.delivered[0] = Delivered(link.delivered[0].at, gap)
     assert "4" in breaches(history)
 
 
-def test_a_log_that_nobody_could_read_is_told(history: History) -> None:
+def test_a_log_that_nobody_could_read_is_reported(history: History) -> None:
     link = reader(history)
-    link.welcomed_at, link.sent, link.told = inf, [], []
+    link.welcomed_at, link.sent, link.delivered = inf, [], []
     assert broken_promises(PLAN.terms, history) == [
         "4: no link could read the log at the end"
     ]
 
 
-def test_a_refusal_and_a_fault_of_the_sidecar_are_told(history: History) -> None:
+def test_a_refusal_and_a_fault_of_the_sidecar_are_reported(history: History) -> None:
     gateway(history).errors.append({"code": "bad-frame"})
     history.faults.append("a fault of the sidecar")
     assert breaches(history) == {"0"}

@@ -11,7 +11,7 @@ import pytest
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.promises.checker import broken_promises
 from liveness.promises.delivery_history import ClusterOutbound, Letter, Outbound
-from liveness.promises.run_history import History, Process, Told
+from liveness.promises.run_history import Delivered, History, Process
 from tests.outlets.webhooks.receiver import SECRET
 from tests.promises.histories import quiet_plan
 from tests.simulation.plan import Fault, Visit
@@ -179,7 +179,7 @@ def test_a_short_absence_that_a_damped_watch_is_given_is_reported(
     history: History,
 ) -> None:
     for request in history.outbound["to"].requests:
-        history.damped += [Told(request.at, it["data"]) for it in request.events]
+        history.damped += [Delivered(request.at, it["data"]) for it in request.events]
     found = broken_promises(replace(PLAN.terms, watch_settle_s=100.0), history)
     assert any("a watch with settle_s" in it for it in found)
 
@@ -207,10 +207,10 @@ def _damped(history: History, after: list[tuple[float, str]]) -> list[str]:
     offline = next(
         it for it in sent if it["kind"] == "offline" and it["uid"] == "polite"
     )
-    history.damped.append(Told(15.0, offline))
+    history.damped.append(Delivered(15.0, offline))
     gap = {"first": 0, "until": 0}
     for at, kind in after:
-        history.damped.append(Told(at, {"kind": kind, "seq": 0} | gap))
+        history.damped.append(Delivered(at, {"kind": kind, "seq": 0} | gap))
     found = broken_promises(replace(PLAN.terms, watch_settle_s=100.0), history)
     return [it for it in found if "a watch with settle_s" in it]
 

@@ -3,7 +3,7 @@
 import trio
 
 from liveness.client.watcher import Watch
-from liveness.promises.run_history import Told
+from liveness.promises.run_history import Delivered
 from tests.simulation.situations import reached
 from tests.simulation.world import World
 
@@ -23,4 +23,4 @@ async def watch_damped(world: World, settle_s: float) -> None:
         if record["kind"] == "offline" and now - last_at > settle_s:
             reached("client: an absence settles while nothing else is decided")
         last_at = now
-        history.damped.append(Told(now, dict(record)))
+        history.damped.append(Delivered(now, dict(record)))

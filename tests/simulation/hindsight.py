@@ -1,4 +1,4 @@
-"""Which situations a run came into, as its sidecar's counters and its history tell."""
+"""Which situations a run came into, as its sidecar's counters and its history show."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -32,7 +32,7 @@ def look_at(sidecar: SidecarService) -> None:
             "core: an event is of a user of another gateway": ignored["other_gateway"],
             "core: an event is of an older connection": ignored["other_conn"],
             "core: a login is older than the session": ignored["older"],
-            "core: a login tells its beginning by another clock": presence.began_unused[
+            "core: a login says its beginning by another clock": presence.began_unused[
                 "other_clock"
             ],
             "core: a keepalive opens a session": presence.opened["keepalive"],
@@ -102,7 +102,7 @@ def _look_at_log_lines(said: str) -> None:
 
 def _look_at_users(plan: Plan, history: History) -> None:
     readers = [link for link in history.links if link.name == "reader"]
-    records = [it.record for link in readers[-1:] for it in link.told]
+    records = [it.record for link in readers[-1:] for it in link.delivered]
     offlines = [it for it in records if it["kind"] == "offline"]
     moves = [it for it in records if it["kind"] == "moved"]
     lost = [it for it in offlines if it["reason"] == "gateway_lost"]
@@ -115,7 +115,7 @@ def _look_at_users(plan: Plan, history: History) -> None:
             "core: a newer connection displaces a session": any(
                 "from_session" in it for it in moves
             ),
-            "core: an older connection is told of a newer one": any(
+            "core: an older connection is read after a newer one": any(
                 "from_session" not in it for it in moves
             ),
             "core: a user moves from one gateway to another": any(
@@ -241,7 +241,7 @@ def _look_at_put_back(history: History, put_back: PutBack) -> None:
         it.record.get("seq", 0)
         for link in history.links
         if link.opened_at < put_back.at
-        for it in link.told
+        for it in link.delivered
     ]
     lacks = max(shown, default=0) > put_back.last
     reached_of(
@@ -263,18 +263,18 @@ def _look_at_readers(history: History) -> None:
     for of_one in links.values():
         for before, link in pairwise(of_one):
             _look_at_return(before, link)
-    told = [(link, it.record) for link in history.links for it in link.told]
-    gaps = [record for _, record in told if record["kind"] == "gap"]
+    delivered = [(link, it.record) for link in history.links for it in link.delivered]
+    gaps = [record for _, record in delivered if record["kind"] == "gap"]
     hidden = {seq for gap in gaps for seq in range(gap["first"], gap["until"])}
     reached_of(
         {
-            "storage: a reader is told of damaged records": hidden & history.rotten,
-            "storage: a reader is told of records that are no longer kept": (
+            "storage: a reader gets a gap for damaged records": hidden & history.rotten,
+            "storage: a reader gets a gap for records that are no longer kept": (
                 hidden - history.rotten
             ),
-            "core: a gateway that came back fresh is told of its lost users": any(
+            "core: a gateway that came back fresh gets the ends of its lost users": any(
                 link.hello.get("fresh") and record.get("reason") == "gateway_lost"
-                for link, record in told
+                for link, record in delivered
             ),
         }
     )
@@ -285,7 +285,7 @@ def _look_at_return(before: LinkHistory, link: LinkHistory) -> None:
     log, hello = link.welcome["log"], link.hello
     says_other = hello.get("timeout") != before.hello.get("timeout")
     is_other = bool(hello.get("after")) and hello["log"] != log
-    seqs = [it.record.get("seq") for it in link.told]
+    seqs = [it.record.get("seq") for it in link.delivered]
     reached_of(
         {
             "core: a gateway says another timeout on its next link": says_other,
@@ -303,7 +303,7 @@ def _look_at_return(before: LinkHistory, link: LinkHistory) -> None:
                 link.welcome.get("known") is False
             ),
             "storage: a record is delivered again": (
-                {it.record.get("seq") for it in before.told} & {*seqs}
+                {it.record.get("seq") for it in before.delivered} & {*seqs}
             ),
         }
     )

@@ -185,7 +185,7 @@ class Process(Reader):
     def read_host(self) -> HostReading | None:
         """The host's clocks, as far as this gateway tells them."""
         gateway, now = self.gateway, self.world.now
-        if gateway.plan.clock == "not told":
+        if gateway.plan.clock == "not sent":
             return None
         host = HostTime(*gateway.host_time(now))
         return HostReading(host, host[0] - now)

@@ -120,7 +120,7 @@ class Machine:
         config: Makes the settings for a state directory and a socket.
         random: Draws what the disk does.
         jump: Has time pass while nothing runs.
-        history: Told when the sidecar runs.
+        history: Notes when the sidecar runs.
         nursery: Where it runs.
     """
 
@@ -166,7 +166,7 @@ class Machine:
 
     @property
     def is_up(self) -> bool:
-        """Whether a sidecar runs and was not told to stop."""
+        """Whether a sidecar runs and was not asked to stop."""
         return self._life is not None and not self._life.is_ending
 
     def outlets(self) -> Outlets | None:
@@ -280,16 +280,16 @@ class Machine:
         self._history.put_backs.append(PutBack(copied_at, trio.current_time(), last))
 
     def _rot(self) -> None:
-        """Flip a bit in a page of the log whose records somebody was told of.
+        """Flip a bit in a page of the log whose records somebody was sent.
 
-        Not of the newest: what else it may have had nobody could say. What nobody was told
-        of could not be held against the sidecar.
+        Not of the newest: what else it may have had nobody could say. What nobody was sent
+        could not be held against the sidecar.
         """
         assert self._life is not None
-        told = {
+        delivered = {
             it.record["seq"]
             for link in self._history.links
-            for it in link.told
+            for it in link.delivered
             if it.record["kind"] != "gap"
         }
         with closing(sqlite3.connect(self._life.folder / DATABASE)) as db, db:
@@ -297,7 +297,7 @@ class Machine:
                 "select last, first, records from log "
                 "where last < (select max(last) from log) order by last"
             ).fetchall()
-            pages = [it for it in pages if {*range(it[1], it[0] + 1)} <= told]
+            pages = [it for it in pages if {*range(it[1], it[0] + 1)} <= delivered]
             if not pages:
                 return
             last, first, records = self._rots.choice(pages)

@@ -18,11 +18,11 @@ import trio
 
 from liveness.promises.run_history import (
     Conn,
+    Delivered,
     LinkHistory,
     ListedSession,
     Record,
     Sent,
-    Told,
     Uid,
     Unread,
 )
@@ -78,7 +78,7 @@ class Reader:
                 self._listed = []
                 self.welcomed(link)
             case ["notices", records]:
-                link.told += [Told(now, record) for record in records]
+                link.delivered += [Delivered(now, record) for record in records]
                 for record in records:
                     self.deliver(record)
             case ["pong", number]:
@@ -469,7 +469,7 @@ class Gateway(Party):
             "timeout": plan.timeout if self._links % 2 else plan.other_timeout,
             "ping": plan.ping,
             "fresh": self._fresh or None,
-            "clock": self.host_time(now) if plan.clock != "not told" else None,
+            "clock": self.host_time(now) if plan.clock != "not sent" else None,
         }
         return {key: it for key, it in said.items() if it is not None}
 

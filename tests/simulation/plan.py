@@ -1,6 +1,6 @@
 """What is going to happen in a run, drawn from a seed before it begins.
 
-A plan is a list of steps, each a plain value with a moment. So a run can be told as text,
+A plan is a list of steps, each a plain value with a moment. So a run can be written as text,
 and a shorter one found by leaving steps out.
 
 Each run has some features and some faults only, and so rare ones meet; each feature draws
@@ -101,8 +101,8 @@ class Greedy:
 Step: TypeAlias = Visit | Remind | Fault | Greedy
 
 # Of a gateway: what its hello says of its clock. In another time namespace it is shifted,
-# and it goes on to say `began` although the sidecar has told it not to.
-CLOCKS: Final = ("host's", "host's", "host's", "not told", "another namespace's")
+# and it goes on to say `began` although the sidecar has asked it not to.
+CLOCKS: Final = ("host's", "host's", "host's", "not sent", "another namespace's")
 
 # With how often each is drawn, of those that a run has.
 FAULTS: Final = {
@@ -381,7 +381,7 @@ def _pings(draft: Draft, random: Random) -> None:
 
 
 def _clocks(draft: Draft, random: Random) -> None:
-    """Gateways tell more or less of their clock."""
+    """Gateways say more or less of their clock."""
     for number, gateway in enumerate(draft.gateways):
         draft.gateways[number] = replace(gateway, clock=random.choice(CLOCKS))
 
@@ -628,7 +628,7 @@ def _slow_commits(draft: Draft, random: Random) -> None:
 
 
 def _stops(draft: Draft, random: Random) -> None:
-    """The sidecar is told to stop while nothing can be written."""
+    """The sidecar is asked to stop while nothing can be written."""
     at, lasts_s = draft.moment(random), random.uniform(1, 20)
     what = random.choice([it for it in FAULTS if it.startswith("disk")])
     stops_at = at + random.uniform(0, min(lasts_s, 5.0))

@@ -52,9 +52,9 @@ def run(plan: Plan) -> History:
         trio.run(_play, plan, Path(folder), clock, history, redis, clock=clock)
     look_back(plan, history, {line["event"] for line in logs})
     note_outlets(history)
-    told = "the sidecar tells of a fault of its own: "
+    prefix = "the sidecar reports a fault of its own: "
     history.faults += [
-        f"{told}{line['event']}: {line.get('exc_info', '')}"
+        f"{prefix}{line['event']}: {line.get('exc_info', '')}"
         for line in logs
         if "a fault of the sidecar" in line["event"]
     ]

@@ -52,7 +52,7 @@ def outcome_of(plan: Plan) -> Outcome:
     with noted() as counts:
         try:
             history = run(plan)
-        except Exception:  # of whatever kind: the run is told of, not ended by it
+        except Exception:  # of whatever kind: it is reported, and the search goes on
             return Outcome(plan, [f"raised: {traceback.format_exc()}"], 0.0)
         breaches = broken_promises(plan.terms, history)
         return Outcome(plan, breaches, history.ended_at, frozenset(counts))

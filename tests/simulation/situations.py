@@ -1,7 +1,7 @@
 """Situations that runs come into, counted by name: what no run ever meets is not tested.
 
 A name is written once, where the situation is noticed. So all that there are can be read
-from the code, and those that were never reached be told.
+from the code, and those that were never reached can be listed.
 
 Source:
     The "sometimes" assertions of Antithesis, and `CODE_PROBE` of FoundationDB.

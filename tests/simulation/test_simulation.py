@@ -24,11 +24,11 @@ def tally() -> Tally:
 
 
 def trace(history: History) -> list[object]:
-    """All that was sent and told, but for the log's id, which is drawn by the product."""
+    """All that was sent and delivered, but for the log's id, which is drawn by the product."""
     for link in history.links:
         link.hello.pop("log", None)
     links = [
-        (link.number, link.ended_at, link.sent, link.told, link.pongs)
+        (link.number, link.ended_at, link.sent, link.delivered, link.pongs)
         for link in history.links
     ]
     # Webhooks' ids are drawn by the product, too.

@@ -48,7 +48,7 @@ class Host(Protocol):
 
     @property
     def is_up(self) -> bool:
-        """Whether a sidecar runs and was not told to stop."""
+        """Whether a sidecar runs and was not asked to stop."""
 
     @property
     def is_faulty(self) -> bool:
@@ -76,7 +76,7 @@ class World:
         outlets: What its outlets lead to.
         random: Draws what the plan leaves open.
         jump: Has time pass while nothing runs.
-        history: Told what is sent and seen.
+        history: Gets what is sent and seen.
         nursery: Where links are read.
     """
 

@@ -102,7 +102,7 @@ class RealMachine:
 
     Args:
         sidecar: Not started.
-        history: Told when it runs.
+        history: Notes when it runs.
         clock: Of the world.
     """
 
@@ -235,7 +235,7 @@ def test_every_promise_is_kept_over_kills_at_any_moment(
     sidecar = make(TIMEOUT_S, limits_gateway_hold_s=HOLD_S)
     history = run(sidecar, ["sidecar crashes"] * kills)
     readers = [link for link in history.links if link.name == "reader"]
-    records = [told.record for told in readers[-1].told]
+    records = [it.record for it in readers[-1].delivered]
     # Users who fell silent right after their login are among them, and end all the same;
     # but few have the time for that on a machine that stands still again and again.
     stood_still = history.is_wall_stepped
