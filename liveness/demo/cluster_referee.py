@@ -26,7 +26,7 @@ from liveness.demo.referee import (
     Referee,
     UserState,
 )
-from liveness.promises.breach import BESIDES, Breach
+from liveness.promises.breach import NO_PROMISE, Breach
 
 CLUSTER_FAULTS: Final = ("missed", "false")
 # From a decision of a sidecar until every reader of the cluster knows: the sidecar's disk,
@@ -279,4 +279,4 @@ class ClusterReferee:
         self._counted.add((kind, user))
         self.faults_of[kind] += 1
         if len(self.faults) < MAX_FAULTS:
-            self.faults.append(Fault(kind, user, Breach(BESIDES, what)))
+            self.faults.append(Fault(kind, user, Breach(NO_PROMISE, what)))

@@ -13,7 +13,7 @@ from liveness.console.record_lines import text_line
 from liveness.demo.demo_run import DemoRun, Run
 from liveness.demo.plans import Behaviour
 from liveness.demo.referee import FAULTS, GUEST, Fault, Record, Referee
-from liveness.promises.breach import BESIDES
+from liveness.promises.breach import NO_PROMISE
 from liveness.text import escaped
 
 TICK_S: Final = 2.0  # between two lines of status
@@ -189,7 +189,7 @@ def listed_faults(faults: Sequence[Fault], total: int) -> Iterator[str]:
     """The faults that are remembered, of *total* ones."""
     for fault in faults:
         line = f"    {fault.kind}: {escaped(fault.uid)} {fault.breach.what}"
-        if fault.breach.promise != BESIDES:
+        if fault.breach.promise != NO_PROMISE:
             line += f" (promise {fault.breach.promise})"
         yield line
     if unlisted := total - len(faults):

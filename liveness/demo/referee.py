@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from liveness.core.records import TIMER, identity
 from liveness.demo.plans import Behaviour
 from liveness.demo.reminders import Reminders, timer_key
-from liveness.promises.breach import BESIDES, Breach
+from liveness.promises.breach import NO_PROMISE, Breach
 from liveness.promises.never_early import is_early
 from liveness.promises.prompt import is_late
 from liveness.promises.session_log import SessionLog
@@ -160,7 +160,7 @@ class Referee:
         has_record = reason in ("silence", "moved")  # the record is checked instead
         if was_active and not has_record and connected_at > self._gateway_killed_at:
             what = f"was cut off by a running gateway: {reason or 'no reason'}"
-            self._fault("false", uid, Breach(BESIDES, what), at)
+            self._fault("false", uid, Breach(NO_PROMISE, what), at)
 
     def active_users(self) -> list[str]:
         """The users that are in the room and go on writing."""

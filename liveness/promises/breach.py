@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 # The number of what belongs to no single promise.
-BESIDES: Final = 0
+NO_PROMISE: Final = 0
 
 
 class Breach(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from liveness.promises.breach import BESIDES, Breach
+from liveness.promises.breach import NO_PROMISE, Breach
 from liveness.promises.conduct import conduct
 from liveness.promises.never_early import never_early
 from liveness.promises.newer_wins import newer_wins
@@ -48,7 +48,7 @@ def broken_promises(
     run = RunEvidence(terms, history, real_s)
     # Without the whole log all else would only repeat that it is not whole.
     numbers = PROMISES if run.is_whole else [4]
-    found = [Breach(BESIDES, it) for it in conduct(run)]
+    found = [Breach(NO_PROMISE, it) for it in conduct(run)]
     for number in numbers:
         found += [Breach(number, it) for it in PROMISES[number].broken(run)]
     return [str(it) for it in found]

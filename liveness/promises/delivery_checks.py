@@ -37,7 +37,7 @@ _AGAIN: Final = frozenset({408, 425, 429})
 def deliveries(run: RunEvidence) -> Iterator[Breach]:
     """What was promised to receivers of webhooks, and of the one host of a cluster."""
     for name, outbound in run.history.outbound.items():
-        for what in _Owed(outbound, run).check():
+        for what in _WebhookChecks(outbound, run).check():
             yield Breach(4, f"webhook {name}: {what}")
     for what in _damped(run):
         yield Breach(4, f"a watch with settle_s: {what}")
@@ -157,7 +157,9 @@ def _online_since(
     ]
 
 
-class _Owed:
+class _WebhookChecks:
+    """The checks of one webhook: what it sent, against the log."""
+
     def __init__(self, outbound: Outbound, run: RunEvidence) -> None:
         self._outbound, self._terms, self._run = outbound, outbound.terms, run
         self._history, self._log, self._at = run.history, run.log, run.at

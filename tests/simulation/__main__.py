@@ -28,7 +28,7 @@ def main() -> int:
         help="hosts on a redis-server, not one sidecar",
     )
     asked = parser.parse_args()
-    run = tell_of_clusters if asked.cluster else tell
+    run = report_of_clusters if asked.cluster else report
     if asked.seed is not None:
         return run(iter([asked.seed]))
     first = SystemRandom().randrange(10**9) if asked.first is None else asked.first
@@ -43,7 +43,7 @@ def seeds_for(seconds: float, first: int) -> Iterator[int]:
     return itertools.takewhile(lambda _: perf_counter() < until, itertools.count(first))
 
 
-def tell(seeds: Iterator[int]) -> int:
+def report(seeds: Iterator[int]) -> int:
     """Run them, and say how it went."""
     tally = Tally(ONE_HOST)
     for outcome in outcomes(seeds):
@@ -55,7 +55,7 @@ def tell(seeds: Iterator[int]) -> int:
     return 0
 
 
-def tell_of_clusters(seeds: Iterator[int]) -> int:
+def report_of_clusters(seeds: Iterator[int]) -> int:
     """Play their histories, and say how it went."""
     tally = Tally([CLUSTER])
     for seed in seeds:

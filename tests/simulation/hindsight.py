@@ -17,7 +17,7 @@ AT_ONCE_MS: Final = 20
 SOON_S: Final = 1.0
 
 
-def look_at(sidecar: SidecarService) -> None:
+def note_counters(sidecar: SidecarService) -> None:
     """Notice what a sidecar has counted up to now, and what it is in."""
     presence, counts, disk = sidecar.presence, sidecar.counts, sidecar.log_writer
     held, ignored = presence.held(sidecar.engine.attended), presence.ignored
@@ -66,19 +66,19 @@ def look_at(sidecar: SidecarService) -> None:
     )
 
 
-def look_back(plan: Plan, history: History, logs: Iterable[str]) -> None:
+def note_run(plan: Plan, history: History, logs: Iterable[str]) -> None:
     """Notice what a whole run was."""
-    _look_at_log_lines("\n".join(logs))
-    _look_at_users(plan, history)
-    _look_at_time(plan, history)
-    _look_at_starts(history)
+    _note_log_lines("\n".join(logs))
+    _note_users(plan, history)
+    _note_time(plan, history)
+    _note_starts(history)
     for put_back in history.put_backs:
-        _look_at_put_back(history, put_back)
-    _look_at_readers(history)
-    _look_at_faults(history)
+        _note_put_back(history, put_back)
+    _note_readers(history)
+    _note_faults(history)
 
 
-def _look_at_log_lines(said: str) -> None:
+def _note_log_lines(said: str) -> None:
     reached_of(
         {
             "storage: the log is below its mark, and gets a new id": (
@@ -100,7 +100,7 @@ def _look_at_log_lines(said: str) -> None:
     )
 
 
-def _look_at_users(plan: Plan, history: History) -> None:
+def _note_users(plan: Plan, history: History) -> None:
     readers = [link for link in history.links if link.name == "reader"]
     records = [it.record for link in readers[-1:] for it in link.delivered]
     offlines = [it for it in records if it["kind"] == "offline"]
@@ -146,7 +146,7 @@ def _timeout_s(plan: Plan, history: History, record: Record) -> float:
     return conn.timeout or max(it.hello.get("timeout", plan.timeout_s) for it in links)
 
 
-def _look_at_time(plan: Plan, history: History) -> None:
+def _note_time(plan: Plan, history: History) -> None:
     sleeps = [at for at, _ in history.sleeps]
     steps = [
         (at, (after_ms - before_ms) / 1000)
@@ -198,7 +198,7 @@ def _is_any_in(moments: Iterable[float], spans: Iterable[tuple[float, float]]) -
     return any(a < at < b for a, b in spans for at in moments)
 
 
-def _look_at_starts(history: History) -> None:
+def _note_starts(history: History) -> None:
     boots = [
         (
             booted_at,
@@ -236,7 +236,7 @@ def _right_ms(history: History, at: float) -> int:
     return history.wall[0][1] + sum(round(seconds * 1000) for seconds in slept_s)
 
 
-def _look_at_put_back(history: History, put_back: PutBack) -> None:
+def _note_put_back(history: History, put_back: PutBack) -> None:
     shown = [
         it.record.get("seq", 0)
         for link in history.links
@@ -255,14 +255,14 @@ def _look_at_put_back(history: History, put_back: PutBack) -> None:
     )
 
 
-def _look_at_readers(history: History) -> None:
+def _note_readers(history: History) -> None:
     links = dict[tuple[str, str], list[LinkHistory]]()
     for link in history.links:
         if link.welcomed_at < inf:
             links.setdefault(link.name_and_role, []).append(link)
     for of_one in links.values():
         for before, link in pairwise(of_one):
-            _look_at_return(before, link)
+            _note_return(before, link)
     delivered = [(link, it.record) for link in history.links for it in link.delivered]
     gaps = [record for _, record in delivered if record["kind"] == "gap"]
     hidden = {seq for gap in gaps for seq in range(gap["first"], gap["until"])}
@@ -280,7 +280,7 @@ def _look_at_readers(history: History) -> None:
     )
 
 
-def _look_at_return(before: LinkHistory, link: LinkHistory) -> None:
+def _note_return(before: LinkHistory, link: LinkHistory) -> None:
     """A name has a link again."""
     log, hello = link.welcome["log"], link.hello
     says_other = hello.get("timeout") != before.hello.get("timeout")
@@ -309,7 +309,7 @@ def _look_at_return(before: LinkHistory, link: LinkHistory) -> None:
     )
 
 
-def _look_at_faults(history: History) -> None:
+def _note_faults(history: History) -> None:
     """Faults that met."""
 
     def times(what: str) -> list[tuple[float, float]]:

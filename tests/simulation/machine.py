@@ -33,7 +33,7 @@ from liveness.service.links.credentials import access_to
 from liveness.service.links.sockets import listening
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.timer_store import TimerStore
-from tests.simulation.hindsight import look_at
+from tests.simulation.hindsight import note_counters
 from tests.simulation.plan import STALL_SHARE, Fault
 from tests.simulation.situations import reached
 
@@ -375,11 +375,11 @@ class Machine:
             task_status.started()
             with life.scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._look_at, self.sidecar)
+                    nursery.start_soon(self._note_counters, self.sidecar)
                     await self.sidecar.run(life.asked_to_stop.wait, listener, {})
                     process.is_planned = True
                     nursery.cancel_scope.cancel()
-            look_at(self.sidecar)
+            note_counters(self.sidecar)
             self.sidecar = None
         if process.is_planned:
             self._image = files(life.folder)
@@ -387,10 +387,10 @@ class Machine:
         self._life = None
         life.over.set()
 
-    async def _look_at(self, sidecar: SidecarService) -> None:
+    async def _note_counters(self, sidecar: SidecarService) -> None:
         while True:
             await trio.sleep(LOOKS_EVERY_S)
-            look_at(sidecar)
+            note_counters(sidecar)
 
     def _die(self, life: "_Life", image: Files) -> None:
         if life.scope.cancel_called:

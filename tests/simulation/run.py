@@ -24,7 +24,7 @@ from tests.helpers.redis_connection import RedisConnection
 from tests.helpers.virtual_functions import virtual_functions
 from tests.simulation.cluster.redis import server_of
 from tests.simulation.damped_watch import watch_damped
-from tests.simulation.hindsight import look_back
+from tests.simulation.hindsight import note_run
 from tests.simulation.library_process import simulated_host
 from tests.simulation.machine import Machine
 from tests.simulation.outlet_situations import note_outlets
@@ -50,7 +50,7 @@ def run(plan: Plan) -> History:
     ):
         redis = server_of(os.getpid()) if plan.cluster else None
         trio.run(_play, plan, Path(folder), clock, history, redis, clock=clock)
-    look_back(plan, history, {line["event"] for line in logs})
+    note_run(plan, history, {line["event"] for line in logs})
     note_outlets(history)
     prefix = "the sidecar reports a fault of its own: "
     history.faults += [

@@ -60,13 +60,13 @@ class Tally:
         self.virtual_s += lasted_s
         self.reached.update({*reached})
 
-    def never_reached(self, *, though_rare: bool) -> list[str]:
+    def never_reached(self, *, include_rare: bool) -> list[str]:
         """Situations that no run came into; those that are rare only if asked for."""
         return [
             name
             for name in all_named()
             if _area_of(name)[0] in self.areas
-            and (though_rare or not _area_of(name)[1])
+            and (include_rare or not _area_of(name)[1])
             and not self.reached[name]
         ]
 
@@ -74,7 +74,7 @@ class Tally:
         return "\n".join(
             [
                 *(f"{count:6} {name}" for name, count in sorted(self.reached.items())),
-                *(f"never  {name}" for name in self.never_reached(though_rare=True)),
+                *(f"never  {name}" for name in self.never_reached(include_rare=True)),
                 f"seeds {min(self.seeds)} to {max(self.seeds)}: "
                 f"{self.virtual_s / 3600:.2f} virtual hours, all promises kept",
             ]

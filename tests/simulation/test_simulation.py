@@ -65,7 +65,7 @@ def test_these_seeds_come_into_every_situation_that_is_not_rare(tally: Tally) ->
     for seed in {*SEEDS} - {*tally.seeds}:
         outcome = outcome_of(plan_of(seed))
         tally.add(seed, outcome.reached, outcome.lasted_s)
-    assert tally.never_reached(though_rare=False) == []
+    assert tally.never_reached(include_rare=False) == []
 
 
 @pytest.mark.slow
@@ -75,4 +75,4 @@ def test_a_night_of_new_seeds_keeps_every_promise_in_every_situation() -> None:
     for outcome in outcomes(range(first, first + NIGHTLY)):
         tally.add(outcome.plan.seed, outcome.reached, outcome.lasted_s)
         assert not outcome.breaches, str(outcome)
-    assert tally.never_reached(though_rare=True) == []
+    assert tally.never_reached(include_rare=True) == []

@@ -40,7 +40,7 @@ def test_a_history_ends_with_what_the_hosts_have(tally: Tally, first: int) -> No
 def test_these_seeds_come_into_every_situation_that_is_not_rare(tally: Tally) -> None:
     for seed in {*SEEDS} - {*tally.seeds}:
         faults_of(seed, tally)
-    assert tally.never_reached(though_rare=False) == []
+    assert tally.never_reached(include_rare=False) == []
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_a_night_of_new_histories_ends_so_in_every_situation() -> None:
     first, tally = SystemRandom().randrange(10**9), Tally([CLUSTER])
     for seed in range(first, first + NIGHTLY):
         assert not faults_of(seed, tally), seed
-    assert tally.never_reached(though_rare=True) == []
+    assert tally.never_reached(include_rare=True) == []
 
 
 @pytest.fixture
