@@ -371,7 +371,7 @@ def _pings(draft: Draft, random: Random) -> None:
     if random.random() < 0.7:
         return
     at, target = draft.moment(random), random.randrange(12)
-    hangs_s = random.uniform(0.5, 2) * draft.timeout_s
+    hangs_s = random.uniform(0.5, 2) * min(draft.timeout_s, 10.0)
     apart_s = random.uniform(0.1, 1.5)
     for _ in range(12):
         if at > draft.lasts_s - 5:
