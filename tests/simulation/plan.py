@@ -599,6 +599,12 @@ def _faults(draft: Draft, random: Random) -> None:
     weights = [FAULTS[what] for what in kinds]
     for what in random.choices(kinds, weights, k=whole(random, 1, 25)):
         draft.steps.append(_fault(random, draft, what))
+    for step in [*draft.steps]:
+        is_wrong = isinstance(step, Fault) and step.what == "host boots" and step.by_s
+        if is_wrong and random.random() < 0.5:
+            # As a host does that asks a server for the time.
+            set_at = step.at + random.uniform(1, 20)
+            draft.steps.append(Fault(set_at, "wall clock set right", 0, 0.0))
 
 
 def _fault(random: Random, draft: Draft, what: str) -> Fault:
