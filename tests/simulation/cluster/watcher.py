@@ -151,6 +151,10 @@ def fold(state: dict[str, Newest], record: ClusterRecord) -> str:
         state[str(record.user)] = _newest(record.place)
     ended = record.place if record.kind == OFFLINE else record.lost
     is_next = (before is None) == (record.kind == ONLINE)
-    if is_next and (before is None or ended is None or _newest(ended) == before):
+    if before is not None and ended is not None:
+        # Another program may have deleted whose it was; the next look notices that.
+        host, session = _newest(ended)
+        is_next = is_next and (host or before[0], session) == before
+    if is_next:
         return ""
     return f"{record} after {before}"
