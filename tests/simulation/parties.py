@@ -355,6 +355,7 @@ class Gateway(Party):
         self._pings = 0
         self._fresh: bool | None = None
         self.is_silent = False
+        self._hung_since: float | None = None
         self._log = ""
         self._links = 0
 
@@ -519,14 +520,17 @@ class Gateway(Party):
     # --- what happens to it ---------------------------------------------------
 
     def inject(self, does: str, seconds: float) -> None:
-        if not self.is_alive or self.is_hung:
+        # A crash, as of the whole host, does not wait for the end of a hang.
+        if not self.is_alive or (self.is_hung and not does.startswith("crashes")):
             return
         match does:
             case "crashes" | "crashes, back fresh":
                 self._die(seconds, fresh=does != "crashes")
+                self._end_hang(self._hung_since)
             case "hangs":
                 self.stop_reading()
-                self.world.after(seconds, partial(self._go_on, self.world.now))
+                self._hung_since = self.world.now
+                self.world.after(seconds, partial(self._end_hang, self._hung_since))
             case "loses its link":
                 self.drop()
                 self.world.after(seconds / 4, self.connect)
@@ -567,6 +571,11 @@ class Gateway(Party):
         self.is_alive, self._fresh, self._log = True, fresh, ""
         self.life += 1
         self.connect()
+
+    def _end_hang(self, since: float | None) -> None:
+        if since is not None and since == self._hung_since:
+            self._hung_since = None
+            self._go_on(since)
 
     def _go_on(self, since: float) -> None:
         self.world.history.hangs.append((self.name, since, self.world.now))

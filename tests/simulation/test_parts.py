@@ -3,11 +3,14 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from liveness.promises.checker import broken_promises
+from tests.promises.histories import quiet_plan
 from tests.simulation.machine import Files, files, torn
 from tests.simulation.plan import (
     FAULTS,
@@ -22,6 +25,7 @@ from tests.simulation.plan import (
 )
 from tests.simulation.receivers import FAILURES
 from tests.simulation.redis_server import FAILURES as REDIS_FAILURES
+from tests.simulation.run import run
 from tests.simulation.search import reduced
 
 
@@ -108,6 +112,16 @@ def test_a_feature_changes_the_plans_that_have_it_and_no_other() -> None:
         drawn = {it for it in range(50) if Random(f"{it}, {name}").random() < share}
         assert changed, name
         assert changed <= drawn, name
+
+
+def test_a_gateway_that_hangs_dies_with_its_host() -> None:
+    visit = Visit(1.0, 0, "ann", 0.5, 0.5, False, None)
+    hang, boot = Fault(1.6, "gateway hangs", 0, 20.0), Fault(5.0, "host boots", 0, 1.0)
+    plan = replace(quiet_plan(), steps=(visit, hang, boot))
+    history = run(plan)
+    assert broken_promises(plan.terms, history) == []
+    ((_, _, ended_at),) = history.hangs
+    assert ended_at < 6.0
 
 
 def test_what_breaks_is_shortened_to_the_steps_that_it_takes() -> None:
