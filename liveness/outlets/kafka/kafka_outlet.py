@@ -164,8 +164,10 @@ class KafkaOutlet:
         while True:
             asked_at = trio.current_time()
             if not producer.in_flight:  # else their acknowledgements show it
+                served = producer.served
                 error = await producer.find_topic(ASK_S, self._asks)
-                if error is not None:
+                # An acknowledgement is newer than what was asked before it.
+                if error is not None and producer.served == served:
                     self._show(self._advice_about(error))
             await trio.sleep_until(asked_at + ASK_EVERY_S)
             if producer.has_topic and not producer.in_flight:
