@@ -265,8 +265,19 @@ class _WebhookChecks:
             is_failed = before.status is not None and not before.is_accepted
             waited_s = self._history.passed(before.at, after.at)
             is_of_one = before.process == after.process
-            if is_failed and is_of_one and waited_s < least_s - MOMENT_S:
+            is_early = is_failed and is_of_one and waited_s < least_s - MOMENT_S
+            if is_early and not self._is_tried_by_hand(before, after):
                 yield f"{after.id} waited {waited_s} s, the shortest wait is {least_s} s"
+
+    def _is_tried_by_hand(self, before: Request, after: Request) -> bool:
+        """Whether another request was accepted meanwhile, which ends a wait.
+
+        That was one by hand: of the log, one is in flight at a time.
+        """
+        return any(
+            it.is_accepted and it is not after and before.at < it.at <= after.at
+            for it in self._outbound.requests
+        )
 
     # --- the whole ------------------------------------------------------------
 

@@ -160,6 +160,17 @@ def test_a_breach_by_a_webhook_is_reported(
     assert any(reported in it for it in broken_promises(PLAN.terms, history))
 
 
+def test_an_attempt_may_follow_at_once_what_was_accepted_by_hand(
+    history: History,
+) -> None:
+    to = history.outbound["to"]
+    _too_early(to)
+    by_hand = replace(to.requests[-1], id="by hand", at=to.requests[0].at + 0.5)
+    to.requests.insert(1, by_hand)
+    found = broken_promises(PLAN.terms, history)
+    assert not any("the shortest wait" in it for it in found)
+
+
 def test_an_offline_is_missed_once_it_must_have_settled(history: History) -> None:
     to = history.outbound["to"]
     to.requests = [
