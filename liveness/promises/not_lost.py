@@ -282,7 +282,10 @@ def _took_effect(
         is_logged = any(since <= at <= covered_at + STAMP_S for at in older_at)
         says_began = run.has_began(conn, covered_at)
         may_be_newer = any(
-            _starts(run, it) >= conn.opened_at
+            (
+                _starts(run, it) >= conn.opened_at
+                or run.history.may_lose_time(run.at[it["seq"]], covered_at)
+            )
             and not (says_began and run.is_exact(it, covered_at))
             for it in open_then
         )

@@ -187,6 +187,18 @@ class History:
         after = max(zero_ms for at, zero_ms in self.wall if at <= booted_at)
         return max(0, after - before) / 1000
 
+    def may_lose_time(self, since: float, until: float) -> bool:
+        """Whether less may have counted than has passed: a wall clock was behind at a boot.
+
+        What began before that boot may then seem newer than what began after it.
+        """
+        return any(
+            max(zero_ms for at, zero_ms in self.wall if at < booted_at)
+            > min(zero_ms for at, zero_ms in self.wall if booted_at <= at <= until)
+            for booted_at in self.boots
+            if since <= booted_at <= until
+        )
+
     def decided(self, since: float, until: float) -> float:
         """Seconds in which it ran, was not paused or busy, and its disk took something."""
         troubles = self.troubles_in(since, until, "disk", "sidecar busy")

@@ -249,3 +249,13 @@ def test_a_boot_with_a_clock_that_was_behind_makes_the_next_one_no_longer() -> N
     history = History(boots=[10.0, 20.0])
     history.wall += [(0.0, 0), (10.0, -(10**12)), (20.0, 1_000)]
     assert history.passed(0.0, 30.0) == 31.0
+
+
+def test_a_boot_with_a_clock_that_was_behind_may_lose_time_of_before() -> None:
+    history = History(boots=[10.0])
+    history.wall += [(0.0, 0), (10.0, -1_000), (20.0, 0)]
+    assert history.may_lose_time(9.0, 11.0)
+    assert not history.may_lose_time(11.0, 30.0)
+    history.wall[1] = (10.0, 1_000)
+    assert not history.may_lose_time(9.0, 11.0)
+    assert not history.may_lose_time(9.0, 30.0)

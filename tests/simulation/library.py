@@ -70,8 +70,15 @@ class Library(Gateway):
         if self.world.plan.consequences_s > MOST_REST_S:
             return
         # It may be that no record ends an older connection: see `docs/gateway.md`.
-        newest = {str(it.uid): it for it in self.world.history.conns.values()}
-        older = [it for it in self.open.values() if newest[str(it.uid)] is not it]
+        conns = self.world.history.conns.values()
+        newest = {str(it.uid): it for it in conns}
+        oldest = {str(it.uid): it for it in reversed(conns)}
+        older = [
+            it
+            for it in self.open.values()
+            if newest[uid := str(it.uid)] is not it
+            or self.world.history.may_lose_time(oldest[uid].opened_at, it.opened_at)
+        ]
         if len(older) < len(self.open):
             self.breach(f"one of {self.open} is silent, and its end never came")
         api, left = self._process.sidecar, self._process.unconfirmed
