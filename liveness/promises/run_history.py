@@ -192,12 +192,12 @@ class History:
 
         What began before that boot may then seem newer than what began after it.
         """
-        return any(
-            max(zero_ms for at, zero_ms in self.wall if at < booted_at)
-            > min(zero_ms for at, zero_ms in self.wall if booted_at <= at <= until)
-            for booted_at in self.boots
-            if since <= booted_at <= until
-        )
+        for booted_at in self.boots:
+            before = [zero_ms for at, zero_ms in self.wall if at < booted_at]
+            later = [zero_ms for at, zero_ms in self.wall if booted_at <= at <= until]
+            if since <= booted_at <= until and max(before) > min([before[-1], *later]):
+                return True
+        return False
 
     def decided(self, since: float, until: float) -> float:
         """Seconds in which it ran, was not paused or busy, and its disk took something."""

@@ -259,3 +259,5 @@ def test_a_boot_with_a_clock_that_was_behind_may_lose_time_of_before() -> None:
     history.wall[1] = (10.0, 1_000)
     assert not history.may_lose_time(9.0, 11.0)
     assert not history.may_lose_time(9.0, 30.0)
+    history.wall[1:] = []  # no clock was set
+    assert not history.may_lose_time(9.0, 30.0)
