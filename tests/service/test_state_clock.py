@@ -453,6 +453,18 @@ async def test_records_are_deleted_by_age_after_the_wall_clock_was_ahead_for_a_m
     assert kept.isdisjoint({"before", "during"})
 
 
+async def test_a_name_is_kept_whose_link_ends_soon_after_a_sleep(host: Host) -> None:
+    async with host.sidecar(retention_s=RETENTION_S) as rig:
+        await trio.sleep(TRIM_EVERY_S)
+        link = await rig.watcher("reader", ack=True)
+        host.clock.slept_s += TEN_DAYS_S
+        link.close()
+        await trio.sleep(RETENTION_S)
+        assert rig.store.cursors()
+        await trio.sleep(RETENTION_S)
+        assert not rig.store.cursors()
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 @pytest.mark.parametrize("behind_s", [TEN_DAYS_S, -TEN_DAYS_S], ids=["behind", "ahead"])
 async def test_nothing_is_deleted_early_once_a_wrong_wall_clock_is_corrected(

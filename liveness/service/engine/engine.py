@@ -194,6 +194,9 @@ class Engine:
     def closed(self, socket: LinkSocket) -> None:
         """Forget a link whose socket is closed."""
         self.server.closed(socket.link)
+        hello = socket.link.hello
+        if hello is not None:  # the host may have slept for long just before
+            self._log_writer.note_use((hello.role, hello.name))
         self.carry_out()
         self._reader.discard(socket.link)
         del self._sockets[socket.link.number]

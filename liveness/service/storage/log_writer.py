@@ -251,6 +251,13 @@ class LogWriter:
             if len(self._queue) == 1 or self.records_pending >= FULL_COMMIT:
                 self._wake.notify()
 
+    def note_use(self, key: tuple[str, str]) -> None:
+        """Note that a name has a link, or had until now, users, or a new record to read."""
+        now_ms, every_ms = self._clock.state_ms(), self._note_use_after_ms
+        self.cursors.note_use(key, now_ms, every_ms=every_ms)
+        if self.cursors.has_moved:
+            self.cursors_moved()
+
     def cursors_moved(self) -> None:
         """Write the cursors that moved, with the next commit or a little later."""
         if self._cursors_at == math.inf:
@@ -363,7 +370,7 @@ class LogWriter:
             oldest_ms = now_ms - retention_ms
             idle_ms = oldest_ms - round(self._note_use_after_ms + USE_SLACK_S * 1000)
             for key in in_use():
-                self._note_use(key, now_ms)
+                self.note_use(key)
             with trio.move_on_after(FLUSH_S) as waiting:
                 await self.flushed()
                 # A `Fire` has no ticket: a table that cannot be written may lack it.
@@ -443,12 +450,6 @@ class LogWriter:
         followed = max(self._flushed_seq, self.timers.table.seq)
         return self.durable_seq if is_followed else followed
 
-    def _note_use(self, key: tuple[str, str], now_ms: int) -> None:
-        """Note that a name has a link, users, or a new record to read."""
-        self.cursors.note_use(key, now_ms, every_ms=self._note_use_after_ms)
-        if self.cursors.has_moved:
-            self.cursors_moved()
-
     def _gather(self) -> Batch:
         batch = Batch(self._decided.new_batch())
         for changes, *_ in self._queue:
@@ -516,9 +517,8 @@ class LogWriter:
         self.pending_ends -= batch.ends
         if batch.records:
             self.durable_seq = batch.records.last
-            now_ms = self._clock.state_ms()
             for name in batch.records.gateways:
-                self._note_use((GATEWAY, name), now_ms)
+                self.note_use((GATEWAY, name))
         self._observe("durable", batch.records)
         self._published(batch)
         self.notify_flushed()
