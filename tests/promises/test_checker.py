@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from liveness.promises.checker import PROMISES, broken_promises
-from liveness.promises.run_history import Delivered, History
+from liveness.promises.run_history import Conn, Delivered, History, Sent
 from tests.helpers.tree import ROOT
 from tests.promises.histories import (
     PLAN,
@@ -142,6 +142,27 @@ def test_what_a_pong_covered_and_the_log_lacks_is_reported(history: History) -> 
     login = link.sent[2]._replace(frame=["login", "lost", {"conn": 99, "age": 0.0}])
     link.sent.insert(2, login)
     assert breaches(history) == {"4"}
+
+
+def test_a_login_may_be_lost_to_a_session_that_a_boot_made_seem_newer(
+    history: History,
+) -> None:
+    link = gateway(history)
+    place = next(n for n, it in enumerate(link.sent) if it.at > 4.0)
+    at = link.sent[place].at
+    history.conns[99] = Conn(99, "moving", "gw-0", 1, at, None)
+    link.sent.insert(place, Sent(at, ["login", "moving", {"conn": 99, "age": 0.0}]))
+
+    def is_reported() -> bool:
+        return any("and lost" in it for it in broken_promises(PLAN.terms, history))
+
+    assert is_reported()
+    history.boots.append(3.0)
+    zero_ms = history.wall[0][1]
+    history.wall += [(3.0, zero_ms + 1_000), (3.001, zero_ms)]
+    assert is_reported()
+    history.wall[1] = (3.0, zero_ms - 1_000)
+    assert not is_reported()
 
 
 def test_a_logout_that_nobody_sent_is_reported(history: History) -> None:
