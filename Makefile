@@ -130,7 +130,7 @@ bench: $(call READY,runtime)  ## The numbers, measured on this machine
 	@exec $(VENV)/bin/liveness bench $(ARGS)
 
 performance: $(call STAMP,dev)  ## The figures of docs/performance.md, from the reports committed
-	@exec $(VENV)/bin/python -m liveness.bench.performance
+	@exec $(VENV)/bin/python -m liveness.lab.bench.performance
 
 screenshots: $(call READY,test)  ## The documents' pictures of the live page (chromium; five minutes)
 	@exec $(VENV)/bin/python -m tests.helpers.screenshots $(ARGS)

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter, Token
 
-from liveness.bench import COMPARED_SYSTEMS, FULL, QUICK, SCENARIOS, full_options
-from liveness.bench.regression import REPORT, TOLERANCE
-from liveness.bench.regression import guard as measure_and_compare
-from liveness.bench.suite import run
 from liveness.cli.options import declared, file_at, number
+from liveness.lab.bench import COMPARED_SYSTEMS, FULL, QUICK, SCENARIOS, full_options
+from liveness.lab.bench.regression import REPORT, TOLERANCE
+from liveness.lab.bench.regression import guard as measure_and_compare
+from liveness.lab.bench.suite import run
 
 
 def _with_defaults(name: str, meaning: str) -> str:

@@ -3,7 +3,7 @@
     compare -     its lines as it writes them, beside the records as they are written
     compare FILE  a file of its lines, beside the log in the state directory
 
-Both match offlines in the same way (`liveness.compare.comparison`). For an offline that
+Both match offlines in the same way (`liveness.lab.compare.comparison`). For an offline that
 only the other detector reported, the command looks up what the sidecar knows of the user.
 """
 
@@ -26,18 +26,18 @@ from cyclopts import Parameter, Token
 from liveness.cli.explain import user_in_sidecar
 from liveness.cli.options import Json, Socket, State, declared, file_at, number
 from liveness.client.watcher import LOG, watch
-from liveness.compare.comparison import Comparison, Evidence, Line, Outcome, Span
-from liveness.compare.comparison_report import (
-    ComparisonOptions,
-    ComparisonReport,
-    LineReader,
-)
 from liveness.config.sources import socket_path, state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import RecordMap
 from liveness.console.terminal import report_line
 from liveness.console.watching import command_errors
 from liveness.core.records import GAP, OFFLINE, Logged, Record, Uid
+from liveness.lab.compare.comparison import Comparison, Evidence, Line, Outcome, Span
+from liveness.lab.compare.comparison_report import (
+    ComparisonOptions,
+    ComparisonReport,
+    LineReader,
+)
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
 from liveness.text import from_json, local_time

@@ -11,20 +11,20 @@ import trio
 from cyclopts import Parameter, Token
 
 from liveness.cli.options import Json, as_written, declared, file_at, name_of
-from liveness.conformance.conformance_report import (
+from liveness.console.gateway_program import gateway_words
+from liveness.console.terminal import report_line
+from liveness.lab.conformance.conformance_report import (
     json_report,
     text_report,
     write_junit,
 )
-from liveness.conformance.conformance_run import (
+from liveness.lab.conformance.conformance_run import (
     RunOptions,
     RunResult,
     run,
 )
-from liveness.conformance.rules import RULES
-from liveness.console.gateway_program import gateway_words
-from liveness.console.terminal import report_line
-from liveness.demo.launcher import Stopped
+from liveness.lab.conformance.rules import RULES
+from liveness.lab.demo.launcher import Stopped
 
 MOST_PORT: Final = 65_535
 EXAMPLE: Final = "conformance --command './gateway {socket} {name} {port}'"

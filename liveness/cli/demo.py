@@ -7,8 +7,8 @@ import trio
 from cyclopts import Parameter
 
 from liveness.cli.options import as_written, declared, number
-from liveness.demo.launcher import run
-from liveness.demo.script import MOST_HOSTS
+from liveness.lab.demo.launcher import run
+from liveness.lab.demo.script import MOST_HOSTS
 
 command: Final = declared("demo", "demo --seconds 60 --users 500")
 

@@ -3,7 +3,7 @@
     ./gateway --sidecar {socket} --name {name} --port {port}
 
 The placeholders are filled in when it starts. Users of such a gateway speak the demo's
-protocol: an object of JSON a line, as `liveness/demo/gateway.py` takes it.
+protocol: an object of JSON a line, as `liveness/lab/demo/gateway.py` takes it.
 """
 
 import re

@@ -27,7 +27,7 @@ DEMO_S: Final = 15
 # Of a busy machine: the demo itself takes as long as it is told to.
 ENDS_S: Final = 120
 SCRIPT: Final = "3 kill, 6 gateway, 9 restart"
-DEMO_GATEWAY: Final = f"{sys.executable} -m liveness.demo.gateway {FLAGS}"
+DEMO_GATEWAY: Final = f"{sys.executable} -m liveness.lab.demo.gateway {FLAGS}"
 # The kernel takes 26 of these lines for a user. So for the first of the silent ones others
 # wait in the gateway, fewer than those for which it cuts a user off, and for the last none.
 LINE: Final = "x" * 3_900

@@ -15,7 +15,7 @@ from liveness.core.link_requests import ActivityBatch
 from liveness.core.records import EVENTS, OnlineRow, Uid
 from liveness.core.uids import is_uid
 from liveness.core.wheel import Wheel
-from liveness.promises.session_log import SessionLog
+from liveness.lab.common.promises import SessionLog
 from tests.core.scene import Scene, Shown
 
 User: TypeAlias = tuple[Uid, int | None]  # uid, conn

@@ -470,7 +470,7 @@ def test_a_mistake_in_compose_is_found(name: str, key: str, change: Any) -> None
     ],
 )
 def test_simulated_users_refuse_impossible_flags(asked: list[str], told: str) -> None:
-    done = ran(sys.executable, "-m", "liveness.demo.users", *asked, cwd=ROOT)
+    done = ran(sys.executable, "-m", "liveness.lab.demo.users", *asked, cwd=ROOT)
     assert done.returncode == 2
     assert told in done.stderr.splitlines()[-1]
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from liveness.cli.main import app
 from liveness.config.settings import SETTINGS, Config
 from liveness.config.sources import load
-from liveness.demo import script
+from liveness.lab.demo import script
 
 NOWHERE = Path("/nonexistent/liveness.toml")
 

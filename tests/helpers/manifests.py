@@ -15,12 +15,12 @@ import yaml
 from cyclopts import CycloptsError
 
 from liveness import __version__
-from liveness.bench.floors import STOP_S
 from liveness.cli.backup import ROOM, SPARE_BYTES
 from liveness.config.settings import Config
 from liveness.config.sources import DEFAULT_FILE
 from liveness.core.frames import MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES
 from liveness.errors import LivenessError
+from liveness.lab.bench.floors import STOP_S
 from liveness.service.storage.database import WAL_BYTES
 from tests.helpers.command_lines import checked
 from tests.helpers.processes import ran

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from liveness.bench.program import Program
 from liveness.config.cluster import ClusterSettings
+from liveness.lab.bench.program import Program
 from tests.helpers.needs import require
 from tests.helpers.processes import ran, succeeded
 from tests.helpers.redis_connection import RedisConnection, RedisRefusal

@@ -34,7 +34,7 @@ HEADERS: Final = [
     ("nginx", " proxy_protocol on;", "proxy_timeout 2m;"),
 ]
 SHORT: Final = "1s"  # of a proxy
-GATEWAY: Final = ("-m", "liveness.demo.gateway")
+GATEWAY: Final = ("-m", "liveness.lab.demo.gateway")
 CHAT: Final = ("proto/integrations/websocket/chat.py", "--ping", "0.5")
 
 pytestmark = [

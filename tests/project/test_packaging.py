@@ -61,7 +61,7 @@ OF_SETUPTOOLS: Final = re.compile(
     r"PKG-INFO|setup\.cfg|liveness_sidecar\.egg-info/[\w.-]+"
 )
 # Shipped with the sources only.
-NOT_INSTALLED: Final = "liveness/bench/results/"
+NOT_INSTALLED: Final = "liveness/lab/bench/results/"
 # Few and quick, but of everything: the core, proto, deploy, the locks, a process.
 SAMPLE: Final = (
     "tests/core/test_architecture.py",

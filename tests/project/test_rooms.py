@@ -103,3 +103,31 @@ def test_no_class_has_the_name_of_another() -> None:
         if isinstance(node, ast.ClassDef)
     ]
     assert sorted([*set(classes), *again]) == sorted(classes)
+
+
+def _is_lab(room: str) -> bool:
+    return room.partition(".")[0] == "lab"
+
+
+def test_only_commands_import_the_laboratory() -> None:
+    files = {name: neighbours(paths, name) for name, paths in FILES.items()}
+    folders = {name: neighbours(room.files, name) for name, room in ROOMS.items()}
+    importing = {
+        name
+        for name, others in (files | folders).items()
+        if not _is_lab(name) and any(map(_is_lab, others))
+    }
+    assert importing == {"cli"}
+
+
+def test_the_laboratory_imports_what_any_other_program_could() -> None:
+    public = {"client", "cluster", "config", "console", "core", "testing"}
+    small = {"compiled", "errors", "host_clock", "text"}
+    others = {
+        other
+        for name, room in ROOMS.items()
+        if _is_lab(name)
+        for other in neighbours(room.files, name)
+        if not _is_lab(other)
+    }
+    assert others <= public | small

@@ -4,8 +4,8 @@ from copy import deepcopy
 
 import pytest
 
-from liveness.promises.run_history import History
 from tests.promises.histories import PLAN, gateway
+from tests.promises.run_history import History
 from tests.simulation.run import run
 
 

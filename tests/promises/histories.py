@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from liveness.promises.run_history import History, LinkHistory
+from tests.promises.run_history import History, LinkHistory
 from tests.simulation.plan import GatewayPlan, Plan, Remind, Visit
 
 

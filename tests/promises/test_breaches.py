@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from liveness.promises.checker import broken_promises
-from liveness.promises.never_early import is_early
-from liveness.promises.prompt import is_late
-from liveness.promises.run_history import Delivered, History, Process, Sent, Unread
-from liveness.promises.session_log import SessionLog
-from liveness.promises.timer_checks import is_next_attempt
+from liveness.lab.common.promises import SessionLog, is_early, is_late, is_next_attempt
+from tests.promises.checker import broken_promises
 from tests.promises.histories import (
     PLAN,
     decided_at,
@@ -25,6 +21,7 @@ from tests.promises.histories import (
     silent,
     without_began,
 )
+from tests.promises.run_history import Delivered, History, Process, Sent, Unread
 
 
 def read_in_time(history: History) -> None:

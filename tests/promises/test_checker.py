@@ -6,9 +6,8 @@ from math import inf
 
 import pytest
 
-from liveness.promises.checker import PROMISES, broken_promises
-from liveness.promises.run_history import Conn, Delivered, History, Sent
 from tests.helpers.tree import ROOT
+from tests.promises.checker import PROMISES, broken_promises
 from tests.promises.histories import (
     PLAN,
     decided_at,
@@ -22,6 +21,7 @@ from tests.promises.histories import (
     silent,
     without_began,
 )
+from tests.promises.run_history import Conn, Delivered, History, Sent
 
 
 def breaches(history: History) -> set[str]:

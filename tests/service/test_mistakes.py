@@ -650,13 +650,13 @@ FOR_PROGRAMS: Final = {
 # What has no row: a folder, or a function; and why.
 EXCUSED: Final = {
     "cluster/questions.py:_in_time": "answered over HTTP: tests/cluster/test_questions.py",
-    "bench": "of `bench`: tests/bench/test_bench.py and tests/system/test_bench.py",
-    "conformance": "of `conformance`: tests/conformance/test_conformance_report.py",
+    "bench": "of `bench`: tests/lab/bench/test_bench.py and tests/system/test_bench.py",
+    "conformance": "of `conformance`: tests/lab/conformance/test_conformance_report.py",
     "cli/conformance.py:_wait_for_sigterm": "takes a signal: the same tests",
-    "demo": "of `demo`: tests/demo/test_demo.py and tests/system/test_demo.py",
+    "demo": "of `demo`: tests/lab/demo/test_demo.py and tests/system/test_demo.py",
     "cli/status_screen.py:look": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
-    "cli/compare.py:_lines_of": "takes gigabytes: tests/compare/test_comparison.py",
+    "cli/compare.py:_lines_of": "takes gigabytes: tests/lab/compare/test_comparison.py",
     "cli/compare.py:_read_stdin": "beside a sidecar: tests/system/test_compare.py",
     "traffic/traffic_file.py:_lines": "takes a line of 64 MiB: tests/traffic/test_traffic_file.py",
     "cli/status_watch.py:watch_status": "what `status` says, whose rows there are",

@@ -3,7 +3,7 @@
 import trio
 
 from liveness.client.watcher import Watch
-from liveness.promises.run_history import Delivered
+from tests.promises.run_history import Delivered
 from tests.simulation.situations import reached
 from tests.simulation.world import World
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-from liveness.promises.run_history import History, LinkHistory, PutBack, Record
 from liveness.service.components import SidecarService
+from tests.promises.run_history import History, LinkHistory, PutBack, Record
 from tests.simulation.plan import DAY_S, RETRIES_S, WEEK_S, Plan
 from tests.simulation.situations import reached_of
 

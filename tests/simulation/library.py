@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 import liveness
-from liveness.promises.run_history import Conn
+from tests.promises.run_history import Conn
 from tests.simulation.library_process import Process
 from tests.simulation.parties import HELD_S, Gateway
 from tests.simulation.plan import MOST_REST_S, NOBODYS_KEY, GatewayPlan, LibraryPlan

@@ -29,15 +29,8 @@ from anyio.abc import ByteReceiveStream, ByteSendStream, SocketStream
 import liveness
 from liveness.client import reconnecting_link, sidecar
 from liveness.core.records import HostReading, HostTime
-from liveness.promises.run_history import (
-    Conn,
-    History,
-    LinkHistory,
-    Record,
-    Sent,
-    Uid,
-)
 from tests.helpers.wire import Frames
+from tests.promises.run_history import Conn, History, LinkHistory, Record, Sent, Uid
 from tests.simulation.parties import Reader, Socket, ended_by
 from tests.simulation.situations import reached
 

@@ -25,7 +25,6 @@ import trio
 from liveness.config.settings import AccessSettings, Config
 from liveness.core.records import HostReading, HostTime, Instant
 from liveness.outlets.supervisor import Outlets
-from liveness.promises.run_history import History, Process, PutBack
 from liveness.service.app import load
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService
@@ -33,6 +32,7 @@ from liveness.service.links.credentials import access_to
 from liveness.service.links.sockets import listening
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.timer_store import TimerStore
+from tests.promises.run_history import History, Process, PutBack
 from tests.simulation.hindsight import note_counters
 from tests.simulation.plan import STALL_SHARE, Fault
 from tests.simulation.situations import reached

@@ -1,7 +1,7 @@
 """Notes which situations the outlets of a run came into, from what was seen of them."""
 
-from liveness.promises.delivery_history import Request
-from liveness.promises.run_history import History
+from tests.promises.delivery_history import Request
+from tests.promises.run_history import History
 from tests.simulation.situations import reached
 
 

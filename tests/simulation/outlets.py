@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import trio
 
-from liveness.promises.delivery_history import Letter, OutletReading
-from liveness.promises.run_history import History
 from tests.helpers.redis_connection import RedisConnection
+from tests.promises.delivery_history import Letter, OutletReading
+from tests.promises.run_history import History
 from tests.simulation.machine import Machine
 from tests.simulation.plan import Plan
 from tests.simulation.receivers import Receiver

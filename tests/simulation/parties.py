@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from liveness.promises.run_history import (
+from tests.helpers.wire import Frames, packed
+from tests.promises.run_history import (
     Conn,
     Delivered,
     LinkHistory,
@@ -26,7 +27,6 @@ from liveness.promises.run_history import (
     Uid,
     Unread,
 )
-from tests.helpers.wire import Frames, packed
 from tests.simulation.plan import NOBODYS_KEY, GatewayPlan, Visit
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from liveness.config.settings import (
     StateSettings,
     TimerSettings,
 )
-from liveness.promises.run_history import Uid
-from liveness.promises.run_terms import RunTerms
+from tests.promises.run_history import Uid
+from tests.promises.run_terms import RunTerms
 from tests.simulation.receivers import (
     FAILURES,
     FIRST_PORT,

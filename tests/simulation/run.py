@@ -18,10 +18,10 @@ from trio.testing import MockClock
 
 from liveness.cluster.connection import Redis
 from liveness.outlets.cluster import publisher
-from liveness.promises.run_history import History
 from liveness.service.common.threads import RUN_SYNC
 from tests.helpers.redis_connection import RedisConnection
 from tests.helpers.virtual_functions import virtual_functions
+from tests.promises.run_history import History
 from tests.simulation.cluster.redis import server_of
 from tests.simulation.damped_watch import watch_damped
 from tests.simulation.hindsight import note_run

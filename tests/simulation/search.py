@@ -8,7 +8,7 @@ from itertools import islice
 from multiprocessing import get_context
 from typing import Final
 
-from liveness.promises.checker import broken_promises
+from tests.promises.checker import broken_promises
 from tests.simulation.plan import Plan, Step, plan_of
 from tests.simulation.run import run
 from tests.simulation.situations import noted

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from liveness.promises.checker import broken_promises
+from tests.promises.checker import broken_promises
 from tests.promises.histories import quiet_plan
 from tests.simulation.machine import Files, files, torn
 from tests.simulation.plan import (

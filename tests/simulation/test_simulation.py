@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from liveness.promises.run_history import History
+from tests.promises.run_history import History
 from tests.simulation.plan import plan_of
 from tests.simulation.run import run
 from tests.simulation.search import outcome_of, outcome_of_seed, outcomes

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import trio
 
 from liveness.core.records import HostTime
-from liveness.promises.run_history import History
+from tests.promises.run_history import History
 from tests.simulation.library import Library
 from tests.simulation.outlets import OutletWorld
 from tests.simulation.parties import Gateway, GreedyWatcher, Watcher

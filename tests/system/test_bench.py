@@ -17,18 +17,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from liveness.bench import COMPARED_SYSTEMS, QUICK, SCENARIOS, floors
-from liveness.bench.drain import Drain
-from liveness.bench.load import LoadError
-from liveness.bench.redis import RedisServer, command
-from liveness.bench.system_kinds import KINDS, opened
-from liveness.bench.systems import Stream
-from liveness.bench.virtual_day import borders
 from liveness.cli import main
+from liveness.lab.bench import COMPARED_SYSTEMS, QUICK, SCENARIOS, floors
+from liveness.lab.bench.drain import Drain
+from liveness.lab.bench.load import LoadError
+from liveness.lab.bench.redis import RedisServer, command
+from liveness.lab.bench.system_kinds import KINDS, opened
+from liveness.lab.bench.systems import Stream
+from liveness.lab.bench.virtual_day import borders
 from tests.helpers.needs import needs
 from tests.helpers.tree import ROOT
 
-SCHEMA = json.loads((ROOT / "liveness/bench/report.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "liveness/lab/bench/report.schema.json").read_text())
 END_S = 60  # long after everything here has happened
 OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]
 

@@ -17,7 +17,7 @@ import pytest
 
 from liveness.cli import compare as command
 from liveness.cli.main import main
-from liveness.compare.comparison_report import AGREE, DIFFER
+from liveness.lab.compare.comparison_report import AGREE, DIFFER
 from tests.helpers.tree import ROOT
 from tests.system.conftest import Start
 from tests.system.sidecar import READY_S, SOON_S, Sidecar, eventually

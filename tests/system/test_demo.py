@@ -18,10 +18,10 @@ from typing import IO, Any
 import pytest
 
 from liveness.cli import main
-from liveness.demo import gateway as gateway_module
-from liveness.demo import processes
-from liveness.demo.plans import Behaviour
-from liveness.demo.script import ACTIONS
+from liveness.lab.demo import gateway as gateway_module
+from liveness.lab.demo import processes
+from liveness.lab.demo.plans import Behaviour
+from liveness.lab.demo.script import ACTIONS
 from tests.helpers.needs import needs
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar, eventually
@@ -39,7 +39,7 @@ NO_FAULT = "faults: early 0, missed 0, false 0"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*3\d")
 # A gateway that loses what user-03 says.
 FAULTY = """
-from liveness.demo.gateway import Gateway, main
+from liveness.lab.demo.gateway import Gateway, main
 
 take = Gateway._take
 Gateway._take = lambda room, connection, line: (
@@ -397,7 +397,7 @@ def test_a_signal_gives_the_terminal_back_and_leaves_nothing_behind(
 
 def test_a_fault_of_ours_gives_the_terminal_back() -> None:
     planted = (
-        "import sys; from liveness.cli.main import main; from liveness.demo import picture\n"
+        "import sys; from liveness.cli.main import main; from liveness.lab.demo import picture\n"
         "picture.lateness = lambda _: 1 / 0\n"
         "sys.exit(main(sys.argv[1:]))"
     )

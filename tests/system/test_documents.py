@@ -24,8 +24,8 @@ from typing import IO, Any, Final
 import pytest
 import trio
 
-from liveness.bench import redis as bench_redis
-from liveness.compare.offline_lines import offline_in
+from liveness.lab.bench import redis as bench_redis
+from liveness.lab.compare.offline_lines import offline_in
 from tests.helpers.needs import needs
 from tests.helpers.pages import MANUAL, blocks, example, shell_lines
 from tests.helpers.peer import listening, timer

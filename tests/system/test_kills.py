@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from liveness.core.records import HostTime
-from liveness.promises.checker import broken_promises
-from liveness.promises.run_history import History, Process
+from tests.promises.checker import broken_promises
+from tests.promises.run_history import History, Process
 from tests.simulation.plan import Fault, GatewayPlan, Plan, Step, Visit
 from tests.simulation.world import World
 from tests.system.conftest import Start

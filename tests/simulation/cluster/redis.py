@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from liveness.demo.processes import PARENT_DEATH
+from liveness.lab.demo.processes import PARENT_DEATH
 from tests.helpers.redis_connection import RedisConnection
 from tests.helpers.redis_servers import RedisServer
 

@@ -1,0 +1,96 @@
+"""The promises as rules, for whoever judges: numbers are those of `docs/concepts.md`.
+
+Pure, and no rule knows the product. Demo and bench ask them of records as they come; the
+tests' checker asks them of whole runs. `SessionLog` holds the open sessions alone.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+# The number of what belongs to no single promise.
+NO_PROMISE: Final = 0
+
+
+class Breach(NamedTuple):
+    """The number of a promise, and what broke it."""
+
+    promise: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.what}"
+
+
+def is_early(waited_s: float, whole_s: float, slack_s: float = 0.0) -> bool:
+    """1: whether less than the whole time has passed, by more than clocks are unsure."""
+    return waited_s < whole_s - slack_s
+
+
+def is_late(late_s: float, most_s: float) -> bool:
+    """2: whether something came later than it may."""
+    return late_s > most_s
+
+
+def is_next_attempt(
+    attempt: int, before: int, *, is_anew: bool = False, is_again: bool = False
+) -> bool:
+    """7: whether an attempt of a timer may follow another.
+
+    Args:
+        attempt: Its number.
+        before: That of the one before; 0 if there was none.
+        is_anew: Whether the timer may have been asked for anew.
+        is_again: Whether the one before may have been lost with its gateway.
+    """
+    return attempt == before + 1 or (is_anew and attempt == 1) or is_again
+
+
+# --- sessions by the log: 3, once, and 6, the newer wins --------------------------------
+
+Record: TypeAlias = Mapping[str, Any]
+
+# The field that names the session that a record ends, by its kind.
+_ENDS: Final = {"moved": "from_session", "offline": "session"}
+
+
+def was_read_last(record: Record) -> bool:
+    """Whether it says that an older connection's login came after the newer one's."""
+    return record["kind"] == "moved" and "from_session" not in record
+
+
+class SessionLog:
+    """The users online by the records so far; every session ends once."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Record] = {}  # by the text of the uid: what began it
+
+    def take(self, record: Record) -> list[Breach]:
+        """The next record about a user; what it breaks."""
+        kind, user = record["kind"], str(record["uid"])
+        began = self.open.get(user)
+        session = None if began is None else began["seq"]
+        breaches = []
+        keeps_name = kind == "offline" or was_read_last(record)
+        if began and keeps_name and repr(record["uid"]) != repr(began["uid"]):
+            breaches.append(Breach(3, f"{record} of a session of {began['uid']!r}"))
+        if was_read_last(record):
+            if record["session"] != session:
+                breaches.append(Breach(6, f"{record} while session {session} is open"))
+            return breaches
+        if (record[_ENDS[kind]] if kind in _ENDS else None) != session:
+            breaches.append(Breach(3, f"{record} while session {session} is open"))
+        if kind == "offline":
+            self.open.pop(user, None)
+        else:
+            self.open[user] = record
+        return breaches
+
+    def unended(
+        self, may_go_on: Callable[[Record], bool] = lambda _: False
+    ) -> list[Breach]:
+        """Once all is over: the sessions that never ended, but for those that may go on."""
+        return [
+            Breach(3, f"session {began['seq']} of {user} never ended")
+            for user, began in self.open.items()
+            if not may_go_on(began)
+        ]

@@ -1,0 +1,183 @@
+"""What the command prints and writes, and what it refuses."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+import pytest
+
+from liveness.cli import main
+from liveness.lab.conformance.conformance_report import (
+    json_report,
+    text_report,
+    write_junit,
+)
+from liveness.lab.conformance.conformance_run import BadSocket, RunResult, check_free
+from liveness.lab.conformance.findings import (
+    FAIL,
+    NOT_TRIED,
+    PASS,
+    Finding,
+    RuleVerdict,
+)
+from liveness.lab.conformance.tape import Seen
+from tests.helpers.tree import ROOT
+from tests.system.sidecar import eventually
+
+FRAMES: Final = (
+    Seen(1.5, 3, True, ("notices", ({"uid": "\x1b[2J<&", "seq": 2},) * 9)),
+    Seen(1.6, 3, False, ("keepalive", (b"\x00\x01",), {"conn": (2**62, 1.0)})),
+)
+RESULT: Final = RunResult(
+    "gw-1",
+    [
+        RuleVerdict(9, PASS, (), ""),
+        RuleVerdict(15, FAIL, (Finding("a <day>", "é\x00", "none", FRAMES),), ""),
+        RuleVerdict(26, NOT_TRIED, (), "no command"),
+    ],
+    frozenset({15}),
+    ["a night broke off: \x07"],
+    2.0,
+)
+
+
+def test_the_text_has_a_line_for_each_rule_and_the_frames_that_led_there() -> None:
+    assert [*text_report(RESULT)] == [
+        "G9   pass     Log in each connection",
+        "G15  FAIL     Nothing behind the end",
+        "     in: a <day>",
+        "     seen: é\\x00",
+        "     expected: none",
+        "         1.500 s  link 3  ← notices "
+        + '[{"uid": "\\u001b[2J<&", "seq": 2}, ' * 1
+        + '{"uid": "\\u001b[2J<&", "seq": 2}, {"uid": "\\u001b[2J<&", "seq": 2}, '
+        + '"… 6 more"]',
+        "         1.600 s  link 3  → keepalive "
+        + f'["bytes 0001…"] {{"conn": [{2**62}, 1.0]}}',
+        "G26  not tried: no command",
+        "a night broke off: \\x07",
+        "gw-1: 1 kept, 1 not kept, 1 not tried, in 2 s",
+    ]
+
+
+def test_the_json_is_one_document_with_the_frames() -> None:
+    document = json.loads(json_report(RESULT))
+    assert not document["kept"]
+    rules = {rule["rule"]: rule for rule in document["rules"]}
+    assert [rule["verdict"] for rule in rules.values()] == ["pass", "fail", "not tried"]
+    ((finding,)) = rules["G15"]["findings"]
+    assert finding["frames"][1]["to"] == "sidecar"
+    assert finding["frames"][1]["frame"][2] == {"conn": [2**62, 1.0]}
+
+
+def test_the_junit_file_is_xml_with_a_test_case_for_each_rule(tmp_path: Path) -> None:
+    file = tmp_path / "report.xml"
+    write_junit(RESULT, file)
+    suite = ElementTree.parse(file).getroot()
+    counts = ("tests", "failures", "errors", "skipped")
+    assert [suite.get(count) for count in counts] == ["4", "1", "1", "1"]
+    kinds = [[child.tag for child in case] for case in suite]
+    assert kinds == [[], ["failure"], ["skipped"], ["error"]]
+    (failure,) = suite.iter("failure")
+    assert failure.text is not None
+    assert "a <day>" in failure.text
+
+
+def test_the_socket_of_a_run_replaces_nothing_that_is_in_use(tmp_path: Path) -> None:
+    file, live = tmp_path / "file", tmp_path / "live.sock"
+    file.write_text("mine")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(live))
+        listener.listen()
+        for path in (
+            file,
+            tmp_path,
+            live,
+            tmp_path / "no" / "x",
+            tmp_path / ("x" * 99),
+        ):
+            with pytest.raises(BadSocket, match=re.escape(str(path))):
+                check_free(path)
+    assert file.read_text() == "mine"
+    check_free(live)  # its program has ended
+    check_free(tmp_path / "new.sock")
+
+
+def test_the_command_runs_a_gateway_and_says_by_its_exit_code_whether_rules_are_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    gateway = f"{sys.executable} -m tests.lab.conformance.wrong_gateway counts-from-one"
+    options = ["--command", f"{gateway} --sidecar {{socket}} --port {{port}}"]
+    junit = tmp_path / "report.xml"
+    command = ["conformance", *options, "--json", "--junit", str(junit)]
+    assert main.main([*command, "--rule", "G9"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept"]
+    assert ElementTree.parse(junit).getroot().get("failures") == "0"
+    assert main.main([*command, "--rule", "G10"]) == 1
+    (rule,) = json.loads(capsys.readouterr().out)["rules"]
+    assert rule["verdict"] == "fail"
+    assert rule["findings"][0]["frames"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "line"),
+    [
+        (
+            [],
+            2,
+            "give either --command CMD or --listen PATH; see `… conformance --help`",
+        ),
+        (
+            ["--command", "cat"],
+            2,
+            "no user can connect to your gateway: write {port} into",
+        ),
+        (
+            ["--command", "cat {prot} {port}"],
+            os.EX_CONFIG,
+            "the gateway's command has {prot}, which is none of {socket}, {name}, {port}",
+        ),
+        (
+            ["--command", "sh -c 'echo hm' {port}"],
+            1,
+            "has ended; correct --command. Its output: hm",
+        ),
+        (
+            ["--listen", "/no/x", "--rule", "G1"],
+            1,
+            "/no/x is in no folder that exists; make the folder",
+        ),
+        (["--users", "here", "--listen", "x"], 2, "'here' is no HOST:PORT, such as"),
+        (["--rule", "G0", "--listen", "x"], 2, "'G0' is no rule, G1 to G32"),
+    ],
+    ids=["neither", "nobody", "command", "ended", "folder", "users", "rule"],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    options: list[str], code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["conformance", *options]) == code
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    before, _, after = line.partition("…")
+    assert before in said
+    assert after in said
+
+
+def test_a_run_that_is_ended_by_sigterm_ends_the_gateway_too(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    gateway = f"sh -c 'echo $$ > {file}; exec sleep 600' {{port}}"
+    run = [sys.executable, "-m", "liveness", "conformance", "--command", gateway]
+    with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: file.exists() and bool(file.read_text()))
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (1, "liveness: ended by SIGTERM\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)

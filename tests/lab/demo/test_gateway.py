@@ -1,0 +1,309 @@
+"""The demo's gateway: its room, on real sockets, with a scripted sidecar."""
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+
+import liveness
+from liveness.lab.demo import gateway as gateway_module
+from liveness.lab.demo.gateway import MAX_LINE_BYTES, Gateway
+from liveness.testing import Event, ScriptedSidecar, scripted_sidecar
+
+SOON_S: Final = 10  # long after everything here has happened
+
+
+class Client:
+    """A person at a terminal, one line at a time."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._unread = b""
+
+    async def type(self, *lines: str) -> None:
+        await self.stream.send_all("".join(f"{line}\n" for line in lines).encode())
+
+    async def line(self) -> Any:
+        """The next line, or None when the gateway has closed the connection."""
+        with trio.fail_after(SOON_S):
+            while b"\n" not in self._unread:
+                try:
+                    data = await self.stream.receive_some()
+                except trio.BrokenResourceError:  # it did not read our last line
+                    return None
+                if not data:
+                    return None
+                self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
+
+    async def ask(self, line: str) -> Any:
+        """Types a line, and reads the next one."""
+        await self.type(line)
+        return await self.line()
+
+
+class Room:
+    """A gateway that serves, and the sidecar that it reports to."""
+
+    def __init__(self, script: ScriptedSidecar, most: int = 10) -> None:
+        self.script = script
+        self._most = most
+        self._clients = AsyncExitStack()
+        self._seen = 0
+
+    @asynccontextmanager
+    async def open(self) -> "AsyncIterator[Room]":
+        """Serves, and closes in the end what clients have left open."""
+        async with (
+            liveness.connect(self.script.path, name="chat") as self._sidecar,
+            trio.open_nursery() as nursery,
+        ):
+            await self._sidecar.connected()
+            self.gateway = Gateway(self._sidecar, most=self._most)
+            nursery.start_soon(self.gateway.close_ended)
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            self._port = listener.socket.getsockname()[1]
+            await nursery.start(trio.serve_listeners, self.gateway.serve, [listener])
+            async with self._clients:
+                yield self
+            nursery.cancel_scope.cancel()
+
+    async def connect(self) -> Client:
+        """Connects; the greeting is not read yet."""
+        stream = await trio.open_tcp_stream("127.0.0.1", self._port)
+        return Client(await self._clients.enter_async_context(stream))
+
+    async def come(self) -> Client:
+        """Connects, and reads the greeting."""
+        client = await self.connect()
+        assert "welcome" in await client.line()
+        return client
+
+    async def enter(self, uid: str) -> tuple[Client, int]:
+        """Logs in; the client, and its conn."""
+        client = await self.come()
+        assert (await client.ask(json.dumps({"login": uid})))["joined"] == uid
+        return client, max(self.gateway.room)
+
+    async def reported(self) -> list[tuple[str, Any, int | None]]:
+        """What was reported to the sidecar since the last call: event, uid and conn."""
+        with trio.fail_after(SOON_S):
+            await self._sidecar.flush()
+        events: list[Event] = self.script.events[self._seen :]
+        self._seen = len(self.script.events)
+        return [(event.event, event.uid, event.conn) for event in events]
+
+
+@pytest.fixture
+async def room() -> AsyncIterator[Room]:
+    async with scripted_sidecar() as script, Room(script).open() as room:
+        yield room
+
+
+async def test_everyone_in_the_room_hears_what_one_user_says(room: Room) -> None:
+    ann, a = await room.enter("ann")
+    bob, b = await room.enter("bob")
+    assert a < b
+    assert await room.reported() == [("login", "ann", a), ("login", "bob", b)]
+    heard = {"uid": "ann", "say": "\x1b hi"}
+    assert await ann.ask(json.dumps({"say": "\x1b hi"})) == heard
+    assert await bob.line() == heard
+    assert await room.reported() == [("message", "ann", a)]
+
+
+async def test_everyone_in_the_room_hears_a_reminder_unless_it_was_cancelled(
+    room: Room,
+) -> None:
+    ann, _ = await room.enter("ann")
+    bob, _ = await room.enter("bob")
+    for what in ("tea", "lunch"):
+        reminding = await ann.ask(json.dumps({"remind": what, "in": 5}))
+        assert reminding == {"reminding": what}
+    assert await ann.ask('{"forget": "lunch"}') == {"forgotten": "lunch"}
+    await room.reported()
+    await room.script.pass_time(5)
+    heard = {"uid": "ann", "reminder": "tea"}
+    assert [await ann.line(), await bob.line()] == [heard, heard]
+    await room.script.timer("chat", "remind:ann:tea", "done")
+    await room.script.timer("chat", "remind:ann:lunch", "cancelled")
+
+
+async def test_a_reminder_waits_until_somebody_is_in_the_room(room: Room) -> None:
+    ann, _ = await room.enter("ann")
+    await ann.type('{"remind": "tea", "in": 60}', '{"logout": 1}')
+    for _ in range(3):
+        await ann.line()
+    await room.reported()
+    await room.script.pass_time(60)
+    timer = await room.script.timer("chat", "remind:ann:tea", "pending")
+    assert timer.message == "nobody is in the room"
+    bob, _ = await room.enter("bob")
+    assert await bob.ask('{"ping": 1}') == {"pong": 1}
+    await room.script.pass_time(15)
+    assert await bob.line() == {"uid": "ann", "reminder": "tea"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hello",
+        "",
+        "[" * 4_000,
+        '{"say": 7}',
+        '{"login": "ann again"}',
+        '{"shout": "hi"}',
+        "9" * 4_000,
+        "\x00",
+        '{"remind": "tea", "in": 0}',
+        '{"remind": "", "in": true}',
+        '{"remind": "' + "x" * 300 + '", "in": 5}',
+        '{"remind": "\\n", "in": NaN}',
+        '{"forget": "' + "x" * 300 + '"}',
+    ],
+)
+async def test_a_bad_line_is_answered_and_proves_its_user_alive(
+    room: Room, line: str
+) -> None:
+    ann, conn = await room.enter("ann")
+    await room.reported()
+    assert list(await ann.ask(line)) == ["error"]
+    assert await room.reported() == [("keepalive", "ann", conn)]
+    assert room.script.timers == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ({"say": "hi"}, "error"),
+        ({"ping": 1}, "pong"),
+        *(
+            ({"login": name}, "error")
+            for name in ["", "x" * 33, "a\a", "\ud800", 7, None, ["ann"], {"a": 1}]
+        ),
+    ],
+    ids="{!a:.40}".format,
+)
+async def test_without_a_login_nothing_is_reported(
+    room: Room, asked: dict[str, Any], answer: str
+) -> None:
+    client = await room.come()
+    assert list(await client.ask(json.dumps(asked))) == [answer]
+    assert await room.reported() == []
+
+
+TOO_LONG: Final = {"bye": f"a line has at most {MAX_LINE_BYTES} bytes"}
+
+
+@pytest.mark.parametrize(
+    ("data", "last"),
+    [
+        ('{"logout": 1}\n', [{"bye": "logout"}]),
+        ("x" * (MAX_LINE_BYTES + 1), [TOO_LONG]),
+        ("x" * (MAX_LINE_BYTES + 1) + "\n", [TOO_LONG]),
+        ("", []),
+    ],
+    ids=["logout", "no end of line", "long line", "closed"],
+)
+async def test_a_connection_that_ends_is_logged_out(
+    room: Room, data: str, last: list[dict[str, str]]
+) -> None:
+    ann, conn = await room.enter("ann")
+    await room.reported()
+    await ann.stream.send_all(data.encode())
+    if not data:
+        await ann.stream.send_eof()
+    assert [await ann.line() for _ in last] == last
+    assert await ann.line() is None
+    assert (await room.reported())[-1] == ("logout", "ann", conn)
+
+
+async def test_a_silent_user_is_closed_and_the_others_stay(room: Room) -> None:
+    ann, _ = await room.enter("ann")
+    bob, conn = await room.enter("bob")
+    await room.reported()
+    await room.script.pass_time(29)
+    assert await bob.ask('{"ping": 1}') == {"pong": 1}
+    await room.reported()
+    await room.script.pass_time(2)
+    assert [await ann.line(), await ann.line()] == [{"bye": "silence"}, None]
+    assert await bob.ask('{"ping": 1}') == {"pong": 1}
+    assert list(room.gateway.room) == [conn]
+
+
+async def test_a_user_who_comes_again_stays_on_the_newer_connection(room: Room) -> None:
+    old, _ = await room.enter("ann")
+    await room.reported()
+    new, conn = await room.enter("ann")
+    assert [await old.line(), await old.line()] == [{"bye": "moved"}, None]
+    assert await new.ask('{"ping": 1}') == {"pong": 1}
+    assert list(room.gateway.room) == [conn]
+
+
+async def test_a_full_gateway_refuses_connections_until_somebody_leaves() -> None:
+    async with scripted_sidecar() as script, Room(script, most=1).open() as room:
+        ann, _ = await room.enter("ann")
+        more = await room.connect()
+        assert await more.line() == {"bye": "the gateway is full, come back later"}
+        assert await more.line() is None
+        await ann.stream.send_eof()
+        assert await ann.line() is None
+        await room.enter("bob")
+
+
+async def test_a_user_who_does_not_read_is_cut_off_and_the_others_go_on(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "LINE_PAUSE_S", 0.0)
+    monkeypatch.setattr(gateway_module, "LAST_LINES_S", 0.01)
+    _, conn = await room.enter("slow")
+    ann, _ = await room.enter("ann")
+    await room.reported()
+    line = json.dumps({"say": "x" * 4_000})
+    with trio.fail_after(6 * SOON_S):
+        while conn in room.gateway.room:
+            assert (await ann.ask(line))["uid"] == "ann"
+    assert ("logout", "slow", conn) in await room.reported()
+    assert await ann.ask('{"ping": 1}') == {"pong": 1}
+
+
+async def test_a_connection_without_a_login_in_time_is_closed(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "LOGIN_S", 0.05)
+    client = await room.come()
+    assert await client.line() == {"bye": "no login within 0.05 s"}
+    assert await client.line() is None
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--name", "x" * 65], "name is"),
+        (["--sidecar", "x" * 108], "107"),
+        (["--port", "TAKEN"], "gw-1: "),
+    ],
+    ids=["name", "path", "port"],
+)
+def test_a_gateway_that_cannot_serve_says_why_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: list[str],
+    message: str,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flag, value = option
+        value = value.replace("TAKEN", str(taken.getsockname()[1]))
+        path = str(tmp_path / "none")
+        monkeypatch.setattr("sys.argv", ["gateway", "--sidecar", path, flag, value])
+        with pytest.raises(SystemExit) as ended:
+            gateway_module.main()
+    assert message in str(ended.value.code)
+    assert "\n" not in str(ended.value.code)
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,119 @@
+"""5, no false silence: how long users are held, and whether their gateway was there."""
+
+from collections.abc import Iterator
+from math import inf
+from typing import Final
+
+from liveness.lab.common.promises import is_early
+from tests.promises.prompt import PROMPT_S
+from tests.promises.run_evidence import LINK_S, SETTLE_S, RunEvidence, Silence
+from tests.promises.run_history import STAMP_S, LinkHistory
+
+# The least that a gateway is given to be back after a start of the sidecar.
+BACK_S: Final = 1.0
+# A promise to ping may be kept late by as much again, and by this at least.
+LEAST_LATE_S: Final = 1.0
+
+
+def no_false_silence(run: RunEvidence) -> Iterator[str]:
+    """Time in which the sidecar did not run is no silence; users are held for so long."""
+    for it in run.silences:
+        yield from _unattended(run, it)
+        if it.record["reason"] == "gateway_lost":
+            yield from _lost(run, it)
+        else:
+            yield from _silent(run, it)
+        if run.is_virtual and run.host_is_calm(it.heard_at, it.at):
+            yield from _held_too_long(run, it)
+
+
+def _unattended(run: RunEvidence, silence: Silence) -> Iterator[str]:
+    """A whole timeout that the sidecar ran passed since what was heard, and since a crash."""
+    record, at, least = silence.record, silence.at, silence.least
+    for sign, silence_s, whole_s in silence.recent:
+        if not is_early(run.history.passed(sign, at), whole_s, STAMP_S):
+            yield (
+                f"{record} at {at:.3f}, and it ran for {silence_s:.3f} s since "
+                f"something was in the socket at {sign:.3f}"
+            )
+    for process in run.history.crashes():
+        since = process.began_at
+        is_restored = run.at.get(record["session"], at) < since <= at
+        if is_restored and is_early(run.most_silence(since, at), least, STAMP_S):
+            yield f"{record} at {at:.3f}, and a crash was at {since:.3f}"
+
+
+def _links(run: RunEvidence, silence: Silence) -> list[LinkHistory]:
+    """Those of its gateway to the process that judged.
+
+    A gateway that hangs may not have noticed that the process at the other end is gone.
+    """
+    links = run.history.gateway_links(silence.conn.gateway)
+    return [it for it in links if it.sidecar == run.history.process_at(silence.at)]
+
+
+def _lost(run: RunEvidence, silence: Silence) -> Iterator[str]:
+    """`gateway_lost` is said of a user whose gateway is not there, or is mute."""
+    record, at, since = silence.record, silence.at, silence.heard_at
+    slack = LINK_S + run.late_s
+    if run.history.ran(since, at) >= silence.least + run.terms.hold_s - STAMP_S:
+        return  # no user waits longer for anything
+    is_there = any(
+        it.welcomed_at <= at - slack and at + run.late_s <= it.ended_at
+        for it in _links(run, silence)
+    )
+    if is_there and not run.was_put_off(silence.conn, since + silence.least, at):
+        yield f"{record} at {at:.3f}, and its gateway was there"
+    now = run.history.process_at(at)
+    began_at = run.history.processes[now].began_at
+    if now and is_early(run.history.ran(began_at, at), BACK_S, STAMP_S):
+        yield f"{record} at {at:.3f}, just after a start at {began_at:.3f}"
+
+
+def _silent(run: RunEvidence, silence: Silence) -> Iterator[str]:
+    """`silence` is said of a user whose gateway has a link and talks."""
+    record, at, gateway = silence.record, silence.at, silence.conn.gateway
+    links = _links(run, silence)
+    slack = LINK_S + run.late_s
+    if not any(it.opened_at <= at and at - slack <= it.ended_at for it in links):
+        yield f"{record} at {at:.3f}, and its gateway was not there"
+    ping = max((it.hello.get("ping", inf) for it in links), default=inf)
+    late_s = ping + max(ping, LEAST_LATE_S)
+    for name, began, ended in run.history.hangs:
+        if name != gateway or not run.host_is_calm(began - 1, at):
+            continue
+        # What it had sent is heard when it is read, which its own orders put off.
+        if run.gave_orders(name, began - 1, at):
+            continue
+        # A link that it was about to make is made, and its hello is a sign of life.
+        heard = [sent.at for it in links for sent in it.sent if sent.at <= at]
+        mute_from = max([began, *heard]) + late_s + LINK_S
+        if mute_from < at < ended:
+            yield f"{record} at {at:.3f}, and its gateway hung from {began:.3f}"
+        since = silence.heard_at
+        # Which of its timeouts it was under is not looked at: the longest ends in the
+        # hang, and the hold is over no sooner than that of the shortest.
+        was_held = mute_from < since + silence.most < ended - LINK_S
+        hold_until = since + silence.least + run.terms.hold_s - SETTLE_S
+        fresh = min(ended + silence.least, hold_until)
+        if was_held and ended <= at < fresh - STAMP_S:
+            yield f"{record} at {at:.3f}, and it was held until {ended:.3f}"
+
+
+def _held_too_long(run: RunEvidence, silence: Silence) -> Iterator[str]:
+    """Whatever its gateway does, a user waits for it no longer than the hold.
+
+    And not at all for one that has gone, and had a moment to come back.
+    """
+    record, at, conn, heard = silence.record, silence.at, silence.conn, silence.heard_at
+    due, slack = heard + silence.most, PROMPT_S + LINK_S
+    if heard == -inf:
+        return
+    if run.history.ran(heard, at) > silence.most + run.terms.hold_s + slack:
+        yield f"{record} at {at:.3f}, and it was last heard at {heard:.3f}"
+    links = [it for it in run.history.gateway_links(conn.gateway) if it.opened_at <= at]
+    if not links or run.was_put_off(conn, heard + silence.least, at):
+        return
+    due = max(due, links[-1].ended_at + SETTLE_S)
+    if at > due + slack and run.host_is_calm(at, at + LINK_S):
+        yield f"{record} at {at:.3f}, and its gateway went {at - due:.3f} s before"
