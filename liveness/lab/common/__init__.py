@@ -1,4 +1,4 @@
 """What demo, bench, conformance and comparison share: processes, users, load, and a judge."""
 
-# Imports: nothing.
+# Imports: compiled, errors.
 # Never: sqlite3, starlette, structlog, hypercorn.

@@ -1,0 +1,317 @@
+"""Programs in processes of their own: started, watched, measured, and ended.
+
+However this process ends, the kernel ends them too (see `launch.py`). `Program` blocks in
+`start`, `stop` and `kill`; where trio runs, `launch` with `until_ready` and `ended` do not.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Self
+
+import trio
+
+from liveness.compiled import environment
+from liveness.errors import LivenessError
+
+# Runs a module of this environment.
+PYTHON: Final = (sys.executable, "-m")
+HOST: Final = "127.0.0.1"
+# Far longer than any start or stop that works, also with ten million users: without it a
+# run could hang.
+START_S: Final = 60.0
+STOP_S: Final = 60.0
+POLL_S: Final = 0.005
+LAST_LINES: Final = 10
+KIB_IN_MB: Final = 1024 / 1e6  # /proc counts in KiB
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+_LAUNCH: Final = str(Path(__file__).with_name("launch.py"))
+
+
+class ProgramError(LivenessError):
+    """A program did not start, or ended by itself; with the end of its output."""
+
+    def __init__(self, program: "Program", what: str) -> None:
+        super().__init__(f"the {program.name} {what}")
+        self.last_lines = program.last_lines()
+
+
+@dataclass(eq=False, kw_only=True)
+class Program:
+    """A program that can be started and ended several times on the same files.
+
+    Leaving it as a context kills it. It gets no settings of this machine, and no Ctrl-C,
+    which is for this process.
+    """
+
+    name: str  # in messages, after "the"
+    command: Sequence[str]  # a program by its whole path, and its arguments
+    log: Path  # its output is added
+    # Matches its output once it is ready; group 1 is its address.
+    ready: re.Pattern[str]
+    env: Mapping[str, str] = field(default_factory=dict)  # added to its environment
+    listener: socket.socket | None = None  # that it inherits, as from systemd
+    address: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_at = 0  # where the output of its last start begins
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    # --- start and end ----------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Start it; from the main thread, as `launch.py` requires."""
+        fds = [] if self.listener is None else [self.listener.fileno()]
+        launcher = [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid())]
+        with self.log.open("ab") as log:
+            self._log_at = log.tell()
+            self._process = subprocess.Popen(
+                [*launcher, *(map(str, fds) if fds else "-"), *self.command],
+                env={**environment(), **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=fds,
+                process_group=0,
+            )
+
+    def start(self) -> float:
+        """Start it; the seconds until it was ready.
+
+        Raises:
+            ProgramError: It was not, or has ended.
+        """
+        began = time.perf_counter()
+        self.launch()
+        while not self.is_ready():
+            if time.perf_counter() - began > START_S:
+                raise self._not_ready()
+            time.sleep(POLL_S)
+        return time.perf_counter() - began
+
+    async def until_ready(self) -> None:
+        """After `launch`: return when it is ready.
+
+        Raises:
+            ProgramError: It was not, or has ended.
+        """
+        with trio.move_on_after(START_S):
+            while True:
+                if self.is_ready():
+                    return
+                await trio.sleep(POLL_S)
+        raise self._not_ready()
+
+    def is_ready(self) -> bool:
+        """Whether its output says so; see `check` too."""
+        self.check()
+        with self.log.open("rb") as log:
+            log.seek(self._log_at)
+            found = self.ready.search(log.read().decode(errors="replace"))
+        if found:
+            self.address = found[1]
+        return bool(found)
+
+    def check(self) -> None:
+        """Raise a `ProgramError` if it has ended by itself."""
+        code = self.code
+        if code is not None:
+            raise ProgramError(self, f"has ended, exit code {code}")
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    @property
+    def pid(self) -> int:
+        """Its process id, from its first start on."""
+        assert self._process is not None
+        return self._process.pid
+
+    def stop(self) -> float:
+        """End it by SIGTERM; the seconds that took.
+
+        Raises:
+            ProgramError: It did not end, or not in order.
+        """
+        assert self._process is not None
+        began = time.perf_counter()
+        self.signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            raise ProgramError(self, f"had not stopped within {STOP_S:g} s") from None
+        if code:
+            raise ProgramError(self, f"ended with code {code} on SIGTERM")
+        return time.perf_counter() - began
+
+    def kill(self) -> None:
+        """End it as kill -9 does, with all that it has started; or do nothing."""
+        if self._process is not None:
+            self.signal(signal.SIGKILL)  # works while it is stopped too
+            self._process.wait()
+
+    async def ended(self) -> int:
+        """Return its exit code when it ends, and end what it has left behind."""
+        pidfd = os.pidfd_open(self.pid)
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        self.signal(signal.SIGKILL)
+        code = self.code
+        assert code is not None
+        return code
+
+    def signal(self, number: int) -> None:
+        """Signal it and those that it has started, such as that of `go run`.
+
+        They are its process group, which bears its pid. That is no other process's as long
+        as nobody has waited for its end.
+        """
+        if self._process is not None and self._process.returncode is None:
+            os.killpg(self.pid, number)
+
+    # --- what it says and uses --------------------------------------------------------
+
+    def last_lines(self) -> str:
+        """The end of its output, indented."""
+        lines = self.log.read_text(errors="replace", encoding="utf-8").splitlines()
+        return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
+
+    def cpu_s(self) -> float:
+        """CPU seconds used so far: user and system, all threads.
+
+        To the nanosecond, while /proc counts in hundredths: this is the clock of
+        clock_getcpuclockid(3).
+        """
+        return time.clock_gettime(~self.pid << 3 | 2)
+
+    def memory_mb(self) -> float:
+        """Resident memory now."""
+        return self._status_mb("VmRSS")
+
+    def peak_memory_mb(self) -> float:
+        """Most resident memory since the start, or since `reset_peak`."""
+        return self._status_mb("VmHWM")
+
+    def reset_peak(self) -> None:
+        """Reset the peak to what is resident now (5 in clear_refs, see proc(5))."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5", encoding="utf-8")
+
+    def _status_mb(self, name: str) -> float:
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
+        for line in status.splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * KIB_IN_MB
+        raise ProgramError(self, "has ended, and has no memory")
+
+    def _not_ready(self) -> ProgramError:
+        what = f"was not ready within {START_S:g} s: no line of its output has"
+        return ProgramError(self, f"{what} {self.ready.pattern}")
+
+
+@contextmanager
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """A new folder in *parent* (None: the temporary folder), removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="liveness-lab-", dir=parent) as folder:
+        yield Path(folder)
+
+
+def reserved_port() -> socket.socket:
+    """A socket that reserves a free port for a program across its restarts.
+
+    It is bound and never listens. So the program can listen on the port, and the kernel
+    gives it to no outgoing connection while the program is down.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((HOST, 0))
+    return reserved
+
+
+# --- the programs that several need ---------------------------------------------------
+
+
+class Sidecar(Program):
+    """A sidecar with its socket, state and output in *folder*; its address is HTTP's.
+
+    Args:
+        folder: An empty one.
+        timeout_s: Of silence.
+        settings: TOML; without it the defaults hold, not the settings of this machine.
+        slots: Of its wheel; None: the default.
+        name: In messages.
+        env: Added to its environment.
+        listener: The socket that it inherits, bound to `socket_in(folder)`; None: its own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        timeout_s: float,
+        settings: str = "",
+        slots: int | None = None,
+        name: str = "sidecar",
+        env: Mapping[str, str] = NOTHING,
+        listener: socket.socket | None = None,
+    ) -> None:
+        self.socket = socket_in(folder)
+        self.state = folder / "state"
+        file = folder / "liveness.toml"
+        file.write_text(settings, encoding="utf-8")
+        command = [*PYTHON, "liveness", "serve", "--config", str(file)]
+        command += ["--socket", str(self.socket), "--http", f"{HOST}:0"]
+        command += ["--state", str(self.state), "--timeout", str(timeout_s)]
+        if slots is not None:
+            command += ["--slots", str(slots)]
+        super().__init__(
+            name=name,
+            command=command,
+            log=folder / "sidecar.log",
+            ready=re.compile(r'"http": "([^"]+)".*"event": "ready"'),
+            env=env,
+            listener=listener,
+        )
+
+
+def socket_in(folder: Path) -> Path:
+    """The socket of the sidecar in *folder*."""
+    return folder / "gateway.sock"
+
+
+def redis_server(folder: Path, *words: str, program: str = "redis-server") -> Program:
+    """A Redis without a disk: it is empty whenever it starts.
+
+    Args:
+        folder: For its files.
+        words: More options, such as `--port 7000`.
+        program: Its name or path, or that of another with the same options.
+    """
+    options = ["--dir", str(folder), "--save", "", "--appendonly", "no"]
+    return Program(
+        name=Path(program).name,
+        command=[shutil.which(program) or program, *options, *words],
+        log=folder / "redis.log",
+        ready=re.compile("(Ready to accept connections)"),
+    )

@@ -1,0 +1,124 @@
+"""Programs that are started, watched and ended, as real processes."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from liveness.lab.common.processes import Program, ProgramError, Sidecar, socket_in
+
+READY = "print('ready at here:1', flush=True)"
+WAITS = f"import signal; {READY}; signal.pause()"
+FAMILY = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+print("ready at", child.pid, flush=True)
+child.wait()
+"""
+
+
+def program(folder: Path, code: str) -> Program:
+    return Program(
+        name="thing",
+        command=[sys.executable, "-c", code],
+        log=folder / "thing.log",
+        ready=re.compile(r"ready at (\S+)"),
+    )
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for whoever asks how it ended."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return status.rpartition(")")[2].split()[0] == "Z"
+
+
+def test_it_is_ready_when_it_says_so_and_again_after_each_end(tmp_path: Path) -> None:
+    with program(tmp_path, WAITS) as it:
+        for _ in range(2):
+            it.start()
+            assert it.address == "here:1"
+            assert it.code is None
+            assert it.memory_mb() > 1
+            assert it.cpu_s() > 0
+            it.kill()
+            assert it.code == -signal.SIGKILL
+    assert (tmp_path / "thing.log").read_text().count("ready") == 2
+
+
+def test_one_that_ends_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+    it = program(tmp_path, "raise SystemExit('no such port')")
+    with pytest.raises(ProgramError, match="thing has ended, exit code 1") as lost:
+        it.start()
+    assert lost.value.last_lines == "    no such port"
+
+
+def test_a_stop_in_order_is_no_error_and_another_one_is(tmp_path: Path) -> None:
+    exits = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({}))"
+    for code in (0, 3):
+        with program(tmp_path, f"{exits.format(code)}; {WAITS}") as it:
+            it.start()
+            if not code:
+                it.stop()
+                continue
+            with pytest.raises(ProgramError, match="with code 3 on SIGTERM"):
+                it.stop()
+
+
+def test_what_it_has_started_ends_with_it(tmp_path: Path) -> None:
+    with program(tmp_path, FAMILY) as it:
+        it.start()
+        child = os.pidfd_open(int(it.address))
+        it.kill()
+    # It ends by the same signal, a moment later.
+    trio.run(trio.lowlevel.wait_readable, child)
+    os.close(child)
+    assert has_ended(int(it.address))
+
+
+async def test_trio_waits_for_its_start_and_its_end(tmp_path: Path) -> None:
+    with program(tmp_path, WAITS) as it:
+        it.launch()
+        await it.until_ready()
+        it.signal(signal.SIGINT)
+        assert await it.ended() == -signal.SIGINT
+
+
+def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import re, signal, sys
+from pathlib import Path
+from tests.lab.common.test_processes import WAITS, program
+it = program(Path({str(tmp_path)!r}), WAITS)
+it.start()
+print(it.pid, flush=True)
+signal.pause()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    with parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+        trio.run(trio.lowlevel.wait_readable, child)
+        os.close(child)
+
+
+def test_a_sidecar_takes_the_socket_that_it_inherits(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(socket_in(tmp_path)))
+        listener.listen()
+        with Sidecar(tmp_path, timeout_s=30, listener=listener) as sidecar:
+            for _ in range(2):
+                sidecar.start()
+                with socket.socket(socket.AF_UNIX) as link:
+                    link.connect(str(sidecar.socket))
+                assert sidecar.stop() >= 0
+    assert sidecar.socket.exists()
