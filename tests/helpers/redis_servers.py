@@ -6,6 +6,7 @@ same options, as `valkey-server`.
 """
 
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -18,10 +19,10 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from liveness.config.cluster import ClusterSettings
-from liveness.lab.bench.program import Program
+from liveness.lab.common.processes import Program
 from tests.helpers.needs import require
 from tests.helpers.processes import ran, succeeded
-from tests.helpers.redis_connection import RedisConnection, RedisRefusal
+from tests.helpers.redis_connection import RedisConnection
 
 # Read here: while tests run, the settings of this host are hidden from them.
 PROGRAM: Final = os.environ.get("LIVENESS_TEST_REDIS", "redis-server")
@@ -57,12 +58,13 @@ class RedisServer(Program):
         words = [require(PROGRAM, "redis-server"), *ports, "--bind", LOOPBACK]
         words += ["--unixsocket", str(self.unix_socket), "--dir", str(folder)]
         words += ["--save", "", "--appendonly", "no", *options]
-        super().__init__(folder, words)
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT."""
-        return f"{LOOPBACK}:{self.port}"
+        super().__init__(
+            name="redis-server",
+            command=words,
+            log=folder / "log",
+            ready=re.compile("[Rr]eady to accept connections"),
+        )
+        self.address = f"{LOOPBACK}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -72,13 +74,6 @@ class RedisServer(Program):
     def settings(self, **more: Any) -> ClusterSettings:
         """The settings of a host that publishes here."""
         return ClusterSettings(url=self.url, **more)
-
-    def is_ready(self) -> bool:
-        """Whether it answers."""
-        try:
-            return bool(self("PING") == b"PONG")
-        except (FileNotFoundError, ConnectionError, RedisRefusal):  # it loads its data
-            return False
 
     def __call__(self, *words: str | int | bytes) -> Any:
         """The reply to one command: bytes, int, None, or a list of these.
@@ -96,11 +91,11 @@ class RedisServer(Program):
 
     def pause(self) -> None:
         """Stop its process: connections stay open, and nothing is answered."""
-        os.kill(self.pid, signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a paused process go on."""
-        os.kill(self.pid, signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
     def lose_what_follows(self, replica: "RedisServer") -> None:
         """From now on *replica* hears nothing: a failover to it loses what is written."""

@@ -58,7 +58,7 @@ class Program:
     name: str  # in messages, after "the"
     command: Sequence[str]  # a program by its whole path, and its arguments
     log: Path  # its output is added
-    # Matches its output once it is ready; group 1 is its address.
+    # Matches its output once it is ready; group 1, if there is one, is its address.
     ready: re.Pattern[str]
     env: Mapping[str, str] = field(default_factory=dict)  # added to its environment
     listener: socket.socket | None = None  # that it inherits, as from systemd
@@ -125,7 +125,7 @@ class Program:
         with self.log.open("rb") as log:
             log.seek(self._log_at)
             found = self.ready.search(log.read().decode(errors="replace"))
-        if found:
+        if found and self.ready.groups:
             self.address = found[1]
         return bool(found)
 
@@ -313,5 +313,5 @@ def redis_server(folder: Path, *words: str, program: str = "redis-server") -> Pr
         name=Path(program).name,
         command=[shutil.which(program) or program, *options, *words],
         log=folder / "redis.log",
-        ready=re.compile("(Ready to accept connections)"),
+        ready=re.compile("[Rr]eady to accept connections"),
     )

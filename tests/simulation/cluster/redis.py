@@ -1,7 +1,5 @@
 """The redis-server of a process, which all its runs and histories use in turn."""
 
-import os
-import sys
 from contextlib import ExitStack, closing
 from functools import cache
 from multiprocessing.util import Finalize
@@ -9,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from liveness.lab.demo.processes import PARENT_DEATH
 from tests.helpers.redis_connection import RedisConnection
 from tests.helpers.redis_servers import RedisServer
 
@@ -32,8 +29,5 @@ def server_of(_process: int) -> RedisConnection:
     Finalize(None, stack.close, exitpriority=0)  # also runs as a worker of a pool ends
     folder = stack.enter_context(TemporaryDirectory(prefix="redis-"))
     server = stack.enter_context(RedisServer(Path(folder), *OPTIONS))
-    # However this process ends, the server ends with it.
-    parent_death = [sys.executable, "-I", "-S", str(PARENT_DEATH), str(os.getpid())]
-    server.command = [*parent_death, *server.command]
     server.start()
     return stack.enter_context(closing(RedisConnection(server.unix_socket)))
