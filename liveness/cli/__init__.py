@@ -2,6 +2,5 @@
 
 # Imports: client, cluster, compiled, config, console, core, errors, explanation,
 #   lab.bench, lab.compare, lab.conformance, lab.demo, metrics, outlets.kafka,
-#   outlets.webhooks, service, service.common, service.links, service.storage, text,
-#   traffic.
+#   outlets.webhooks, service, service.common, service.storage, text.
 # Never: starlette, hypercorn, anyio.

@@ -22,15 +22,13 @@ HELP: Final = ("--help", "-h")
 # `version` does not load an HTTP server.
 COMMANDS: Final = (
     "serve", "watch", "status", "explain", "history", "log", "compare", "timers",
-    "gateways", "guard", "webhooks", "cluster", "backup", "record", "replay", "demo",
-    "conformance", "bench", "check-config", "check-state", "version",
+    "gateways", "guard", "webhooks", "cluster", "backup", "demo", "conformance",
+    "bench", "check-config", "check-state", "version",
 )  # fmt: skip
 
 
 # The module of a command that has not its name: no two files have one name.
-MODULES: Final = {
-    name: f"{name}_command" for name in ("cluster", "record", "replay", "webhooks")
-}
+MODULES: Final = {name: f"{name}_command" for name in ("cluster", "webhooks")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -230,7 +230,6 @@ LARGE: Final = sql(  # more than what SQLite keeps beside it
     DATABASE,
     "insert into cursors values ('watcher', hex(randomblob(50000)), 1, 1, 1, null)",
 )
-TRAFFIC: Final = '{"t":0,"link":1,"from":"gateway","frame":["ping",1]}\n'
 BAD_RECORDS: Final = sql(DATABASE, "insert into log values (1, 1, 1, x'93c1', 0)")
 HIDDEN_COMMITS: Final = changed_state(hidden_commits)
 
@@ -458,35 +457,12 @@ CLIENTS: Final = [
     Mistake("dead letters to drop of no webhook", "webhooks drop --all mail --yes --socket {live}/gateway.sock", 1, "there is no webhook 'mail'; the settings have no [webhooks.NAME]"),
     Mistake("dead letter to drop without a sidecar", "webhooks drop 17 --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("webhook to retry without a sidecar", "webhooks retry --all mail --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
-    Mistake("recorder in the sidecar's place", "record {here}/s --to {here}/s", 1, "{here}/s is the sidecar's own socket: name another PATH, and have a gateway connect there"),
-    Mistake("recorder at a live socket", "record {live}/gateway.sock --to {here}/s", 1, "socket {live}/gateway.sock: another process serves there; stop it or name another PATH"),
-    Mistake("recorder in no folder", "record {here}/none/s --to {here}/s", 1, "socket {here}/none/s: it cannot be made (No such file or directory); make its folder one that this user may write to, or name another PATH"),
-    Mistake("recording over a file", "record {here}/r --to {here}/s --out {here}/f", 1, "{here}/f already exists; name another FILE", text("f")),
-    Mistake("recording in no folder", "record {here}/r --to {here}/s --out {here}/none/f", 1, "{here}/none/f cannot be made (No such file or directory); name another FILE"),
-    Mistake("replay to whom", "replay {here}/f", 2, "name a sidecar for this replay with --socket, not that of real gateways; see `liveness replay --help`", text("f")),
-    Mistake("replay without a sidecar", "replay {here}/f --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket", text("f", '{"traffic":1,"clock":[1,2]}\n' + TRAFFIC)),
-    Mistake("replay of no file", "replay {here}/f --socket {here}/s", 1, "{here}/f: No such file or directory; name a recording"),
-    Mistake("replay of a folder", "replay {here} --socket {here}/s", 1, "{here} is not a file; name a recording"),
-    Mistake("replay of nothing", "replay {here}/f --socket {here}/s", 1, "{here}/f is empty: is it the right file?", text("f")),
-    Mistake("replay of another file", "replay {here}/f --socket {here}/s", 1, "{here}/f has neither lines of `liveness record` nor frames of msgpack (after 0 frames); name a recording", text("f", "# Title\n")),
-    Mistake("replay of broken frames", "replay {here}/f --socket {here}/s", 1, "{here}/f has neither lines of `liveness record` nor frames of msgpack (after 1 frames); name a recording", text("f", b"\x91\xa1a\xc1")),
-    Mistake("replay of a recording without links", "replay {here}/f --socket {here}/s", 1, "{here}/f has no link: nothing was recorded", text("f", '{"t":5,"event":"end"}\n')),
-    Mistake("replay of two recordings", "replay {here}/f --socket {here}/s", 1, "{here}/f, line 2: a second header; play one recording at a time", text("f", '{"traffic":1,"clock":[1,2]}\n' * 2)),
-    Mistake("replay of a link after its end", "replay {here}/f --socket {here}/s", 1, "{here}/f, line 2: link 1 is closed already; give the line another number", text("f", '{"t":0,"link":1,"event":"close"}\n' + TRAFFIC)),
-    Mistake("replay of a line that was edited badly", "replay {here}/f --socket {here}/s", 1, "{here}/f, line 2: from must be gateway or sidecar; correct it", text("f", TRAFFIC + '{"t":0,"link":1,"frame":[]}\n')),
     Mistake("output full", "check-config > /dev/full", 1, "the output cannot be written (No space left on device); give it another place"),
 ]  # fmt: skip
 
 
 # Commands with `--socket` that have rows of their own.
-OTHERS: Final = {
-    "serve",
-    "explain",
-    "compare",
-    "replay",
-    "webhooks retry",
-    "webhooks drop",
-}
+OTHERS: Final = {"serve", "explain", "compare", "webhooks retry", "webhooks drop"}
 
 
 def _without_a_sidecar() -> Iterator[Mistake]:
@@ -650,15 +626,12 @@ FOR_PROGRAMS: Final = {
 # What has no row: a folder, or a function; and why.
 EXCUSED: Final = {
     "cluster/questions.py:_in_time": "answered over HTTP: tests/cluster/test_questions.py",
-    "bench": "of `bench`: tests/lab/bench/test_bench.py and tests/system/test_bench.py",
-    "conformance": "of `conformance`: tests/lab/conformance/test_conformance_report.py",
+    "lab": "of the laboratory: tests/lab, and what has its name in tests/system",
     "cli/conformance.py:_wait_for_sigterm": "takes a signal: the same tests",
-    "demo": "of `demo`: tests/lab/demo/test_demo.py and tests/system/test_demo.py",
     "cli/status_screen.py:look": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
     "cli/compare.py:_lines_of": "takes gigabytes: tests/lab/compare/test_comparison.py",
     "cli/compare.py:_read_stdin": "beside a sidecar: tests/system/test_compare.py",
-    "traffic/traffic_file.py:_lines": "takes a line of 64 MiB: tests/traffic/test_traffic_file.py",
     "cli/status_watch.py:watch_status": "what `status` says, whose rows there are",
     "client/watcher_link.py:next_frame": "takes a sidecar that stops just then: tests/cli/test_watch.py",
     "service/links/credentials.py:access_to": "joins what the rows of [access] have",

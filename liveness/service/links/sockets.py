@@ -23,8 +23,6 @@ from liveness.service.storage.private_folders import Identity, identity
 SOCKET_MODE: Final = 0o660
 # All gateways reconnect at once after a restart.
 BACKLOG: Final = 512
-# What errors say to name in the place of a path.
-OTHER: Final = "another with --socket"
 
 
 class UnixListener(socket.socket):
@@ -46,18 +44,14 @@ class UnixListener(socket.socket):
         self._group: int | None = None
         self._file: Identity | None = None
 
-    def make(self, mode: int, group: int | None, other: str = OTHER) -> None:
+    def make(self, mode: int, group: int | None) -> None:
         """Make its file, and listen.
 
-        Args:
-            mode: The file's permissions.
-            group: The file's group; None: the default of its folder.
-            other: What an error says to name instead.
         Raises:
             StartError: Another process serves there, or the file cannot be made.
         """
         self._mode, self._group = mode, group
-        self._file = _bind(self, self.path, mode, group, other)
+        self._file = _bind(self, self.path, mode, group)
 
     def found(self) -> None:
         """Take the file at its path as its own."""
@@ -96,11 +90,7 @@ class UnixListener(socket.socket):
 
 @contextmanager
 def listening(
-    path: Path,
-    *,
-    mode: int = SOCKET_MODE,
-    group: int | None = None,
-    other: str = OTHER,
+    path: Path, *, mode: int = SOCKET_MODE, group: int | None = None
 ) -> Iterator[UnixListener]:
     """Listen on *path* until the block is left.
 
@@ -108,24 +98,21 @@ def listening(
         path: Where the file is made.
         mode: The file's permissions.
         group: The file's group; None: the default of its folder.
-        other: What an error says to name instead.
     Raises:
         StartError: Another process serves there, or the file cannot be made.
     """
     with UnixListener(path) as listener:
-        listener.make(mode, group, other)
+        listener.make(mode, group)
         try:
             yield listener
         finally:
             listener.remove()
 
 
-def _bind(
-    sock: socket.socket, path: Path, mode: int, group: int | None, other: str
-) -> Identity:
+def _bind(sock: socket.socket, path: Path, mode: int, group: int | None) -> Identity:
     """Bind and listen; return the identity of the new file."""
     try:
-        _clear_stale(path, other)
+        _clear_stale(path)
         # The file is made without access for other users, so none can connect too early.
         # Then `_open_up` gives the group access.
         previous = os.umask(0o177)
@@ -139,7 +126,7 @@ def _bind(
     except OSError as error:
         raise StartError(
             f"socket {path}: it cannot be made ({error.strerror or error}); make its "
-            f"folder one that this user may write to, or name {other}"
+            "folder one that this user may write to, or name another with --socket"
         ) from error
     return made
 
@@ -179,7 +166,7 @@ def _set_group(file: str, path: Path, group: int) -> None:
         ) from None
 
 
-def _clear_stale(path: Path, other: str) -> None:
+def _clear_stale(path: Path) -> None:
     """Remove the socket file of a process that no longer runs."""
     try:
         found = path.lstat()
@@ -188,7 +175,7 @@ def _clear_stale(path: Path, other: str) -> None:
     if not stat.S_ISSOCK(found.st_mode):
         raise StartError(
             f"socket {path}: there is a file that is not a socket; it was left alone, "
-            f"name {other}"
+            "name another with --socket"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
@@ -196,6 +183,7 @@ def _clear_stale(path: Path, other: str) -> None:
     # Other errors, as EAGAIN (full backlog) and EACCES, mean that a process listens.
     if result not in (errno.ECONNREFUSED, errno.ENOENT):
         raise StartError(
-            f"socket {path}: another process serves there; stop it or name {other}"
+            f"socket {path}: another process serves there; stop it or name another "
+            "with --socket"
         )
     path.unlink(missing_ok=True)
