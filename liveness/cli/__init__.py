@@ -1,6 +1,6 @@
 """The command line: one file for each command."""
 
 # Imports: client, cluster, compiled, config, console, core, errors, explanation,
-#   lab.bench, lab.compare, lab.conformance, lab.demo, metrics, outlets.kafka,
+#   host_clock, lab.bench, lab.compare, lab.conformance, lab.demo, metrics, outlets.kafka,
 #   outlets.webhooks, service, service.common, service.storage, text.
 # Never: starlette, hypercorn, anyio.

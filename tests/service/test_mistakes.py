@@ -631,7 +631,6 @@ EXCUSED: Final = {
     "cli/status_screen.py:look": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
     "cli/compare.py:_lines_of": "takes gigabytes: tests/lab/compare/test_comparison.py",
-    "cli/compare.py:_read_stdin": "beside a sidecar: tests/system/test_compare.py",
     "cli/status_watch.py:watch_status": "what `status` says, whose rows there are",
     "client/watcher_link.py:next_frame": "takes a sidecar that stops just then: tests/cli/test_watch.py",
     "service/links/credentials.py:access_to": "joins what the rows of [access] have",

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from liveness.cli import compare as command
 from liveness.cli.main import main
+from liveness.lab.compare import live_comparison
 from liveness.lab.compare.comparison_report import AGREE, DIFFER
 from tests.helpers.tree import ROOT
 from tests.system.conftest import Start
@@ -159,7 +159,7 @@ def test_while_the_sidecar_is_away_what_it_will_tell_is_not_missed_here(
         gateway.sync()
         eventually(lambda: "ada" in offlines(sidecar))
         shadow.offline("ada", offlines(sidecar)["ada"])
-        wait_ms(1000 * (2 * WITHIN_S + 2 * command.SETTLE_EVERY_S))
+        wait_ms(1000 * (2 * WITHIN_S + 2 * live_comparison.SETTLE_EVERY_S))
         place.symlink_to(sidecar.socket)
         eventually(lambda: any("connected again" in line for line in shadow.told()))
         assert shadow.process.stdout is not None
@@ -192,7 +192,7 @@ def test_a_stdin_that_cannot_be_read_ends_the_comparison(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Path(os.devnull).open("w") as only_written:
-        monkeypatch.setattr(command, "STDIN", only_written.fileno())
+        monkeypatch.setattr(live_comparison, "STDIN", only_written.fileno())
         assert main(["compare", "-", f"--socket={sidecar.socket}"]) == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("both          0\n")

@@ -1,4 +1,4 @@
 """Compares the offlines of another detector with ours: pairs, and what only one reports."""
 
-# Imports: console, core, errors, text.
-# Never: trio, socket, sqlite3, structlog.
+# Imports: client, console, core, errors, host_clock, text.
+# Never: socket, sqlite3, structlog.

@@ -1,58 +1,46 @@
-"""Input and output of `liveness compare`: the other detector's lines, and the report."""
+"""The report of `liveness compare`: a line for each outcome, and the totals at the end."""
 
 import json
 import sys
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import inf
+from itertools import accumulate
+from math import ceil, inf
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from liveness.console.record_lines import ascii_json, text_line
 from liveness.console.terminal import report_line
-from liveness.core.records import OFFLINE_REASONS, Uid
+from liveness.core.records import LOGOUT, OFFLINE_REASONS, Uid
 from liveness.errors import LivenessError
+from liveness.lab.compare.causes import CAUSES, NO_CAUSE, Cause, Evidence, cause_of
 from liveness.lab.compare.comparison import (
     BOTH,
-    CAUSES,
     HERE,
     LOGGED_OUT,
-    MOST_PENDING,
     NOT_JUDGED,
     THERE,
-    UNLOOKED,
-    Cause,
     Comparison,
-    Evidence,
-    Line,
     Outcome,
-    Totals,
-    cause_of,
 )
-from liveness.lab.compare.offline_lines import LineSplitter, offline_in
+from liveness.lab.compare.offline_lines import LineReader
 from liveness.text import escaped, json_ready, local_time, uid_text
 
 AGREE: Final = 0
 DIFFER: Final = 3  # 1 and 2 are failures of the command itself
-# How many bad lines are reported one by one; all are counted.
-MOST_REPORTED: Final = 10
-# How many users are looked up, as each may take seconds in a large log; and how many
-# offlines may wait to be settled meanwhile.
+# How many users are looked up, as each may take seconds in a large log.
 MOST_LOOKUPS: Final = 1_000
-MOST_WHILE_LOOKING: Final = MOST_PENDING // 2
 
 Lookup = Callable[[Uid], Evidence]
 
 
 class ComparisonOptions(NamedTuple):
-    """Options of `liveness compare`.
+    """Options of `liveness compare`."""
 
-    `within_s` is the tolerance; `shows_all` prints pairs, too; `as_json` prints objects in
-    place of text.
-    """
-
-    within_s: float
-    shows_all: bool
-    as_json: bool
+    within_s: float  # the tolerance
+    shows_all: bool  # print pairs, too
+    as_json: bool  # print objects in place of text
 
     @property
     def within_ms(self) -> int:
@@ -60,158 +48,163 @@ class ComparisonOptions(NamedTuple):
         return round(self.within_s * 1000)
 
 
-class LineReader:
-    """Parses the other detector's lines; counts the bad ones, and reports the first ten."""
-
-    def __init__(self) -> None:
-        self._splitter = LineSplitter()
-        self.lines = 0
-        self.bad = 0
-
-    def feed(self, data: bytes) -> list[tuple[Uid, Line]]:
-        """The offlines on the lines that *data* completes."""
-        return [*self._parsed(self._splitter.feed(data))]
-
-    def end(self) -> list[tuple[Uid, Line]]:
-        """The offline on a last line without a newline, if there is one."""
-        return [*self._parsed(self._splitter.end())]
-
-    def _parsed(self, lines: Iterable[bytes | None]) -> Iterator[tuple[Uid, Line]]:
-        for line in lines:
-            self.lines += 1
-            if line is not None and not line.strip():
-                continue
-            try:
-                uid, at = offline_in(line)
-            except ValueError as error:
-                self._leave_out(error)
-            else:
-                yield uid, Line(at, self.lines)
-
-    def _leave_out(self, error: ValueError) -> None:
-        self.bad += 1
-        if self.bad <= MOST_REPORTED:
-            report_line(f"line {self.lines} is left out: {error}")
-        if self.bad == MOST_REPORTED:
-            report_line("further lines that are left out are only counted")
-
-
 class ComparisonReport:
-    """Prints the outcomes of *comparison* to stdout, and the totals at the end."""
+    """Prints the outcomes of *comparison* to stdout, and counts them.
+
+    `lookup` finds what the sidecar knows of a user.
+    """
 
     def __init__(
-        self, comparison: Comparison, reader: LineReader, options: ComparisonOptions
+        self,
+        comparison: Comparison,
+        reader: LineReader,
+        options: ComparisonOptions,
+        lookup: Lookup,
     ) -> None:
-        self._comparison = comparison
-        self._reader = reader
-        self._options = options
-        self._totals = Totals()
-        self._lookups = 0
-        self._lookups_until = inf
+        self._comparison, self._reader = comparison, reader
+        self._options, self._lookup = options, lookup
+        self._lookups_left = MOST_LOOKUPS
+        self._verdicts = Counter[str]()
+        self._reasons = {BOTH: Counter[str](), HERE: Counter[str]()}
+        self._causes = Counter[str]()
+        # Counted by millisecond: no more keys than the tolerance has milliseconds.
+        self._later_ms = Counter[int]()
 
-    def wants_lookup(self, outcome: Outcome) -> bool:
-        """Whether to find out why only the other side reported this offline."""
-        return (
-            outcome.verdict == THERE
-            and self._lookups < MOST_LOOKUPS
-            and perf_counter() < self._lookups_until
-            and self._comparison.pending <= MOST_WHILE_LOOKING
-        )
+    def write(self, outcomes: Iterable[Outcome], lookups_s: float = inf) -> None:
+        """Counts outcomes, and prints their lines unless the options leave them out.
 
-    def limit_lookups(self, seconds: float) -> None:
-        """Allows lookups for *seconds* more."""
-        self._lookups_until = perf_counter() + seconds
+        Users are looked up for so many seconds, roughly.
+        """
+        until = perf_counter() + lookups_s
+        for outcome in outcomes:
+            verdict, here, there = outcome
+            self._verdicts[verdict] += 1
+            cause = NO_CAUSE
+            if verdict == THERE and there is not None:
+                if self._lookups_left and perf_counter() < until:
+                    cause = self._cause(there.at, there.uid)
+                self._causes[cause.kind] += 1
+            elif here is not None and verdict in self._reasons:
+                self._reasons[verdict][here.reason] += 1
+                if outcome.later_ms is not None and here.reason != LOGOUT:
+                    self._later_ms[outcome.later_ms] += 1
+            if verdict in (HERE, THERE) or self._options.shows_all:
+                form = _as_json if self._options.as_json else _as_text
+                sys.stdout.write(f"{form(outcome, cause)}\n")
+        sys.stdout.flush()
 
-    def cause(self, outcome: Outcome, lookup: Lookup) -> Cause | None:
-        """Why only the other side reported this offline; None: the lookup failed."""
-        assert outcome.there is not None
-        self._lookups += 1
+    def _cause(self, at: int, uid: Uid) -> Cause:
+        self._lookups_left -= 1
         try:
-            return cause_of(outcome.there.at, lookup(outcome.uid))
+            return cause_of(at, self._lookup(uid))
         except LivenessError as error:
-            self._lookups = MOST_LOOKUPS
+            self._lookups_left = 0
             report_line(f"no more users are looked up: {error}")
-            return None
-
-    def write(self, outcome: Outcome, cause: Cause | None = None) -> None:
-        """Counts an outcome, and prints its line unless the options leave it out."""
-        self._totals.add(outcome, cause and cause.kind)
-        if outcome.verdict in (HERE, THERE) or self._options.shows_all:
-            form = _as_json if self._options.as_json else _as_text
-            sys.stdout.write(f"{form(outcome, cause)}\n")
+            return NO_CAUSE
 
     def end(self) -> int:
         """Prints the totals; returns the exit code."""
+        totals = self._totals()
         if self._options.as_json:
-            sys.stdout.write(f"{json.dumps({'account': self._as_map()})}\n")
+            sys.stdout.write(f"{json.dumps({'account': totals})}\n")
         else:
-            sys.stdout.writelines(f"{line}\n" for line in self._as_rows())
+            sys.stdout.writelines(f"{line}\n" for line in _rows(totals))
         sys.stdout.flush()
-        return AGREE if self._totals.agrees and not self._reader.bad else DIFFER
+        alone = totals["only_here"] or totals["only_there"] or totals["bad_lines"]
+        return AGREE if totals["both"] and not alone else DIFFER
 
-    def _as_map(self) -> dict[str, Any]:
-        comparison = self._comparison
+    def _totals(self) -> dict[str, Any]:
+        both, alone = self._reasons[BOTH], self._reasons[HERE]
+        silent = [reason for reason in OFFLINE_REASONS if reason != LOGOUT]
+        counts, later_ms = self._verdicts, self._later_ms.items()
         return {
             "within_s": self._options.within_s,
-            **self._totals.as_map(),
+            "both": counts[BOTH],
+            "both_by_reason": {reason: both[reason] for reason in OFFLINE_REASONS},
+            "later_there_s": self._later_s(),
+            "later_there": {
+                "earlier": sum(many for ms, many in later_ms if ms < 0),
+                "same": self._later_ms[0],
+                "later": sum(many for ms, many in later_ms if ms > 0),
+            },
+            "only_here": counts[HERE],
+            "only_here_by_reason": {reason: alone[reason] for reason in silent},
+            "only_there": counts[THERE],
+            "only_there_by_why": {cause: self._causes[cause] for cause in CAUSES},
+            "not_judged": counts[NOT_JUDGED],
+            "logouts_here": counts[LOGGED_OUT],
             "lines": self._reader.lines,
             "bad_lines": self._reader.bad,
-            "lines_before": comparison.before,
-            "late": comparison.late,
-            "hurried": comparison.hurried,
+            "lines_before": self._comparison.before,
+            "late": self._comparison.late,
+            "hurried": self._comparison.hurried,
         }
 
-    def _as_rows(self) -> Iterator[str]:
-        totals, comparison = self._totals, self._comparison
-        reasons, counts = totals.reasons, totals.verdicts
-        yield _row("both", counts[BOTH], _parts(OFFLINE_REASONS, reasons[BOTH]))
-        later = totals.later_s()
-        if later is not None:
-            shown = ", ".join(f"{name} {value:+.3f} s" for name, value in later.items())
-            yield f"{'later there':<14}{shown}"
-            yield f"{'':<14}{_parts(('earlier', 'same', 'later'), totals.later())}"
-        yield _row("only here", counts[HERE], _parts(OFFLINE_REASONS, reasons[HERE]))
-        yield _row("only there", counts[THERE], _parts(CAUSES, totals.causes))
-        near = f"within {self._options.within_s:g} s of where one side begins or ends"
-        yield _row("not judged", counts[NOT_JUDGED], near)
-        yield _row("logouts here", counts[LOGGED_OUT], "not reported there")
-        special = {"bad": self._reader.bad, "before": comparison.before}
-        special |= {"late": comparison.late, "hurried": comparison.hurried}
-        yield _row("lines", self._reader.lines, _parts(special, special))
+    def _later_s(self) -> dict[str, float] | None:
+        """How much later the other side reported silent users; None: there is no pair."""
+        if not self._later_ms:
+            return None
+        ordered = sorted(self._later_ms)
+        ranks = [*accumulate(self._later_ms[ms] for ms in ordered)]
+        shares = {"min": 0.0, "p50": 0.5, "p99": 0.99, "max": 1.0}
+        return {
+            name: ordered[bisect_left(ranks, max(1, ceil(share * ranks[-1])))] / 1000
+            for name, share in shares.items()
+        }
 
 
-def _row(name: str, number: int, details: str) -> str:
-    return f"{name:<14}{number:,}" + (f"  ({details})" if details and number else "")
+def _rows(totals: Mapping[str, Any]) -> Iterator[str]:
+    """The totals for a person."""
+    yield _row("both", totals["both"], totals["both_by_reason"])
+    if (later_s := totals["later_there_s"]) is not None:
+        shown = ", ".join(f"{name} {value:+.3f} s" for name, value in later_s.items())
+        yield f"{'later there':<14}{shown}"
+        yield f"{'':<14}{_parts(totals['later_there'])}"
+    yield _row("only here", totals["only_here"], totals["only_here_by_reason"])
+    yield _row("only there", totals["only_there"], totals["only_there_by_why"])
+    near = f"within {totals['within_s']:g} s of where one side begins or ends"
+    yield _row("not judged", totals["not_judged"], near)
+    yield _row("logouts here", totals["logouts_here"], "not reported there")
+    special = {"bad": totals["bad_lines"], "before": totals["lines_before"]}
+    special |= {"late": totals["late"], "hurried": totals["hurried"]}
+    yield _row("lines", totals["lines"], special)
 
 
-def _parts(names: Iterable[str], counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {counts[name]:,}" for name in names if counts.get(name))
+def _row(name: str, number: int, details: str | Mapping[str, int]) -> str:
+    text = details if isinstance(details, str) else _parts(details)
+    return f"{name:<14}{number:,}" + (f"  ({text})" if text and number else "")
 
 
-def _as_text(outcome: Outcome, cause: Cause | None) -> str:
+def _parts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+
+
+def _as_text(outcome: Outcome, cause: Cause) -> str:
     """One line for a person."""
-    line, there = f"{outcome.verdict:<10}", outcome.there
-    if outcome.here is None:
-        assert there is not None
-        uid = escaped(uid_text(outcome.uid))
-        line += f"  {local_time(there.at)}  {uid}  line {there.number}"
-        return line if cause is None else f"{line}  {cause.text}"
-    line += f"  {text_line(outcome.here.as_map())}"
-    if there is None or outcome.later_ms is None:
-        return line
-    return f"{line}  line {there.number}  {outcome.later_ms / 1000:+.3f} s there"
+    verdict, here, there = outcome
+    line = f"{verdict:<10}  "
+    if here is not None:
+        line += text_line(here.as_map())
+    elif there is not None:
+        line += f"{local_time(there.at)}  {escaped(uid_text(there.uid))}"
+    if there is not None:
+        line += f"  line {there.number}"
+    if outcome.later_ms is not None:
+        line += f"  {outcome.later_ms / 1000:+.3f} s there"
+    return f"{line}  {cause.text}" if cause.text else line
 
 
-def _as_json(outcome: Outcome, cause: Cause | None) -> str:
-    here, there, later_ms = outcome.here, outcome.there, outcome.later_ms
-    shown = {"verdict": outcome.verdict, **json_ready({"uid": outcome.uid})}
+def _as_json(outcome: Outcome, cause: Cause) -> str:
+    verdict, here, there = outcome
+    offline = here or there
+    assert offline is not None
+    shown = {"verdict": verdict, **json_ready({"uid": offline.uid})}
     if here is not None:
         shown["here"] = json_ready(here.as_map())
     if there is not None:
         shown["there"] = {"at": there.at, "line": there.number}
-    if later_ms is not None:
-        shown["later_s"] = later_ms / 1000
-    if outcome.verdict == THERE:
-        shown["why"] = cause.kind if cause else UNLOOKED
-        shown["told"] = cause.text if cause else ""
+    if outcome.later_ms is not None:
+        shown["later_s"] = outcome.later_ms / 1000
+    if verdict == THERE:
+        shown |= {"why": cause.kind, "told": cause.text}
     return ascii_json(shown)

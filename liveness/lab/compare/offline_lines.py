@@ -6,15 +6,19 @@ Pure: bytes come in as they are read. A line that is wrong raises an error that 
 """
 
 import json
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Final
 
 from liveness.core.records import Uid
 from liveness.core.uids import is_uid
+from liveness.lab.compare.comparison import Line
 from liveness.text import uid_of
 
 # Room for a uid, a time, and whatever else a detector logs with them.
 MAX_LINE_BYTES: Final = 65_536
+# How many bad lines are reported one by one; all are counted.
+MOST_REPORTED: Final = 10
 # From September 2001 to 2286 Unix seconds have ten digits and milliseconds thirteen: the
 # number shows which of the two it is.
 _MOST_S: Final = 10**10
@@ -25,46 +29,55 @@ _AT: Final = (
 )
 
 
-class LineSplitter:
-    """Splits bytes into lines, and buffers at most one line."""
-
-    def __init__(self) -> None:
-        self._buffer = b""
-        self._is_too_long = False
-
-    def feed(self, data: bytes) -> list[bytes | None]:
-        """The lines that *data* completes, without newlines; None: one was too long."""
-        *pieces, rest = data.split(b"\n")
-        lines = [self._complete(piece) for piece in pieces]
-        self._append(rest)
-        return lines
-
-    def end(self) -> list[bytes | None]:
-        """The last line, if it has no newline."""
-        return [self._complete(b"")] if self._buffer or self._is_too_long else []
-
-    def _complete(self, piece: bytes) -> bytes | None:
-        self._append(piece)
-        line = None if self._is_too_long else self._buffer
-        self._buffer, self._is_too_long = b"", False
-        return line
-
-    def _append(self, piece: bytes) -> None:
-        if len(self._buffer) + len(piece) > MAX_LINE_BYTES:
-            self._is_too_long = True
-        self._buffer = b"" if self._is_too_long else self._buffer + piece
-
-
-def offline_in(line: bytes | None) -> tuple[Uid, int]:
-    """The user on a line, and when it went offline, in Unix milliseconds.
+class LineReader:
+    """Reads the other detector's lines; counts the bad ones, and reports the first ten.
 
     Args:
-        line: Without its newline; None: it was too long.
+        report_line: Is called with what is wrong with a line.
+    """
+
+    def __init__(self, report_line: Callable[[str], object]) -> None:
+        self.lines = 0
+        self.bad = 0
+        self._report_line = report_line
+        # The beginning of a line; of one that is too long only as much as shows that.
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> Iterator[Line]:
+        """The offlines on the lines that *data* completes."""
+        *pieces, rest = data.split(b"\n")
+        for piece in pieces:
+            line, self._buffer = self._buffer + piece, b""
+            yield from self._read(line)
+        self._buffer = (self._buffer + rest)[: MAX_LINE_BYTES + 1]
+
+    def end(self) -> Iterator[Line]:
+        """The offline on a last line without a newline, if there is one."""
+        if self._buffer:
+            yield from self.feed(b"\n")
+
+    def _read(self, line: bytes) -> Iterator[Line]:
+        self.lines += 1
+        try:
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"it has more than {MAX_LINE_BYTES} bytes")
+            if line.strip():
+                uid, at = offline_in(line)
+                yield Line(self.lines, at, uid)
+        except ValueError as error:
+            self.bad += 1
+            if self.bad <= MOST_REPORTED:
+                self._report_line(f"line {self.lines} is left out: {error}")
+            if self.bad == MOST_REPORTED:
+                self._report_line("further lines that are left out are only counted")
+
+
+def offline_in(line: bytes) -> tuple[Uid, int]:
+    """The user on a line, and when it went offline, in Unix milliseconds.
+
     Raises:
         ValueError: Says what is wrong with the line.
     """
-    if line is None:
-        raise ValueError(f"it has more than {MAX_LINE_BYTES} bytes")
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -73,31 +86,28 @@ def offline_in(line: bytes | None) -> tuple[Uid, int]:
         raise ValueError(
             'it is not a JSON object such as {"uid": "ada", "at": 1789000030004}'
         )
-    missing = [name for name in ("uid", "at") if name not in found]
-    if missing:
-        raise ValueError(f'it has no "{missing[0]}"')
-    return _uid(found["uid"]), _at(found["at"])
+    for name in ("uid", "at"):
+        if name not in found:
+            raise ValueError(f'it has no "{name}"')
+    uid = found["uid"]
+    if isinstance(uid, str):
+        return uid_of(uid), _ms(found["at"])
+    if not is_uid(uid):
+        raise ValueError(
+            f'"uid" is {json.dumps(uid):.80}: it must be a string, or an integer from 0 to '
+            "2^63-1"
+        )
+    return uid, _ms(found["at"])
 
 
-def _uid(value: object) -> Uid:
-    if isinstance(value, str):
-        return uid_of(value)
-    if is_uid(value):
-        return value
-    raise ValueError(
-        f'"uid" is {_shown(value)}: it must be a string, or an integer from 0 to 2^63-1'
-    )
-
-
-def _at(value: object) -> int:
+def _ms(at: object) -> int:
     found: float = 0
-    if isinstance(value, str):
-        found = _iso_s(value) * 1_000
-    elif type(value) in (int, float):
-        assert isinstance(value, int | float)
-        found = value * 1_000 if value < _MOST_S else value
+    if isinstance(at, str):
+        found = _iso_s(at) * 1_000
+    elif isinstance(at, int | float) and type(at) is not bool:
+        found = at * 1_000 if at < _MOST_S else at
     if not _LEAST_S * 1_000 <= found < _MOST_S * 1_000:
-        raise ValueError(f'"at" is {_shown(value)}: it must be {_AT}')
+        raise ValueError(f'"at" is {json.dumps(at):.80}: it must be {_AT}')
     return round(found)
 
 
@@ -107,7 +117,3 @@ def _iso_s(text: str) -> float:
     except ValueError:
         return 0
     return 0 if moment.tzinfo is None else moment.timestamp()
-
-
-def _shown(value: object) -> str:
-    return f"{json.dumps(value):.80}"

@@ -1,4 +1,4 @@
-"""LineSplitter of another detector: what is understood, and what is said of the rest."""
+"""The lines of another detector: what is understood, and what is said of the rest."""
 
 import json
 import re
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from liveness.lab.compare.offline_lines import MAX_LINE_BYTES, LineSplitter, offline_in
+from liveness.lab.compare.comparison import Line
+from liveness.lab.compare.offline_lines import MAX_LINE_BYTES, LineReader, offline_in
 from liveness.text import json_ready
 from tests.helpers.strategies import BOUNDED, NO_UIDS, pieces, uids
 
@@ -81,29 +82,37 @@ def test_bytes_that_are_no_text_are_no_line_of_ours() -> None:
         offline_in(b'{"uid": "\xff", "at": 1789000030004}')
 
 
-def shortly(lines: list[bytes | None]) -> list[tuple[int, bytes] | None]:
-    """How long they are and how they begin: to set long ones side by side takes minutes."""
-    return [None if it is None else (len(it), it[:2]) for it in lines]
-
-
 @BOUNDED
-@example([b"y" * (MAX_LINE_BYTES + 1)], b"", [])
-@example([], b"z" * (2 * MAX_LINE_BYTES), [])
+@example([MAX_LINE_BYTES + 1], 0, [])
+@example([], 2 * MAX_LINE_BYTES, [])
 @given(
-    st.lists(st.sampled_from([b"", b"a", b"bc\r", b"x" * MAX_LINE_BYTES, b"y" * (MAX_LINE_BYTES + 1)])),
-    st.sampled_from([b"", b"end", b"z" * (2 * MAX_LINE_BYTES)]),
+    st.lists(st.sampled_from([0, 1, 3, 50, MAX_LINE_BYTES, MAX_LINE_BYTES + 1])),
+    st.sampled_from([0, 50, 2 * MAX_LINE_BYTES]),
     st.lists(st.integers(0, 8 * MAX_LINE_BYTES)),
-)  # fmt: skip
+)
 def test_lines_are_the_same_however_they_are_read(
-    lines: list[bytes], rest: bytes, at: list[int]
+    sizes: list[int], rest: int, at: list[int]
 ) -> None:
-    data = b"".join(line + b"\n" for line in lines) + rest
-    reader, found = LineSplitter(), list[bytes | None]()
-    for piece in pieces(data, at):
+    good = f'{{"uid": "ada", "at": {AT}}}'.encode()
+    data = b"".join(good.ljust(size)[:size] + b"\n" for size in sizes)
+    reader, found = LineReader(lambda _: None), list[Line]()
+    for piece in pieces(data + good.ljust(rest)[:rest], at):
         found += reader.feed(piece)
+        assert len(reader._buffer) <= MAX_LINE_BYTES + 1
     found += reader.end()
-    told = [*lines, *filter(None, [rest])]
-    expected = [it if len(it) <= MAX_LINE_BYTES else None for it in told]
-    assert shortly(found) == shortly(expected)
-    with pytest.raises(ValueError, match="more than 65536 bytes"):
-        offline_in(None)
+    lines = dict(enumerate([*sizes, *[rest] * bool(rest)], 1))
+    read = [n for n, size in lines.items() if len(good) <= size <= MAX_LINE_BYTES]
+    assert found == [Line(number, AT, "ada") for number in read]
+    assert (reader.lines, reader.bad) == (
+        len(lines), sum(size > 0 for size in lines.values()) - len(read)
+    )  # fmt: skip
+
+
+def test_ten_wrong_lines_are_reported_and_the_others_counted() -> None:
+    told = list[str]()
+    reader = LineReader(told.append)
+    assert [*reader.feed(b"x\n" * 9 + b"y" * (MAX_LINE_BYTES + 1) + b"\nz\n")] == []
+    assert told[0].startswith("line 1 is left out: it is not a JSON object such as")
+    assert told[9] == "line 10 is left out: it has more than 65536 bytes"
+    assert told[10:] == ["further lines that are left out are only counted"]
+    assert reader.bad == 11
