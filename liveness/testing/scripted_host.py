@@ -8,7 +8,7 @@ import math
 import socket
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Final, assert_never
@@ -249,10 +249,13 @@ class ScriptedHost:
             self.server.scheduler.will_be_absent(self.at(), grace)
         if self._path.is_socket():  # a crash leaves it; any other file is not ours
             self._path.unlink()
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.setblocking(False)
-        self.listener.bind(str(self._path))
-        self.listener.listen(BACKLOG)
+        with ExitStack() as on_error:
+            listener = on_error.enter_context(socket.socket(socket.AF_UNIX))
+            listener.setblocking(False)
+            listener.bind(str(self._path))
+            listener.listen(BACKLOG)
+            on_error.pop_all()
+        self.listener = listener
         self.selector.register(self.listener, EVENT_READ)
 
     def stop_listening(self) -> None:
