@@ -627,7 +627,6 @@ FOR_PROGRAMS: Final = {
 EXCUSED: Final = {
     "cluster/questions.py:_in_time": "answered over HTTP: tests/cluster/test_questions.py",
     "lab": "of the laboratory: tests/lab, and what has its name in tests/system",
-    "cli/conformance.py:_wait_for_sigterm": "takes a signal: the same tests",
     "cli/status_screen.py:look": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
     "cli/compare.py:_lines_of": "takes gigabytes: tests/lab/compare/test_comparison.py",

@@ -7,16 +7,23 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from liveness.lab.conformance.conformance_run import RunResult
-from liveness.lab.conformance.findings import (
+from liveness.lab.conformance.rules import (
     ADVISED,
     FAIL,
     NOT_TRIED,
     PASS,
-    Finding,
+    RULES,
     RuleVerdict,
 )
-from liveness.lab.conformance.tape import Seen, shortened
+from liveness.lab.conformance.tape import Seen
 from liveness.text import printable
+
+SUMMARY = {
+    PASS: "kept",
+    FAIL: "not kept",
+    ADVISED: "advised and not kept",
+    NOT_TRIED: "not tried",
+}
 
 
 def text_report(result: RunResult) -> Iterator[str]:
@@ -26,31 +33,23 @@ def text_report(result: RunResult) -> Iterator[str]:
         if verdict.outcome == NOT_TRIED:
             yield f"{label} {NOT_TRIED}: {printable(verdict.why)}"
         else:
-            yield f"{label} {verdict.outcome:<7}  {verdict.title}"
-        for finding in verdict.findings:
-            yield from map(printable, _finding_lines(finding))
-    for line in result.broken_off:
-        yield printable(line)
+            yield f"{label} {verdict.outcome:<7}  {RULES[verdict.rule]}"
+        yield from (f"     {line}" for line in _findings(verdict))
+    yield from map(printable, result.broken_off)
     counts = Counter(verdict.outcome for verdict in result.verdicts)
-    numbers = ", ".join(
-        f"{counts[outcome]} {words}"
-        for outcome, words in (
-            (PASS, "kept"),
-            (FAIL, "not kept"),
-            (ADVISED, "advised and not kept"),
-            (NOT_TRIED, "not tried"),
-        )
-        if counts[outcome]
-    )
-    yield f"{result.name}: {numbers}, in {result.seconds:.0f} s"
+    numbers = [
+        f"{counts[each]} {words}" for each, words in SUMMARY.items() if counts[each]
+    ]
+    yield f"{result.name}: {', '.join(numbers)}, in {result.seconds:.0f} s"
 
 
-def _finding_lines(finding: Finding) -> Iterator[str]:
-    yield f"     in: {finding.situation}"
-    yield f"     seen: {finding.seen}"
-    yield f"     expected: {finding.expected}"
-    for seen in finding.frames:
-        yield f"       {seen.text()}"
+def _findings(verdict: RuleVerdict) -> Iterator[str]:
+    """Lines without control characters, which XML cannot hold."""
+    for finding in verdict.findings:
+        yield f"in: {printable(finding.situation)}"
+        yield f"seen: {printable(finding.seen)}"
+        yield f"expected: {printable(finding.expected)}"
+        yield from (f"  {printable(seen.text())}" for seen in finding.frames)
 
 
 def json_report(result: RunResult) -> str:
@@ -68,16 +67,11 @@ def json_report(result: RunResult) -> str:
 def _as_json(verdict: RuleVerdict) -> dict[str, object]:
     return {
         "rule": f"G{verdict.rule}",
-        "title": verdict.title,
+        "title": RULES[verdict.rule],
         "verdict": verdict.outcome.lower(),
         "why": verdict.why or None,
         "findings": [
-            {
-                "situation": finding.situation,
-                "seen": finding.seen,
-                "expected": finding.expected,
-                "frames": [_frame(seen) for seen in finding.frames],
-            }
+            {**finding._asdict(), "frames": [*map(_frame, finding.frames)]}
             for finding in verdict.findings
         ],
     }
@@ -88,7 +82,7 @@ def _frame(seen: Seen) -> dict[str, object]:
         "at": round(seen.at, 4),
         "link": seen.link,
         "to": "gateway" if seen.is_sent else "sidecar",
-        "frame": shortened(seen.frame),
+        "frame": seen.shortened(),
     }
 
 
@@ -98,45 +92,34 @@ def write_junit(result: RunResult, file: Path) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    failed = [verdict for verdict in result.verdicts if verdict.outcome == FAIL]
-    skipped = [verdict for verdict in result.verdicts if verdict.outcome == NOT_TRIED]
-    suite = ElementTree.Element(
-        "testsuite",
-        name=f"liveness conformance of {result.name}",
-        tests=str(len(result.verdicts) + len(result.broken_off)),
-        failures=str(len(failed)),
-        errors=str(len(result.broken_off)),
-        skipped=str(len(skipped)),
-        time=f"{result.seconds:.3f}",
-    )
+    suite = ElementTree.Element("testsuite")
+
+    def case(name: str, kind: str, message: str = "", text: str = "") -> None:
+        made = ElementTree.SubElement(
+            suite, "testcase", classname="conformance", name=printable(name)
+        )
+        if kind:
+            options = {"message": printable(message)} if message else {}
+            ElementTree.SubElement(made, kind, options).text = text
+
     for verdict in result.verdicts:
-        case = ElementTree.SubElement(
-            suite,
-            "testcase",
-            classname="conformance",
-            name=f"G{verdict.rule} {verdict.title}",
+        name, text = (
+            f"G{verdict.rule} {RULES[verdict.rule]}",
+            "\n".join(_findings(verdict)),
         )
-        text = "\n".join(
-            line for finding in verdict.findings for line in _finding_lines(finding)
-        )
-        text = printable_lines(text)
         if verdict.outcome == FAIL:
-            failure = ElementTree.SubElement(
-                case, "failure", message=printable(verdict.findings[0].seen)
-            )
-            failure.text = text
+            case(name, "failure", verdict.findings[0].seen, text)
         elif verdict.outcome == NOT_TRIED:
-            ElementTree.SubElement(case, "skipped", message=printable(verdict.why))
-        elif text:
-            ElementTree.SubElement(case, "system-out").text = text
+            case(name, "skipped", verdict.why)
+        else:
+            case(name, "system-out" if text else "", text=text)
     for line in result.broken_off:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname="conformance", name=printable(line)
-        )
-        ElementTree.SubElement(case, "error", message=printable(line))
+        case(line, "error", line)
+    counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    suite.attrib |= {
+        "name": f"liveness conformance of {result.name}",
+        "tests": str(len(suite)),
+        **{name: str(len([*suite.iter(kind)])) for name, kind in counts.items()},
+        "time": f"{result.seconds:.3f}",
+    }
     ElementTree.ElementTree(suite).write(file, encoding="utf-8", xml_declaration=True)
-
-
-def printable_lines(text: str) -> str:
-    """Text without control characters, which XML cannot hold; its lines stay."""
-    return "\n".join(map(printable, text.split("\n")))

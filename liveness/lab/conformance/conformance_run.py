@@ -1,36 +1,34 @@
 """A run: starts the sidecar and the gateway, plays the situations, collects verdicts."""
 
-import os
+import re
 import socket
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 import trio
 
+from liveness.console.gateway_program import filled
+from liveness.console.terminal import report_line
 from liveness.errors import LivenessError
+from liveness.lab.common.processes import (
+    HOST,
+    Program,
+    reserved_port,
+    temporary_folder,
+)
 from liveness.lab.conformance import (
     connection_situations,
-    last_situations,
     link_situations,
     log_situations,
     record_situations,
 )
-from liveness.lab.conformance.findings import FAIL, BrokeOff, Findings, RuleVerdict
 from liveness.lab.conformance.frame_rules import FrameRules
-from liveness.lab.conformance.gateway_process import HOST, GatewayProcess
-from liveness.lab.conformance.rules import RULES
-from liveness.lab.conformance.situation import SITUATIONS, Situation
-from liveness.lab.conformance.stage import (
-    FLUSH_S,
-    SOON_S,
-    START_S,
-    TIMEOUT_S,
-    Stage,
-)
+from liveness.lab.conformance.rules import FAIL, RULES, BrokeOff, Findings, RuleVerdict
+from liveness.lab.conformance.stage import START_S, Situation, Stage
 from liveness.lab.conformance.staged_sidecar import StagedSidecar
 from liveness.lab.conformance.tape import Tape
 
@@ -40,21 +38,23 @@ MODULES: Final = (
     record_situations,
     log_situations,
     link_situations,
-    last_situations,
 )
-MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path, without its terminating 0
+SITUATIONS: Final = [
+    each
+    for module in MODULES
+    for each in vars(module).values()
+    if isinstance(each, Situation)
+]
+# More than any situation opens at a time.
+MOST_CONNECTIONS: Final = 1_000
 PROBE_S: Final = 1.0
 NO_USERS: Final = "no users can connect: use {port} in --command, or give --users"
 NO_PROCESS: Final = "the gateway is not started by this run: use --command"
 NO_TIMERS: Final = "the users of this run have no way to ask for a timer"
 
 
-class BadSocket(LivenessError):
-    """The sidecar of the run cannot listen there. Nothing was tried, nothing changed."""
-
-
-class NoGateway(LivenessError):
-    """No gateway has connected. Nothing was tried."""
+class NoRun(LivenessError):
+    """The sidecar of the run cannot listen, or no gateway came. Nothing was tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,153 +84,134 @@ class RunResult(NamedTuple):
         return not failed and not self.broken_off
 
 
-async def run(options: RunOptions, progress: Callable[[str], object]) -> RunResult:
-    """Play all situations for the rules that are wanted.
+async def run(options: RunOptions) -> RunResult:
+    """Play all situations for the rules that are wanted; a terminal shows which.
 
-    Args:
-        options: What to play, and to whom.
-        progress: Is called with the name of each situation.
     Raises:
-        BadSocket: No socket can be made there.
-        NoGateway: It did not connect.
+        NoRun: No socket can be made there, or no gateway has connected.
     """
-    with TemporaryDirectory(prefix="liveness-") as folder:
-        path = options.listen or Path(folder) / "gateway.sock"
-        check_free(path)
-        process = None
-        if options.words:
-            process = GatewayProcess(
-                options.words,
-                socket_path=path,
-                name=options.name,
-                log=Path(folder) / "gateway.log",
-            )
-        return await _run(options, path, process, progress)
-
-
-async def _run(
-    options: RunOptions,
-    path: Path,
-    process: GatewayProcess | None,
-    progress: Callable[[str], object],
-) -> RunResult:
     findings = Findings()
     frame_rules = FrameRules(findings, options.name)
     tape = Tape(frame_rules.look)
-    address = options.users
-    if address is None and process is not None and process.has_port:
-        address = (HOST, process.port)
-    async with trio.open_nursery() as nursery:
-        sidecar = StagedSidecar(
-            path, tape, timeout=TIMEOUT_S, flush=FLUSH_S, within=SOON_S
-        )
-        nursery.start_soon(sidecar.serve)
-        if process is not None:
-            frame_rules.new_process()
-        with process.running() if process else nullcontext():
-            stage = Stage(
-                options.name,
-                sidecar,
-                tape,
-                findings,
-                frame_rules,
-                process,
-                address,
-                nursery,
-            )
-            await _first_link(stage)
-            for situation in _chosen(options.rules):
-                await _play(situation, stage, progress)
-        nursery.cancel_scope.cancel()
+    with temporary_folder() as folder:
+        path = options.listen or folder / "gateway.sock"
+        process, address = None, options.users
+        if options.words:
+            process, port = _program(options, path, folder)
+            address = address or port
+        sidecar = made_sidecar(path, tape)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sidecar.serve)
+            with process or nullcontext():
+                stage = Stage(
+                    options.name,
+                    sidecar,
+                    tape,
+                    findings,
+                    frame_rules,
+                    process,
+                    address,
+                    nursery,
+                )
+                await _first_link(stage)
+                for each in SITUATIONS:
+                    if not options.rules or {*options.rules} & {*each.rules}:
+                        await _play(each, stage)
+            nursery.cancel_scope.cancel()
     findings.untried[32] = [NO_TIMERS]
-    wanted = [*options.rules] or [*RULES]
     return RunResult(
         options.name,
-        findings.verdicts(wanted),
+        [findings.verdict(rule) for rule in options.rules or RULES],
         frozenset(findings.failed),
         findings.broken_off,
         tape.now,
     )
 
 
-def check_free(path: Path) -> None:
-    """Check that a socket can be made at *path*, without loss of what is there.
+def _program(
+    options: RunOptions, path: Path, folder: Path
+) -> tuple[Program, tuple[str, int] | None]:
+    """The gateway that the run starts, and where its users connect, if it has a port."""
+    with reserved_port() as reserved:
+        port = reserved.getsockname()[1]
+    values = {"socket": path, "name": options.name, "port": port}
+    program = Program(
+        name="gateway",
+        command=filled(options.words, {**values, "most": MOST_CONNECTIONS}),
+        log=folder / "gateway.log",
+        ready=re.compile(""),
+        env={"LIVENESS_SOCKET_PATH": str(path)},
+    )
+    has_port = any("{port}" in word for word in options.words)
+    return program, (HOST, port) if has_port else None
+
+
+def made_sidecar(path: Path, tape: Tape) -> StagedSidecar:
+    """A sidecar that listens at *path*, where nothing may be but a socket left behind.
 
     Raises:
-        BadSocket: It cannot.
+        NoRun: It cannot.
     """
-    why = ""
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        why = f"has more than {MAX_SOCKET_PATH_BYTES} bytes; name a shorter path"
-    elif not path.parent.is_dir():
-        why = "is in no folder that exists; make the folder, or name another path"
-    elif path.is_socket():
-        with socket.socket(socket.AF_UNIX) as probe, suppress(ConnectionRefusedError):
-            probe.settimeout(PROBE_S)
-            try:
+    try:
+        if path.is_socket():
+            with (
+                socket.socket(socket.AF_UNIX) as probe,
+                suppress(ConnectionRefusedError),
+            ):
+                probe.settimeout(PROBE_S)
                 probe.connect(str(path))
-                why = "has a program that listens, maybe a sidecar; name another path"
-            except TimeoutError:
-                why = "has a program that hangs; name another path"
-    elif os.path.lexists(path):
-        why = "is there already, and is no socket; name a path that is free"
-    if why:
-        raise BadSocket(f"{path} {why}")
-
-
-def _chosen(rules: tuple[int, ...]) -> Iterator[Situation]:
-    """The situations of these rules, or all, in order."""
-    for module in MODULES:
-        for situation in SITUATIONS:
-            is_wanted = not rules or {*rules} & {*situation.rules}
-            if is_wanted and situation.play.__module__ == module.__name__:
-                yield situation
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """An exception in groups within groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+                raise NoRun(f"{path}: a program listens there; name another path")
+        return StagedSidecar(path, tape)
+    except OSError as error:  # also that a program hangs there
+        why = error.strerror or error
+        raise NoRun(f"{path}: {why}; name another path") from None
 
 
 async def _first_link(stage: Stage) -> None:
+    if stage.process is not None:
+        stage.start_process()
     if await stage.linked(START_S):
         return
     if stage.process is None:
-        raise NoGateway(
+        raise NoRun(
             f"no gateway {stage.name!r} said hello at {stage.sidecar.path} within "
             f"{START_S:g} s; start it with this socket, and see --name"
         )
     why = f"did not say hello as {stage.name!r} within {START_S:g} s"
     if stage.has_ended:
         why = "has ended"
-    output = " | ".join(stage.process.last_lines()) or "none"
-    raise NoGateway(f"the gateway {why}; correct --command. Its output: {output}")
+    raise NoRun(f"the gateway {why}; correct --command. Its output: {stage.output()}")
 
 
-async def _play(
-    situation: Situation, stage: Stage, progress: Callable[[str], object]
-) -> None:
-    findings, why = stage.findings, ""
+async def _play(situation: Situation, stage: Stage) -> None:
+    findings = stage.findings
     if situation.needs_users and stage.address is None:
-        why = NO_USERS
-    elif situation.needs_process and stage.process is None:
-        why = NO_PROCESS
+        findings.leave_out(NO_USERS, *situation.rules)
+        return
+    if situation.starts_process and stage.process is None:
+        findings.leave_out(NO_PROCESS, *situation.rules)
+        return
+    if sys.stderr.isatty():
+        report_line(situation.name)
+    findings.situation = situation.name
+    stage.mark()
+    stage.played += 1
+    try:
+        if not situation.starts_process:
+            await stage.ready()
+        await situation.play(stage)
+    except* BrokeOff as errors:
+        why = f"{situation.name} broke off: {next(_leaves(errors))}"
+        findings.broken_off.append(why)
+        findings.unfinished.update(situation.rules)
+        findings.leave_out(why, *situation.rules)
+    await stage.clear()
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in groups within groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
     else:
-        progress(situation.name)
-        findings.situation = situation.name
-        stage.began = stage.tape.mark
-        stage.played += 1
-        try:
-            if situation.needs_link:
-                await stage.ready()
-            await situation.play(stage)
-        except* BrokeOff as errors:
-            why = f"{situation.name} broke off: {_first_cause(errors)}"
-            findings.broken_off.append(why)
-            findings.unfinished.update(situation.rules)
-        await stage.clear()
-    if why:
-        for rule in situation.rules:
-            findings.untried.setdefault(rule, []).append(why)
+        yield error

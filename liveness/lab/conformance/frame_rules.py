@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from liveness.core.framing import encode
-from liveness.lab.conformance.findings import Findings
+from liveness.lab.conformance.rules import Findings
 from liveness.lab.conformance.tape import (
     ACTIVITY,
     BROKEN,
@@ -16,8 +15,15 @@ from liveness.lab.conformance.tape import (
     reports,
 )
 
+# What the sidecar refuses, by the code of its error: the rule, and what was expected.
+REFUSALS: Final = {
+    "too-large": (4, "within the limits"),
+    "bad-msgpack": (2, "plain msgpack"),
+    "too-deep": (2, "plain msgpack"),
+    "bad-uid": (2, "text in UTF-8, or an integer"),
+}
+BY_SCRIPT: Final = "made by the script"  # not of the sidecar: of a situation
 HELLO_S: Final = 5.0
-HELLO_BYTES: Final = 16_384
 EXACT: Final = 2**53  # doubles hold all integers below
 MOST_CONN: Final = 2**63 - 1
 SAME_S: Final = 0.05  # between two statements of when a connection began
@@ -48,15 +54,14 @@ class FrameRules:
     def __init__(self, findings: Findings, name: str) -> None:
         self.process = 0  # how often the run has started the gateway
         self.conns: dict[object, ConnSeen] = {}
-        self.flush_s = 0.0
+        self.welcomed: dict[int, dict[str, Any]] = {}  # the options, by link
+        self.newest_sent = 0  # seq, in this log
         self._findings = findings
         self._name = name
         self._has_said_hello = False  # this process
         self._opened: dict[int, float] = {}
         self._greeted: set[int] = set()
-        self.welcomed: dict[int, dict[str, Any]] = {}
         self._log: object = None
-        self.newest_sent = 0  # seq, in this log
         self._recent: list[Seen] = []
 
     def new_process(self) -> None:
@@ -85,15 +90,15 @@ class FrameRules:
         match seen.frame:
             case ("welcome", dict(options)):
                 self.welcomed[seen.link] = options
-                self.flush_s = float(options["flush"])
                 following = int(options["next"])
                 if options["log"] != self._log or following <= self.newest_sent:
                     self.newest_sent = following - 1
                 self._log = options["log"]
-            case ("error", {"code": "too-large", "message": message}):
-                self._fail(4, f"a frame was refused: {message}", "within the limits")
-            case ("error", {"code": "bad-msgpack" | "too-deep", "message": message}):
-                self._fail(2, f"a frame was refused: {message}", "plain msgpack")
+            case ("error", {"code": code, "message": why}) if (
+                code in REFUSALS and why != BY_SCRIPT
+            ):
+                rule, expected = REFUSALS[code]
+                self._fail(rule, f"a frame was refused: {why}", expected)
             case _:
                 pass
         for record in records(seen):
@@ -101,11 +106,9 @@ class FrameRules:
             following = self.welcomed.get(seen.link, {}).get("next", 0)
             is_new = seq > self.newest_sent and seq >= following
             self.newest_sent = max(self.newest_sent, seq)
-            if (
-                is_new
-                and (conn := self.conns.get(self.conn_ended_by(record))) is not None
-            ):
-                conn.ended_by = seq
+            ended = self.conns.get(self.conn_ended_by(record))
+            if is_new and ended is not None:
+                ended.ended_by = seq
 
     def conn_ended_by(self, record: dict[str, Any]) -> object:
         """The conn of this gateway that a record ends, if any."""
@@ -129,27 +132,24 @@ class FrameRules:
                 self._fail(3, f"{seen.name} before welcome", "events after welcome")
             else:
                 self._findings.passed.add(3)
-            self._look_at_batch(seen)
+            if seen.name == "login":
+                self._look_at_beginnings(seen)
             for report in reports(seen):
                 self._look_at_report(report)
         elif seen.name == "ack" and len(seen.frame) > 1:
-            self._look_at_ack(seen.frame[1])
+            self._look_at_ack(seen.content)
 
     def _look_at_hello(self, seen: Seen) -> None:
         took_s = seen.at - self._opened[seen.link]
-        size = len(encode(seen.frame))
-        options = seen.frame[1] if len(seen.frame) > 1 else None
         if seen.link in self._greeted:
             self._fail(1, "a second hello on one link", "one, as the first frame")
             return
         self._greeted.add(seen.link)
-        if size > HELLO_BYTES:
-            self._fail(1, f"a hello of {size} bytes", f"at most {HELLO_BYTES}")
-        elif took_s > HELLO_S:
+        if took_s > HELLO_S:
             self._fail(1, f"hello {took_s:.1f} s after connecting", "within 5 s")
         else:
             self._findings.passed.add(1)
-        is_fresh = isinstance(options, dict) and options.get("fresh") is True
+        is_fresh = seen.options.get("fresh") is True
         if self._has_said_hello:
             if is_fresh:
                 self._fail(26, "fresh: true at a reconnect", "no fresh at a reconnect")
@@ -159,75 +159,59 @@ class FrameRules:
             else:
                 self._findings.passed.add(26)
         self._has_said_hello = True
-        if isinstance(options, dict) and options.get("log", 0) == self._log:
-            after = options.get("after")
-            if isinstance(after, int) and after > self.newest_sent:
-                self._fail(
-                    19, f"hello with after {after}", f"at most {self.newest_sent}"
-                )
+        after, newest = seen.options.get("after"), self.newest_sent
+        is_of_log = seen.options.get("log", 0) == self._log
+        if is_of_log and isinstance(after, int) and after > newest:
+            self._fail(19, f"hello with after {after}", f"at most {newest}")
 
-    def _look_at_batch(self, seen: Seen) -> None:
-        limits = self.welcomed.get(seen.link, {})
-        uids = seen.frame[1] if len(seen.frame) > 1 else None
-        most = limits.get("max_batch")
-        if isinstance(uids, tuple) and isinstance(most, int) and len(uids) > most:
-            self._fail(4, f"{len(uids)} uids in a frame", f"max_batch is {most}")
-        if seen.name != "login":
-            return
+    def _look_at_beginnings(self, seen: Seen) -> None:
         began = seen.options.get("began")
         if isinstance(began, tuple) and seen.options.get("age"):
             moments = [at for at in began if isinstance(at, float | int)]
             if moments and max(moments) - min(moments) > SAME_AGE_S:
                 self._fail(30, "one age for connections of different age", "batches")
-        if limits.get("began") is True and began is None:
+        if began is None and self.welcomed.get(seen.link, {}).get("began") is True:
             self._fail(30, "a login without began", "welcome.began is true")
 
     def _look_at_report(self, report: Reported) -> None:
-        event, uid, conn, _ = report
+        event, uid, conn, seen = report
+        own_rule = 9 if event == "login" else 11
         if report.user is None:
-            self._fail(2, f"{event} of {uid!r:.80}", "text in UTF-8, or an integer")
-            return
+            return  # refused, and judged by that
         if conn is None:
-            rule = 9 if event == "login" else 11
-            self._fail(rule, f"{event} of {uid!r} without conn", "its conn")
+            self._fail(own_rule, f"{event} of {uid!r} without conn", "its conn")
             return
         if type(conn) is not int or not 0 <= conn <= MOST_CONN:
             self._fail(2, f"conn {conn!r:.40} is a {type(conn).__name__}", "an integer")
             return
-        self._findings.passed |= {2, 9 if event == "login" else 11}
+        self._findings.passed |= {2, own_rule}
         if conn >= EXACT:
             self._fail(10, f"conn {conn}", "below 2^53")
         known = self.conns.get(conn)
         if event == "login":
             self._look_at_login(report, conn, known)
-        elif event in ACTIVITY and known is not None and known.is_over:
+        elif known is not None and event == "logout":
+            known.is_over, known.logged_out_on = True, seen.link
+        elif known is not None and event in ACTIVITY and known.is_over:
             self._fail(
                 15, f"{event} of conn {conn} after its end", "nothing more of it"
             )
-        elif event == "logout" and known is not None:
-            known.is_over, known.logged_out_on = True, report.seen.link
 
     def _look_at_login(
         self, report: Reported, conn: int, known: ConnSeen | None
     ) -> None:
-        user, link = report.user, report.seen.link
-        if known is None:
-            known = self.conns[conn] = ConnSeen(user, self.process)
-        elif known.user != user or known.process != self.process:
-            before = f"{known.user!r}" + (
-                "" if known.process == self.process else " of an earlier process"
-            )
-            self._fail(10, f"conn {conn} of {user!r} was that of {before}", "a new one")
-            self.conns[conn] = ConnSeen(user, self.process)
-            return
-        elif known.logged_out_on is not None:
-            if known.logged_out_on == link:
-                self._fail(
-                    10, f"conn {conn} logs in again after its logout", "a new one"
-                )
-                self.conns[conn] = ConnSeen(user, self.process)
-                return
+        user, process, why = report.user, self.process, ""
+        if known is not None and (known.user, known.process) != (user, process):
+            earlier = "" if known.process == process else " of an earlier process"
+            why = f"conn {conn} of {user!r} was that of {known.user!r}{earlier}"
+        elif known is not None and known.logged_out_on == report.seen.link:
+            why = f"conn {conn} logs in again after its logout"
+        elif known is not None and known.logged_out_on is not None:
             self._fail(28, f"login of conn {conn}, which had ended", "only its logout")
+        if why:
+            self._fail(10, why, "a new one")
+        if why or known is None:
+            known = self.conns[conn] = ConnSeen(user, process)
         began = _began(report)
         if began is not None:
             if known.began is not None and abs(began - known.began) > SAME_S:

@@ -2,11 +2,8 @@
 
 from typing import Final
 
-from liveness.core.conversation import ConversationLimits
-from liveness.lab.conformance.situation import situation
-from liveness.lab.conformance.stage import Stage
+from liveness.lab.conformance.stage import Stage, TcpUser, situation
 from liveness.lab.conformance.tape import ACTIVITY
-from liveness.lab.conformance.tcp_users import TcpUser
 
 # Connections in one batch of logins have one age. So batches of logins stay small by
 # themselves, and those of activity become large: with names as long as the users'
@@ -16,12 +13,14 @@ MAX_BATCH: Final = 10
 MAX_FRAME: Final = 8_192
 
 
-async def _declared(stage: Stage, users: list[TcpUser], why: str, mark: int) -> None:
-    """Check that all these connections are declared after a mark."""
-    await stage.until(lambda: stage.reported_all(users, mark, "login"))
-    missing = [user for user in users if not stage.reported(user, "login", since=mark)]
-    text = f"{len(missing)} of {len(users)} connections were not declared after {why}"
-    stage.check(29, not missing, text, "login of each", since=mark)
+async def _check_declared(stage: Stage, users: list[TcpUser], why: str) -> None:
+    missing = len(await stage.all_reported(users, "login"))
+    text = f"{missing} of {len(users)} connections were not declared after {why}"
+    stage.check(29, not missing, text, "login of each")
+
+
+async def _check_again(stage: Stage, what: str, user: TcpUser, *events: str) -> None:
+    await stage.check_report(28, user, f"{what} was not sent again", *events)
 
 
 @situation(28)
@@ -31,21 +30,17 @@ async def a_crash_with_unconfirmed_reports(stage: Stage) -> None:
     await stage.confirmed()
     with stage.sidecar.disk_full():
         await stage.quiet()
-        mark = stage.tape.mark
+        stage.mark()
         newcomer = await stage.enter("newcomer")
-        await leaver.send({"logout": 1})
+        await leaver.connection.send({"logout": 1})
         await talker.ping()
-        stage.need(await stage.reports(leaver, "logout"), "no logout came")
-        spoke = await stage.reports(talker, *ACTIVITY, since=mark)
-        stage.need(spoke, "no activity came")
+        await stage.need_report(leaver, "logout")
+        await stage.need_report(talker, *ACTIVITY)
         stage.sidecar.crash()
-    mark = await stage.start_sidecar()
-    again = await stage.reports(newcomer, "login", since=mark)
-    stage.check(28, again, "a lost login was not sent again", "login", since=mark)
-    again = await stage.reports(leaver, "logout", since=mark)
-    stage.check(28, again, "a lost logout was not sent again", "logout", since=mark)
-    again = await stage.reports(talker, "login", *ACTIVITY, since=mark)
-    stage.check(28, again, "lost activity was not sent again", "keepalive", since=mark)
+    await stage.start_sidecar()
+    await _check_again(stage, "a lost login", newcomer, "login")
+    await _check_again(stage, "a lost logout", leaver, "logout")
+    await _check_again(stage, "lost activity", talker, "login", *ACTIVITY)
 
 
 @situation(28)
@@ -53,19 +48,16 @@ async def a_crash_behind_a_pong(stage: Stage) -> None:
     """The pong of a ping that was sent before the newcomer's login."""
     await stage.enter("early")
     with stage.sidecar.disk_full():
-        mark = stage.tape.mark
+        stage.mark()
         await stage.enter("covered")
-        pinged = await stage.until(lambda: stage.tape.received_since(mark, "ping"))
-        stage.need(pinged, "no ping came")
-        ping = stage.tape.received_since(mark, "ping")[-1]
+        stage.need(await stage.until(lambda: stage.seen("ping")), "no ping came")
+        ping = stage.seen("ping")[-1]
         newcomer = await stage.enter("newcomer")
         stage.sidecar.send(stage.name, ("pong", *ping.frame[1:]))
         await stage.quiet()
         stage.sidecar.crash()
-    mark = await stage.start_sidecar()
-    again = await stage.reports(newcomer, "login", since=mark)
-    text = "a login behind the ping was not sent again after its pong"
-    stage.check(28, again, text, "login", since=mark)
+    await stage.start_sidecar()
+    await _check_again(stage, "a login behind the ping of a pong", newcomer, "login")
 
 
 @situation(14, 28)
@@ -78,13 +70,12 @@ async def a_crash_after_a_user_has_reconnected_twice(stage: Stage) -> None:
         await stage.leaves(first)
         third = await stage.enter("again")
         await stage.leaves(second)
-        left = await stage.reports(second, "logout")
-        stage.need(left and stage.reported(first, "logout"), "no logout came")
+        await stage.need_report(first, "logout")
+        await stage.need_report(second, "logout")
         stage.sidecar.crash()
-    mark = await stage.start_sidecar()
-    again = await stage.reports(third, "login", since=mark)
-    stage.check(28, again, "a lost login was not sent again", "login", since=mark)
-    await stage.check_never_offline(mark, third)
+    await stage.start_sidecar()
+    await _check_again(stage, "a lost login", third, "login")
+    await stage.check_never_offline(third)
 
 
 @situation(29)
@@ -92,13 +83,12 @@ async def a_gap_in_the_records(stage: Stage) -> None:
     """Records were deleted before the gateway could read them."""
     user, _ = await stage.enter("stays"), await stage.enter("lost")
     await stage.confirmed()
-    with stage.sidecar.not_accepting():
-        stage.sidecar.drop(stage.name)
+    with stage.sidecar.shutting_out(stage.name):
         await stage.sidecar.pass_time(2 * stage.timeout_s)
         stage.sidecar.trim()
-    mark = stage.tape.mark
-    stage.need(await stage.linked(), "the gateway has no link")
-    await _declared(stage, [user], "a gap", mark)
+    stage.mark()
+    await stage.need_link()
+    await _check_declared(stage, [user], "a gap")
 
 
 @situation(18, 29)
@@ -106,26 +96,26 @@ async def a_new_log(stage: Stage) -> None:
     """The sidecar comes back with an empty disk, and counts its records from 1."""
     user = await stage.enter("4714")
     await stage.confirmed()
-    mark = await stage.restart_sidecar(new_log=True)
-    await _declared(stage, [user], "a new log", mark)
-    mark = stage.tape.mark
+    await stage.start_sidecar(new_log=True)
+    await _check_declared(stage, [user], "a new log")
+    stage.mark()
     await stage.sidecar.pass_time(stage.timeout_s + 1)
-    stage.need(stage.ended(user, mark), "the silent user was not reported")
-    what = "a record of a new log was taken for a repeat of the old one"
-    stage.check(18, await stage.closed(user), what, "closed", since=mark)
+    stage.need(stage.ended(user), "the silent user was not reported")
+    text = "a record of a new log was taken for a repeat of the old one"
+    await stage.check_closed(18, user, text)
 
 
 @situation(29)
 async def a_log_that_has_lost_its_end(stage: Stage) -> None:
     """`next` is not above the last seq that the gateway has seen."""
     user, silent = await stage.enter("stays"), await stage.enter("silent")
-    seq = await stage.deliver(stage.silence_of(silent))
-    stage.need(await stage.acked(seq, stage.began), "no ack came")
+    seq = stage.deliver(stage.silence_of(silent))
+    stage.need(await stage.acked(seq), "no ack came")
     await stage.confirmed()
     stage.sidecar.crash()
     stage.sidecar.lose_end(2)
-    mark = await stage.start_sidecar()
-    await _declared(stage, [user], "a log that has lost its end", mark)
+    await stage.start_sidecar()
+    await _check_declared(stage, [user], "a log that has lost its end")
 
 
 @situation(29)
@@ -135,8 +125,8 @@ async def a_name_that_was_forgotten(stage: Stage) -> None:
     await stage.confirmed()
     stage.sidecar.crash()
     stage.sidecar.forget(stage.name)
-    mark = await stage.start_sidecar()
-    await _declared(stage, [user], "known: false", mark)
+    await stage.start_sidecar()
+    await _check_declared(stage, [user], "known: false")
 
 
 @situation(4, 29)
@@ -145,20 +135,17 @@ async def small_limits(stage: Stage) -> None:
     names = [f"member-{n}".ljust(32, "-") for n in range(CROWD)]
     users = await stage.enter_all(names)
     await stage.confirmed()
-    usual = ConversationLimits()
-    stage.sidecar.limit(max_batch=MAX_BATCH, max_frame=usual.max_frame_bytes)
-    mark = await stage.restart_sidecar(new_log=True)
-    await _declared(stage, users, "a new log with a small max_batch", mark)
+    stage.sidecar.limit(max_batch=MAX_BATCH)
+    await stage.start_sidecar(new_log=True)
+    await _check_declared(stage, users, "a new log with a small max_batch")
     stage.sidecar.crash()
     for user in users:
         await stage.served(user)
-    stage.sidecar.limit(max_batch=usual.max_batch, max_frame=MAX_FRAME)
-    mark = await stage.start_sidecar()
-    await stage.until(lambda: stage.reported_all(users, mark))
-    errors = stage.tape.sent_since(mark, "error")
-    large = [seen for seen in errors if seen.frame[1]["code"] == "too-large"]
-    stage.check(4, not large, "frames were refused", "within the limits", since=mark)
-    stage.sidecar.limit(max_batch=usual.max_batch, max_frame=usual.max_frame_bytes)
-    stage.sidecar.crash()
-    stage.sidecar.start()
-    stage.need(await stage.linked(), "the gateway has no link")
+    stage.sidecar.limit(max_frame_bytes=MAX_FRAME)
+    await stage.start_sidecar()
+    await stage.all_reported(users, *ACTIVITY, "login")
+    errors = stage.seen("error", is_sent=True)
+    large = [seen for seen in errors if seen.options["code"] == "too-large"]
+    stage.check(4, not large, "frames were refused", "within the limits")
+    stage.sidecar.limit()
+    await stage.start_sidecar()

@@ -1,44 +1,33 @@
 """Situations of records and other frames that a gateway has to take with care."""
 
-from functools import partial
 from typing import Final
 
-from liveness.lab.conformance.situation import situation
-from liveness.lab.conformance.stage import HAND_MADE, Stage
+from liveness.core.framing import encode
+from liveness.lab.conformance.frame_rules import BY_SCRIPT
+from liveness.lab.conformance.stage import Stage, situation
 
 UNUSED: Final = 2**52  # a conn that no gateway has given
 # So much of it is missing that a gateway which waits for the rest sees nothing else.
 LONG_TEXT: Final = "x" * 1_000_000
+FIRST_BYTES: Final = 64
 
 
 @situation(16, 19)
 async def records_of_other_connections(stage: Stage) -> None:
     """They name the user, but not this connection of this gateway."""
     user = await stage.enter("stays")
-    offline: dict[str, object] = {
-        "kind": "offline",
-        "uid": user.uid,
-        "reason": "silence",
-    }
-    moved: dict[str, object] = {"kind": "moved", "uid": user.uid, "reason": "login"}
-    ours, other = {"gateway": stage.name}, {"gateway": "gw-other"}
+    offline = stage.silence_of(user)
+    moved = {**offline, "kind": "moved", "reason": "login"}
     for what, record in {
-        "offline of another conn": offline | ours | {"conn": UNUSED},
-        "offline without a conn": offline | ours,
-        "offline of another gateway": offline | other | {"conn": user.conn},
+        "offline of another conn": offline | {"conn": UNUSED},
+        "offline without a conn": {k: v for k, v in offline.items() if k != "conn"},
+        "offline of another gateway": offline | {"gateway": "gw-other"},
         "moved from another gateway": moved
-        | ours
-        | {"conn": user.conn, "from": "gw-other", "from_conn": user.conn},
-        "moved from another conn": moved
-        | ours
-        | {"conn": user.conn, "from": stage.name, "from_conn": UNUSED},
+        | {"from": "gw-other", "from_conn": user.conn},
+        "moved from another conn": moved | {"from": stage.name, "from_conn": UNUSED},
     }.items():
-        mark = stage.tape.mark
-        seq = await stage.deliver(record)
-        acked = await stage.acked(seq, mark)
-        stage.check(19, acked, f"no ack of: {what}", f"ack {seq}", since=mark)
-        closed = f"the connection was closed by: {what}"
-        stage.check(16, await stage.served(user), closed, "open", since=mark)
+        await stage.check_acked(19, stage.deliver(record), what)
+        await stage.check_served(16, user, f"the connection was closed by: {what}")
 
 
 @situation(17)
@@ -50,10 +39,8 @@ async def other_ways_to_lose_a_user(stage: Stage) -> None:
         ("a moved without from_session", moved | {"from": stage.name}),
     ):
         user = await stage.enter("lost")
-        mark = stage.tape.mark
-        await stage.deliver(stage.silence_of(user) | record | {"from_conn": user.conn})
-        closed = await stage.closed(user)
-        stage.check(17, closed, f"{what} ended nothing", "closed", since=mark)
+        stage.deliver(stage.silence_of(user) | record | {"from_conn": user.conn})
+        await stage.check_closed(17, user, f"{what} ended nothing")
 
 
 @situation(18)
@@ -61,46 +48,38 @@ async def a_record_comes_again(stage: Stage) -> None:
     """With a seq that the gateway has had, so it ends nothing, whatever it says."""
     user = await stage.enter("stays")
     record = stage.silence_of(user)
-    mark = stage.tape.mark
-    seq = await stage.deliver({**record, "conn": UNUSED})
-    await stage.acked(seq, mark, 1)
-    mark = stage.tape.mark
-    await stage.deliver({**record, "seq": seq})
+    seq = stage.deliver({**record, "conn": UNUSED})
+    await stage.acked(seq, 1)
+    stage.deliver({**record, "seq": seq})
     await stage.quiet()
-    served = await stage.served(user)
-    stage.check(
-        18, served, f"the repeat of record {seq} closed a user", "open", since=mark
-    )
+    await stage.check_served(18, user, f"the repeat of record {seq} closed a user")
 
 
 @situation(7, 17)
 async def unknown_frames_keys_and_kinds(stage: Stage) -> None:
     """As a later version of the sidecar may send them."""
     user, link = await stage.enter("stays"), stage.link
-    mark = stage.tape.mark
+    stage.mark()
+
+    def check_link(what: str) -> None:
+        is_same = stage.link == link and stage.is_linked
+        stage.check(7, is_same, f"{what} ended the link", "it goes on")
+
     stage.sidecar.send(stage.name, ("weather", {"sun": (1, 2.5, None)}), ("rain",))
     await stage.quiet(2)
-    is_same = stage.link == link and stage.is_linked
-    stage.check(7, is_same, "an unknown frame ended the link", "it goes on", since=mark)
-    stage.need(await stage.linked(), "the gateway has no link")
+    check_link("an unknown frame")
+    await stage.need_link()
     link = stage.link
-    seq = await stage.deliver({**stage.silence_of(user), "conn": UNUSED})
-    stage.need(await stage.acked(seq, mark), "the gateway does not acknowledge")
-    mark = stage.tape.mark
-    seq = await stage.deliver({**stage.silence_of(user), "kind": "holiday"})
-    acked = await stage.acked(seq, mark)
-    stage.check(7, acked, "no ack of an unknown kind", f"ack {seq}", since=mark)
-    served = await stage.served(user)
-    stage.check(7, served, "an unknown frame or kind closed a user", "open", since=mark)
-    record = {**HAND_MADE, **stage.silence_of(user), "seq": await stage.unused_seqs()}
+    seq = stage.deliver({**stage.silence_of(user), "conn": UNUSED})
+    stage.need(await stage.acked(seq), "the gateway does not acknowledge")
+    seq = stage.deliver({**stage.silence_of(user), "kind": "holiday"})
+    await stage.check_acked(7, seq, "an unknown kind")
+    await stage.check_served(7, user, "an unknown frame or kind closed a user")
+    record = stage.silence_of(user) | {"seq": stage.sidecar.record_others(1)}
     record |= {"reason": "sunset", "moon": {"full": True}}
     stage.sidecar.send(stage.name, ("notices", (record,), {"trailing": 1}))
-    closed = await stage.closed(user)
-    stage.check(7, closed, "an unknown reason ended nothing", "closed", since=mark)
-    is_same = stage.link == link and stage.is_linked
-    stage.check(
-        7, is_same, "an unknown kind or key ended the link", "it goes on", since=mark
-    )
+    await stage.check_closed(7, user, "an unknown reason ended nothing")
+    check_link("an unknown kind or key")
 
 
 @situation(8, 7)
@@ -108,53 +87,45 @@ async def errors_that_are_not_fatal(stage: Stage) -> None:
     """Known and unknown ones."""
     user = await stage.enter("stays")
     for rule, code in ((8, "bad-uid"), (8, "too-many-users"), (7, "no-such-code")):
-        mark = stage.tape.mark
-        stage.need(await stage.linked(), "the gateway has no link")
+        stage.mark()
+        await stage.need_link()
         link = stage.link
         # Of a frame that is none of the users': a gateway may drop those whom it refuses.
-        error = {"code": code, "message": "made by the script", "fatal": False, "n": 1}
+        error = {"code": code, "message": BY_SCRIPT, "fatal": False, "n": 1}
         stage.sidecar.send(stage.name, ("error", {**error, "frame": "hello"}))
         newcomer = await stage.joins(f"after-{code}")
-        came = await stage.until(partial(stage.logins_of, newcomer.uid))
+        came = await stage.reports(newcomer, "login")
         is_same = stage.link == link and stage.is_linked
         what = f"after an error {code}, not fatal, the link did not go on"
-        stage.check(rule, came and is_same, what, "it goes on", since=mark)
-        served = await stage.served(user)
-        stage.check(rule, served, f"an error {code} closed a user", "open", since=mark)
+        stage.check(rule, came and is_same, what, "it goes on")
+        await stage.check_served(rule, user, f"an error {code} closed a user")
 
 
 @situation(6)
 async def frames_in_pieces_and_together(stage: Stage) -> None:
     """Records come in pieces of a few bytes; then two frames come in one."""
     users = await stage.enter_all(["one", "two", "three", "four"])
-    for size, user in zip((1, 7), users, strict=False):
-        record = {**HAND_MADE, **stage.silence_of(user)}
-        record["seq"] = await stage.unused_seqs()
-        mark = stage.tape.mark
+    for size, user in ((1, users[0]), (7, users[1])):
+        record = stage.silence_of(user) | {"seq": stage.sidecar.record_others(1)}
+        stage.mark()
         await stage.sidecar.send_in_pieces(stage.name, size, ("notices", (record,)))
-        closed = await stage.closed(user)
         what = f"a record in pieces of {size} bytes was not acted on"
-        stage.check(6, closed, what, "closed", since=mark)
+        await stage.check_closed(6, user, what)
     stage.need(stage.is_linked, "the link has ended")
-    mark = stage.tape.mark
-    await stage.deliver(*(stage.silence_of(user) for user in users[2:]))
+    stage.deliver(*(stage.silence_of(user) for user in users[2:]))
     for user in users[2:]:
-        closed = await stage.closed(user)
         what = "one of two frames that came together was not acted on"
-        stage.check(6, closed, what, "closed", since=mark)
+        await stage.check_closed(6, user, what)
 
 
 @situation(6)
 async def a_link_ends_within_a_frame(stage: Stage) -> None:
     """What has arrived of the frame is no part of the next link's first."""
     user = await stage.enter("half")
-    mark = stage.tape.mark
-    stage.sidecar.end_within(stage.name, ("made-by-the-script", LONG_TEXT))
-    is_linked = await stage.linked()
-    what = "no link after one had ended within a frame"
-    stage.check(6, is_linked, what, "a link that begins anew", since=mark)
-    stage.need(is_linked, "the gateway has no link")
-    await stage.deliver(stage.silence_of(user))
-    closed = await stage.closed(user)
+    stage.mark()
+    frame = encode(("made-by-the-script", LONG_TEXT))
+    stage.sidecar.drop(stage.name, frame[:FIRST_BYTES])
+    await stage.check_linked(6, "no link after one had ended within a frame")
+    stage.deliver(stage.silence_of(user))
     what = "a record was not acted on after a link had ended within a frame"
-    stage.check(6, closed, what, "closed", since=mark)
+    await stage.check_closed(6, user, what)

@@ -1,47 +1,106 @@
-"""The numbered rules of `proto/README.md`, "For gateway authors"."""
+"""The numbered rules of `proto/README.md`, "For gateway authors", and what a run finds out
+about each."""
 
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-
-class Rule(NamedTuple):
-    """A rule: its title, and whether a gateway may choose not to keep it."""
-
-    title: str
-    is_advised: bool = False
-
+from liveness.lab.conformance.tape import Seen
 
 # As the page has them; a test holds both equal.
 RULES: Final = {
-    1: Rule("Hello first"),
-    2: Rule("Plain msgpack"),
-    3: Rule("Wait for `welcome`"),
-    4: Rule("Stay within the limits"),
-    5: Rule("Read always"),
-    6: Rule("Frames come in any pieces"),
-    7: Rule("Ignore what you do not know"),
-    8: Rule("An error that is not fatal changes nothing"),
-    9: Rule("Log in each connection"),
-    10: Rule("Choose conns that never repeat, below 2^53"),
-    11: Rule("Name the `conn` in every event"),
-    12: Rule("Collect activity"),
-    13: Rule("Report only what happened"),
-    14: Rule("Log out each connection that ends"),
-    15: Rule("Nothing behind the end"),
-    16: Rule("Compare before closing"),
-    17: Rule("Close what a record ends"),
-    18: Rule("Take a repeat as read"),
-    19: Rule("Acknowledge"),
-    20: Rule("Reconnect"),
-    21: Rule("After `bye`, come back within 1 s"),
-    22: Rule('Where the table says "slowly", let the pauses grow to 30 s'),
-    23: Rule("`replaced` is not answered by a reconnect"),
-    24: Rule("Serve on without a link"),
-    25: Rule("Keep your connections while you were shut out"),
-    26: Rule("Say `fresh: true`"),
-    27: Rule("Ping to know what is safe"),
-    28: Rule("Send again"),
-    29: Rule("Declare"),
-    30: Rule("Say when connections began", is_advised=True),
-    31: Rule("Promise `ping`", is_advised=True),
-    32: Rule("Answer timers"),
+    1: "Hello first",
+    2: "Plain msgpack",
+    3: "Wait for `welcome`",
+    4: "Stay within the limits",
+    5: "Read always",
+    6: "Frames come in any pieces",
+    7: "Ignore what you do not know",
+    8: "An error that is not fatal changes nothing",
+    9: "Log in each connection",
+    10: "Choose conns that never repeat, below 2^53",
+    11: "Name the `conn` in every event",
+    12: "Collect activity",
+    13: "Report only what happened",
+    14: "Log out each connection that ends",
+    15: "Nothing behind the end",
+    16: "Compare before closing",
+    17: "Close what a record ends",
+    18: "Take a repeat as read",
+    19: "Acknowledge",
+    20: "Reconnect",
+    21: "After `bye`, come back within 1 s",
+    22: 'Where the table says "slowly", let the pauses grow to 30 s',
+    23: "`replaced` is not answered by a reconnect",
+    24: "Serve on without a link",
+    25: "Keep your connections while you were shut out",
+    26: "Say `fresh: true`",
+    27: "Ping to know what is safe",
+    28: "Send again",
+    29: "Declare",
+    30: "Say when connections began",
+    31: "Promise `ping`",
+    32: "Answer timers",
 }
+# A gateway may choose not to keep these.
+ADVISED_RULES: Final = frozenset({30, 31})
+
+PASS, FAIL, ADVISED, NOT_TRIED = "pass", "FAIL", "advised", "not tried"
+# Frames that led to a finding, and findings of one rule that are shown.
+MOST_EVIDENCE: Final = 12
+MOST_FINDINGS: Final = 5
+
+
+class BrokeOff(Exception):
+    """A situation cannot be played, as what it builds on did not happen."""
+
+
+class Finding(NamedTuple):
+    """A rule that was not kept."""
+
+    situation: str
+    seen: str  # what the gateway did
+    expected: str
+    frames: tuple[Seen, ...]
+
+
+class RuleVerdict(NamedTuple):
+    """The outcome for a rule."""
+
+    rule: int
+    outcome: str
+    findings: tuple[Finding, ...] = ()
+    why: str = ""  # it was not tried
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects what situations find out."""
+
+    situation: str = "the first link"  # the one that is played now
+    failed: dict[int, list[Finding]] = field(default_factory=dict)
+    passed: set[int] = field(default_factory=set)
+    untried: dict[int, list[str]] = field(default_factory=dict)  # why, by rule
+    broken_off: list[str] = field(default_factory=list)  # a line for each situation
+    unfinished: set[int] = field(default_factory=set)  # rules of those situations
+
+    def fail(self, rule: int, seen: str, expected: str, frames: list[Seen]) -> None:
+        """Note that a rule was not kept; of many times, only the first few."""
+        found = self.failed.setdefault(rule, [])
+        if len(found) < MOST_FINDINGS:
+            evidence = tuple(frames[-MOST_EVIDENCE:])
+            found.append(Finding(self.situation, seen, expected, evidence))
+
+    def leave_out(self, why: str, *rules: int) -> None:
+        """Note why rules could not be tried."""
+        for rule in rules:
+            self.untried.setdefault(rule, []).append(why)
+
+    def verdict(self, rule: int) -> RuleVerdict:
+        """The outcome for a rule."""
+        if found := self.failed.get(rule):
+            outcome = ADVISED if rule in ADVISED_RULES else FAIL
+            return RuleVerdict(rule, outcome, tuple(found))
+        if rule in self.passed and rule not in self.unfinished:
+            return RuleVerdict(rule, PASS)
+        reasons = dict.fromkeys(self.untried.get(rule, ["no situation came to it"]))
+        return RuleVerdict(rule, NOT_TRIED, why="; ".join(reasons))

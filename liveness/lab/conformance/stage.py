@@ -3,23 +3,24 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
 
 from liveness.core.framing import PIECE_BYTES, encode
 from liveness.core.records import OFFLINE, identity
-from liveness.lab.conformance.findings import BrokeOff, Findings
+from liveness.lab.common.line_connection import LineConnection
+from liveness.lab.common.processes import Program
 from liveness.lab.conformance.frame_rules import FrameRules
-from liveness.lab.conformance.gateway_process import GatewayProcess
-from liveness.lab.conformance.staged_sidecar import StagedSidecar
+from liveness.lab.conformance.rules import BrokeOff, Findings
+from liveness.lab.conformance.staged_sidecar import (
+    FLUSH_S,
+    SOON_S,
+    TIMEOUT_S,
+    StagedSidecar,
+)
 from liveness.lab.conformance.tape import OPENED, Reported, Seen, Tape, records, reports
-from liveness.lab.conformance.tcp_users import TcpUser
 
-FLUSH_S: Final = 0.1
-TIMEOUT_S: Final = 30.0  # scripted seconds: they cost no time
-# What a gateway does within milliseconds has this long, as the machine may be busy.
-SOON_S: Final = 5.0
 LOOK_S: Final = 0.2  # between looks at what no frame and no user reports
 # A gateway that was refused may pause for up to 10 s.
 LINK_S: Final = 15.0
@@ -31,8 +32,51 @@ MOST_NAME: Final = 32  # of a user, in characters
 CONNECTS_AT_ONCE: Final = 20
 RETRY_S: Final = 0.05
 GONE_S: Final = 1.0  # for the logouts of users who leave
-SEQ_TRIES: Final = 10  # a record for the gateway may come between
-HAND_MADE: Final = {"at": 1_795_168_800_000, "session": 1}
+# Of records made by hand: what is the same in all.
+HAND_MADE: Final = {
+    "kind": "offline",
+    "reason": "silence",
+    "at": 1_795_168_800_000,
+    "session": 1,
+}
+MOST_HEARD: Final = 1_000  # characters
+
+Send: TypeAlias = Callable[..., Awaitable[None]]
+
+
+@dataclass(eq=False)
+class TcpUser:
+    """A user on one connection."""
+
+    uid: str
+    connection: LineConnection
+    conn: int | None = None  # by its login event
+    has_joined: bool = False  # the gateway has let it in
+    heard: str = ""  # what the gateway has sent last
+    closed_at: float | None = None  # by the gateway, on trio's clock
+    pongs: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the gateway has neither said bye nor closed the connection."""
+        return self.closed_at is None
+
+    async def ping(self) -> None:
+        """Be alive."""
+        await self.connection.send({"ping": 1})
+
+    async def listen(self, changed: trio.lowlevel.ParkingLot) -> None:
+        """Read until the connection ends."""
+        lines: list[dict[str, Any]] | None = []
+        while lines is not None:
+            lines = await self.connection.receive()
+            for line in lines or ():
+                self.heard = f"{self.heard} {line}".strip()[-MOST_HEARD:]
+                self.has_joined |= line.get("joined") == self.uid
+                self.pongs += "pong" in line
+            if lines is None or any("bye" in line for line in lines):
+                self.closed_at = self.closed_at or trio.current_time()
+            changed.unpark_all()
 
 
 @dataclass(eq=False)
@@ -40,7 +84,7 @@ class Stage:
     """What a situation uses.
 
     A situation states what it found by `check`, and by `need` what has to be so before it
-    can find anything.
+    can find anything. Both, and all that waits, look at what has passed since `mark`.
     """
 
     name: str
@@ -48,25 +92,33 @@ class Stage:
     tape: Tape
     findings: Findings
     frame_rules: FrameRules
-    process: GatewayProcess | None
+    process: Program | None
     address: tuple[str, int] | None  # where users connect
     nursery: trio.Nursery
     users: list[TcpUser] = field(default_factory=list)
-    began: int = 0  # the mark at which the situation began
+    since: int = 0  # the last mark; a situation begins with one
     played: int = 0  # situations
-    _visitors: int = 0
+
+    def mark(self) -> None:
+        """Look at what passes from now on."""
+        self.since = self.tape.mark
+
+    def seen(self, *names: str, is_sent: bool = False) -> list[Seen]:
+        """The gateway's frames of these names, or the sidecar's."""
+        return [
+            seen
+            for seen in self.tape.since(self.since)
+            if seen.is_sent == is_sent and seen.name in names
+        ]
 
     # --- findings ---------------------------------------------------------------------
 
-    def check(
-        self, rule: int, is_kept: object, seen: str, expected: str, *, since: int = -1
-    ) -> None:
+    def check(self, rule: int, is_kept: object, seen: str, expected: str) -> None:
         """Note whether a rule was kept; if not, with the frames that led there."""
         if is_kept:
             self.findings.passed.add(rule)
         else:
-            frames = self.tape.since(self.began if since < 0 else since)
-            self.findings.fail(rule, seen, expected, frames)
+            self.findings.fail(rule, seen, expected, self.tape.since(self.since))
 
     def need(self, is_so: object, otherwise: str) -> None:
         """Break the situation off unless *is_so*."""
@@ -100,10 +152,29 @@ class Stage:
         await self.until(lambda: self.is_linked or self.has_ended, within)
         return self.is_linked
 
+    async def check_linked(self, rule: int, otherwise: str) -> None:
+        """Check that the gateway makes a link, and break the situation off if not."""
+        self.check(rule, await self.linked(), otherwise, "a link after a pause")
+        self.need(self.is_linked, "the gateway has no link")
+
+    async def need_link(self, within: float = LINK_S) -> None:
+        """Break the situation off unless the gateway is linked in time."""
+        self.need(await self.linked(within), "the gateway has no link")
+
     @property
     def has_ended(self) -> bool:
         """Whether the gateway's process has ended by itself."""
-        return self.process is not None and self.process.has_ended
+        return self.process is not None and self.process.code is not None
+
+    def output(self) -> str:
+        """The end of the output of the gateway's process, on one line."""
+        assert self.process is not None
+        lines = self.process.last_lines().splitlines()
+        return " | ".join(line.strip() for line in lines) or "none"
+
+    def _how_it_ended(self) -> str:
+        code = None if self.process is None else self.process.code
+        return f"ended, exit code {code}; its output: {self.output()}"
 
     @property
     def link(self) -> int:
@@ -113,133 +184,123 @@ class Stage:
     @property
     def timeout_s(self) -> float:
         """The silence timeout of the gateway's users."""
-        for seen in reversed(self.tape.received_since(0, "hello")):
-            options = seen.frame[1] if len(seen.frame) > 1 else {}
-            timeout = options.get("timeout") if isinstance(options, dict) else None
-            return float(timeout) if isinstance(timeout, int | float) else TIMEOUT_S
-        return TIMEOUT_S
+        hellos = [seen for seen in self.tape.frames if seen.name == "hello"]
+        timeout = hellos[-1].options.get("timeout") if hellos else None
+        return float(timeout) if isinstance(timeout, int | float) else TIMEOUT_S
 
     async def ready(self) -> None:
         """Have the gateway linked before a situation; start it again if it has ended."""
         if not self.sidecar.is_running:
             self.sidecar.start()
         if self.has_ended:
-            assert self.process is not None
-            seen = f"the gateway's process has ended, {self.process.how_it_ended}"
+            seen = f"the gateway's process has {self._how_it_ended()}"
             self.check(24, False, seen, "it serves on")
             self.start_process()
         if not await self.linked():
             self.need(self.process, "the gateway has no link")
             self.start_process()
-            self.need(await self.linked(START_S), "the gateway has no link")
+            await self.need_link(START_S)
 
     def start_process(self) -> None:
-        """Kill the gateway, and start it again."""
+        """Kill the gateway if it runs, and start it."""
         assert self.process is not None
         self.process.kill()
         self.frame_rules.new_process()
-        self.process.start()
+        self.process.launch()
 
-    async def restart_sidecar(self, **how: Any) -> int:
-        """Crash the sidecar and start it again; return the mark at its start."""
-        self.sidecar.crash()
-        return await self.start_sidecar(**how)
-
-    async def start_sidecar(self, **how: Any) -> int:
-        """Start the sidecar, and wait for the gateway; return the mark at its start."""
-        mark = self.tape.mark
+    async def start_sidecar(self, **how: Any) -> None:
+        """Start the sidecar anew, by a crash if it runs; wait for the gateway."""
+        if self.sidecar.is_running:
+            self.sidecar.crash()
+        self.mark()
         self.sidecar.start(**how)
         self.need(await self.linked(), "the gateway did not come back")
-        return mark
 
     # --- what it reports --------------------------------------------------------------
 
-    def reported(
-        self, user: TcpUser, *events: str, since: int | None = None
-    ) -> list[Reported]:
-        """The reports of these events about a user since a mark."""
-        mark = self.began if since is None else since
+    def reported(self, *events: str) -> list[Reported]:
+        """What these events have reported."""
+        frames = self.tape.since(self.since)
+        found = (report for seen in frames for report in reports(seen))
+        return [report for report in found if report.event in events]
+
+    def reported_of(self, user: TcpUser, *events: str) -> list[Reported]:
+        """Those about a user's connection; before its conn is known, all of its name."""
         return [
             report
-            for seen in self.tape.since(mark)
-            for report in reports(seen)
-            if report.event in events
-            and (
-                report.conn == user.conn
-                or (report.user, report.conn) == (user.uid, None)
-            )
+            for report in self.reported(*events)
+            if report.user == user.uid
+            and (user.conn is None or report.conn in (user.conn, None))
         ]
 
-    def reported_all(self, users: list[TcpUser], since: int, *events: str) -> bool:
-        """Whether all these users were reported since a mark, by these events or any."""
-        conns = {
-            report.conn
-            for seen in self.tape.since(since)
-            for report in reports(seen)
-            if not events or report.event in events
-        }
-        return all(user.conn in conns for user in users)
+    async def reports(self, user: TcpUser, *events: str) -> bool:
+        """Wait for such a report; return whether it came."""
+        return await self.until(lambda: self.reported_of(user, *events))
+
+    async def all_reported(self, users: list[TcpUser], *events: str) -> list[TcpUser]:
+        """Wait until these events have named all these users; return who is missing."""
+
+        def missing() -> list[TcpUser]:
+            conns = {report.conn for report in self.reported(*events)}
+            return [user for user in users if user.conn not in conns]
+
+        await self.until(lambda: not missing())
+        return missing()
+
+    async def need_report(self, user: TcpUser, *events: str) -> None:
+        """Break the situation off unless such a report comes."""
+        self.need(await self.reports(user, *events), f"no {events[-1]} came")
+
+    async def check_report(
+        self, rule: int, user: TcpUser, otherwise: str, *events: str
+    ) -> None:
+        """Check that such a report comes."""
+        came = await self.reports(user, *events)
+        self.check(rule, came, otherwise, events[-1])
 
     async def confirmed(self) -> None:
         """Give the gateway time to have all that it has sent confirmed by a pong."""
-        mark = self.tape.mark
-        await self.until(lambda: self.tape.received_since(mark, "ping"), CONFIRMED_S)
-        await self.until(lambda: not self.awaits_pong)
+        self.mark()
+        await self.until(lambda: self.seen("ping"), CONFIRMED_S)
+        await self.until(lambda: not self._awaits_pong())
 
-    @property
-    def awaits_pong(self) -> bool:
-        """Whether a ping was not answered yet."""
-        pings = self.tape.received_since(self.began, "ping")
-        pongs = self.tape.sent_since(self.began, "pong")
-        return len(pings) > len(pongs)
+    def _awaits_pong(self) -> bool:
+        names = [seen.name for seen in self.tape.frames if seen.link == self.link]
+        return names.count("ping") > names.count("pong")
 
-    async def reports(
-        self,
-        user: TcpUser,
-        *events: str,
-        since: int | None = None,
-        within: float = SOON_S,
-    ) -> bool:
-        """Wait for such a report; return whether it came."""
-        return await self.until(
-            lambda: self.reported(user, *events, since=since), within
-        )
-
-    def logins_of(self, uid: str) -> list[Reported]:
-        """The logins of a name in this situation."""
-        return [
-            report
-            for seen in self.tape.since(self.began)
-            for report in reports(seen)
-            if report.event == "login" and report.user == uid
-        ]
-
-    async def check_never_offline(self, mark: int, *users: TcpUser) -> None:
-        """Check that no user with an open connection is offline in this situation."""
+    async def check_never_offline(self, *users: TcpUser) -> None:
+        """Check that no user with an open connection was offline in this situation."""
         await self.quiet(2)
         records = [each for each in self.sidecar.records if each["kind"] == OFFLINE]
         offline = {user.uid for user in users} & {record["uid"] for record in records}
         text = "a user with an open connection was offline for a moment"
-        self.check(14, not offline, text, "logins before logouts", since=mark)
+        self.check(14, not offline, text, "logins before logouts")
 
-    def ended(self, user: TcpUser, since: int) -> list[int]:
-        """The seqs of the records since a mark that end this user's connection."""
+    def ended(self, user: TcpUser) -> list[int]:
+        """The seqs of the records that end this user's connection."""
         return [
             record["seq"]
-            for seen in self.tape.since(since)
+            for seen in self.tape.since(self.since)
             for record in records(seen)
             if self.frame_rules.conn_ended_by(record) == user.conn
         ]
 
-    def acks_since(self, mark: int) -> list[Seen]:
-        """The gateway's acks since a mark."""
-        return self.tape.received_since(mark, "ack")
+    async def need_end(self, user: TcpUser, what: str) -> None:
+        """Break the situation off unless a record ends this user's connection."""
+        self.need(await self.until(lambda: self.ended(user)), f"{what} was not sent")
 
-    async def acked(self, seq: int, since: int, within: float = SOON_S) -> bool:
+    async def acked(self, seq: int, within: float = SOON_S) -> bool:
         """Wait until the gateway has acknowledged a record."""
-        return await self.until(
-            lambda: any(_seq(seen) >= seq for seen in self.acks_since(since)), within
-        )
+        return await self.until(lambda: self.acks_of(seq), within)
+
+    def acks_of(self, seq: int) -> list[Seen]:
+        """The gateway's acks that cover a record."""
+        acks = self.seen("ack")
+        return [ack for ack in acks if type(ack.content) is int and ack.content >= seq]
+
+    async def check_acked(self, rule: int, seq: int, what: str) -> None:
+        """Check that the gateway acknowledges a record."""
+        self.check(rule, await self.acked(seq), f"no ack of {what}", f"ack {seq}")
 
     # --- users ------------------------------------------------------------------------
 
@@ -252,73 +313,61 @@ class Stage:
             return f"{name}{self.played:02}"
         return f"{name[: MOST_NAME - 3]}-{self.played:02}"
 
-    async def connect(self, uid: str, within: float = START_S) -> TcpUser:
-        """Connect as a user, and ask to be logged in."""
+    async def joins(self, name: str) -> TcpUser:
+        """Connect as a user, and wait until the gateway has let it in."""
         assert self.address is not None
-        stream = None
-        with trio.move_on_after(within):
+        stream, uid = None, self._own_name(name)
+        with trio.move_on_after(START_S):
             while stream is None:
                 with suppress(OSError):
                     stream = await trio.open_tcp_stream(*self.address)
                 if stream is None:
                     await trio.sleep(RETRY_S)
         if stream is None:
-            raise BrokeOff(
-                f"no user can connect to {self.address[0]}:{self.address[1]}"
-            )
-        user = TcpUser(uid, stream, self.tape.changed)
+            host, port = self.address
+            raise BrokeOff(f"no user can connect to {host}:{port}")
+        user = TcpUser(uid, LineConnection(stream))
         self.users.append(user)
-        self.nursery.start_soon(user.listen)
-        await user.send({"login": uid})
-        return user
-
-    async def joins(self, uid: str) -> TcpUser:
-        """Connect as a user, and wait until the gateway has let it in."""
-        user = await self.connect(self._own_name(uid))
+        self.nursery.start_soon(user.listen, self.tape.changed)
+        await user.connection.send({"login": uid})
         joined = await self.until(lambda: user.has_joined or not user.is_open)
-        read = ", ".join(map(str, user.lines)) or "nothing"
-        ended = ""
-        if self.process is not None and self.process.has_ended:
-            ended = f"; it has ended, {self.process.how_it_ended}"
-        self.need(
-            joined and user.has_joined,
-            f'the gateway did not let {uid} in: awaited {{"joined": "{user.uid}"}}, read '
-            f"{read}{ended}",
-        )
+        why = f'the gateway did not let {name} in: awaited {{"joined": "{uid}"}}, read '
+        why += user.heard or "nothing"
+        why += f"; it has {self._how_it_ended()}" if self.has_ended else ""
+        self.need(joined and user.has_joined, why)
         return user
 
-    async def enter(self, uid: str) -> TcpUser:
+    async def enter(self, name: str) -> TcpUser:
         """Connect as a user, and wait until it is online with its conn."""
-        known = len(self.logins_of(self._own_name(uid)))
-        user = await self.joins(uid)
-        came = await self.until(lambda: len(self.logins_of(user.uid)) > known)
-        self.need(came, f"no login of {uid} was reported")
-        conn = self.logins_of(user.uid)[-1].conn
-        self.need(type(conn) is int, f"the login of {uid} has no usable conn")
-        user.conn = int(str(conn))
-        online = await self.until(lambda: self._is_online(user))
-        self.need(online, f"the login of {uid} was not accepted")
+        uid, known = self._own_name(name), len(self.reported("login"))
+
+        def new() -> list[Reported]:
+            logins = self.reported("login")[known:]
+            return [login for login in logins if login.user == uid]
+
+        user = await self.joins(name)
+        self.need(await self.until(new), f"no login of {name} was reported")
+        conn = new()[-1].conn
+        if type(conn) is not int:
+            raise BrokeOff(f"the login of {name} has no usable conn")
+        user.conn = conn
+        online = await self.until(lambda: (uid, user.conn) in self._online())
+        self.need(online, f"the login of {name} was not accepted")
         return user
 
-    async def enter_all(self, uids: list[str]) -> list[TcpUser]:
+    async def enter_all(self, names: list[str]) -> list[TcpUser]:
         """Have many users come in, some at a time."""
         users: list[TcpUser] = []
         limit = trio.CapacityLimiter(CONNECTS_AT_ONCE)
 
-        async def enter(uid: str) -> None:
+        async def enter(name: str) -> None:
             async with limit:
-                users.append(await self.enter(uid))
+                users.append(await self.enter(name))
 
         async with trio.open_nursery() as nursery:
-            for uid in uids:
-                nursery.start_soon(enter, uid)
+            for name in names:
+                nursery.start_soon(enter, name)
         return users
-
-    def _is_online(self, user: TcpUser) -> bool:
-        return any(
-            (identity(uid), *session[::2]) == (user.uid, self.name, user.conn)
-            for uid, session in self.sidecar.users.items()
-        )
 
     async def served(self, user: TcpUser) -> bool:
         """Whether the gateway answers a line of this user."""
@@ -327,32 +376,41 @@ class Stage:
         await self.until(lambda: user.pongs > pongs or not user.is_open)
         return user.is_open and user.pongs > pongs
 
-    async def closed(self, user: TcpUser, within: float = SOON_S) -> bool:
+    async def closed(self, user: TcpUser) -> bool:
         """Wait until the gateway has ended this user's connection."""
-        return await self.until(lambda: not user.is_open, within)
+        return await self.until(lambda: not user.is_open)
+
+    async def check_closed(self, rule: int, user: TcpUser, otherwise: str) -> None:
+        """Check that the gateway ends this user's connection."""
+        self.check(rule, await self.closed(user), otherwise, "closed")
+
+    async def check_served(self, rule: int, user: TcpUser, otherwise: str) -> None:
+        """Check that the gateway answers this user."""
+        self.check(rule, await self.served(user), otherwise, "open, and served")
 
     async def leaves(self, user: TcpUser) -> None:
         """Log a user out, and wait until the gateway knows."""
-        await user.send({"logout": 1})
+        await user.connection.send({"logout": 1})
         self.need(await self.closed(user), "a user who has logged out stays connected")
 
     async def clear(self) -> None:
         """Have all users leave."""
         for user in self.users:
-            await user.close()
+            await user.connection.close()
         self.users.clear()
-        await self.until(lambda: not self.is_linked or not self._own_users, GONE_S)
+        await self.until(lambda: not self.is_linked or not self._online(), GONE_S)
 
-    @property
-    def _own_users(self) -> list[object]:
-        """The users that are online through the gateway."""
-        users = self.sidecar.users
-        return [uid for uid, session in users.items() if session.gateway == self.name]
+    def _online(self) -> set[tuple[str, int | None]]:
+        """The users of the gateway that the sidecar has as online, with their conns."""
+        sessions = self.sidecar.users.items()
+        return {
+            (identity(uid), it.conn) for uid, it in sessions if it.gateway == self.name
+        }
 
     # --- other gateways ---------------------------------------------------------------
 
     @asynccontextmanager
-    async def rival(self, name: str) -> AsyncIterator[Callable[..., Awaitable[None]]]:
+    async def rival(self, name: str) -> AsyncIterator[Send]:
         """Another gateway: gives a function that writes a frame."""
         async with await trio.open_unix_socket(str(self.sidecar.path)) as stream:
 
@@ -365,47 +423,24 @@ class Stage:
             self.need(came, "the script's own gateway has no link")
             yield send
 
-    async def unused_seqs(self, count: int = 1) -> int:
-        """The first of some seqs in a row, of new records that do not concern the gateway.
-
-        They are above all that was sent to the gateway, until the caller awaits anything.
-        """
-        for _ in range(SEQ_TRIES):
-            self._visitors += count
-            names = [f"visitor-{self._visitors - n}" for n in range(count)]
-            async with self.rival("elsewhere") as send:
-                await send("login", names)
-                came = await self.until(lambda: names[-1] in self.sidecar.users)  # noqa: B023
-                self.need(came, "the script's own users are not online")
-            first = self.sidecar.users[names[0]].session
-            if self.frame_rules.newest_sent < first:
-                return first
-        raise BrokeOff("the gateway gets records all the time")
-
     def silence_of(self, user: TcpUser) -> dict[str, object]:
         """A record that ends a user's connection, without its seq."""
-        return {
-            "kind": "offline",
-            "uid": user.uid,
-            "gateway": self.name,
-            "conn": user.conn,
-            "reason": "silence",
-        }
+        own = {"uid": user.uid, "gateway": self.name, "conn": user.conn}
+        return {**HAND_MADE, **own}
 
-    async def deliver(self, *records: dict[str, object]) -> int:
-        """Send the gateway records made by hand, a frame each; return the last one's seq."""
-        first = await self.unused_seqs(len(records))
+    def deliver(self, *records: dict[str, object]) -> int:
+        """Send the gateway records made by hand, a frame each; return the last one's seq.
+
+        What passes is looked at from here on.
+        """
+        self.mark()
+        first = self.sidecar.record_others(len(records))
         frames = [
-            ("notices", ({**HAND_MADE, "seq": first + n, **record},))
+            ("notices", ({"seq": first + n, **record},))
             for n, record in enumerate(records)
         ]
         self.sidecar.send(self.name, *frames)
         return first + len(records) - 1
-
-
-def _seq(ack: Seen) -> int:
-    seq = ack.frame[1] if len(ack.frame) > 1 else None
-    return seq if type(seq) is int else -1
 
 
 async def _read_away(stream: trio.SocketStream) -> None:
@@ -413,3 +448,33 @@ async def _read_away(stream: trio.SocketStream) -> None:
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         while await stream.receive_some(PIECE_BYTES):
             pass
+
+
+# --- situations -----------------------------------------------------------------------
+
+Play: TypeAlias = Callable[[Stage], Awaitable[None]]
+
+
+class Situation(NamedTuple):
+    """Something that happens to a gateway, and the rules that show in it.
+
+    Others than those that start the gateway's process begin when it is linked.
+    """
+
+    name: str
+    play: Play
+    rules: tuple[int, ...]
+    needs_users: bool
+    starts_process: bool
+
+
+def situation(
+    *rules: int, users: bool = True, process: bool = False
+) -> Callable[[Play], Situation]:
+    """Make a function a situation of its name, in which these rules are checked."""
+
+    def made(play: Play) -> Situation:
+        name = getattr(play, "__name__", "").replace("_", " ")
+        return Situation(name, play, rules, users, process)
+
+    return made

@@ -7,21 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import anyio
+import trio
 
+from liveness.config.settings import LimitSettings
 from liveness.core.framing import encode
-from liveness.core.records import GATEWAY
+from liveness.core.records import GATEWAY, OFFLINE, SILENCE, Record
 from liveness.errors import Code
-from liveness.lab.conformance.findings import BrokeOff
+from liveness.lab.conformance.rules import BrokeOff
 from liveness.lab.conformance.tape import Tape
 from liveness.testing import ScriptedSidecar
 from liveness.testing.scripted_link import ScriptedSocket
 
+FLUSH_S: Final = 0.1
+TIMEOUT_S: Final = 30.0  # scripted seconds: they cost no time
+# What a gateway does within milliseconds has this long, as the machine may be busy.
+SOON_S: Final = 5.0
 # Small, so that it has room only if the gateway acknowledges.
 WINDOW: Final = 20
 MAX_TIMERS: Final = 1_000
 PIECE_PAUSE_S: Final = 0.005
-FIRST_BYTES: Final = 64  # of a frame that never ends
 MOST_REFUSALS: Final = 1_000  # inside one `refusing`
 
 
@@ -31,26 +35,15 @@ class StagedSidecar(ScriptedSidecar):
     Args:
         path: The socket.
         tape: Records what passes.
-        timeout: Of silence, in seconds.
-        flush: For how long the gateway may collect, in seconds.
-        within: Seconds after which a wait fails.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        tape: Tape,
-        *,
-        timeout: float,
-        flush: float,
-        within: float,
-    ) -> None:
+    def __init__(self, path: Path, tape: Tape) -> None:
         super().__init__(
             path,
-            timeout=timeout,
-            flush=flush,
+            timeout=TIMEOUT_S,
+            flush=FLUSH_S,
             window=WINDOW,
-            within=within,
+            within=SOON_S,
             max_timers=MAX_TIMERS,
             device_separator="",
         )
@@ -79,6 +72,20 @@ class StagedSidecar(ScriptedSidecar):
         """How much the sidecar has not read of this gateway's link."""
         return self._socket_of(gateway).unread_bytes
 
+    def record_others(self, count: int) -> int:
+        """Record decisions that do not concern the gateway; return the first one's seq.
+
+        So seqs that were not sent to it yet are free for records made by hand.
+        """
+        self._host.turn()
+        decided = self._host.server.presence.decided
+        first = decided.next_seq
+        for seq in range(first, first + count):
+            record = Record(seq, OFFLINE, "visitor", "elsewhere", 1, None, SILENCE, 0)
+            decided.record(record)
+        self._host.settle()
+        return first
+
     # --- frames of the script ---------------------------------------------------------
 
     def send(self, gateway: str, *frames: object) -> None:
@@ -86,21 +93,14 @@ class StagedSidecar(ScriptedSidecar):
 
         Nothing is read before, so that no record can come in between.
         """
-        held = self._socket_of(gateway)
-        held.extra += b"".join(map(encode, frames))
+        self._socket_of(gateway).extra += b"".join(map(encode, frames))
         self._host.settle()
 
-    def end_with(self, gateway: str, frame: object) -> None:
-        """Write a last frame to the gateway, and close its link."""
-        self._end_with(gateway, encode(frame))
-
-    def end_within(self, gateway: str, frame: object) -> None:
-        """Write the first bytes of a last frame, and close its link."""
-        self._end_with(gateway, encode(frame)[:FIRST_BYTES])
-
-    def _end_with(self, gateway: str, data: bytes) -> None:
+    def drop(self, gateway: str, last: bytes = b"") -> None:
+        """Write these last bytes to the gateway, and close its link."""
+        self._host.turn()
         held = self._socket_of(gateway)
-        held.extra += data
+        held.extra += last
         self._host.write_links()
         self._host.close(held)
         self._host.settle()
@@ -111,7 +111,7 @@ class StagedSidecar(ScriptedSidecar):
         held.most_bytes = size
         self.send(gateway, *frames)
         while held.unsent or held.extra:
-            await anyio.sleep(PIECE_PAUSE_S)
+            await trio.sleep(PIECE_PAUSE_S)
             self._host.settle()
         held.most_bytes = None
         self._host.settle()
@@ -121,16 +121,6 @@ class StagedSidecar(ScriptedSidecar):
         if link is None:
             raise BrokeOff("the gateway has no link")
         return self._host.sockets[link.number]
-
-    def drop(self, gateway: str) -> None:
-        """Close the link of this gateway. It may connect again.
-
-        Raises:
-            BrokeOff: It has none; as in all that needs one.
-        """
-        self._host.turn()
-        self._host.close(self._socket_of(gateway))
-        self._host.settle()
 
     # --- faults -----------------------------------------------------------------------
 
@@ -145,10 +135,11 @@ class StagedSidecar(ScriptedSidecar):
             waiting.clear()
 
     @contextmanager
-    def not_accepting(self) -> Iterator[None]:
-        """Accept no links inside this `with`: they connect, and wait."""
+    def shutting_out(self, gateway: str) -> Iterator[None]:
+        """Close the gateway's link; those that it opens inside this `with` only wait."""
         self._host.is_accepting = False
         try:
+            self.drop(gateway)
             yield
         finally:
             self._host.is_accepting = True
@@ -169,13 +160,12 @@ class StagedSidecar(ScriptedSidecar):
 
     # --- while it is stopped ----------------------------------------------------------
 
-    def limit(self, *, max_batch: int, max_frame: int) -> None:
-        """Have other limits from the next `start` on."""
-        host = self._host
-        limits = replace(
-            host.config.limits, max_batch=max_batch, max_frame_bytes=max_frame
+    def limit(self, **limits: int) -> None:
+        """Have these limits from the next `start` on, and else the usual ones."""
+        config = self._host.config
+        self._host.config = replace(
+            config, limits=LimitSettings(window=WINDOW, **limits)
         )
-        host.config = replace(host.config, limits=limits)
 
     def lose_end(self, records: int) -> None:
         """Lose the newest records of the log."""

@@ -28,8 +28,11 @@ MOST_FRAMES: Final = 100_000
 MOST_ITEMS: Final = 3
 MOST_KEYS: Final = 20
 MOST_TEXT: Final = 80
+MOST_LEVELS: Final = 4
 
 OPENED, CLOSED, ENDED, BROKEN = "opened", "closed", "ended", "broken bytes"
+EVENTS: Final = ("login", "keepalive", "message", "logout")
+ACTIVITY: Final = ("keepalive", "message")
 
 
 class Seen(NamedTuple):
@@ -46,28 +49,36 @@ class Seen(NamedTuple):
         return self.frame[0] if self.frame else None
 
     @property
+    def content(self) -> Any:
+        """What follows the name; None if nothing does."""
+        return self.frame[1] if len(self.frame) > 1 else None
+
+    @property
     def options(self) -> dict[str, Any]:
-        """An event's options; empty if there are none."""
-        options = self.frame[2] if len(self.frame) > 2 else None
+        """The options of a hello or an event; empty if there are none."""
+        options = self.frame[-1] if self.frame else None
         return options if isinstance(options, dict) else {}
 
     def text(self) -> str:
         """A line for a person."""
         arrow = "←" if self.is_sent else "→"
-        what = " ".join(map(_text, shortened(self.frame)))
+        what = " ".join(
+            item
+            if isinstance(item, str)
+            else json.dumps(item, ensure_ascii=False, default=str)
+            for item in self.shortened()
+        )
         return f"{self.at:7.3f} s  link {self.link}  {arrow} {what}"
 
-
-def shortened(value: object, level: int = 0) -> tuple[object, ...]:
-    """A frame's elements, of long arrays and texts only the beginning."""
-    assert isinstance(value, tuple)
-    return tuple(_shortened(item, level) for item in value)
+    def shortened(self) -> list[object]:
+        """The frame's elements, of long arrays and texts only the beginning."""
+        return [_shortened(item, 0) for item in self.frame]
 
 
 def _shortened(value: object, level: int) -> object:
     match value:
         case tuple():
-            most = MOST_ITEMS if level < 4 else 0
+            most = MOST_ITEMS if level < MOST_LEVELS else 0
             items: list[object] = [_shortened(item, level + 1) for item in value[:most]]
             more = len(value) - most
             return [*items, f"… {more} more"] if more > 0 else items
@@ -80,12 +91,6 @@ def _shortened(value: object, level: int) -> object:
             return f"{value[:MOST_TEXT]}…"
         case _:
             return value
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 class Tape(LinkTap):
@@ -116,20 +121,18 @@ class Tape(LinkTap):
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("3i", credentials)[0] == os.getpid():
             return
-        self.links[link] = OPENED
         for is_sent in (False, True):
             self._readers[link, is_sent] = Reader(
                 max_frame_bytes=MAX_FRAME_BYTES, max_batch=MAX_BATCH
             )
-        self._add(link, False, (OPENED,))
+        self._note(link, OPENED)
 
     def received(self, link: int, data: bytes) -> None:
         """Record frames of the gateway."""
         if data:
             self._pass(link, False, data)
         elif self.links.get(link) == OPENED:
-            self.links[link] = CLOSED
-            self._add(link, False, (CLOSED,))
+            self._note(link, CLOSED)
         self.changed.unpark_all()  # the script's own links change something too
 
     def sent(self, link: int, data: bytes) -> None:
@@ -139,8 +142,11 @@ class Tape(LinkTap):
     def closed(self, link: int) -> None:
         """Record that the sidecar closes a link."""
         if self.links.get(link) == OPENED:
-            self.links[link] = ENDED
-            self._add(link, True, (ENDED,))
+            self._note(link, ENDED)
+
+    def _note(self, link: int, word: str) -> None:
+        self.links[link] = word
+        self._add(link, word == ENDED, (word,))
 
     def _pass(self, link: int, is_sent: bool, data: bytes) -> None:
         if (reader := self._readers.get((link, is_sent))) is None:
@@ -172,18 +178,6 @@ class Tape(LinkTap):
         """The frames after a place."""
         return self.frames[max(0, mark - self._dropped) :]
 
-    def sent_since(self, mark: int, *names: str) -> list[Seen]:
-        """The sidecar's frames of these names after a place."""
-        return [
-            seen for seen in self.since(mark) if seen.is_sent and seen.name in names
-        ]
-
-    def received_since(self, mark: int, *names: str) -> list[Seen]:
-        """The gateway's frames of these names after a place."""
-        return [
-            seen for seen in self.since(mark) if not seen.is_sent and seen.name in names
-        ]
-
 
 class Reported(NamedTuple):
     """One user of an event, as the gateway has written it."""
@@ -199,22 +193,18 @@ class Reported(NamedTuple):
         return identity(self.uid) if is_uid(self.uid) else None
 
 
-EVENTS: Final = ("login", "keepalive", "message", "logout")
-ACTIVITY: Final = ("keepalive", "message")
-
-
 def reports(seen: Seen) -> Iterator[Reported]:
     """What a frame of the gateway reports; nothing if it is no event."""
     if seen.is_sent or seen.name not in EVENTS or len(seen.frame) < 2:
         return
-    uids, conn = seen.frame[1], seen.options.get("conn")
+    uids, conns = seen.content, seen.options.get("conn")
     if not isinstance(uids, tuple):
-        yield Reported(seen.frame[0], uids, conn, seen)
-        return
-    conns = conn if isinstance(conn, tuple) else ()
+        uids, conns = (uids,), (conns,)
+    elif not isinstance(conns, tuple):
+        conns = ()
     for place, uid in enumerate(uids):
-        one = conns[place] if place < len(conns) else None
-        yield Reported(seen.frame[0], uid, one, seen)
+        conn = conns[place] if place < len(conns) else None
+        yield Reported(seen.frame[0], uid, conn, seen)
 
 
 def records(seen: Seen) -> Iterator[dict[str, Any]]:

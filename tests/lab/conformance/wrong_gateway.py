@@ -9,8 +9,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
-from itertools import chain, zip_longest
+from collections.abc import Callable
+from functools import partial
+from itertools import chain, count, zip_longest
 from typing import Any, Final
 
 import anyio
@@ -23,282 +24,176 @@ from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import ReconnectingLink
 from liveness.client.reports import Reports
 from liveness.core.framing import Reader, decode, encode
-from liveness.errors import Code, Refused, Replaced, WireError
+from liveness.errors import Code, Refused, WireError
 from liveness.lab.demo import gateway
 
-Fault = Callable[[], object]
-FAULTS: Final[dict[str, tuple[int, Fault]]] = {}  # by name: the rule it breaks
-
-original_hello = Client.hello
-original_record = Client._receive_record
-original_welcome = Client._receive_welcome
-original_encode = encode
-
-
+# A function in the place of another, which is its first argument; or a value.
+Change = Any
+Place = tuple[Any, str, Change]  # where it belongs: its owner and its name
 # No fault: a gateway that breaks no rule.
 INTEGERS: Final = "integers-of-digits"
 CHANGES: Final = ("login", "logout")
+ONLY_READER: Final = Reader(max_frame_bytes=2**24, max_batch=25_000)
+NUMBERS: Final = count(1)
 
 
-def fault(rule: int) -> Callable[[Fault], Fault]:
-    """Add a function that makes the gateway break a rule."""
+def replace(owner: Any, name: str, change: Change) -> None:
+    original = getattr(owner, name)
+    if not callable(original):
+        setattr(owner, name, change)
+        return
 
-    def add(function: Fault) -> Fault:
-        FAULTS[function.__name__.replace("_", "-")] = rule, function
-        return function
+    def replaced(*args: Any, **options: Any) -> Any:
+        return change(original, *args, **options)
+
+    setattr(owner, name, replaced)
+
+
+def hello(change: Callable[[Any, Any], object]) -> Place:
+    """A change of the options of each hello of a client."""
+
+    def changed(original: Any, self: Any, *args: Any) -> bytes:
+        _, options = decode(original(self, *args))
+        change(self, options)
+        return encode(["hello", options])
+
+    return Client, "hello", changed
+
+
+def event(change: Callable[[str, Any], object]) -> Place:
+    """A change of the options of each event."""
+
+    def changed(original: Any, frame: Any) -> Any:
+        change(frame[0], frame[2])
+        return original(frame)
+
+    return reports, "encode", changed
+
+
+def record(change: Callable[[Any], Any]) -> Place:
+    """What the client takes each record for; None: it is not read."""
+
+    def changed(original: Any, self: Any, each: Any) -> Any:
+        taken = change(each)
+        return None if taken is None else original(self, taken)
+
+    return Client, "_receive_record", changed
+
+
+def pauses(low: float, high: float) -> Place:
+    """Pauses before each new link, of so many seconds."""
+    return (
+        ReconnectingLink,
+        "_pause",
+        lambda was, self, end, _: was(self, end, (low, high)),
+    )
+
+
+def other_if(is_so: Callable[[Any], object]) -> Place:
+    """Records that are not acted on."""
+    return record(lambda each: each | {"kind": "other"} if is_so(each) else each)
+
+
+# Faults of one expression, and the rule that each breaks.
+SMALL: Final[dict[str, tuple[int, Any, str, Change]]] = {
+    "hello-twice": (1, Client, "hello", lambda was, *args: 2 * was(*args)),
+    "conns-as-floats": (2, *event(lambda _, options: options.update(conn=[*map(float, options["conn"])]))),
+    "uids-in-latin-1": (2, reports, "encode", lambda was, frame: was(frame).replace("é".encode(), b"\xe9\xe9")),
+    "any-batch": (4, Client, "_receive_welcome", lambda was, self, options: was(self, options | {"max_batch": 10**6, "max_frame": 10**6})),
+    "any-frame": (4, Client, "_receive_welcome", lambda was, self, options: was(self, options | {"max_frame": 10**6})),
+    "frames-come-whole": (6, Reader, "feed", lambda _, __, data: Reader(max_frame_bytes=2**24, max_batch=25_000)._piece(data)),
+    "half-frames-outlive-their-link": (6, reconnecting_link, "Reader", lambda *_, **__: ONLY_READER),
+    "acks-known-kinds-only": (7, *record(lambda each: each if each["kind"] in ("offline", "moved", "gap") else None)),
+    "ends-at-every-error": (8, Client, "_receive_error", lambda was, self, code, text, options: was(self, code, text, options | {"fatal": options["fatal"] or code in [*Code]})),
+    "logins-without-conn": (9, *event(lambda name, options: name == "login" and options.pop("conn"))),
+    "logins-without-age": (9, *event(lambda _, options: options.pop("age", None))),
+    "counts-from-one": (10, liveness.Sidecar, "new_conn", lambda *_: next(NUMBERS)),
+    "large-conns": (10, liveness.Sidecar, "new_conn", lambda *_: time.time_ns()),
+    "keepalives-without-conn": (11, *event(lambda name, options: name == "keepalive" and options.pop("conn"))),
+    "keepalives-of-the-silent": (13, Reports, "frames", lambda was, self, *args, **more: self.keepalives.update(self.uids) or was(self, *args, **more)),
+    "no-logouts": (14, Client, "logout", lambda *_: None),
+    "logouts-before-logins": (14, Reports, "frames", lambda was, *args, **more: sorted(was(*args, **more), key=lambda frame: decode(frame)[0] != "logout")),
+    "closes-by-user": (16, Client, "_end_of", lambda was, self, _, reason, each: next((was(self, own, reason, each) for own, uid in self.reports.uids.items() if str(uid) == str(each["uid"])), None)),
+    "closes-for-any-gateway": (16, *record(lambda each: each | {"gateway": "gw-1"} if each["kind"] == "offline" else each)),
+    "keeps-the-older-connection": (17, *other_if(lambda each: each.get("from") == each.get("gateway"))),
+    "knows-silence-and-moved-only": (17, *other_if(lambda each: each.get("reason") == "gateway_lost")),
+    "needs-from-session": (17, *other_if(lambda each: each["kind"] == "moved" and "from_session" not in each)),
+    "compares-the-type-of-uids": (17, Client, "_end_of", lambda was, self, conn, reason, each: was(self, conn, reason, each) if type(self.reports.uids.get(conn)) is type(each["uid"]) else None),
+    "believes-repeats": (18, Inbox, "is_new", lambda *_: True),
+    "acks-too-much": (19, Client, "frames", lambda was, self, *args, **more: (encode(["ack", self._acked + 1]) if frame == encode(["ack", self._acked]) else frame for frame in was(self, *args, **more))),
+    "begins-behind-the-next-record": (19, *hello(lambda _, options: "after" in options and options.update(after=options["after"] + 1))),
+    "fixed-pauses": (20, *pauses(0.3, 0.3)),
+    "long-pauses": (20, *pauses(1.6, 3.0)),
+    "impatient": (22, reconnecting_link, "MAX_REFUSED_BACKOFF_S", 0.1),
+    "closes-after-it-was-shut-out": (25, Client, "shut_out", lambda *_: None),
+    "fresh-at-a-reconnect": (26, *hello(lambda _, options: options.update(fresh=True))),
+    "never-fresh": (26, *hello(lambda _, options: options.pop("fresh", None))),
+    "no-pings": (27, Reports, "unconfirmed", property(lambda _: 0)),
+    "ignores-gaps": (29, *other_if(lambda each: each["kind"] == "gap")),
+    "no-clock": (30, *hello(lambda _, options: options.pop("clock", None))),
+    "no-promise": (31, *hello(lambda _, options: options.pop("ping", None))),
+}  # fmt: skip
+# All faults: the rule that each breaks, and what makes it.
+FAULTS: Final[dict[str, tuple[int, Callable[[], object]]]] = {
+    name: (rule, partial(replace, *place)) for name, (rule, *place) in SMALL.items()
+}
+
+
+def fault(rule: int, owner: Any = None, name: str = "") -> Callable[[Change], Change]:
+    """A function that makes a fault, or takes the place of another function."""
+
+    def add(change: Change) -> Change:
+        made = partial(replace, owner, name, change) if owner else change
+        FAULTS[change.__name__.replace("_", "-")] = rule, made
+        return change
 
     return add
 
 
-def change_hello(change: Callable[[Client, dict[str, Any]], object]) -> None:
-    """Have each hello changed."""
-
-    def hello(self: Client, *args: Any) -> bytes:
-        (_, options), *_ = Reader(max_frame_bytes=9_999, max_batch=9_999).feed(
-            original_hello(self, *args)
-        )
-        change(self, options)
-        return encode(["hello", options])
-
-    set_(Client, "hello", hello)
-
-
-def change_events(change: Callable[[str, dict[str, Any]], object]) -> None:
-    """Have the options of each event changed."""
-
-    def changed(frame: Any) -> bytes:
-        name, uids, options = frame
-        change(name, options)
-        return original_encode([name, uids, options])
-
-    set_(reports, "encode", changed)
+@fault(5, ReconnectingLink, "_write_frames")
+async def stands_while_it_writes(_: Any, self: Any, stream: Any, *, is_due: Any) -> Any:
+    self._is_write_requested = False
+    self._write_event = anyio.Event()
+    data = b"".join(self.client.frames(self.clock(), is_due=is_due))
+    whole = bool(data)
+    while data:
+        try:
+            data = data[os.write(stream._raw_socket.fileno(), data) :]
+        except BlockingIOError:
+            time.sleep(0.01)  # noqa: ASYNC251 - this is the fault
+        except OSError:
+            break
+    return whole
 
 
-def set_(owner: Any, name: str, value: object) -> None:
-    """Replace a part."""
-    setattr(owner, name, value)
-
-
-# --- the link -------------------------------------------------------------------------
-
-
-@fault(1)
-def hello_twice() -> None:
-    def hello(self: Client, *args: Any) -> bytes:
-        return 2 * original_hello(self, *args)
-
-    set_(Client, "hello", hello)
-
-
-@fault(2)
-def conns_as_floats() -> None:
-    change_events(
-        lambda _, options: options.update(
-            conn=[float(conn) for conn in options["conn"]]
-        )
-    )
-
-
-@fault(2)
-def uids_in_latin_1() -> None:
-    set_(
-        reports,
-        "encode",
-        lambda frame: encode(frame).replace("é".encode(), b"\xe9\xe9"),
-    )
-
-
-@fault(3)
-def events_before_welcome() -> None:
-    def hello(self: Client, *args: Any) -> bytes:
-        users = dict([*self.reports.uids.items()][:3])
-        events = encode(["keepalive", [*users.values()], {"conn": [*users]}])
-        return original_hello(self, *args) + events
-
-    set_(Client, "hello", hello)
-
-
-def _unlimited(**limits: int) -> None:
-    def welcome(self: Client, options: dict[str, Any]) -> str | None:
-        return original_welcome(self, options | limits)
-
-    set_(Client, "_receive_welcome", welcome)
-
-
-@fault(4)
-def any_batch() -> None:
-    _unlimited(max_batch=1_000_000, max_frame=1_000_000)
-
-
-@fault(4)
-def any_frame() -> None:
-    _unlimited(max_frame=1_000_000)
-
-
-@fault(5)
-def stands_while_it_writes() -> None:
-    async def write(self: Any, stream: Any, *, is_due: bool) -> bool:
-        self._is_write_requested = False
-        self._write_event = anyio.Event()
-        data = b"".join(self.client.frames(self.clock(), is_due=is_due))
-        whole = bool(data)
-        while data:
-            try:
-                data = data[os.write(stream._raw_socket.fileno(), data) :]
-            except BlockingIOError:
-                time.sleep(0.01)  # noqa: ASYNC251 - this is the fault
-            except OSError:
-                break
-        return whole
-
-    set_(ReconnectingLink, "_write_frames", write)
-
-
-@fault(6)
-def frames_come_whole() -> None:
-    def feed(self: Reader, data: bytes) -> Iterator[Any]:
-        yield from Reader(max_frame_bytes=2**24, max_batch=25_000)._piece(data)
-
-    set_(Reader, "feed", feed)
-
-
-@fault(18)
-def seqs_outlive_their_log() -> None:
-    original, highest = Inbox.is_new, [0]
-
-    def is_new(self: Inbox, seq: int) -> bool:
-        is_higher, highest[0] = seq > highest[0], max(seq, highest[0])
-        return original(self, seq) and is_higher
-
-    set_(Inbox, "is_new", is_new)
-
-
-@fault(6)
-def half_frames_outlive_their_link() -> None:
-    only = Reader(max_frame_bytes=2**24, max_batch=25_000)
-    set_(reconnecting_link, "Reader", lambda **_limits: only)
-
-
-@fault(7)
-def knows_all_frames() -> None:
-    original = Client.receive
-
-    def receive(self: Client, frame: Any) -> str | None:
-        if frame[0] not in ("welcome", "notices", "pong", "error", "bye"):
-            raise WireError(Code.UNKNOWN_FRAME, f"what is {frame[0]}?")
-        return original(self, frame)
-
-    set_(Client, "receive", receive)
-
-
-@fault(7)
-def acks_known_kinds_only() -> None:
-    def record(self: Client, each: Any) -> str | None:
-        known = each["kind"] in ("offline", "moved", "gap")
-        return original_record(self, each) if known else None
-
-    set_(Client, "_receive_record", record)
-
-
-@fault(8)
-def ends_at_every_error() -> None:
-    original = Client._receive_error
-
-    def error(self: Client, code: str, message: str, options: dict[str, Any]) -> str:
-        known = code in [*Code]
-        return original(
-            self, code, message, options | ({"fatal": True} if known else {})
-        )
-
-    set_(Client, "_receive_error", error)
-
-
-# --- connections and activity ---------------------------------------------------------
-
-
-@fault(9)
-def logins_without_conn() -> None:
-    change_events(lambda name, options: name == "login" and options.pop("conn"))
-
-
-@fault(10)
-def counts_from_one() -> None:
-    def new_conn(self: Any) -> int:
-        self.count = getattr(self, "count", 0) + 1
-        return int(self.count)
-
-    set_(liveness.Sidecar, "new_conn", new_conn)
-
-
-@fault(10)
-def large_conns() -> None:
-    def new_conn(self: Any) -> int:
-        return time.time_ns()
-
-    set_(liveness.Sidecar, "new_conn", new_conn)
-
-
-@fault(11)
-def keepalives_without_conn() -> None:
-    change_events(lambda name, options: name == "keepalive" and options.pop("conn"))
+@fault(7, Client, "receive")
+def knows_all_frames(original: Any, self: Any, frame: Any) -> Any:
+    if frame[0] not in ("welcome", "notices", "pong", "error", "bye"):
+        raise WireError(Code.UNKNOWN_FRAME, f"what is {frame[0]}?")
+    return original(self, frame)
 
 
 @fault(12)
 def sends_each_line() -> None:
-    set_(reconnecting_link, "FLUSH_SHARE", 0.0)
-    set_(reconnecting_link, "LEAST_FLUSH_S", 0.001)
+    replace(reconnecting_link, "FLUSH_SHARE", 0.0)
+    replace(reconnecting_link, "LEAST_FLUSH_S", 0.001)
 
 
-@fault(13)
-def keepalives_of_the_silent() -> None:
-    original = Reports.frames
-
-    def frames(self: Reports, *args: Any, **options: Any) -> Iterator[bytes]:
-        self.keepalives |= self.uids
-        return original(self, *args, **options)
-
-    set_(Reports, "frames", frames)
+@fault(14, Client, "_end_of")
+def no_logout_behind_a_record(original: Any, self: Any, conn: int, *args: Any) -> Any:
+    end = original(self, conn, *args)
+    self.reports._logouts.pop(conn, None)
+    return end
 
 
-@fault(14)
-def no_logouts() -> None:
-    set_(Client, "logout", lambda *_: None)
-
-
-@fault(14)
-def no_logout_behind_a_record() -> None:
-    original = Client._end_of
-
-    def end_of(self: Client, conn: int, reason: str, record: Any) -> Any:
-        end = original(self, conn, reason, record)
-        self.reports._logouts.pop(conn, None)
-        return end
-
-    set_(Client, "_end_of", end_of)
-
-
-@fault(14)
-def logouts_before_logins() -> None:
-    original = Reports.frames
-
-    def frames(self: Reports, *args: Any, **options: Any) -> Iterator[bytes]:
-        written = original(self, *args, **options)
-        yield from sorted(written, key=lambda frame: decode(frame)[0] != "logout")
-
-    set_(Reports, "frames", frames)
-
-
-@fault(14)
-def logouts_behind_each_batch_of_logins() -> None:
-    original = Reports.frames
-
-    def frames(self: Reports, *args: Any, **options: Any) -> Iterator[bytes]:
-        written = [*original(self, *args, **options)]
-        batches = ([f for f in written if decode(f)[0] == event] for event in CHANGES)
-        yield from filter(None, chain.from_iterable(zip_longest(*batches)))
-        yield from (frame for frame in written if decode(frame)[0] not in CHANGES)
-
-    set_(Reports, "frames", frames)
+@fault(14, Reports, "frames")
+def logouts_behind_each_batch_of_logins(
+    original: Any, *args: Any, **options: Any
+) -> Any:
+    written = [*original(*args, **options)]
+    batches = ([f for f in written if decode(f)[0] == event] for event in CHANGES)
+    yield from filter(None, chain.from_iterable(zip_longest(*batches)))
+    yield from (frame for frame in written if decode(frame)[0] not in CHANGES)
 
 
 @fault(14)
@@ -306,379 +201,177 @@ def logins_in_any_order() -> None:
     """The first two of a user have ages on both sides of a step, by which it is known who
     is newer: so the order shows with the next two only.
     """
-    original, has_age_of_its_own = Reports._next_changes, list[int]()
+    has_age_of_its_own = list[int]()
 
-    def next_changes(self: Reports) -> Any:
+    def next_changes(original: Any, self: Any) -> Any:
         if len(self._logins) > 1 and not has_age_of_its_own:
             has_age_of_its_own.append(oldest := min(self._logins))
             self._opened[oldest] -= reports.AGE_STEP_S
         self._logins = dict(reversed(self._logins.items()))
         return original(self)
 
-    set_(Reports, "_next_changes", next_changes)
-    no_clock()
+    replace(Reports, "_next_changes", next_changes)
+    replace(*SMALL["no-clock"][1:])
 
 
-@fault(15)
-def activity_behind_the_logout() -> None:
-    original = Reports._forget
-
-    def forget(self: Reports, conn: int) -> None:
-        kept = {conn: self.keepalives[conn]} if conn in self.keepalives else {}
-        original(self, conn)
-        self.keepalives |= kept
-
-    set_(Reports, "_forget", forget)
-
-
-# --- records --------------------------------------------------------------------------
-
-
-@fault(16)
-def closes_by_user() -> None:
-    def end_of(self: Client, conn: int, reason: str, record: Any) -> Any:
-        for own, uid in self.reports.uids.items():
-            if str(uid) == str(record["uid"]):
-                return original_end(self, own, reason, record)
-        return None
-
-    original_end = Client._end_of
-    set_(Client, "_end_of", end_of)
-
-
-def integers_of_digits() -> None:
-    """Send activity as PHP does of the keys of an array: `"7"` is the same user as 7."""
-
-    def changed(frame: Any) -> bytes:
-        name, uids, options = frame
-        if name in ("keepalive", "message"):
-            uids = [int(uid) if uid.isdigit() else uid for uid in uids]
-        return original_encode([name, uids, options])
-
-    set_(reports, "encode", changed)
-
-
-@fault(16)
-def closes_for_any_gateway() -> None:
-    def record(self: Client, each: Any) -> str | None:
-        if each.get("kind") == "offline":
-            each = {**each, "gateway": self.name}
-        return original_record(self, each)
-
-    set_(Client, "_receive_record", record)
-
-
-@fault(17)
-def keeps_the_older_connection() -> None:
-    def record(self: Client, each: Any) -> str | None:
-        if each.get("from") == each.get("gateway"):
-            each = {**each, "kind": "online"}
-        return original_record(self, each)
-
-    set_(Client, "_receive_record", record)
-
-
-@fault(17)
-def knows_silence_and_moved_only() -> None:
-    def record(self: Client, each: Any) -> str | None:
-        is_other = each.get("reason") == "gateway_lost"
-        return original_record(self, {**each, "kind": "other"} if is_other else each)
-
-    set_(Client, "_receive_record", record)
-
-
-@fault(17)
-def needs_from_session() -> None:
-    def record(self: Client, each: Any) -> str | None:
-        is_other = each["kind"] == "moved" and "from_session" not in each
-        return original_record(self, {**each, "kind": "other"} if is_other else each)
-
-    set_(Client, "_receive_record", record)
-
-
-@fault(17)
-def compares_the_type_of_uids() -> None:
-    original = Client._end_of
-
-    def end_of(self: Client, conn: int, reason: str, record: Any) -> Any:
-        if type(self.reports.uids.get(conn)) is not type(record["uid"]):
-            return None
-        return original(self, conn, reason, record)
-
-    set_(Client, "_end_of", end_of)
+@fault(15, Reports, "_forget")
+def activity_behind_the_logout(original: Any, self: Any, conn: int) -> None:
+    kept = {conn: self.keepalives[conn]} if conn in self.keepalives else {}
+    original(self, conn)
+    self.keepalives |= kept
 
 
 @fault(18)
-def believes_repeats() -> None:
-    set_(Inbox, "is_new", lambda *_: True)
+def seqs_outlive_their_log() -> None:
+    highest = [0]
+
+    def is_new(original: Any, self: Any, seq: int) -> Any:
+        is_higher, highest[0] = seq > highest[0], max(seq, highest[0])
+        return original(self, seq) and is_higher
+
+    replace(Inbox, "is_new", is_new)
 
 
-@fault(19)
-def no_acks() -> None:
-    original = Client.frames
-
-    def frames(self: Client, now: float, *, is_due: bool) -> Iterator[bytes]:
-        self._acked = 10**9
-        return original(self, now, is_due=is_due)
-
-    set_(Client, "frames", frames)
+@fault(19, Client, "frames")
+def no_acks(original: Any, self: Any, now: float, *, is_due: bool) -> Any:
+    self._acked = 10**9
+    return original(self, now, is_due=is_due)
 
 
 @fault(19)
 def acks_before_closing() -> None:
-    set_(Inbox, "finished", property(lambda self: self.newest))
-
-    async def close_ended(self: Any) -> None:
+    async def close_ended(_: Any, self: Any) -> None:
         async for end in self._sidecar.ended():
             await trio.sleep(0.3)
             if connection := self.room.get(end.conn):
                 self._leave(connection)
                 connection.end(end.reason)
 
-    set_(gateway.Gateway, "close_ended", close_ended)
+    replace(Inbox, "finished", property(lambda self: self.newest))
+    replace(gateway.Gateway, "close_ended", close_ended)
 
 
-@fault(19)
-def acks_too_much() -> None:
-    def frames(self: Client, now: float, *, is_due: bool) -> Iterator[bytes]:
-        for frame in original(self, now, is_due=is_due):
-            is_ack = frame == encode(["ack", self._acked])
-            yield encode(["ack", self._acked + 1]) if is_ack else frame
-
-    original = Client.frames
-    set_(Client, "frames", frames)
+@fault(20, ReconnectingLink, "_pause")
+async def no_pauses(original: Any, self: Any, reason: Any, pause_s: Any) -> None:
+    if not isinstance(reason, Refused) or reason.code == "overloaded":
+        replace(random, "uniform", lambda *_: 0.01)
+    await original(self, reason, pause_s)
 
 
-@fault(19)
-def begins_behind_the_next_record() -> None:
-    def change(_: Client, options: dict[str, Any]) -> None:
-        if "after" in options:
-            options["after"] += 1
-
-    change_hello(change)
-
-
-# --- when the link ends ---------------------------------------------------------------
-
-
-@fault(20)
-def no_pauses() -> None:
-    original = ReconnectingLink._pause
-
-    async def pause(self: Any, reason: Any, pause_s: Any) -> None:
-        is_final = isinstance(reason, Refused) and reason.code != "overloaded"
-        if not is_final:
-            set_(random, "uniform", lambda *_: 0.01)
-        await original(self, reason, pause_s)
-
-    set_(ReconnectingLink, "_pause", pause)
-
-
-@fault(20)
-def fixed_pauses() -> None:
-    original = ReconnectingLink._pause
-
-    async def pause(self: Any, reason: Any, _pause_s: Any) -> None:
-        await original(self, reason, (0.3, 0.3))
-
-    set_(ReconnectingLink, "_pause", pause)
-
-
-@fault(20)
-def long_pauses() -> None:
-    original = ReconnectingLink._pause
-
-    async def pause(self: Any, reason: Any, _pause_s: Any) -> None:
-        await original(self, reason, (1.6, 3.0))
-
-    set_(ReconnectingLink, "_pause", pause)
-
-
-@fault(20)
-def pauses_begin_anew_at_each_welcome() -> None:
-    original = ReconnectingLink._pause
-
-    async def pause(self: Any, reason: Any, pause_s: Any) -> None:
-        if self.client.is_linked:
-            self._failures = 0
-        await original(self, reason, pause_s)
-
-    set_(ReconnectingLink, "_pause", pause)
+@fault(20, ReconnectingLink, "_pause")
+async def pauses_begin_anew_at_each_welcome(
+    original: Any, self: Any, reason: Any, pause_s: Any
+) -> None:
+    if self.client.is_linked:
+        self._failures = 0
+    await original(self, reason, pause_s)
 
 
 @fault(21)
 def slow_after_bye() -> None:
-    original_pause, original = ReconnectingLink._pause, Client.receive
     ends = list[object]()
 
-    def receive(self: Client, frame: Any) -> str | None:
+    def receive(original: Any, self: Any, frame: Any) -> Any:
         ends.extend(frame[:1] if frame[0] == "bye" else [])
         return original(self, frame)
 
-    async def pause(self: Any, reason: Any, pause_s: Any) -> None:
-        await original_pause(self, reason, (2.5, 2.6) if ends else pause_s)
+    async def pause(original: Any, self: Any, reason: Any, pause_s: Any) -> None:
+        await original(self, reason, (2.5, 2.6) if ends else pause_s)
         ends.clear()
 
-    set_(Client, "receive", receive)
-    set_(ReconnectingLink, "_pause", pause)
+    replace(Client, "receive", receive)
+    replace(ReconnectingLink, "_pause", pause)
 
 
-@fault(22)
-def impatient() -> None:
-    set_(reconnecting_link, "MAX_REFUSED_BACKOFF_S", 0.1)
+@fault(23, ReconnectingLink, "_wait_for_resume")
+async def returns_after_replaced(_: Any, self: Any, __: object) -> None:
+    self.client.link_lost()
+    await trio.sleep(0.5)
 
 
-@fault(23)
-def returns_after_replaced() -> None:
-    async def again(self: Any, reason: Replaced) -> None:
-        self.client.link_lost()
-        await trio.sleep(0.5)
-
-    set_(ReconnectingLink, "_wait_for_resume", again)
-
-
-@fault(24)
-def ends_at_a_refusal() -> None:
-    original = ReconnectingLink._pause
-
-    async def pause(self: Any, reason: Any, pause_s: Any) -> None:
-        if isinstance(reason, Refused) and reason.code == "bad-hello":
-            os._exit(1)
-        await original(self, reason, pause_s)
-
-    set_(ReconnectingLink, "_pause", pause)
+@fault(24, ReconnectingLink, "_pause")
+async def ends_at_a_refusal(
+    original: Any, self: Any, reason: Any, pause_s: Any
+) -> None:
+    if isinstance(reason, Refused) and reason.code == "bad-hello":
+        os._exit(1)
+    await original(self, reason, pause_s)
 
 
-@fault(24)
-def closes_all_without_a_link() -> None:
-    original = gateway.Gateway.__init__
+@fault(24, gateway.Gateway, "__init__")
+def closes_all_without_a_link(
+    original: Any, self: Any, sidecar: Any, **options: Any
+) -> None:
+    original(self, sidecar, **options)
 
-    def init(self: Any, sidecar: Any, *, most: int) -> None:
-        original(self, sidecar, most=most)
+    def on_state(state: Any) -> None:
+        if state == "away":
+            for connection in [*self.room.values()]:
+                connection.end("no sidecar")
 
-        def on_state(state: Any) -> None:
-            if state == "away":
-                for connection in [*self.room.values()]:
-                    connection.end("no sidecar")
-
-        sidecar._link._on_state = on_state
-
-    set_(gateway.Gateway, "__init__", init)
+    sidecar._link._on_state = on_state
 
 
-@fault(25)
-def closes_after_it_was_shut_out() -> None:
-    set_(Client, "shut_out", lambda _: None)
+@fault(28, Reports, "pong_received")
+def pongs_confirm_all_that_was_sent(original: Any, self: Any) -> None:
+    self._sent = reports.SentReports()
+    original(self)
 
 
-@fault(26)
-def fresh_at_a_reconnect() -> None:
-    def change(client: Client, options: dict[str, Any]) -> None:
-        options["fresh"] = True
-
-    change_hello(change)
+@fault(28, Reports, "link_lost")
+def sends_nothing_again(original: Any, self: Any) -> None:
+    self._sent = self._awaiting_pong = reports.SentReports()
+    original(self)
 
 
-@fault(26)
-def never_fresh() -> None:
-    change_hello(lambda _, options: options.pop("fresh", None))
+@fault(28, Reports, "link_lost")
+def logs_in_what_has_ended(original: Any, self: Any) -> None:
+    original(self)
+    self._opened |= dict.fromkeys(self._logouts, 0.0)
+    self._logins |= self._logouts
+    self._logouts.clear()
 
 
-@fault(9)
-def logins_without_age() -> None:
-    change_events(lambda _, options: options.pop("age", None))
+@fault(29, Client, "_receive_welcome")
+def declares_only_when_shut_out(original: Any, self: Any, options: Any) -> Any:
+    if self._was_shut_out:
+        return original(self, options)
+    setattr(self.reports, "declare", lambda: None)  # noqa: B010
+    line = original(self, options | {"known": True})
+    del self.reports.declare
+    return line
 
 
-# --- nothing is lost ------------------------------------------------------------------
-
-
-@fault(27)
-def no_pings() -> None:
-    set_(Reports, "unconfirmed", property(lambda _: 0))
-
-
-@fault(28)
-def pongs_confirm_all_that_was_sent() -> None:
-    original = Reports.pong_received
-
-    def pong_received(self: Reports) -> None:
-        self._sent = reports.SentReports()
-        original(self)
-
-    set_(Reports, "pong_received", pong_received)
-
-
-@fault(28)
-def sends_nothing_again() -> None:
-    original = Reports.link_lost
-
-    def link_lost(self: Reports) -> None:
-        self._sent = self._awaiting_pong = reports.SentReports()
-        original(self)
-
-    set_(Reports, "link_lost", link_lost)
-
-
-@fault(28)
-def logs_in_what_has_ended() -> None:
-    original = Reports.link_lost
-
-    def link_lost(self: Reports) -> None:
-        original(self)
-        self._opened |= dict.fromkeys(self._logouts, 0.0)
-        self._logins |= self._logouts
-        self._logouts.clear()
-
-    set_(Reports, "link_lost", link_lost)
-
-
-@fault(29)
-def declares_only_when_shut_out() -> None:
-    def welcome(self: Client, options: dict[str, Any]) -> str | None:
-        known = {} if self._was_shut_out else {"known": True}
-        before = self.reports.declare
-        if not self._was_shut_out:
-            set_(self.reports, "declare", lambda: None)
-        line = original_welcome(self, options | known)
-        set_(self.reports, "declare", before)
-        return line
-
-    set_(Client, "_receive_welcome", welcome)
-
-
-@fault(29)
-def ignores_gaps() -> None:
-    def record(self: Client, each: Any) -> str | None:
-        return original_record(
-            self, {**each, "kind": "online"} if each["kind"] == "gap" else each
-        )
-
-    set_(Client, "_receive_record", record)
-
-
-@fault(30)
-def no_clock() -> None:
-    change_hello(lambda _, options: options.pop("clock", None))
-
-
-@fault(31)
-def no_promise() -> None:
-    change_hello(lambda _, options: options.pop("ping", None))
+@fault(3, Client, "hello")
+def events_before_welcome(original: Any, self: Any, *args: Any) -> Any:
+    users = dict([*self.reports.uids.items()][:3])
+    events = encode(["keepalive", [*users.values()], {"conn": [*users]}])
+    return original(self, *args) + events
 
 
 @fault(31)
 def breaks_its_promise() -> None:
-    def change(client: Client, options: dict[str, Any]) -> None:
-        options["ping"], client.ping_s = 0.5, 60.0
+    def change(self: Any, options: Any) -> None:
+        options["ping"], self.ping_s = 0.5, 60.0
 
-    change_hello(change)
+    replace(*hello(change))
+
+
+def integers_of_digits(original: Any, frame: Any) -> Any:
+    """Send activity as PHP does of the keys of an array: `"7"` is the same user as 7."""
+    name, uids, options = frame
+    if name in ("keepalive", "message"):
+        uids = [int(uid) if uid.isdigit() else uid for uid in uids]
+    return original([name, uids, options])
 
 
 def main() -> None:
     """Run the gateway with what the first argument names: a fault, or nothing wrong."""
     name = sys.argv.pop(1)
-    change = integers_of_digits if name == INTEGERS else FAULTS[name][1]
-    change()
+    if name == INTEGERS:
+        replace(reports, "encode", integers_of_digits)
+    else:
+        FAULTS[name][1]()
     gateway.main()
 
 
