@@ -77,7 +77,11 @@ class Program:
     # --- start and end ----------------------------------------------------------------
 
     def launch(self) -> None:
-        """Start it; from the main thread, as `launch.py` requires."""
+        """Start it, and end what is left of the last time; from the main thread.
+
+        So `launch.py` requires.
+        """
+        self.kill()
         fds = [] if self.listener is None else [self.listener.fileno()]
         launcher = [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid())]
         with self.log.open("ab") as log:
@@ -137,9 +141,19 @@ class Program:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Its exit code; None while it runs.
+
+        It is not waited for: until then its process group is its own, see `signal`.
+        """
         assert self._process is not None
-        return self._process.poll()
+        if self._process.returncode is not None:
+            return self._process.returncode
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        found = os.waitid(os.P_PID, self.pid, how)
+        if found is None:
+            return None
+        is_exit = found.si_code == os.CLD_EXITED
+        return found.si_status if is_exit else -found.si_status
 
     @property
     def pid(self) -> int:

@@ -55,8 +55,8 @@ def test_it_is_ready_when_it_says_so_and_again_after_each_end(tmp_path: Path) ->
 
 
 def test_one_that_ends_is_reported_with_its_last_lines(tmp_path: Path) -> None:
-    it = program(tmp_path, "raise SystemExit('no such port')")
-    with pytest.raises(ProgramError, match="thing has ended, exit code 1") as lost:
+    it, why = program(tmp_path, "raise SystemExit('no such port')"), "exit code 1"
+    with it, pytest.raises(ProgramError, match=f"thing has ended, {why}") as lost:
         it.start()
     assert lost.value.last_lines == "    no such port"
 
@@ -73,10 +73,15 @@ def test_a_stop_in_order_is_no_error_and_another_one_is(tmp_path: Path) -> None:
                 it.stop()
 
 
-def test_what_it_has_started_ends_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["runs", "has ended by itself"])
+def test_what_it_has_started_ends_with_it(tmp_path: Path, *, ends: bool) -> None:
     with program(tmp_path, FAMILY) as it:
         it.start()
         child = os.pidfd_open(int(it.address))
+        if ends:
+            os.kill(it.pid, signal.SIGTERM)
+            trio.run(trio.lowlevel.wait_readable, os.pidfd_open(it.pid))
+            assert it.code == -signal.SIGTERM
         it.kill()
     # It ends by the same signal, a moment later.
     trio.run(trio.lowlevel.wait_readable, child)
