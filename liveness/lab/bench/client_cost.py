@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from liveness.console.progress import Stage, time_share
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.figures import Figure
-from liveness.lab.bench.load import LoadError
 from liveness.lab.bench.program import PYTHON, child
 from liveness.lab.bench.sidecar_process import SidecarProcess, fresh_sidecar
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import LoadError
 
 CALL_NS: Final = 400.0
 LIBRARY_PERCENT: Final = 2.0

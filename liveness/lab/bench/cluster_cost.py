@@ -25,12 +25,12 @@ from liveness.lab.bench.cluster_load import (
     cluster_redis,
     spread,
 )
-from liveness.lab.bench.figures import Figure
-from liveness.lab.bench.load import LoadError
 from liveness.lab.bench.program import Window
 from liveness.lab.bench.sidecar_process import fresh_sidecar
 from liveness.lab.bench.systems import LONG_S
 from liveness.lab.bench.verdict import p99_ms, quantile
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import LoadError
 
 # The floors, for this many users or more.
 PROMISED_USERS: Final = 100_000

@@ -21,13 +21,13 @@ from liveness.lab.bench.cluster_load import (
     StreamReader,
     cluster_redis,
 )
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.floors import DECIDED_MS
-from liveness.lab.bench.load import LoadError
 from liveness.lab.bench.sidecar_process import AS_INSTALLED, linked_sidecar
 from liveness.lab.bench.systems import LONG_S
 from liveness.lab.bench.transitions import AHEAD, TransitionCosts, TransitionLoad
 from liveness.lab.bench.verdict import p99_ms
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import LoadError
 
 # The floors.
 HOST_NS: Final = 40_000.0

@@ -27,9 +27,9 @@ from liveness.cluster.format import (
     session_bytes,
 )
 from liveness.cluster.functions import functions
-from liveness.lab.bench.load import LoadError, connected, now, shut_down
 from liveness.lab.bench.program import temporary_folder
 from liveness.lab.bench.redis import RedisServer, command
+from liveness.lab.common.load import LoadError, connected, now, shut_down
 
 PARTITIONS: Final = 16
 PREFIX: Final = "lv"

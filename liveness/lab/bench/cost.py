@@ -18,10 +18,10 @@ from typing import Final, TypeAlias
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions, full_options
 from liveness.lab.bench.drain import Drain
-from liveness.lab.bench.figures import OURS, Figure
 from liveness.lab.bench.program import Window, temporary_folder
 from liveness.lab.bench.system_kinds import SETEX, opened, plan
 from liveness.lab.bench.systems import Stream, System
+from liveness.lab.common.figures import OURS, Figure
 
 SINGLES_RATIO: Final = 4.0
 BATCHES_RATIO: Final = 8.0

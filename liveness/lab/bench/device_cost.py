@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.figures import Figure
-from liveness.lab.bench.load import MAX_BATCH, LoadGateway, LoadUsers, cut
 from liveness.lab.bench.program import Window
 from liveness.lab.bench.sidecar_process import (
     AS_INSTALLED,
@@ -21,6 +19,8 @@ from liveness.lab.bench.sidecar_process import (
     linked_sidecar,
 )
 from liveness.lab.bench.systems import LONG_S
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import MAX_BATCH, LoadGateway, LoadUsers, cut
 
 # The floors, for this many users or more: with few, a page of memory is a lot.
 PROMISED_USERS: Final = 100_000

@@ -9,9 +9,9 @@ import socket
 import sys
 from pathlib import Path
 
-from liveness.lab.bench.load import RECEIVE_BYTES
 from liveness.lab.bench.program import PYTHON, Program
 from liveness.lab.bench.systems import Stream
+from liveness.lab.common.load import RECEIVE_BYTES
 
 
 def main(path: str) -> None:

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.figures import Figure
-from liveness.lab.bench.load import LoadError
 from liveness.lab.bench.program import temporary_folder
 from liveness.lab.bench.sidecar_process import SidecarProcess
 from liveness.lab.bench.systems import LONG_S
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import LoadError
 
 SETTLE_S: Final = 2.0  # until the work of a start is over
 POLL_S: Final = 0.02

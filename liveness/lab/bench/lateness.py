@@ -11,12 +11,12 @@ from typing import Final
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.figures import OURS, Figure
 from liveness.lab.bench.floors import DECIDED_MS, NONE
-from liveness.lab.bench.load import Moment, now, uid
 from liveness.lab.bench.system_kinds import REFERENCE, opened, plan
 from liveness.lab.bench.systems import System
 from liveness.lab.bench.verdict import Verdict, judge, p99_ms, quantile
+from liveness.lab.common.figures import OURS, Figure
+from liveness.lab.common.load import Moment, now, uid
 
 SILENT: Final = 10_000
 # For each user that falls silent, at least this number of others are online.

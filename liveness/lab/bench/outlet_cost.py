@@ -15,15 +15,15 @@ from typing import Final
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.floors import DECIDED_MS
 from liveness.lab.bench.kafka_cost import kafka
-from liveness.lab.bench.load import LoadError, LoadGateway, LoadUsers
 from liveness.lab.bench.program import Window, temporary_folder
 from liveness.lab.bench.sidecar_process import SidecarProcess, linked_sidecar
 from liveness.lab.bench.systems import LONG_S
 from liveness.lab.bench.transitions import TransitionCosts, TransitionLoad
 from liveness.lab.bench.webhook_receiver import REFUSED, WebhookReceiver
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import LoadError, LoadGateway, LoadUsers
 
 # The floors, for this many users or more.
 PROMISED_USERS: Final = 100_000

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from liveness.lab.bench import COMPARED_SYSTEMS, SCENARIOS, full_options
 from liveness.lab.bench.cost import BATCHES, CPU, MEMORY, RATIOS_USERS, SINGLES
-from liveness.lab.bench.figures import OURS, Figure
 from liveness.lab.bench.lateness import PATIENCE_S, TOLD
+from liveness.lab.common.figures import OURS, Figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

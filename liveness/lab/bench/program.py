@@ -18,7 +18,7 @@ from typing import IO, Final, NoReturn, Self, TypeAlias
 
 from liveness.compiled import environment
 from liveness.errors import LivenessError
-from liveness.lab.bench.load import LoadError
+from liveness.lab.common.load import LoadError
 
 SignalHandler: TypeAlias = Callable[[int, FrameType | None], object]
 

@@ -15,7 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
-from liveness.lab.bench.load import (
+from liveness.lab.bench.program import Program
+from liveness.lab.bench.systems import LOGINS_AT_ONCE, LONG_S, Stream, System
+from liveness.lab.common.load import (
     ANSWER_S,
     BATCH,
     RECEIVE_BYTES,
@@ -28,8 +30,6 @@ from liveness.lab.bench.load import (
     shut_down,
     uid,
 )
-from liveness.lab.bench.program import Program
-from liveness.lab.bench.systems import LOGINS_AT_ONCE, LONG_S, Stream, System
 
 EXPIRED: Final = "__keyevent@0__:expired"
 USERS: Final = "online"

@@ -16,8 +16,8 @@ from liveness.console.terminal import report_line
 from liveness.errors import LivenessError
 from liveness.lab.bench import COMPARED_SYSTEMS, full_options, suite, system_kinds
 from liveness.lab.bench.cost import MORE_IS_BETTER, cost
-from liveness.lab.bench.figures import Figure, number
 from liveness.lab.bench.performance import RESULTS, figures_of
+from liveness.lab.common.figures import Figure, number
 
 REPORT: Final = RESULTS / "cost.json"
 # So many users take a minute to measure, and are more than the caches of a processor hold.

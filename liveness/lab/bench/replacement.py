@@ -24,11 +24,11 @@ from liveness.client.reconnecting_link import logger
 from liveness.console.progress import Stage, time_share
 from liveness.core.records import LOGOUT, OFFLINE, ONLINE
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.floors import AWAITED_S, NONE, REPLACED_S
-from liveness.lab.bench.load import Moment, now, uid
 from liveness.lab.bench.sidecar_process import SidecarProcess, replaceable_sidecar
 from liveness.lab.bench.verdict import AT_S, quantile
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import Moment, now, uid
 from liveness.lab.common.promises import SessionLog, is_early
 
 ARRIVALS_PER_S: Final = 100.0

@@ -13,9 +13,7 @@ from typing import Final
 from liveness.console.admin_client import AdminConnection
 from liveness.console.progress import Stage, time_share
 from liveness.lab.bench import BenchOptions, floors
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.floors import NONE, promised
-from liveness.lab.bench.load import LoadGateway, LoadUsers, Moment, Notices, cut, now
 from liveness.lab.bench.program import Window
 from liveness.lab.bench.replacement import replacement
 from liveness.lab.bench.sidecar_process import (
@@ -27,6 +25,8 @@ from liveness.lab.bench.stragglers import Stragglers
 from liveness.lab.bench.systems import LOGINS_AT_ONCE, LONG_S
 from liveness.lab.bench.verdict import Judge, mistakes, quantile
 from liveness.lab.bench.virtual_day import DAY_S, borders
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import LoadGateway, LoadUsers, Moment, Notices, cut, now
 
 IDLE_SETTLE_S: Final = 1.0  # until the work after a start is over
 IDLE_S: Final = 5.0

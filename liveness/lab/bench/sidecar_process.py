@@ -10,8 +10,8 @@ from typing import Final
 
 from liveness.console.admin_client import CommandError, readiness
 from liveness.lab.bench import socket_activation
-from liveness.lab.bench.load import LoadGateway
 from liveness.lab.bench.program import PYTHON, Program, temporary_folder
+from liveness.lab.common.load import LoadGateway
 
 SOCKET: Final = "gateway.sock"
 AS_INSTALLED: Final[Mapping[str, str]] = MappingProxyType({})

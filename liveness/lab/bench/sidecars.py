@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from liveness.lab.bench.load import BATCH, LoadGateway, LoadUsers, Notices, cut
 from liveness.lab.bench.program import PYTHON, Program
 from liveness.lab.bench.sidecar_process import AS_INSTALLED, SidecarProcess
 from liveness.lab.bench.systems import LOGINS_AT_ONCE, LONG_S, Stream, System
+from liveness.lab.common.load import BATCH, LoadGateway, LoadUsers, Notices, cut
 
 
 @dataclass(eq=False)

@@ -5,12 +5,12 @@ from typing import Final
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.floors import DECIDED_MS, promised
-from liveness.lab.bench.load import LoadGateway, LoadUsers, Pace
 from liveness.lab.bench.program import Window
 from liveness.lab.bench.sidecar_process import linked_sidecar
 from liveness.lab.bench.verdict import judge, mistakes, p99_ms, quantile
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import LoadGateway, LoadUsers, Pace
 
 SETTLE_S: Final = 1.0  # after the logins
 # Users that fall silent each second. They have the short timeout.

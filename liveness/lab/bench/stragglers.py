@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
-from liveness.lab.bench.figures import Figure
-from liveness.lab.bench.load import LoadGateway, LoadUsers, Moment, Notices, now
 from liveness.lab.bench.verdict import judge, p99_ms
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import LoadGateway, LoadUsers, Moment, Notices, now
 
 PER_S: Final = 50
 # A user that is not reported this long after the end counts as missing. It is far beyond

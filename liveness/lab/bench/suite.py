@@ -19,12 +19,12 @@ from liveness.lab.bench.client_cost import client
 from liveness.lab.bench.cluster_cost import cluster, missing_for_cluster
 from liveness.lab.bench.cost import cost
 from liveness.lab.bench.device_cost import devices
-from liveness.lab.bench.figures import Figure, are_met, as_table, summary
 from liveness.lab.bench.lateness import lateness
 from liveness.lab.bench.outlet_cost import missing_for_outlets, outlets
 from liveness.lab.bench.program import ProgramError, exit_on_signals
 from liveness.lab.bench.steady import impossible_rate, steady
 from liveness.lab.bench.timer_scenario import timers
+from liveness.lab.common.figures import Figure, are_met, as_table, summary
 
 MISSED: Final = 1
 USAGE: Final = 2

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.figures import OURS
 from liveness.lab.bench.machine import available_bytes
 from liveness.lab.bench.program import temporary_folder
 from liveness.lab.bench.redis import Setex, Zset, expired, redis_system, swept
 from liveness.lab.bench.sidecars import AsyncioTimers, measured, sidecar
 from liveness.lab.bench.systems import System
+from liveness.lab.common.figures import OURS
 
 # Memory per user, of system and load together: more than was measured of any system.
 USER_BYTES: Final = 1_000

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from liveness.lab.bench.load import Notices
 from liveness.lab.bench.program import Program
+from liveness.lab.common.load import Notices
 
 # Timeout of all users that do not fall silent: no run is so long, and a longer timeout
 # costs no system less.

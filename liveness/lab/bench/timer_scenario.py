@@ -17,14 +17,14 @@ from typing import Final
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions, floors
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.floors import NONE, SUSTAINED_PER_S
-from liveness.lab.bench.load import LoadGateway, LoadUsers, Notices, Pace, now, packed
 from liveness.lab.bench.program import Window
 from liveness.lab.bench.sidecar_process import SidecarProcess, fresh_sidecar
 from liveness.lab.bench.stragglers import Stragglers
 from liveness.lab.bench.systems import LONG_S
 from liveness.lab.bench.verdict import Verdict, judge, p99_ms, quantile
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import LoadGateway, LoadUsers, Notices, Pace, now, packed
 
 # The table's file in the state directory; docs/timers.md names it.
 DATABASE: Final = "timers.db"

@@ -8,7 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from liveness.lab.bench.load import (
+from liveness.lab.bench.program import Window
+from liveness.lab.bench.sidecar_process import SidecarProcess
+from liveness.lab.bench.verdict import judge, p99_ms
+from liveness.lab.common.load import (
     LoadError,
     LoadGateway,
     LoadUsers,
@@ -17,9 +20,6 @@ from liveness.lab.bench.load import (
     Pace,
     now,
 )
-from liveness.lab.bench.program import Window
-from liveness.lab.bench.sidecar_process import SidecarProcess
-from liveness.lab.bench.verdict import judge, p99_ms
 
 RATE: Final = 10_000  # transitions a second
 BLOCK: Final = 10  # users in a frame

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.floors import NONE
-from liveness.lab.bench.load import Moment, Notices
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import Moment, Notices
 from liveness.lab.common.promises import is_early
 
 # `at` is truncated to a millisecond: the decision was up to this much later.

@@ -20,10 +20,10 @@ from liveness.core.changes import Decisions
 from liveness.core.link_requests import Login
 from liveness.core.presence import Presence
 from liveness.core.records import Instant, Record
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.floors import DECIDED_MS, OTHERS_DECIDED_MS
-from liveness.lab.bench.load import BATCH, LoadError, LoadUsers, cut
 from liveness.lab.bench.verdict import p99_ms
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.load import BATCH, LoadError, LoadUsers, cut
 from liveness.lab.common.promises import is_early
 
 DAY_S: Final = 86_400

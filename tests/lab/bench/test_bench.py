@@ -24,12 +24,12 @@ from liveness.lab.bench import (
     virtual_day,
 )
 from liveness.lab.bench.cost import ratios
-from liveness.lab.bench.figures import Figure, as_table, summary
 from liveness.lab.bench.floors import Floors, floors, promised
-from liveness.lab.bench.load import Moment, Notices
 from liveness.lab.bench.suite import MEASURED
 from liveness.lab.bench.system_kinds import KINDS, plan
 from liveness.lab.bench.verdict import judge, quantile
+from liveness.lab.common.figures import Figure, as_table, summary
+from liveness.lab.common.load import Moment, Notices
 from liveness.service.engine import engine
 
 OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from liveness.lab.bench import SCENARIOS, BenchOptions, full_options
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.performance import (
     BEGIN,
     END,
@@ -24,6 +23,7 @@ from liveness.lab.bench.performance import (
     reports,
     section,
 )
+from liveness.lab.common.figures import Figure
 
 MACHINE = {
     "cpu": "a processor",

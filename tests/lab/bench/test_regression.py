@@ -8,8 +8,8 @@ import pytest
 
 from liveness.cli import main
 from liveness.lab.bench.cost import MORE_IS_BETTER
-from liveness.lab.bench.figures import Figure
 from liveness.lab.bench.regression import REPORT, USERS, GuardError, earlier, verdict
+from liveness.lab.common.figures import Figure
 
 SINGLES, BATCHES, MEMORY = MORE_IS_BETTER
 BEFORE = {SINGLES: 8.0, BATCHES: 10.0, MEMORY: 1.0}
