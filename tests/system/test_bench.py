@@ -20,11 +20,12 @@ import pytest
 from liveness.cli import main
 from liveness.lab.bench import COMPARED_SYSTEMS, QUICK, SCENARIOS, floors
 from liveness.lab.bench.drain import Drain
-from liveness.lab.bench.redis import RedisServer, command
+from liveness.lab.bench.redis import RedisServer
 from liveness.lab.bench.system_kinds import KINDS, opened
 from liveness.lab.bench.systems import Stream
 from liveness.lab.bench.virtual_day import borders
 from liveness.lab.common.load import LoadError
+from liveness.lab.common.redis_link import command
 from tests.helpers.needs import needs
 from tests.helpers.tree import ROOT
 

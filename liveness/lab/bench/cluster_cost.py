@@ -21,8 +21,8 @@ from liveness.lab.bench.cluster_load import (
     PARTITIONS,
     ClusterRedis,
     LoadHost,
-    RedisLink,
     cluster_redis,
+    expect_ok,
     spread,
 )
 from liveness.lab.bench.program import Window
@@ -31,6 +31,7 @@ from liveness.lab.bench.systems import LONG_S
 from liveness.lab.bench.verdict import p99_ms, quantile
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.load import LoadError
+from liveness.lab.common.redis_link import RedisLink
 
 # The floors, for this many users or more.
 PROMISED_USERS: Final = 100_000
@@ -282,7 +283,7 @@ def _make(links: Sequence[RedisLink], calls: Sequence[bytes]) -> None:
     for number, call in enumerate(calls):
         links[number % len(links)].send(call)
     for number in range(len(calls)):
-        links[number % len(links)].expect_ok(1)
+        expect_ok(links[number % len(links)], 1)
 
 
 def _await(is_so: Callable[[], bool], traffic: _Traffic) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from liveness.cluster.format import (
     ClusterRecord,
@@ -28,8 +28,9 @@ from liveness.cluster.format import (
 )
 from liveness.cluster.functions import functions
 from liveness.lab.bench.program import temporary_folder
-from liveness.lab.bench.redis import RedisServer, command
-from liveness.lab.common.load import LoadError, connected, now, shut_down
+from liveness.lab.bench.redis import RedisServer
+from liveness.lab.common.load import LoadError, now
+from liveness.lab.common.redis_link import RedisLink, command
 
 PARTITIONS: Final = 16
 PREFIX: Final = "lv"
@@ -48,54 +49,12 @@ _BEAT: Final = functions().prefix + "beat"
 _KEYS: Final = [keys_of(PREFIX, number) for number in range(PARTITIONS)]
 
 
-class RedisLink:
-    """A link whose replies are read."""
-
-    def __init__(self, path: Path) -> None:
-        self._sock = connected(path)
-        self._replies = self._sock.makefile("rb")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._replies.close()
-        self._sock.close()
-
-    def __call__(self, *words: str | int | bytes) -> Any:
-        """The reply to one command."""
-        self.send(command(*words))
-        return self.reply()
-
-    def send(self, data: bytes) -> None:
-        """Write encoded commands."""
-        self._sock.sendall(data)
-
-    def shut_down(self) -> None:
-        """End it for the thread that waits for a reply, too."""
-        shut_down(self._sock)
-
-    def expect_ok(self, count: int) -> None:
-        """Read the answers to *count* calls."""
-        for _ in range(count):
-            answer = self.reply()
-            if answer[0] != b"ok":
-                raise LoadError(f"the function answered {answer!r}")
-
-    def reply(self) -> Any:
-        """The next reply: bytes, int, None, or a list of these."""
-        line = self._replies.readline()
-        kind, rest = line[:1], line[1:-2]
-        if kind == b":":
-            return int(rest)
-        if kind == b"$":
-            size = int(rest)
-            return None if size < 0 else self._replies.read(size + 2)[:size]
-        if kind == b"*":
-            return [self.reply() for _ in range(int(rest))]
-        if kind == b"+":
-            return rest
-        raise LoadError(f"redis-server answered {line.decode(errors='replace')!r}")
+def expect_ok(link: RedisLink, count: int) -> None:
+    """Read the answers to *count* calls of a function."""
+    for _ in range(count):
+        answer = link.reply()
+        if answer[0] != b"ok":
+            raise LoadError(f"the function answered {answer!r}")
 
 
 class ClusterRedis(RedisServer):
@@ -159,7 +118,7 @@ class LoadHost:
         for keys, inc in zip(_KEYS, self._incarnations, strict=True):
             head = (name, EPOCH, NONCE, inc, 0, 0, 0, NONCE, "", 0)
             link.send(command("FCALL", listed, 3, *keys, *head))
-        link.expect_ok(PARTITIONS)
+        expect_ok(link, PARTITIONS)
 
     def call(self, partition: int, fields: Sequence[bytes]) -> bytes:
         """The call that brings these users online, and those offline who are online."""
@@ -211,7 +170,7 @@ class LoadHost:
     def make(self, calls: Collection[bytes]) -> None:
         """Make calls, all under way at once as those of a host's partitions are."""
         self._link.send(b"".join(calls))
-        self._link.expect_ok(len(calls))
+        expect_ok(self._link, len(calls))
 
     def beats(self) -> list[bytes]:
         """A call for each partition, which says only that the host lives."""

@@ -30,6 +30,7 @@ from liveness.lab.common.load import (
     shut_down,
     uid,
 )
+from liveness.lab.common.redis_link import command
 
 EXPIRED: Final = "__keyevent@0__:expired"
 USERS: Final = "online"
@@ -43,15 +44,6 @@ REPLY: Final = b"\n"
 ERROR: Final = b"-"
 # The key in a notification; no channel has such a name.
 KEY: Final = re.compile(rb"\r\n(user-[0-9]{12})\r\n")
-
-
-def command(*words: str | int | bytes) -> bytes:
-    """A command in Redis' protocol."""
-    parts = [b"*%d\r\n" % len(words)]
-    for word in words:
-        data = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
 
 
 class Pipeline:

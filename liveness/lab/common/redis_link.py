@@ -1,0 +1,79 @@
+"""A blocking connection to Redis, on its Unix socket: commands in bulk, and their replies.
+
+The load encodes its commands beforehand, which no client library allows.
+"""
+
+from pathlib import Path
+from typing import Any, Final, Self
+
+from liveness.lab.common.load import ANSWER_S, LoadError, connected, shut_down
+
+READ_BYTES: Final = 65_536
+
+
+def command(*words: str | int | bytes) -> bytes:
+    """A command in Redis' protocol."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        data = word if isinstance(word, bytes) else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+class RedisLink:
+    """One connection.
+
+    Raises:
+        LoadError: From each method that reads: Redis answered with an error, or not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._sock = connected(path)
+        self._sock.settimeout(ANSWER_S)
+        self._replies = self._sock.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._replies.close()
+        self._sock.close()
+
+    def __call__(self, *words: str | int | bytes) -> Any:
+        """The reply to one command."""
+        self.send(command(*words))
+        return self.reply()
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Write encoded commands."""
+        self._sock.sendall(data)
+
+    def shut_down(self) -> None:
+        """End it, also for a thread that waits for a reply."""
+        shut_down(self._sock)
+
+    def reply(self) -> Any:
+        """The next reply: bytes, int, None, or a list of these."""
+        line = self._replies.readline()
+        kind, rest = line[:1], line[1:-2]
+        if kind == b":":
+            return int(rest)
+        if kind == b"$":
+            size = int(rest)
+            return None if size < 0 else self._replies.read(size + 2)[:size]
+        if kind == b"*":
+            return [self.reply() for _ in range(int(rest))]
+        if kind == b"+":
+            return rest
+        raise LoadError(f"redis-server answered {line.decode(errors='replace')!r}")
+
+    def skip(self, count: int) -> None:
+        """Read this many replies, each of one line, without looking at them.
+
+        A hundred times as fast as `reply`: the load's own work must not count.
+        """
+        while count:
+            data = self._replies.read1(READ_BYTES)
+            if not data or b"-" in data:
+                raise LoadError(f"redis-server answered {data[:200]!r}")
+            count -= data.count(b"\n")
