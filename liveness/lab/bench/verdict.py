@@ -1,96 +1,11 @@
-"""How late silent users were reported, on the client's clocks, and what went wrong."""
-
-# array.array cannot be subscripted when it runs, before Python 3.12.
-from __future__ import annotations
-
-import math
-from array import array
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+"""The figures of what must never happen; the judge itself is in `lab/common/judge.py`."""
 
 from liveness.lab.bench.floors import NONE
 from liveness.lab.common.figures import Figure
-from liveness.lab.common.load import Moment, Notices
-from liveness.lab.common.promises import is_early
+from liveness.lab.common.judge import AT_S, Judge, Verdict, judge, p99_ms, quantile
 
-# `at` is truncated to a millisecond: the decision was up to this much later.
-AT_S: Final = 0.001
-
-
-@dataclass(slots=True)
-class Verdict:
-    """Seconds from each deadline to decision and delivery; and what broke a promise.
-
-    Attributes:
-        early: Users of 1, never early; timers of 7.
-        false: Of 3, once, and 5, no false silence; timers that fired twice of 7.
-        missing: Of 3 and 4, not lost; timers of 7.
-    """
-
-    decided_s: array[float] = field(default_factory=lambda: array("d"))
-    delivered_s: array[float] = field(default_factory=lambda: array("d"))
-    early: int = 0
-    false: int = 0
-    missing: int = 0
-
-
-class Judge:
-    """Compares records with the users that really fell silent, or with timers.
-
-    Args:
-        expected: By uid, the moment before the last activity was written. The server
-            received it later, so an offline within the timeout from here is too early.
-            Of timers, by key, the moment that each is due. Those that are reported are
-            taken out.
-        timeout_s: The users' timeout.
-        key: The field of a record that names its user ("uid") or its timer ("key").
-    """
-
-    def __init__(
-        self,
-        expected: MutableMapping[str, Moment],
-        *,
-        timeout_s: float = 0.0,
-        key: str = "uid",
-    ) -> None:
-        self._expected, self._timeout_s, self._key = expected, timeout_s, key
-        self._verdict = Verdict()
-
-    def take(self, notices: Notices) -> None:
-        """Judge some records."""
-        verdict, key, timeout_s = self._verdict, self._key, self._timeout_s
-        for record in notices.records:
-            moment = self._expected.pop(record.get(key, ""), None)
-            is_other = key == "uid" and record.get("reason") != "silence"
-            if moment is None or is_other:
-                verdict.false += 1
-                continue
-            decided_s = (record["at"] - moment.wall_ms) / 1000 - timeout_s
-            delivered_s = notices.received - moment.mono - timeout_s
-            if is_early(decided_s, 0.0, AT_S) or is_early(delivered_s, 0.0):
-                verdict.early += 1
-            verdict.decided_s.append(decided_s)
-            verdict.delivered_s.append(delivered_s)
-
-    def verdict(self) -> Verdict:
-        """The verdict; those that were not reported yet are missing."""
-        self._verdict.missing = len(self._expected)
-        return self._verdict
-
-
-def judge(
-    notices: Iterable[Notices],
-    last: Mapping[str, Moment],
-    *,
-    timeout_s: float = 0.0,
-    key: str = "uid",
-) -> Verdict:
-    """Judge all that a gateway received; see `Judge`."""
-    judge = Judge(dict(last), timeout_s=timeout_s, key=key)
-    for received in notices:
-        judge.take(received)
-    return judge.verdict()
+# Callers in this room take the judge from here, until they name its own module.
+__all__ = ["AT_S", "Judge", "Verdict", "judge", "mistakes", "p99_ms", "quantile"]
 
 
 def mistakes(scenario: str, verdict: Verdict) -> list[Figure]:
@@ -100,15 +15,3 @@ def mistakes(scenario: str, verdict: Verdict) -> list[Figure]:
         Figure(scenario, "false offlines", verdict.false, "", NONE),
         Figure(scenario, "missing", verdict.missing, "", NONE),
     ]
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The smallest value that at least a share *q* of *values* does not exceed."""
-    if not values:
-        return math.nan
-    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
-
-
-def p99_ms(seconds: Sequence[float]) -> float:
-    """The 99th percentile, in milliseconds."""
-    return 1000 * quantile(seconds, 0.99)

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import msgpack
 
 from liveness.errors import LivenessError
+from liveness.lab.common.judge import Moment as Moment
+from liveness.lab.common.judge import Notices as Notices
 
 BATCH: Final = 1_000
 MAX_BATCH: Final = 4_000  # that every server accepts in a frame
@@ -32,17 +34,6 @@ ANSWER_S: Final = 300.0  # far longer than any answer takes, even to a million l
 
 class LoadError(LivenessError):
     """The server broke the protocol or went away, so nothing can be measured."""
-
-
-class Moment(NamedTuple):
-    """A moment on both clocks: monotonic seconds and Unix milliseconds."""
-
-    mono: float
-    wall_ms: float
-
-    def after(self, seconds: float) -> "Moment":
-        """The moment this many seconds later."""
-        return Moment(self.mono + seconds, self.wall_ms + 1000 * seconds)
 
 
 def now() -> Moment:
@@ -121,13 +112,6 @@ def packed(*frame: object) -> bytes:
 def cut(part: range, size: int) -> list[range]:
     """*part* in pieces of *size*; the last one may be smaller."""
     return [part[start : start + size] for start in range(0, len(part), size)]
-
-
-class Notices(NamedTuple):
-    """One frame of records, and when it was completely received (monotonic)."""
-
-    received: float
-    records: Sequence[dict[str, Any]]
 
 
 class WaitableCount:

@@ -27,9 +27,7 @@ from liveness.lab.bench.cost import ratios
 from liveness.lab.bench.floors import Floors, floors, promised
 from liveness.lab.bench.suite import MEASURED
 from liveness.lab.bench.system_kinds import KINDS, plan
-from liveness.lab.bench.verdict import judge, quantile
 from liveness.lab.common.figures import Figure, as_table, summary
-from liveness.lab.common.load import Moment, Notices
 from liveness.service.engine import engine
 
 OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]
@@ -148,51 +146,7 @@ def test_time_passes_as_a_share_of_a_window() -> None:
     assert 0 <= share() < 1e-6
 
 
-# --- verdicts -----------------------------------------------------------------------------
-
-
-TIMEOUT_S = 10.0
-LAST = Moment(mono=100.0, wall_ms=5_000_000.0)
-DUE_MS = 5_010_000
-
-
-def offline(uid: str, *, at_ms: int = DUE_MS, reason: str = "silence") -> Notices:
-    record = {"kind": "offline", "uid": uid, "reason": reason, "at": at_ms}
-    return Notices(110.0 + (at_ms - DUE_MS) / 1000, [record])
-
-
-def test_lateness_counts_from_the_last_sign_of_life_and_the_timeout() -> None:
-    verdict = judge([offline("a", at_ms=DUE_MS + 20)], {"a": LAST}, timeout_s=TIMEOUT_S)
-    assert [*verdict.decided_s] == [pytest.approx(0.02)]
-    assert [*verdict.delivered_s] == [pytest.approx(0.02)]
-    assert (verdict.early, verdict.false, verdict.missing) == (0, 0, 0)
-
-
-def test_an_offline_more_than_the_stamps_millisecond_too_soon_is_early() -> None:
-    notices = [offline("a", at_ms=DUE_MS), offline("b", at_ms=DUE_MS - 2)]
-    silent = {"a": LAST, "b": LAST}
-    assert judge(notices, silent, timeout_s=TIMEOUT_S).early == 1
-
-
-def test_an_offline_of_an_active_user_is_false_and_so_is_a_second_one() -> None:
-    notices = [
-        offline("a"),
-        offline("a"),
-        offline("speaks"),
-        offline("b", reason="logout"),
-    ]
-    assert judge(notices, {"a": LAST, "b": LAST}, timeout_s=TIMEOUT_S).false == 3
-
-
-def test_a_silent_user_that_is_not_reported_is_missing() -> None:
-    silent = {"a": LAST, "b": LAST}
-    assert judge([offline("a")], silent, timeout_s=TIMEOUT_S).missing == 1
-
-
-def test_a_quantile_is_a_value_that_occurred_and_none_of_nothing() -> None:
-    assert quantile([*range(1, 101)], 0.99) == 99
-    assert quantile([7.0], 0.99) == 7.0
-    assert math.isnan(quantile([], 0.5))
+# --- floors ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

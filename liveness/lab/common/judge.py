@@ -1,0 +1,167 @@
+"""The decision about one notice, and a judge of notices in bulk, on the load's clocks.
+
+A *deadline* is when a user has been silent for the timeout, or when a timer is due. All
+that judges a notice by its deadline asks `ruling`: this judge, which takes ten million
+users, and `HostJudge`, which knows what each of its users did.
+"""
+
+# array.array cannot be subscripted when it runs, before Python 3.12.
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from liveness.lab.common.promises import is_early, is_late
+
+# `at` is truncated to a millisecond: the decision was up to this much later.
+AT_S: Final = 0.001
+
+
+class Ruling(Enum):
+    """What a notice is."""
+
+    RIGHT = "right"
+    EARLY = "early"
+    FALSE = "false"
+    LATE = "late"
+    EXCUSED = "excused"  # neither wrong nor measured: its deadline is not known exactly
+
+
+def ruling(
+    decided_s: float,
+    received_s: float,
+    *,
+    is_expected: bool = True,
+    is_excused: bool = False,
+    slack_s: float = 0.0,
+    most_late_s: float = math.inf,
+) -> Ruling:
+    """What a notice is that was decided and received so long after its deadline.
+
+    Args:
+        decided_s: Negative if it was decided before the deadline.
+        received_s: The same, of its arrival.
+        is_expected: Whether its user has fallen silent, or its timer is pending.
+        is_excused: Whether a stop, a kill or a lost link may have moved the deadline.
+        slack_s: How unsure the moment of the decision is.
+        most_late_s: From the deadline to the arrival.
+    """
+    if is_early(decided_s, 0.0, slack_s) or is_early(received_s, 0.0):
+        return Ruling.EARLY if is_expected else Ruling.FALSE
+    if is_excused:
+        return Ruling.EXCUSED
+    if not is_expected:
+        return Ruling.FALSE
+    return Ruling.LATE if is_late(received_s, most_late_s) else Ruling.RIGHT
+
+
+# --- in bulk ----------------------------------------------------------------------------
+
+
+class Moment(NamedTuple):
+    """A moment on both clocks: monotonic seconds and Unix milliseconds."""
+
+    mono: float
+    wall_ms: float
+
+    def after(self, seconds: float) -> Moment:
+        """The moment this many seconds later."""
+        return Moment(self.mono + seconds, self.wall_ms + 1000 * seconds)
+
+
+class Notices(NamedTuple):
+    """One frame of records, and when it was completely received (monotonic)."""
+
+    received: float
+    records: Sequence[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Seconds from each deadline to decision and delivery; and what broke a promise.
+
+    Attributes:
+        early: Users of 1, never early; timers of 7.
+        false: Of 3, once, and 5, no false silence; timers that fired twice of 7.
+        missing: Of 3 and 4, not lost; timers of 7.
+    """
+
+    decided_s: array[float] = field(default_factory=lambda: array("d"))
+    delivered_s: array[float] = field(default_factory=lambda: array("d"))
+    early: int = 0
+    false: int = 0
+    missing: int = 0
+
+
+class Judge:
+    """Compares records with the users that really fell silent, or with timers.
+
+    Args:
+        expected: By uid, the moment before the last activity was written. The server
+            received it later, so an offline within the timeout from here is too early.
+            Of timers, by key, the moment that each is due. Those that are reported are
+            taken out.
+        timeout_s: The users' timeout.
+        key: The field of a record that names its user ("uid") or its timer ("key").
+    """
+
+    def __init__(
+        self,
+        expected: MutableMapping[str, Moment],
+        *,
+        timeout_s: float = 0.0,
+        key: str = "uid",
+    ) -> None:
+        self._expected, self._timeout_s, self._key = expected, timeout_s, key
+        self._verdict = Verdict()
+
+    def take(self, notices: Notices) -> None:
+        """Judge some records."""
+        verdict, key, timeout_s = self._verdict, self._key, self._timeout_s
+        for record in notices.records:
+            moment = self._expected.pop(record.get(key, ""), None)
+            is_other = key == "uid" and record.get("reason") != "silence"
+            if moment is None or is_other:
+                verdict.false += 1
+                continue
+            decided_s = (record["at"] - moment.wall_ms) / 1000 - timeout_s
+            delivered_s = notices.received - moment.mono - timeout_s
+            found = ruling(decided_s, delivered_s, slack_s=AT_S)
+            verdict.early += found is Ruling.EARLY
+            verdict.decided_s.append(decided_s)
+            verdict.delivered_s.append(delivered_s)
+
+    def verdict(self) -> Verdict:
+        """The verdict; those that were not reported yet are missing."""
+        self._verdict.missing = len(self._expected)
+        return self._verdict
+
+
+def judge(
+    notices: Iterable[Notices],
+    last: Mapping[str, Moment],
+    *,
+    timeout_s: float = 0.0,
+    key: str = "uid",
+) -> Verdict:
+    """Judge all that a gateway received; see `Judge`."""
+    judge = Judge(dict(last), timeout_s=timeout_s, key=key)
+    for received in notices:
+        judge.take(received)
+    return judge.verdict()
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The smallest value that at least a share *q* of *values* does not exceed."""
+    if not values:
+        return math.nan
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
+
+
+def p99_ms(seconds: Sequence[float]) -> float:
+    """The 99th percentile, in milliseconds."""
+    return 1000 * quantile(seconds, 0.99)

@@ -1,0 +1,81 @@
+"""The decision about a notice, and the judge in bulk: a wrong notice for each ruling."""
+
+import math
+
+import pytest
+
+from liveness.lab.common.judge import Moment, Notices, Ruling, judge, quantile, ruling
+
+
+@pytest.mark.parametrize(
+    ("decided_s", "received_s", "more", "found"),
+    [
+        (0.0, 0.0, {}, Ruling.RIGHT),
+        (-0.001, 0.2, {}, Ruling.EARLY),
+        (-0.001, 0.2, {"slack_s": 0.001}, Ruling.RIGHT),
+        (-0.002, 0.2, {"slack_s": 0.001}, Ruling.EARLY),
+        (0.0, -0.001, {"slack_s": 0.001}, Ruling.EARLY),
+        (-0.001, 0.2, {"is_excused": True}, Ruling.EARLY),
+        (-0.001, 0.2, {"is_expected": False}, Ruling.FALSE),
+        (0.1, 0.2, {"is_expected": False}, Ruling.FALSE),
+        (0.1, 0.2, {"is_expected": False, "is_excused": True}, Ruling.EXCUSED),
+        (9.0, 9.0, {"is_excused": True, "most_late_s": 1.0}, Ruling.EXCUSED),
+        (0.1, 1.0, {"most_late_s": 1.0}, Ruling.RIGHT),
+        (0.1, 1.1, {"most_late_s": 1.0}, Ruling.LATE),
+        (0.1, 99.0, {}, Ruling.RIGHT),
+    ],
+)
+def test_a_notice_is_judged_by_its_deadline(
+    decided_s: float, received_s: float, more: dict[str, float], found: Ruling
+) -> None:
+    assert ruling(decided_s, received_s, **more) is found  # type: ignore[arg-type]
+
+
+# --- in bulk ----------------------------------------------------------------------------
+
+TIMEOUT_S = 10.0
+LAST = Moment(mono=100.0, wall_ms=5_000_000.0)
+DUE_MS = 5_010_000
+
+
+def offline(uid: str, *, at_ms: int = DUE_MS, reason: str = "silence") -> Notices:
+    record = {"kind": "offline", "uid": uid, "reason": reason, "at": at_ms}
+    return Notices(110.0 + (at_ms - DUE_MS) / 1000, [record])
+
+
+def test_lateness_counts_from_the_last_sign_of_life_and_the_timeout() -> None:
+    verdict = judge([offline("a", at_ms=DUE_MS + 20)], {"a": LAST}, timeout_s=TIMEOUT_S)
+    assert [*verdict.decided_s] == [pytest.approx(0.02)]
+    assert [*verdict.delivered_s] == [pytest.approx(0.02)]
+    assert (verdict.early, verdict.false, verdict.missing) == (0, 0, 0)
+
+
+def test_an_offline_more_than_the_stamps_millisecond_too_soon_is_early() -> None:
+    notices = [offline("a", at_ms=DUE_MS), offline("b", at_ms=DUE_MS - 2)]
+    silent = {"a": LAST, "b": LAST}
+    assert judge(notices, silent, timeout_s=TIMEOUT_S).early == 1
+
+
+def test_an_offline_of_an_active_user_is_false_and_so_is_a_second_one() -> None:
+    notices = [
+        *(offline(uid) for uid in ("a", "a", "speaks")),
+        offline("b", reason="logout"),
+    ]
+    assert judge(notices, {"a": LAST, "b": LAST}, timeout_s=TIMEOUT_S).false == 3
+
+
+def test_a_silent_user_that_is_not_reported_is_missing() -> None:
+    silent = {"a": LAST, "b": LAST}
+    assert judge([offline("a")], silent, timeout_s=TIMEOUT_S).missing == 1
+
+
+def test_a_timer_is_judged_by_its_key() -> None:
+    fired = [Notices(100.0, [{"kind": "timer", "key": "tea", "at": 5_000_000}])]
+    verdict = judge(fired * 2, {"tea": LAST, "bus": LAST}, key="key")
+    assert (verdict.early, verdict.false, verdict.missing) == (0, 1, 1)
+
+
+def test_a_quantile_is_a_value_that_occurred_and_none_of_nothing() -> None:
+    assert quantile([*range(1, 101)], 0.99) == 99
+    assert quantile([7.0], 0.99) == 7.0
+    assert math.isnan(quantile([], 0.5))
