@@ -9,16 +9,18 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter, Token
 
 from liveness.cli.options import declared, file_at, number
-from liveness.lab.bench import COMPARED_SYSTEMS, FULL, QUICK, SCENARIOS, full_options
-from liveness.lab.bench.regression import REPORT, TOLERANCE
-from liveness.lab.bench.regression import guard as measure_and_compare
-from liveness.lab.bench.suite import run
+from liveness.lab.bench import FULL, QUICK, full_options
+from liveness.lab.bench.suite import SCENARIOS, run
+from liveness.lab.bench.systems import COMPARED_SYSTEMS
 
 
-def _with_defaults(name: str, meaning: str) -> str:
-    """The help of a flag, with its default and that of `--quick`."""
-    default, quick = getattr(FULL, name), getattr(QUICK, name)
-    return f"{meaning} (default {default:g}, with --quick {quick:g})"
+def _number(
+    kind: type[int | float], field: str, meaning: str, low: float, high: float
+) -> Parameter:
+    """A number, whose help has its default and that of `--quick`."""
+    default, quick = getattr(FULL, field), getattr(QUICK, field)
+    help = f"{meaning} (default {default:g}, with --quick {quick:g})"
+    return number(kind, "N" if kind is int else "S", help, low, high)
 
 
 def _sizes_of(_kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
@@ -37,13 +39,12 @@ def _folder_at(_kind: Any, tokens: Sequence[Token]) -> Path:
     return path
 
 
-def _writable_at(_kind: Any, tokens: Sequence[Token]) -> str:
+def _writable_at(kind: Any, tokens: Sequence[Token]) -> str:
     """`-`, or a file that can be written as far as its permissions show."""
     text = tokens[0].value
-    path = Path(text)
     if text == "-":
         return text
-    file_at(_kind, tokens)
+    path = Path(file_at(kind, tokens))
     if path.is_dir():
         raise ValueError(f"{text!r} is a folder")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -51,37 +52,23 @@ def _writable_at(_kind: Any, tokens: Sequence[Token]) -> str:
     return text
 
 
-def _path_of(_kind: Any, tokens: Sequence[Token]) -> Path:
-    """The name of a file."""
-    return Path(file_at(_kind, tokens))
-
-
+_SCENARIO: Final = "\n\n".join(
+    f"{name}: {(scenario.measure.__doc__ or '').splitlines()[0]}"
+    for name, scenario in SCENARIOS.items()
+)
+_RATE: Final = "frames a second in steady; 33000 above 100000 users"
+_SECONDS: Final = "how long all send in steady, and then how long users fall silent"
+_TIMEOUT: Final = "silence timeout of the users that fall silent"
 Scenario = Annotated[
     str,
     Parameter(
-        name="SCENARIO",
-        help="\n\n".join(f"{name}: {meaning}" for name, meaning in SCENARIOS.items()),
-        choices=tuple(SCENARIOS),
-        show_choices=False,
+        name="SCENARIO", help=_SCENARIO, choices=tuple(SCENARIOS), show_choices=False
     ),
 ]
-Users = Annotated[
-    int | None, number(int, "N", _with_defaults("users", "users"), 100, 10_000_000)
-]
-_RATE: Final = "frames a second in steady; 33000 above 100000 users"
-Rate = Annotated[
-    int | None, number(int, "N", _with_defaults("rate", _RATE), 1, 100_000)
-]
-_SECONDS: Final = (
-    "how long all users send in steady, and then how long users fall silent"
-)
-Seconds = Annotated[
-    float | None, number(float, "S", _with_defaults("seconds", _SECONDS), 1, 86_400)
-]
-_TIMEOUT: Final = "silence timeout of the users that fall silent"
-Timeout = Annotated[
-    float | None, number(float, "S", _with_defaults("timeout_s", _TIMEOUT), 1, 86_400)
-]
+Users = Annotated[int | None, _number(int, "users", "users", 100, 10_000_000)]
+Rate = Annotated[int | None, _number(int, "rate", _RATE, 1, 100_000)]
+Seconds = Annotated[float | None, _number(float, "seconds", _SECONDS, 1, 86_400)]
+Timeout = Annotated[float | None, _number(float, "timeout_s", _TIMEOUT, 1, 86_400)]
 Sizes = Annotated[
     tuple[int, ...] | None,
     Parameter(
@@ -109,8 +96,7 @@ Quick = Annotated[
 Folder = Annotated[
     Path | None,
     Parameter(
-        help="where the sidecar has its files: the disk that is measured "
-        "(default: the temporary folder)",
+        help="the disk that is measured (default: the temporary folder)",
         metavar="DIR",
         converter=_folder_at,
     ),
@@ -125,16 +111,6 @@ ReportFile = Annotated[
         allow_leading_hyphen=True,  # of "-"
     ),
 ]
-EarlierReport = Annotated[
-    Path,
-    Parameter(
-        name="REPORT",
-        help="a report of `bench cost --json` (default: the one in the clone); a ratio "
-        f"may be worse by {TOLERANCE:.0%}",
-        converter=_path_of,
-    ),
-]
-
 command: Final = declared("bench", "bench steady silence --users 50000")
 
 
@@ -163,14 +139,3 @@ def bench(
 
     options = replace(QUICK if quick else full_options(users or FULL.users), **given)
     return run(scenario or SCENARIOS, options, report=json)
-
-
-@command.command(help_epilogue="Example: liveness bench guard")
-def guard(report: EarlierReport = REPORT, /) -> int:
-    """Measure whether the sidecar costs more than before, compared with Redis.
-
-    Runs a short comparison with redis-server, in less than a minute, and compares its
-    ratios with those of an earlier report. The exit code is 0 if none is worse by more
-    than the tolerance, 1 if one is, 2 if redis-server or the report is missing.
-    """
-    return measure_and_compare(report)

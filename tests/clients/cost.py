@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from liveness.lab.bench.sidecar_process import fresh_sidecar
+from liveness.lab.bench.sidecars import fresh_sidecar
 from tests.clients.programs import CLIENTS
 from tests.helpers.tree import ROOT
 

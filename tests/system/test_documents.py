@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 import pytest
 import trio
 
-from liveness.lab.bench import redis as bench_redis
+from liveness.lab.common.processes import redis_server
 from liveness.lab.compare.offline_lines import offline_in
 from tests.helpers.needs import needs
 from tests.helpers.pages import MANUAL, blocks, example, shell_lines
@@ -384,10 +384,12 @@ async def test_the_tests_of_the_manual_pass(number: int) -> None:
 @needs("redis-server")
 @needs("redis-cli", "redis-server")
 def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(tmp_path: Path) -> None:
-    server = bench_redis.RedisServer(tmp_path, "--notify-keyspace-events", "Ex")
+    socket = tmp_path / "redis.sock"
+    words = ["--port", "0", "--unixsocket", str(socket)]
+    server = redis_server(tmp_path, *words, "--notify-keyspace-events", "Ex")
     began_ms = datetime.now(UTC).timestamp() * 1000 // 1
     server.start()
-    cli = ["redis-cli", "-s", str(server.socket)]
+    cli = ["redis-cli", "-s", str(socket)]
     program = strict_python(example("docs/shadow-mode.md", "redis-cli psubscribe"))
     try:
         with (

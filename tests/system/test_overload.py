@@ -14,7 +14,7 @@ import pytest
 
 from liveness.core.records import EVENTS
 from liveness.errors import Code
-from liveness.lab.bench.verdict import quantile
+from liveness.lab.common.judge import quantile
 from tests.helpers.wire import Record
 from tests.system.client import Client
 from tests.system.conftest import QUICK_FLUSH_S, Say, Start

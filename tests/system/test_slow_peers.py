@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from liveness.lab.bench.verdict import quantile
+from liveness.lab.common.judge import quantile
 from tests.helpers.wire import Record
 from tests.system.client import Client
 from tests.system.conftest import Say, Start

@@ -10,7 +10,7 @@ It does not use the sidecar's own metrics. Figures come from
   read here. The time of its arrival is reported separately.
 - the process table: CPU time and memory, also of the bench itself.
 
-This file lists the scenarios and the options. `suite.py` runs them.
+This file has the options. `suite.py` lists the scenarios, and runs them.
 """
 
 # Imports: client, cluster, compiled, console, core, errors, lab.common.
@@ -19,30 +19,6 @@ This file lists the scenarios and the options. `suite.py` runs them.
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-SCENARIOS: Final = {
-    "idle": "a sidecar with nothing to do, and how soon it is ready",
-    "logins": "all users log in at once",
-    "steady": "a steady flow of keepalives, one a frame, while some users fall silent",
-    "silence": "all users fall silent at once, while users of another gateway do too",
-    "day": "all users log in for a day; how that delays others, then and hours later",
-    "restart": "a planned stop, then a crash, with all users online; and under load",
-    "timers": "ten million pending timers; others are created, cancelled and fire",
-    "devices": "what it costs to count the devices of each user",
-    "cluster": "what presence across hosts costs Redis and a host, and how late it is",
-    "outlets": "how fast outlets send, and that a dead one slows nothing down",
-    "client": "CPU cost of the client library in a gateway",
-    "cost": "CPU and memory by the number of users, compared with other systems",
-    "lateness": "when silent users are reported, compared with other systems",
-}
-# The systems that the sidecar is compared with. docs/performance.md has these texts too.
-COMPARED_SYSTEMS: Final = {
-    "reference": "the sidecar with its wheel in Python",
-    "redis": "redis-server, a key with a TTL for each user",
-    "zset": "redis-server, a sorted set of deadlines, swept every second",
-    "valkey": "valkey-server, a key with a TTL for each user, if it is installed",
-    "asyncio": "a process with a timer for each user",
-}
 
 # Numbers of users for the comparison; up to four times those of the run are used.
 SIZES: Final = (10_000, 100_000, 1_000_000, 4_000_000, 10_000_000)
@@ -64,6 +40,10 @@ class BenchOptions:
     # For the sidecar's files: the disk that is measured. None: the temporary folder.
     folder: Path | None = None
 
+    def at_most_s(self, pause_s: float) -> float:
+        """A pause between measurements; shorter in a run that only shows that all works."""
+        return min(pause_s, self.seconds / 5)
+
 
 def full_options(users: int) -> BenchOptions:
     """The options for which the floors for *users* are promised."""
@@ -81,5 +61,5 @@ def full_options(users: int) -> BenchOptions:
 FULL: Final = full_options(100_000)
 # Shows that everything works; the figures mean nothing.
 QUICK: Final = BenchOptions(
-    users=500, rate=500, seconds=2.0, timeout_s=3.0, sizes=(500,), rounds=1
+    users=500, rate=500, seconds=1.0, timeout_s=2.0, sizes=(500,), rounds=1
 )

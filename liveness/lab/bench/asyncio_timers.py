@@ -15,32 +15,55 @@ from typing import Any
 import msgpack
 
 
-class UserTimers:
-    """All online users with their timers."""
+class TimerServer(asyncio.Protocol):
+    """All online users with their timers, and the link of their one gateway."""
 
     def __init__(self) -> None:
-        self.link: asyncio.Transport | None = None  # where offlines are reported
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}
         self._silent: list[dict[str, Any]] = []
         self._seq = 0
 
-    def login(self, uid: str, timeout: float) -> None:
-        """Bring a user online, or give it a new timeout."""
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Report offlines on this link from now on."""
+        assert isinstance(transport, asyncio.Transport)
+        self._link = transport
+        self._unpacker = msgpack.Unpacker(use_list=False)
+
+    def data_received(self, data: bytes) -> None:
+        """Apply frames."""
+        self._unpacker.feed(data)
+        for name, *rest in self._unpacker:
+            if name == "keepalive":
+                uids = rest[0]
+                for uid in (uids,) if type(uids) is str else uids:
+                    self._keepalive(uid)
+            elif name == "login":
+                uids, options = rest
+                for uid in (uids,) if type(uids) is str else uids:
+                    self._stop(uid)
+                    self._start(uid, options["timeout"])
+            elif name == "ping":
+                self._link.write(msgpack.packb(["pong", rest[0]]))
+            elif name == "hello":
+                self._link.write(msgpack.packb(["welcome", {}]))
+
+    def _keepalive(self, uid: str) -> None:
+        timeout = self._stop(uid)
+        if timeout is not None:
+            self._start(uid, timeout)
+
+    def _stop(self, uid: str) -> float | None:
+        """Cancel a user's timer; its timeout if it is online."""
         known = self._timers.get(uid)
-        if known is not None:
-            known[1].cancel()
+        if known is None:
+            return None
+        known[1].cancel()
+        return known[0]
+
+    def _start(self, uid: str, timeout: float) -> None:
         handle = self._loop.call_later(timeout, self._end, uid)
         self._timers[uid] = (timeout, handle)
-
-    def activity(self, uid: str) -> None:
-        """Restart the timer of a user, if it is online."""
-        known = self._timers.get(uid)
-        if known is not None:
-            timeout, handle = known
-            handle.cancel()
-            handle = self._loop.call_later(timeout, self._end, uid)
-            self._timers[uid] = (timeout, handle)
 
     def _end(self, uid: str) -> None:
         del self._timers[uid]
@@ -53,50 +76,16 @@ class UserTimers:
         )
 
     def _send(self) -> None:
-        if self.link is not None:
-            self.link.write(msgpack.packb(["notices", self._silent]))
+        self._link.write(msgpack.packb(["notices", self._silent]))
         self._silent = []
-
-
-class ConnectionTimers(asyncio.Protocol):
-    """A gateway's link."""
-
-    def __init__(self, users: UserTimers) -> None:
-        self._users = users
-        self._unpacker = msgpack.Unpacker(use_list=False)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Report offlines on this link from now on."""
-        assert isinstance(transport, asyncio.Transport)
-        self._link = self._users.link = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Apply frames."""
-        users = self._users
-        self._unpacker.feed(data)
-        for name, *rest in self._unpacker:
-            if name == "keepalive":
-                uids = rest[0]
-                if type(uids) is str:
-                    users.activity(uids)
-                else:
-                    for uid in uids:
-                        users.activity(uid)
-            elif name == "login":
-                uids, options = rest
-                for uid in (uids,) if type(uids) is str else uids:
-                    users.login(uid, options["timeout"])
-            elif name == "ping":
-                self._link.write(msgpack.packb(["pong", rest[0]]))
-            elif name == "hello":
-                self._link.write(msgpack.packb(["welcome", {}]))
 
 
 async def main(path: str) -> None:
     """Serves until it is killed."""
-    loop, users = asyncio.get_running_loop(), UserTimers()
-    server = await loop.create_unix_server(lambda: ConnectionTimers(users), path)
-    await server.serve_forever()
+    server = TimerServer()
+    listener = await asyncio.get_running_loop().create_unix_server(lambda: server, path)
+    print("serving", flush=True)
+    await listener.serve_forever()
 
 
 if __name__ == "__main__":

@@ -17,16 +17,21 @@ from typing import Final, TypeAlias
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions, full_options
-from liveness.lab.bench.drain import Drain
-from liveness.lab.bench.program import Window, temporary_folder
-from liveness.lab.bench.system_kinds import SETEX, opened, plan
-from liveness.lab.bench.systems import Stream, System
+from liveness.lab.bench.sidecars import Window
+from liveness.lab.bench.systems import SETEX, System, opened, plan
 from liveness.lab.common.figures import OURS, Figure
+from liveness.lab.common.load import BATCH
 
-SINGLES_RATIO: Final = 4.0
-BATCHES_RATIO: Final = 8.0
-MEMORY_RATIO: Final = 1.0
-# The ratios are promised for this number of users.
+SINGLES: Final = "server CPU an event, one-uid frames"
+BATCHES: Final = "server CPU an event, batches"
+MEMORY: Final = "memory a user"
+# How many times ours a figure of Redis is, at least: its figure, ours, and the floor.
+RATIOS: Final = {
+    "SETEX's server CPU an event / ours, one-uid frames": (SINGLES, SINGLES, 4.0),
+    "SETEX's server CPU an event / ours, batches": (SINGLES, BATCHES, 8.0),
+    "SETEX's memory a user / ours": (MEMORY, MEMORY, 1.0),
+}
+# They are promised for this number of users.
 RATIOS_USERS: Final = 1_000_000
 # How much more an event may cost with many users than with few.
 GROWTHS: Final = ((100_000, 4_000_000, 2.5), (1_000_000, 10_000_000, 1.5))
@@ -37,20 +42,6 @@ EVENTS: Final = 500_000  # a round, or one for each user if there are fewer
 APART_S: Final = 1.1  # a slot and a little
 SETTLE_S: Final = 2.0  # until the work after a start, or after logins, is over
 
-CPU: Final = "server CPU an event"
-MEMORY: Final = "memory a user"
-SINGLES: Final = "one-uid frames"
-BATCHES: Final = "batches"
-SINGLES_RATIO_NAME: Final = f"SETEX's {CPU} / ours, {SINGLES}"
-BATCHES_RATIO_NAME: Final = f"SETEX's {CPU} / ours, {BATCHES}"
-MEMORY_RATIO_NAME: Final = f"{MEMORY} / redis-server's"
-# The comparison with Redis: its ratios by name, and whether a larger one is better.
-MORE_IS_BETTER: Final = {
-    SINGLES_RATIO_NAME: True,
-    BATCHES_RATIO_NAME: True,
-    MEMORY_RATIO_NAME: False,
-}
-
 MakeFigure: TypeAlias = Callable[..., Figure]
 Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
 
@@ -58,30 +49,34 @@ Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
 def cost(options: BenchOptions, stage: Stage) -> list[Figure]:
     """What an event and a user cost, compared with other systems."""
     figures: list[Figure] = []
-    with temporary_folder(options.folder) as folder, Drain(folder) as drain:
-        drain.start()
-        for users, name in plan(options).runs:
-            figure = partial(Figure, "cost", system=name, users=users)
-            stage(f"{name}, {users:,} users", None)
-            with opened(name, options.folder, users) as system:
-                figures += _measured(system, users, options.rounds, drain, figure)
+    for users, name in plan(options).runs:
+        figure = partial(Figure, "cost", system=name, users=users)
+        stage(f"{name}, {users:,} users", None)
+        with opened(name, options.folder, users) as system:
+            figures += _measured(system, users, options, figure)
     return [*figures, *ratios(figures, options)]
 
 
 def _measured(
-    system: System, users: int, rounds: int, drain: Drain, figure: MakeFigure
+    system: System, users: int, options: BenchOptions, figure: MakeFigure
 ) -> Iterator[Figure]:
-    time.sleep(SETTLE_S)
+    settle_s = options.at_most_s(SETTLE_S)
+    time.sleep(settle_s)
     empty_mb = system.program.memory_mb()
     began = time.perf_counter()
     system.log_in(range(users))
     yield figure("made known in", time.perf_counter() - began, "s")
-    orders = _orders(users, 2 * rounds)
-    for how, encode in ((SINGLES, system.singles), (BATCHES, system.batches)):
-        streams = [s for _ in range(rounds) if (s := encode(next(orders)))]
-        if streams:
-            yield from _costs(how, system, streams, min(users, EVENTS), drain, figure)
-    time.sleep(SETTLE_S)
+    orders, events = _orders(users, 2 * options.rounds), min(users, EVENTS)
+    for name, size in ((SINGLES, 1), (BATCHES, BATCH)):
+        windows = [*_windows(system, orders, options, size)]
+        if windows:
+            how = name.partition(", ")[2]
+            best = min(windows, key=lambda window: window.server_s)
+            took_s = min(window.took_s for window in windows)
+            yield figure(name, best.server_ns(events), "ns")
+            yield figure(f"events a second, {how}", events / took_s, "")
+            yield figure(f"load CPU, {how}", best.load_percent, "%")
+    time.sleep(settle_s)
     memory_mb = system.program.memory_mb()
     of_a_user = figure(MEMORY, (memory_mb - empty_mb) * 1e6 / users, "B")
     most_b = MOST_MEMORY_B.get(users) if of_a_user.system == OURS else None
@@ -97,29 +92,16 @@ def _orders(users: int, count: int) -> Iterator[Sequence[int]]:
     return cycle([everyone[start : start + size] for start in starts])
 
 
-def _costs(
-    how: str,
-    system: System,
-    streams: Sequence[Stream],
-    events: int,
-    drain: Drain,
-    figure: MakeFigure,
-) -> Iterator[Figure]:
-    """The best of the rounds, and how much faster the load could have been."""
-    server_s, took_s, load_s = [], [], []
-    for stream in streams:
-        time.sleep(APART_S)
-        with Window(system.program) as window:
-            system.write(stream)
-        server_s.append(window.server_s)
-        took_s.append(window.took_s)
-    for stream in streams:
-        with Window(drain) as window:
-            drain.write(stream)
-        load_s.append(window.took_s)
-    yield figure(f"{CPU}, {how}", min(server_s) / events * 1e9, "ns")
-    yield figure(f"events a second, {how}", events / min(took_s), "")
-    yield figure(f"load's headroom, {how}", min(took_s) / min(load_s), "x")
+def _windows(
+    system: System, orders: Iterator[Sequence[int]], options: BenchOptions, size: int
+) -> Iterator[Window]:
+    """The rounds in requests for *size* users; none if the system has none such."""
+    for _ in range(options.rounds):
+        if data := system.requests(next(orders), size):
+            time.sleep(options.at_most_s(APART_S))
+            with Window(system.program) as window:
+                system.write(data)
+            yield window
 
 
 def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]:
@@ -134,26 +116,17 @@ def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]
         value = values.get(over, math.nan) / (values.get(under) or math.nan)
         return Figure("cost", name, value, "x", users=over[1])
 
-    singles, batches = f"{CPU}, {SINGLES}", f"{CPU}, {BATCHES}"
     measured = {figure.users for figure in figures if figure.users}
     counts = measured | ({RATIOS_USERS} & promised)
     for users in sorted(counts) if SETEX not in options.without else ():
-        theirs = (SETEX, users, singles)
-        of_singles = ratio(SINGLES_RATIO_NAME, theirs, (OURS, users, singles))
-        of_batches = ratio(BATCHES_RATIO_NAME, theirs, (OURS, users, batches))
-        memory = ((OURS, users, MEMORY), (SETEX, users, MEMORY))
-        of_memory = ratio(MEMORY_RATIO_NAME, *memory)
-        for figure, most, least in (
-            (of_singles, None, SINGLES_RATIO),
-            (of_batches, None, BATCHES_RATIO),
-            (of_memory, MEMORY_RATIO, None),
-        ):
+        for name, (theirs, ours, least) in RATIOS.items():
+            figure = ratio(name, (SETEX, users, theirs), (OURS, users, ours))
             if users == RATIOS_USERS:
-                yield replace(figure, most=most, least=least)
+                yield replace(figure, least=least)
             elif math.isfinite(figure.value):
                 yield figure
     for few, many, most in GROWTHS:
         if {few, many} <= promised:
-            name = f"{CPU} / that with {few:,}, {BATCHES}"
-            growth = ratio(name, (OURS, many, batches), (OURS, few, batches))
+            name = f"server CPU an event / that with {few:,}, batches"
+            growth = ratio(name, (OURS, many, BATCHES), (OURS, few, BATCHES))
             yield replace(growth, most=most)

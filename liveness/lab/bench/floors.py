@@ -23,8 +23,6 @@ NONE: Final = 0.0
 # Users of another gateway, while all users of one fall silent.
 OTHERS_DECIDED_MS: Final = 200.0
 OTHERS_DELIVERED_MS: Final = 500.0
-# Users of another gateway, while all users are listed over HTTP.
-LISTED_MS: Final = 100.0
 # Timers: ten million pending ones, beside the load of 100,000 users.
 PENDING_MB: Final = 300.0
 PENDING_READY_S: Final = 5.0
@@ -81,19 +79,21 @@ PROMISED: Final[dict[int, Floors]] = {
 
 
 def promised(options: BenchOptions) -> Floors:
-    """The floors of a run; some apply only with the load or the users of `full_options`."""
-    found, usual = floors(options.users), full_options(options.users)
-    if options.users < FULL.users:
-        found = replace(found, login_ns=None, offline_ns=None)
+    """The floors of a run; some apply only with the load and the users of `full_options`."""
+    usual = full_options(options.users)
+    of_users = (floors for most, floors in PROMISED.items() if options.users <= most)
+    found = next(of_users, Floors())
     load = (options.rate, options.seconds, options.timeout_s)
-    if load == (usual.rate, usual.seconds, usual.timeout_s):
+    if (
+        load == (usual.rate, usual.seconds, usual.timeout_s)
+        and options.users >= FULL.users
+    ):
         return found
     return replace(
-        found, speaking_cpu_percent=None, steady_cpu_percent=None, delivered_ms=None
+        found,
+        speaking_cpu_percent=None,
+        steady_cpu_percent=None,
+        delivered_ms=None,
+        login_ns=None,
+        offline_ns=None,
     )
-
-
-def floors(users: int) -> Floors:
-    """The floors for *users*; none for more than a million."""
-    found = (floors for most, floors in PROMISED.items() if users <= most)
-    return next(found, Floors())

@@ -1,7 +1,7 @@
 """When each system reports silent users, by the number of users.
 
-Some users send their last activity, spread evenly over one timeout, and fall silent; all
-others have a long timeout. Lateness is from the end of the timeout, counted from before
+Some users send their last activity, spread evenly over one timeout or the seconds of the
+run, and fall silent; all others have a long timeout. Lateness is from the end of the timeout, counted from before
 the last activity was written, until the client receives the report.
 """
 
@@ -12,10 +12,9 @@ from typing import Final
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
 from liveness.lab.bench.floors import DECIDED_MS, NONE
-from liveness.lab.bench.system_kinds import REFERENCE, opened, plan
-from liveness.lab.bench.systems import System
-from liveness.lab.bench.verdict import Verdict, judge, p99_ms, quantile
+from liveness.lab.bench.systems import System, opened, plan
 from liveness.lab.common.figures import OURS, Figure
+from liveness.lab.common.judge import Verdict, judge, p99_ms, quantile
 from liveness.lab.common.load import Moment, now, uid
 
 SILENT: Final = 10_000
@@ -25,32 +24,31 @@ OTHERS_EACH: Final = 9
 # shorter than the full one waits for at most `WINDOWS` of its windows.
 PATIENCE_S: Final = 60.0
 WINDOWS: Final = 2
-TOLD: Final = "told within {:g} s"
 
 
 def lateness(options: BenchOptions, stage: Stage) -> list[Figure]:
     """When each system reports silent users, and how many of them."""
     figures: list[Figure] = []
-    timeout_s = round(options.timeout_s)  # Redis takes whole seconds
     patience_s = min(PATIENCE_S, WINDOWS * options.seconds)
     for users, name in plan(options).runs:
-        if name == REFERENCE:  # as late as the compiled wheel
-            continue
         silent = min(SILENT, users // (1 + OTHERS_EACH))
         with opened(name, options.folder, users) as system:
             stage(f"{name}, {users:,} users", None)
             system.log_in(range(silent, users))
             stage(f"{name}, {users:,} users, {silent:,} of them fall silent", None)
-            verdict = _silenced(system, silent, timeout_s, patience_s)
+            verdict = _silenced(system, silent, options, patience_s)
         figures += _figures(name, users, silent, verdict, patience_s)
     return figures
 
 
-def _silenced(system: System, count: int, timeout_s: int, patience_s: float) -> Verdict:
+def _silenced(
+    system: System, count: int, options: BenchOptions, patience_s: float
+) -> Verdict:
+    timeout_s = round(options.timeout_s)  # Redis takes whole seconds
     last: dict[str, Moment] = {}
-    began = time.perf_counter()
+    began, spread_s = time.perf_counter(), min(timeout_s, options.seconds)
     for number in range(count):
-        ahead_s = began + number * timeout_s / count - time.perf_counter()
+        ahead_s = began + number * spread_s / count - time.perf_counter()
         if ahead_s > 0:
             time.sleep(ahead_s)
         last[uid(number)] = now()
@@ -67,8 +65,7 @@ def _figures(
     late_s = [late_s for late_s in verdict.delivered_s if late_s <= patience_s]
     figures = [
         figure("fell silent", silent, ""),
-        figure(TOLD.format(patience_s), len(late_s), ""),
-        figure("told too early", verdict.early, "", NONE if name == OURS else None),
+        figure(f"told within {patience_s:g} s", len(late_s), ""),
     ]
     if late_s:
         figures += [
@@ -77,6 +74,8 @@ def _figures(
             figure("told last", 1000 * quantile(late_s, 1.0), "ms"),
         ]
     if name == OURS:
-        decided = p99_ms(verdict.decided_s)
-        figures.append(figure("decided p99", decided, "ms", DECIDED_MS))
+        figures += [
+            figure("told too early", verdict.early, "", NONE),
+            figure("decided p99", p99_ms(verdict.decided_s), "ms", DECIDED_MS),
+        ]
     return figures

@@ -1,4 +1,4 @@
-"""The facts of the machine that the figures were measured on."""
+"""What a reader of figures needs to know: the product, and the machine that it ran on."""
 
 import os
 import platform
@@ -11,11 +11,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from liveness import __version__
 from liveness.compiled import WHEEL
 
 
+def product() -> dict[str, str | None]:
+    """What is measured: its release, and in a clone the commit, which a wheel lacks."""
+    root = Path(__file__).parents[3]
+    describe = ("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
+    is_clone = (root / ".git").exists()
+    commit = _printed("git", "-C", str(root), *describe).strip() if is_clone else ""
+    return {"liveness": __version__, "commit": commit or None}
+
+
 def facts(folder: Path | None) -> dict[str, Any]:
-    """What a reader needs to compare figures with those of another machine.
+    """What is needed to compare figures with those of another machine.
 
     The log is written to *folder*; None: to the temporary folder.
     """
@@ -32,8 +42,8 @@ def facts(folder: Path | None) -> dict[str, Any]:
         "trio": version("trio"),
         "msgpack": version("msgpack"),
         "sqlite": sqlite3.sqlite_version,
-        "redis": _version("redis-server", r"v=(\S+)"),
-        "valkey": _version("valkey-server", r"v=(\S+)"),
+        "redis": _version("redis-server"),
+        "valkey": _version("valkey-server"),
         "huge_pages": _huge_pages(),
     }
 
@@ -53,31 +63,32 @@ def as_line(machine: dict[str, Any]) -> str:
 
 def _first(path: str, name: str) -> str:
     """The first value of this name in a /proc file."""
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return "unknown"  # some architectures have no "model name"
+    found = re.search(rf"^{name}\s*: *(.*)$", _read(path), re.M)
+    return found[1] if found else "unknown"  # some architectures have no "model name"
 
 
-def _version(program: str, pattern: str) -> str | None:
-    """The version that a program prints; None if it is not installed."""
-    path = shutil.which(program)
-    if path is None:
-        return None
-    run = subprocess.run(
-        [path, "--version"], capture_output=True, encoding="utf-8", check=False
-    )
-    found = re.search(pattern, run.stdout)
-    return found[1] if found else "unknown"
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def _printed(*command: str) -> str:
+    """What a program prints; "" if it is not installed."""
+    if shutil.which(command[0]) is None:
+        return ""
+    run = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    return run.stdout
+
+
+def _version(server: str) -> str | None:
+    """The version of redis-server, or of one that prints it as it does; None: not here."""
+    found = re.search(r"v=(\S+)", _printed(server, "--version"))
+    return found[1] if found else None
 
 
 def _huge_pages() -> str:
     """The mode of transparent huge pages, on which memory figures depend."""
     try:
-        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(
-            encoding="utf-8"
-        )
+        modes = _read("/sys/kernel/mm/transparent_hugepage/enabled")
     except FileNotFoundError:
         return "none"  # the kernel was built without them
     return modes.split("[")[1].split("]")[0]
@@ -85,10 +96,7 @@ def _huge_pages() -> str:
 
 def _disk(folder: Path) -> str:
     """Filesystem and device; on tmpfs the figures "on disk" mean nothing."""
-    folder, best, found = folder.resolve(), Path(), "unknown"
-    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-        device, point, kind, *_ = line.split()
-        mount = Path(point)
-        if folder.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
-            best, found = mount, f"{kind} on {device}"
-    return found
+    mounts = [line.split()[:3] for line in _read("/proc/self/mounts").splitlines()]
+    above = [mount for mount in mounts if folder.resolve().is_relative_to(mount[1])]
+    device, _, kind = max(above, key=lambda mount: len(Path(mount[1]).parts))
+    return f"{kind} on {device}"

@@ -1,7 +1,5 @@
 """The sidecar under test, as a process in a temporary folder."""
 
-import socket
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +7,6 @@ from types import MappingProxyType
 from typing import Final
 
 from liveness.console.admin_client import CommandError, readiness
-from liveness.lab.bench import socket_activation
 from liveness.lab.bench.program import PYTHON, Program, temporary_folder
 from liveness.lab.common.load import LoadGateway
 
@@ -38,7 +35,6 @@ class SidecarProcess(Program):
         slots: int | None = None,
         env: Mapping[str, str] = AS_INSTALLED,
         settings: str = "",
-        listener: socket.socket | None = None,
     ) -> None:
         self.socket = folder / SOCKET
         self.state = folder / "state"
@@ -50,11 +46,7 @@ class SidecarProcess(Program):
         command += ["--state", str(self.state), "--timeout", str(timeout_s)]
         if slots is not None:
             command += ["--slots", str(slots)]
-        fds = [] if listener is None else [listener.fileno()]
-        for fd in fds:
-            script = [sys.executable, "-S", socket_activation.__file__]
-            command = [*script, str(fd), "gateway", *command]
-        super().__init__(folder, command, env={**MANY_USERS, **env}, fds=fds)
+        super().__init__(folder, command, env={**MANY_USERS, **env})
 
     def is_ready(self) -> bool:
         """Whether hello and `/readyz` succeed."""
@@ -98,18 +90,3 @@ def linked_sidecar(
         with LoadGateway(sidecar.socket) as gateway:
             yield sidecar, gateway
         sidecar.check()
-
-
-@contextmanager
-def replaceable_sidecar(
-    folder: Path | None, *, timeout_s: float
-) -> Iterator[SidecarProcess]:
-    """The same; its socket stays open while one process replaces another."""
-    with (
-        temporary_folder(folder) as own,
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
-    ):
-        listener.bind(str(own / SOCKET))
-        listener.listen()
-        with SidecarProcess(own, timeout_s=timeout_s, listener=listener) as sidecar:
-            yield sidecar

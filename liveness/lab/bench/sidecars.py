@@ -1,84 +1,98 @@
-"""Systems that speak the wire protocol: the sidecar, and a server on asyncio's timers."""
+"""Sidecars under test, each in a folder of its own, and what a block of work cost them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, Self, TypeVar
 
-from liveness.lab.bench.program import PYTHON, Program
-from liveness.lab.bench.sidecar_process import AS_INSTALLED, SidecarProcess
-from liveness.lab.bench.systems import LOGINS_AT_ONCE, LONG_S, Stream, System
-from liveness.lab.common.load import BATCH, LoadGateway, LoadUsers, Notices, cut
+from liveness.lab.common.load import LoadError, LoadGateway
+from liveness.lab.common.processes import NOTHING, Program, Sidecar, temporary_folder
 
+P = TypeVar("P", bound=Program)
 
-@dataclass(eq=False)
-class GatewaySystem(System):
-    """One of these servers, and a gateway with its users."""
-
-    gateway: LoadGateway
-    users: LoadUsers
-
-    def log_in(self, numbers: range) -> None:
-        """Log users in; return once that is on disk."""
-        for part in cut(numbers, LOGINS_AT_ONCE):
-            self.gateway.send(self.users.logins(part, timeout=LONG_S))
-        self.gateway.ping()
-
-    def singles(self, numbers: Sequence[int]) -> Stream:
-        """One-uid frames."""
-        return Stream(b"".join(map(self.users.single, numbers)), 0)
-
-    def batches(self, numbers: Sequence[int]) -> Stream:
-        """Frames of 1,000 uids."""
-        starts = range(0, len(numbers), BATCH)
-        frames = (self.users.batch(numbers[at : at + BATCH]) for at in starts)
-        return Stream(b"".join(frames), 0)
-
-    def write(self, stream: Stream) -> None:
-        """Write frames; return once they are applied."""
-        for piece in stream.pieces():
-            self.gateway.send(piece)
-        self.gateway.ping()
-
-    def fall_silent(self, number: int, timeout_s: int) -> None:
-        """Log a user in who then sends nothing more."""
-        self.gateway.send(self.users.single(number, "login", timeout=timeout_s))
-
-    def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
-        """As in `System`."""
-        self.gateway.wait_for(count, until=until)
-        return self.gateway.notices
-
-
-class AsyncioTimers(Program):
-    """The process of `asyncio_timers.py`; its socket and output are in *folder*."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = folder / "timers.sock"
-        command = [*PYTHON, "liveness.lab.bench.asyncio_timers", str(self.socket)]
-        super().__init__(folder, command)
-
-    def is_ready(self) -> bool:
-        """Whether it welcomes a gateway."""
-        try:
-            with LoadGateway(self.socket):
-                return True
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-
-
-def sidecar(folder: Path, *, env: Mapping[str, str] = AS_INSTALLED) -> SidecarProcess:
-    """A sidecar with slots of a second, so that each activity really moves its user."""
-    return SidecarProcess(folder, timeout_s=LONG_S, slots=LONG_S, env=env)
+# Scenarios have up to ten million users, and a few more.
+MANY_USERS: Final = {
+    "LIVENESS_LIMITS_MAX_USERS": "11000000",
+    "LIVENESS_LIMITS_MAX_GATEWAY_USERS": "11000000",
+    "LIVENESS_LIMITS_MAX_SPOOL_BYTES": str(2**30),  # one list of all of them
+}
 
 
 @contextmanager
-def measured(
-    start: Callable[[Path], SidecarProcess | AsyncioTimers], folder: Path, count: int
-) -> Iterator[GatewaySystem]:
-    """A running server, and a gateway with *count* users."""
-    users = LoadUsers(count)
-    with start(folder) as server:
-        server.start()
-        with LoadGateway(server.socket) as gateway:
-            yield GatewaySystem(server, gateway, users)
+def watched(program: P) -> Iterator[P]:
+    """A program that is killed at the end; if it had ended by itself, that is the error.
+
+    Raises:
+        ProgramError: It ended by itself.
+    """
+    with program:
+        try:
+            yield program
+        except (LoadError, OSError):
+            program.check()
+            raise
+        program.check()
+
+
+@contextmanager
+def fresh_sidecar(
+    folder: Path | None, *, env: Mapping[str, str] = NOTHING, **options: Any
+) -> Iterator[Sidecar]:
+    """A sidecar that is not started yet; it and its files are removed at the end.
+
+    Args:
+        folder: Where its own folder is made; None: the temporary folder.
+        env: Added to its environment.
+        options: Those of `Sidecar`, as `timeout_s` and `settings`.
+    """
+    with (
+        temporary_folder(folder) as own,
+        watched(Sidecar(own, env={**MANY_USERS, **env}, **options)) as sidecar,
+    ):
+        yield sidecar
+
+
+@contextmanager
+def linked_sidecar(
+    folder: Path | None, **options: Any
+) -> Iterator[tuple[Sidecar, LoadGateway]]:
+    """A sidecar that runs, and a link to it; *options* as of `fresh_sidecar`."""
+    with fresh_sidecar(folder, **options) as sidecar:
+        sidecar.start()
+        with LoadGateway(sidecar.socket) as gateway:
+            yield sidecar, gateway
+
+
+class Window:
+    """Measures a block: its duration, and the CPU time of the program and of the load."""
+
+    took_s = server_s = load_s = 0.0
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def __enter__(self) -> Self:
+        self._began = self._read()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        spent = [b - a for a, b in zip(self._began, self._read(), strict=True)]
+        self.took_s, self.server_s, self.load_s = spent
+
+    def _read(self) -> tuple[float, float, float]:
+        return time.perf_counter(), self._program.cpu_s(), time.process_time()
+
+    @property
+    def server_percent(self) -> float:
+        """The program's CPU time, as a share of one core."""
+        return 100 * self.server_s / self.took_s
+
+    @property
+    def load_percent(self) -> float:
+        """The load's CPU time, as a share of one core."""
+        return 100 * self.load_s / self.took_s
+
+    def server_ns(self, count: int) -> float:
+        """The program's CPU time for each of *count* events."""
+        return self.server_s / count * 1e9

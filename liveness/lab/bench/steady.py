@@ -6,10 +6,9 @@ from typing import Final
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
 from liveness.lab.bench.floors import DECIDED_MS, promised
-from liveness.lab.bench.program import Window
-from liveness.lab.bench.sidecar_process import linked_sidecar
-from liveness.lab.bench.verdict import judge, mistakes, p99_ms, quantile
-from liveness.lab.common.figures import Figure
+from liveness.lab.bench.sidecars import Window, linked_sidecar
+from liveness.lab.common.figures import Figure, mistakes
+from liveness.lab.common.judge import judge, p99_ms, quantile
 from liveness.lab.common.load import LoadGateway, LoadUsers, Pace
 
 SETTLE_S: Final = 1.0  # after the logins
@@ -63,29 +62,23 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
         if number < falling
     }
     verdict = judge(gateway.notices, last, timeout_s=options.timeout_s)
-    decided_s, delivered_s = verdict.decided_s, verdict.delivered_s
     sending_cpu, cpu = sending.server_percent, window.server_percent
     falling_name = f"server CPU with {FALLS_PER_S} offlines a second"
     sending_name = "server CPU while all speak, nobody due"
     count = len(order) - due
-    offline_ns = (cpu - sending_cpu) / 100 / FALLS_PER_S * 1e9
     rows: list[tuple[str, float, str, float | None]] = [
-        ("decided p99", p99_ms(decided_s), "ms", DECIDED_MS),
-        ("decided last", 1000 * quantile(decided_s, 1.0), "ms", None),
-        ("delivered p99", p99_ms(delivered_s), "ms", floor.delivered_ms),
-        ("delivered last", 1000 * quantile(delivered_s, 1.0), "ms", None),
+        ("decided p99", p99_ms(verdict.decided_s), "ms", DECIDED_MS),
+        ("delivered p99", p99_ms(verdict.delivered_s), "ms", floor.delivered_ms),
+        ("delivered last", 1000 * quantile(verdict.delivered_s, 1.0), "ms", None),
+        (sending_name, sending_cpu, "%", floor.speaking_cpu_percent),
+        (falling_name, cpu, "%", floor.steady_cpu_percent),
+        ("server CPU a frame", window.server_ns(count), "ns", None),
+        ("frames a second", count / window.took_s, "", None),
+        ("load CPU", window.load_percent, "%", None),
+        ("load behind its pace p99", p99_ms(pace.lags_s), "ms", None),
     ]
-    return [
-        *(Figure("steady", *row) for row in rows),
-        *mistakes("steady", verdict),
-        Figure("steady", sending_name, sending_cpu, "%", floor.speaking_cpu_percent),
-        Figure("steady", falling_name, cpu, "%", floor.steady_cpu_percent),
-        Figure("steady", "server CPU an offline by itself", offline_ns, "ns"),
-        Figure("steady", "server CPU a frame", window.server_ns(count), "ns"),
-        Figure("steady", "frames a second", count / window.took_s, ""),
-        Figure("steady", "load CPU", window.load_percent, "%"),
-        Figure("steady", "load behind its pace p99", p99_ms(pace.lags_s), "ms"),
-    ]
+    figures = [Figure("steady", *row) for row in rows]
+    return [*figures, *mistakes("steady", verdict)]
 
 
 def _log_in(

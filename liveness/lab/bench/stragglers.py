@@ -7,10 +7,10 @@ and delivered, not how their activities compete for the server.
 
 import time
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-from liveness.lab.bench.verdict import judge, p99_ms
 from liveness.lab.common.figures import Figure
+from liveness.lab.common.judge import judge, p99_ms
 from liveness.lab.common.load import LoadGateway, LoadUsers, Moment, Notices, now
 
 PER_S: Final = 50
@@ -20,34 +20,30 @@ PATIENCE_S: Final = 5.0
 # Logins sent at once. In a larger burst the last would be read long after it was written,
 # which would count as lateness.
 AT_ONCE: Final = 50
+# Where nothing else says when the first of them is due: all have logged in by then.
+FIRST_S: Final = 2.0
 # The shortest time to measure: a quantile needs some users.
-LEAST_S: Final = 2.0
+LEAST_S: Final = 1.0
 
 
-class Stragglers:
+class Stragglers(LoadGateway):
     """Users of the gateway `stragglers`; 50 a second come due, for *seconds*.
 
-    The first of them is due after *first_s*, at least 3.
+    The first of them is due after *first_s*.
     """
 
     def __init__(self, path: Path, *, first_s: float, seconds: float) -> None:
+        super().__init__(path, name="stragglers")
         self._due: dict[str, Moment] = {}
-        self._gateway = LoadGateway(path, name="stragglers")
         users = LoadUsers(round(max(seconds, LEAST_S) * PER_S), kind="slow")
         for number in range(len(users)):
             timeout_s = first_s + number / PER_S
             frame = users.single(number, "login", timeout=timeout_s)
             self._due[users.uid(number)] = now().after(timeout_s)
-            self._gateway.send(frame)
+            self.send(frame)
             if number % AT_ONCE == AT_ONCE - 1:
-                self._gateway.ping()
-        self._gateway.ping()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._gateway.__exit__(*error)
+                self.ping()
+        self.ping()
 
     def wait_for_first(self) -> None:
         """Return when the first of them is due."""
@@ -61,26 +57,25 @@ class Stragglers:
         *,
         decided_ms: float,
         delivered_ms: float | None,
-        meanwhile: str = "",
     ) -> list[Figure]:
         """The figures of the users that came due from a monotonic moment until now.
 
-        Their floors are *decided_ms* and *delivered_ms*; *meanwhile* is added to their names.
+        Their floors are *decided_ms* and *delivered_ms*.
         """
         until = max(time.perf_counter(), began + LEAST_S)
         time.sleep(max(0.0, until - time.perf_counter()))
         expected = sum(due.mono <= until for due in self._due.values())
-        self._gateway.wait_for(expected, until=until + PATIENCE_S)
+        self.wait_for(expected, until=until + PATIENCE_S)
         due = {uid: at for uid, at in self._due.items() if began <= at.mono <= until}
         notices = [
             Notices(
                 received, [record for record in records if record.get("uid") in due]
             )
-            for received, records in self._gateway.notices
+            for received, records in self.notices
         ]
         verdict = judge(notices, due, timeout_s=0.0)
         return [
-            Figure(scenario, f"others {name}{meanwhile}", value, unit, most)
+            Figure(scenario, f"others {name}", value, unit, most)
             for name, value, unit, most in (
                 ("decided p99", p99_ms(verdict.decided_s), "ms", decided_ms),
                 ("delivered p99", p99_ms(verdict.delivered_s), "ms", delivered_ms),

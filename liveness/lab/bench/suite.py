@@ -2,58 +2,69 @@
 
 import gc
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TextIO
+from types import FrameType
+from typing import Final, NamedTuple, NoReturn, TextIO
 
-from liveness import __version__
 from liveness.console.progress import Share, Stage, progress_bar
 from liveness.console.terminal import report_line
 from liveness.errors import LivenessError
-from liveness.lab.bench import BenchOptions, machine, scenarios, system_kinds
-from liveness.lab.bench.client_cost import client
+from liveness.lab.bench import BenchOptions, machine, scenarios, systems
 from liveness.lab.bench.cluster_cost import cluster, missing_for_cluster
 from liveness.lab.bench.cost import cost
-from liveness.lab.bench.device_cost import devices
 from liveness.lab.bench.lateness import lateness
 from liveness.lab.bench.outlet_cost import missing_for_outlets, outlets
-from liveness.lab.bench.program import ProgramError, exit_on_signals
+from liveness.lab.bench.replacement import restart
 from liveness.lab.bench.steady import impossible_rate, steady
 from liveness.lab.bench.timer_scenario import timers
 from liveness.lab.common.figures import Figure, are_met, as_table, summary
+from liveness.lab.common.processes import ProgramError
 
 MISSED: Final = 1
 USAGE: Final = 2
 # Version of the report; `report.schema.json` describes it.
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 
-MEASURED: Final[dict[str, Callable[[BenchOptions, Stage], list[Figure]]]] = {
-    scenario.__name__: scenario
+
+class Scenario(NamedTuple):
+    """What measures, and how long that takes on two cores.
+
+    In seconds: at least, for each of the options' seconds, for each of the timeout, and for
+    100,000 users. In a comparison, for each system and number of users.
+    """
+
+    measure: Callable[[BenchOptions, Stage], list[Figure]]
+    least_s: float
+    windows: float
+    timeouts: float
+    many_s: float
+    # Why it cannot be measured, and what to do; "" if it can.
+    problem: Callable[[BenchOptions], str] = lambda _: ""
+
+
+SCENARIOS: Final = {
+    scenario.measure.__name__: scenario
     for scenario in (
-        scenarios.idle,
-        scenarios.logins,
-        steady,
-        scenarios.silence,
-        scenarios.day,
-        scenarios.restart,
-        timers,
-        devices,
-        cluster,
-        outlets,
-        client,
-        cost,
-        lateness,
+        Scenario(scenarios.idle, 2.0, 0.17, 0.0, 0.0),
+        Scenario(scenarios.logins, 4.0, 0.0, 0.0, 1.0),
+        Scenario(steady, 2.5, 2.0, 1.0, 1.0, impossible_rate),
+        Scenario(scenarios.silence, 3.0, 0.0, 1.0, 1.5),
+        Scenario(restart, 3.0, 0.3, 4.0, 3.0),
+        Scenario(timers, 30.0, 3.0, 0.0, 40.0),
+        Scenario(cluster, 30.0, 3.0, 0.0, 20.0, lambda _: missing_for_cluster()),
+        Scenario(outlets, 30.0, 3.0, 0.0, 10.0, lambda _: missing_for_outlets()),
+        Scenario(cost, 1.0, 0.4, 0.0, 1.0, systems.missing_program),
+        Scenario(lateness, 0.5, 0.5, 2.0, 1.0, systems.missing_program),
     )
 }
-# What scenarios need that may be missing.
-_NEEDS: Final[dict[str, Callable[[], str]]] = {
-    cluster.__name__: missing_for_cluster,
-    outlets.__name__: missing_for_outlets,
-}
+# Left out of a run of everything where something is not installed.
+EXTRAS: Final = frozenset({"cluster", "outlets"})
 # The scenarios that also measure other systems.
 COMPARISONS: Final = frozenset({"cost", "lateness"})
 
@@ -76,36 +87,30 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
     Raises:
         BenchError: A scenario failed, or the report cannot be written.
     """
-    names = list(dict.fromkeys(chosen))
-    left_out = list[str]()
-    is_everything = names == [*MEASURED]
-    has_comparison = bool(COMPARISONS & {*names})
-    problem = impossible_rate(options) if "steady" in names else ""
-    for name, what_misses in _NEEDS.items():
-        if name in names and (missing := what_misses()):
-            if is_everything:
-                names.remove(name)
-                left_out.append(f"{name}: {missing}")
-            elif not problem:
-                problem = f"{name} cannot be measured: {missing}"
-    if not problem and has_comparison:
-        problem = system_kinds.missing_program(options)
-    if problem:
-        report_line(problem)
-        return USAGE
+    names, left_out = list(dict.fromkeys(chosen)), list[str]()
+    is_everything = names == [*SCENARIOS]
+    for name in [*names]:
+        problem = SCENARIOS[name].problem(options)
+        if problem and is_everything and name in EXTRAS:
+            names.remove(name)
+            left_out.append(f"{name}: {problem}")
+        elif problem:
+            report_line(f"{name} cannot be measured: {problem}")
+            return USAGE
     out = sys.stderr if report == "-" else sys.stdout
     began, facts = datetime.now(UTC), machine.facts(options.folder)
-    print(machine.as_line(facts), file=out, flush=True)
-    if has_comparison:
-        left_out += system_kinds.plan(options).left_out
+    if COMPARISONS & {*names}:
+        left_out += systems.plan(options).left_out
+    print(machine.as_line(facts), file=out)
     for line in left_out:
-        print(f"left out: {line}", file=out, flush=True)
+        print(f"left out: {line}", file=out)
+    print(f"takes about {_in_words(estimated_s(names, options))}", file=out, flush=True)
     figures = measured(names, options, out)
     print(summary(figures), file=out, flush=True)
     if report is not None:
         content = {
             "schema": SCHEMA,
-            "liveness": __version__,
+            **machine.product(),
             "date": f"{began:%Y-%m-%dT%H:%M:%SZ}",
             "machine": facts,
             "parameters": {"scenarios": names, **asdict(options)},
@@ -113,8 +118,36 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
             "met": are_met(figures),
             "figures": [figure.as_map() for figure in figures],
         }
-        _write(f"{json.dumps(content, indent=2, default=str)}\n", report)
+        text = json.dumps(content, indent=2, default=str)
+        if report == "-":
+            print(text)
+        else:
+            _write(f"{text}\n", Path(report))
     return 0 if are_met(figures) else MISSED
+
+
+def _write(text: str, place: Path) -> None:
+    try:
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = f"the report cannot be written to {place} ({error.strerror})"
+        raise BenchError(f"{why}; give it another place with --json") from error
+
+
+def estimated_s(names: Iterable[str], options: BenchOptions) -> float:
+    """How long scenarios take."""
+    total_s, compared = 0.0, [users for users, _ in systems.plan(options).runs]
+    for name in names:
+        it = SCENARIOS[name]
+        each_s = it.least_s + it.windows * options.seconds
+        each_s += it.timeouts * options.timeout_s
+        runs = compared if name in COMPARISONS else [options.users]
+        total_s += each_s * len(runs) + it.many_s * sum(runs) / 100_000
+    return total_s
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[Figure]:
@@ -124,45 +157,43 @@ def measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[F
         BenchError: A scenario failed.
     """
     figures: list[Figure] = []
+    gc.disable()  # a collection would pause the load, and count as the server's lateness
     try:
-        with (
-            _without_garbage_collection(),
-            exit_on_signals(),
-            progress_bar(sys.stderr) as show,
-        ):
+        with _exit_on_signals(), progress_bar(sys.stderr) as show:
             for number, name in enumerate(names, start=1):
                 position = f"{number}/{len(names)} {name}"
 
                 def stage(what: str, share: Share, position: str = position) -> None:
                     show(f"{position}: {what}", share)
 
-                figures += MEASURED[name](options, stage)
+                figures += SCENARIOS[name].measure(options, stage)
     except (LivenessError, OSError) as error:
         if isinstance(error, ProgramError):
             print(error.last_lines, file=sys.stderr)
         raise BenchError(f"{name} could not be measured: {error}") from error
     finally:
+        gc.enable()
         if figures:
             print(as_table(figures), file=out, flush=True)
     return figures
 
 
-def _write(text: str, place: str) -> None:
-    if place == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(place).write_text(text, encoding="utf-8")
-    except OSError as error:
-        message = f"the report cannot be written to {place} ({error.strerror})"
-        raise BenchError(f"{message}; give it another place with --json") from error
-
-
 @contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """A collection would pause the load, and count as lateness of the server."""
-    gc.disable()
+def _exit_on_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end the block as Ctrl-C does, so that it cleans up.
+
+    The exit code is then the one that a shell reports: 1 would mean a missed floor.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    numbers = [signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+        numbers.pop()
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
-        gc.enable()
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

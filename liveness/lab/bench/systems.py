@@ -1,64 +1,257 @@
-"""The interface of the systems that are compared: all can report silent users.
+"""The systems that are compared: each is a process, driven with bytes encoded beforehand."""
 
-Each is a real process, driven with bytes that were encoded beforehand.
-"""
-
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
 
-from liveness.lab.bench.program import Program
-from liveness.lab.common.load import Notices
+from liveness.lab.bench import BenchOptions
+from liveness.lab.bench.machine import available_bytes
+from liveness.lab.bench.sidecars import linked_sidecar, watched
+from liveness.lab.common.figures import OURS
+from liveness.lab.common.load import (
+    BATCH,
+    LoadGateway,
+    LoadUsers,
+    Notices,
+    cut,
+    now,
+    uid,
+)
+from liveness.lab.common.processes import (
+    PYTHON,
+    Program,
+    redis_server,
+    temporary_folder,
+)
+from liveness.lab.common.redis_link import RedisLink, command
 
 # Timeout of all users that do not fall silent: no run is so long, and a longer timeout
 # costs no system less.
 LONG_S: Final = 3_600
-# Every system gets its streams in pieces of this size.
-PIECE_BYTES: Final = 65_536
 # Users that log in at a time.
 LOGINS_AT_ONCE: Final = 100_000
+# Memory per user, of system and load together: more than was measured of any system.
+USER_BYTES: Final = 1_000
 
+SETEX: Final = "redis"
+VALKEY: Final = "valkey"  # left out where it is not installed
+# The systems that the sidecar is compared with. docs/performance.md has these texts too.
+COMPARED_SYSTEMS: Final = {
+    SETEX: "redis-server, a key with a TTL for each user",
+    "zset": "redis-server, a sorted set of deadlines, swept every second",
+    VALKEY: "valkey-server, a key with a TTL for each user, if it is installed",
+    "asyncio": "a process with a timer for each user",
+}
 
-class Stream(NamedTuple):
-    """Encoded events, and the number of replies that they cause."""
-
-    data: bytes
-    replies: int
-
-    def pieces(self) -> list[memoryview]:
-        """The data as it is written."""
-        whole = memoryview(self.data)
-        starts = range(0, len(whole), PIECE_BYTES)
-        return [whole[start : start + PIECE_BYTES] for start in starts]
+EXPIRED: Final = "__keyevent@0__:expired"
+ONLINE: Final = "online"  # the sorted set
+# The pause between two searches of the sorted set for due users, and the most that one
+# search returns.
+SWEEP_S: Final = 1.0
+SWEEP_AT_ONCE: Final = 1_000
 
 
 @dataclass(eq=False)
-class System(ABC):
-    """A running system, and a link to it. Users are numbered from 0."""
+class GatewaySystem:
+    """A server that speaks the wire protocol, and a gateway. Users are numbered from 0."""
 
     program: Program
+    gateway: LoadGateway
+    users: LoadUsers
 
-    @abstractmethod
     def log_in(self, numbers: range) -> None:
-        """Bring users online with a long timeout; return once they are."""
+        """Bring users online with a long timeout; return once that is on disk."""
+        for part in cut(numbers, LOGINS_AT_ONCE):
+            self.gateway.send(self.users.logins(part, timeout=LONG_S))
+        self.gateway.ping()
 
-    @abstractmethod
-    def singles(self, numbers: Sequence[int]) -> Stream:
-        """One activity of each user, each in a request of its own."""
+    def requests(self, numbers: Sequence[int], size: int) -> bytes:
+        """One activity of each user, *size* of them in a frame."""
+        if size == 1:
+            return b"".join(map(self.users.single, numbers))
+        starts = range(0, len(numbers), size)
+        return b"".join(self.users.batch(numbers[at : at + size]) for at in starts)
 
-    def batches(self, _numbers: Sequence[int]) -> Stream | None:
-        """The same in requests for 1,000 users; None if the system has none such."""
-        return None
+    def write(self, data: bytes) -> None:
+        """Write requests; return once all are applied."""
+        self.gateway.send(data)
+        self.gateway.ping()
 
-    @abstractmethod
-    def write(self, stream: Stream) -> None:
-        """Write a stream; return once all of it is applied."""
-
-    @abstractmethod
     def fall_silent(self, number: int, timeout_s: int) -> None:
-        """Send a user's last activity, with its own timeout; do not wait."""
+        """Log a user in, with its own timeout, who then sends nothing more."""
+        self.gateway.send(self.users.single(number, "login", timeout=timeout_s))
 
-    @abstractmethod
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
         """Wait for silent users, until a monotonic moment; return all that are reported."""
+        self.gateway.wait_for(count, until=until)
+        return self.gateway.notices
+
+
+@dataclass(eq=False)
+class Setex:
+    """A key for each user that expires unless it is set again; Redis then notifies.
+
+    Replies are read once all commands are written. Offlines arrive on a link of their own,
+    which is read when all have fallen silent and the first of them is due.
+    """
+
+    program: Program
+    link: RedisLink
+    offlines: RedisLink
+
+    def log_in(self, numbers: range) -> None:
+        """Send one activity of each: Redis has no separate login."""
+        for part in cut(numbers, LOGINS_AT_ONCE):
+            self.write(self.requests(part, BATCH) or self.requests(part, 1))
+
+    def requests(self, numbers: Sequence[int], size: int) -> bytes:
+        """As of the sidecar; nothing for a larger size than 1."""
+        if size > 1:
+            return b""  # no command sets several keys with an expiry
+        return b"".join(self._setex(number, LONG_S) for number in numbers)
+
+    def write(self, data: bytes) -> None:
+        """Write commands; return once they are answered."""
+        self.link.send(data)
+        self.link.skip(data.count(b"*"))  # each command begins with the only one in it
+
+    def fall_silent(self, number: int, timeout_s: int) -> None:
+        """Send a user's last activity."""
+        self.write(self._setex(number, timeout_s))
+
+    def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
+        """The keys that expire."""
+        found = list[Notices]()
+        while len(found) < count and (left_s := until - time.perf_counter()) > 0:
+            try:
+                _, _, name = self.offlines.reply(left_s)
+            except TimeoutError:
+                break
+            found.append(_silent([name]))
+        return found
+
+    def _setex(self, number: int, timeout_s: int) -> bytes:
+        return command("SETEX", uid(number), timeout_s, "gw-1")
+
+
+class Zset(Setex):
+    """One sorted set of all users by their deadlines, and a sweeper."""
+
+    def requests(self, numbers: Sequence[int], size: int) -> bytes:
+        """As of the sidecar."""
+        parts = [numbers[at : at + size] for at in range(0, len(numbers), size)]
+        return b"".join(self._zadd(part, LONG_S) for part in parts)
+
+    def fall_silent(self, number: int, timeout_s: int) -> None:
+        """Send a user's last activity."""
+        self.write(self._zadd([number], timeout_s))
+
+    def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
+        """The members that are due; they are removed from the set."""
+        found, notices = 0, list[Notices]()
+        while found < count and time.perf_counter() < until:
+            due_s = f"{now().wall_ms / 1000:.6f}"
+            search = ("ZRANGEBYSCORE", ONLINE, "-inf", due_s, "LIMIT", 0, SWEEP_AT_ONCE)
+            if names := self.link(*search):
+                self.link("ZREM", ONLINE, *names)
+                notices.append(_silent(names))
+                found += len(names)
+            if len(names) < SWEEP_AT_ONCE:
+                time.sleep(SWEEP_S)
+        return notices
+
+    def _zadd(self, numbers: Sequence[int], timeout_s: int) -> bytes:
+        due_s = now().wall_ms / 1000 + timeout_s
+        # Distinct deadlines, as in practice, within one command too.
+        pairs = (
+            (f"{due_s + place * 1e-6:.6f}", uid(number))
+            for place, number in enumerate(numbers)
+        )
+        return command("ZADD", ONLINE, *chain.from_iterable(pairs))
+
+
+System: TypeAlias = GatewaySystem | Setex
+
+
+def _silent(names: Sequence[bytes]) -> Notices:
+    """Users that Redis reports now, as a gateway receives them."""
+    mono, wall_ms = now()
+    return Notices(
+        mono,
+        [{"uid": name.decode(), "reason": "silence", "at": wall_ms} for name in names],
+    )
+
+
+# --- which run, and how -----------------------------------------------------------------
+
+
+class SystemPlan(NamedTuple):
+    """The runs, as users and system, in order; and what is left out and why."""
+
+    runs: list[tuple[int, str]]
+    left_out: list[str]
+
+
+def plan(options: BenchOptions) -> SystemPlan:
+    """The runs that fit into memory and that are not left out."""
+    left_out = dict.fromkeys(options.without, "by --without")
+    if not shutil.which(_program(VALKEY)):
+        left_out.setdefault(VALKEY, f"{_program(VALKEY)} is not installed")
+    most = available_bytes() // USER_BYTES
+    names = [name for name in (OURS, *COMPARED_SYSTEMS) if name not in left_out]
+    runs = list[tuple[int, str]]()
+    for users in sorted(set(options.sizes)):
+        if users <= most:
+            runs += [(users, name) for name in names]
+        else:
+            left_out[f"{users:,} users"] = f"there is memory for {most:,}"
+    return SystemPlan(runs, [f"{what}: {why}" for what, why in left_out.items()])
+
+
+def missing_program(options: BenchOptions) -> str:
+    """Which program is not installed, and what to do; "" if none is missing."""
+    for name in (SETEX, "zset"):
+        program = _program(name)
+        if name not in options.without and not shutil.which(program):
+            remedy = f"apt install {program}, or leave it out with --without {name}"
+            return f"{program} is not installed: {remedy}"
+    return ""
+
+
+def _program(name: str) -> str:
+    """What a system is from, also the name of its Debian package."""
+    return "valkey-server" if name == VALKEY else "redis-server"
+
+
+@contextmanager
+def opened(name: str, folder: Path | None, users: int) -> Iterator[System]:
+    """A running system; its process and files are removed at the end."""
+    if name == OURS:
+        # With slots of a second, so that each activity really moves its user.
+        with linked_sidecar(folder, timeout_s=LONG_S, slots=LONG_S) as (sidecar, link):
+            yield GatewaySystem(sidecar, link, LoadUsers(users))
+        return
+    with temporary_folder(folder) as own:
+        path = own / "socket"
+        if name == "asyncio":
+            words = [*PYTHON, "liveness.lab.bench.asyncio_timers", str(path)]
+            ready = re.compile("serving")
+            server = Program(name=name, command=words, log=own / "log", ready=ready)
+            with watched(server):
+                server.start()
+                with LoadGateway(path) as link:
+                    yield GatewaySystem(server, link, LoadUsers(users))
+            return
+        words = ["--port", "0", "--unixsocket", str(path)]
+        words += ["--notify-keyspace-events", "Ex"]
+        with watched(redis_server(own, *words, program=_program(name))) as server:
+            server.start()
+            with RedisLink(path) as commands, RedisLink(path) as offlines:
+                offlines("SUBSCRIBE", EXPIRED)
+                yield (Zset if name == "zset" else Setex)(server, commands, offlines)

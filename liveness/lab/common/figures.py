@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from liveness.lab.common.judge import Verdict
+
 OURS: Final = "liveness"
 
 
@@ -70,6 +72,15 @@ class Figure:
 
 
 HEAD: Final = ("scenario", "figure", "value", "floor", "")
+
+
+def mistakes(scenario: str, verdict: Verdict) -> list[Figure]:
+    """The figures of what must never happen."""
+    return [
+        Figure(scenario, "early offlines", verdict.early, "", 0.0),
+        Figure(scenario, "false offlines", verdict.false, "", 0.0),
+        Figure(scenario, "missing", verdict.missing, "", 0.0),
+    ]
 
 
 def are_met(figures: Sequence[Figure]) -> bool:

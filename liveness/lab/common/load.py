@@ -47,13 +47,13 @@ def uid(number: int, kind: str = "user") -> str:
 
 
 class LoadUsers:
-    """Simulated users, each on one connection, numbered from 0; *suffix* ends each uid.
+    """Simulated users, each on one connection, numbered from 0.
 
     Their uids are computed when they are needed: ten million would take 0.7 GB.
     """
 
-    def __init__(self, count: int, *, kind: str = "user", suffix: str = "") -> None:
-        self._kind, self._suffix = kind, suffix
+    def __init__(self, count: int, *, kind: str = "user") -> None:
+        self._kind = kind
         # As the protocol advises: start time in units of 2^-20 s, and a counter.
         first = time.time_ns() * 2**20 // 10**9
         self._conns = range(first, first + count)
@@ -63,11 +63,7 @@ class LoadUsers:
 
     def uid(self, number: int) -> str:
         """The uid of a user."""
-        return uid(number, self._kind) + self._suffix
-
-    def number(self, uid: str) -> int:
-        """The number of the user with this uid."""
-        return int(uid[5:17])
+        return uid(number, self._kind)
 
     def logins(self, part: range, **options: object) -> bytes:
         """Frames of 1,000 that log in the users of *part*."""
@@ -114,36 +110,6 @@ def cut(part: range, size: int) -> list[range]:
     return [part[start : start + size] for start in range(0, len(part), size)]
 
 
-class WaitableCount:
-    """A count that one thread raises while another waits for it."""
-
-    def __init__(self) -> None:
-        self.value = 0
-        self.end = ""  # why it will not rise again; "" until then
-        self._changed = threading.Condition()
-
-    def add(self, number: int) -> None:
-        """Raise the count."""
-        with self._changed:
-            self.value += number
-            self._changed.notify_all()
-
-    def finish(self, end: str) -> None:
-        """Wake all that wait; the count will not rise again."""
-        with self._changed:
-            self.end = end
-            self._changed.notify_all()
-
-    def wait_for(self, count: int, *, until: float) -> bool:
-        """Wait until a monotonic moment, or the end; whether the count was reached."""
-        with self._changed:
-            while self.value < count and not self.end:
-                left_s = until - time.perf_counter()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    break
-            return self.value >= count
-
-
 def connected(path: Path) -> socket.socket:
     """A link to a server."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -181,8 +147,10 @@ class LoadGateway:
         **hello: object,
     ) -> None:
         self.notices: list[Notices] = []
+        self.count = 0  # records received so far
         self._use = self.notices.append if use is None else use
-        self._records = WaitableCount()
+        self._changed = threading.Condition()  # of the count, or by the link's end
+        self._has_ended = False
         self._replies: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._writing = threading.Lock()
         self._sock = connected(path)
@@ -219,14 +187,13 @@ class LoadGateway:
                 return
             _, rows, *seq = self._reply("list")
 
-    @property
-    def count(self) -> int:
-        """Records received so far."""
-        return self._records.value
-
     def wait_for(self, count: int, *, until: float) -> None:
         """Wait for *count* records in all, until a monotonic moment or the link's end."""
-        self._records.wait_for(count, until=until)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.count >= count or self._has_ended,
+                max(0.0, until - time.perf_counter()),
+            )
 
     def _request(self, reply: str, *frame: object) -> tuple[Any, ...]:
         self.send(packed(*frame))
@@ -256,12 +223,16 @@ class LoadGateway:
         except Exception as error:  # raised where a reply is waited for
             end = repr(error)
         self._replies.put((end,))
-        self._records.finish(end)
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     def _take(self, notices: Notices) -> None:
         self.send(packed("ack", notices.records[-1]["seq"]))
         self._use(notices)
-        self._records.add(len(notices.records))
+        with self._changed:
+            self.count += len(notices.records)
+            self._changed.notify_all()
 
     def _close(self) -> None:
         shut_down(self._sock)

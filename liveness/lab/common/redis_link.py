@@ -52,8 +52,13 @@ class RedisLink:
         """End it, also for a thread that waits for a reply."""
         shut_down(self._sock)
 
-    def reply(self) -> Any:
-        """The next reply: bytes, int, None, or a list of these."""
+    def reply(self, within_s: float = ANSWER_S) -> Any:
+        """The next reply: bytes, int, None, or a list of these.
+
+        Raises:
+            TimeoutError: None came in time; the link is of no use any more.
+        """
+        self._sock.settimeout(within_s)
         line = self._replies.readline()
         kind, rest = line[:1], line[1:-2]
         if kind == b":":

@@ -1,34 +1,23 @@
-"""The bench's parts, in process: options, floors, progress, verdicts, comparisons."""
+"""The bench's parts, in process: options, floors, plans, estimates, comparisons."""
 
-import io
 import math
-import os
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from liveness import __version__
 from liveness.cli import main
-from liveness.console.progress import progress_bar, time_share
-from liveness.lab.bench import (
-    COMPARED_SYSTEMS,
-    QUICK,
-    SCENARIOS,
-    BenchOptions,
-    full_options,
-    system_kinds,
-    virtual_day,
-)
+from liveness.lab.bench import FULL, QUICK, BenchOptions, full_options, machine, systems
 from liveness.lab.bench.cost import ratios
-from liveness.lab.bench.floors import Floors, floors, promised
-from liveness.lab.bench.suite import MEASURED
-from liveness.lab.bench.system_kinds import KINDS, plan
-from liveness.lab.common.figures import Figure, as_table, summary
-from liveness.service.engine import engine
+from liveness.lab.bench.floors import PROMISED, Floors, promised
+from liveness.lab.bench.suite import SCENARIOS, estimated_s
+from liveness.lab.bench.systems import COMPARED_SYSTEMS, plan
+from liveness.lab.common.figures import Figure
+from tests.helpers.needs import needs
 
 OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]
 
@@ -40,10 +29,10 @@ OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]
     [
         (
             "steady --quick --rate 10",
-            "liveness: 10 frames a second are too few for 100 users who send every "
-            "1.5 s; use --rate 68 or more\n",
+            "liveness: steady cannot be measured: 10 frames a second are too few for 50 "
+            "users who send every 1 s; use --rate 51 or more\n",
         ),
-        ("cost --without memcached", "memcached"),
+        ("day", 'Invalid value "day"'),
         *(("cost --without memcached", name) for name in COMPARED_SYSTEMS),
         *(
             (f"cost --sizes {sizes}", "is not numbers from 100 to 10000000")
@@ -60,166 +49,109 @@ def test_bad_options_are_refused_with_the_remedy(
     assert message in shown.err
 
 
-def test_a_million_users_have_floors_of_their_own_and_more_have_none() -> None:
-    assert floors(100) is floors(100_000)
-    assert (
-        floors(100_001)
-        == floors(1_000_000)
-        == Floors(
-            logins_s=8.0,
-            delivered_ms=100.0,
-            silence_s=20.0,
-            silence_mb=250.0,
-            ready_s=2.5,
-            patience_s=40.0,
-        )
-    )
-    assert floors(1_000_001) == Floors()
-
-
-@pytest.mark.parametrize("other", [{"rate": 1}, {"seconds": 1.0}, {"timeout_s": 5.0}])
-def test_what_depends_on_the_load_is_promised_of_the_usual_one_only(
-    other: dict[str, Any],
-) -> None:
-    usual = full_options(100_000)
-    assert promised(usual) is floors(100_000)
-    assert promised(usual).speaking_cpu_percent == 3.0
-    assert promised(usual).steady_cpu_percent == 10.0
-    assert promised(replace(usual, **other)) == replace(
-        floors(100_000), speaking_cpu_percent=None, steady_cpu_percent=None
-    )
-    assert promised(replace(full_options(1_000_000), **other)).delivered_ms is None
-    assert promised(usual).login_ns == 3_000.0
-    assert promised(full_options(500)).login_ns is None
-
-
-def test_the_run_of_a_million_has_their_rate_and_their_sizes() -> None:
-    run = full_options(1_000_000)
-    assert (run.users, run.rate) == (1_000_000, 33_000)
-    assert run.sizes == (10_000, 100_000, 1_000_000, 4_000_000)
-    assert full_options(100_000).rate == 3_000
-
-
-def test_every_scenario_of_the_help_can_be_measured() -> None:
-    assert [*MEASURED] == [*SCENARIOS]
-
-
-def test_the_virtual_day_sleeps_as_the_engine_does() -> None:
-    assert virtual_day.LEAST_SLEEP_S == engine.LEAST_SLEEP_S
-
-
-# --- progress -----------------------------------------------------------------------------
-
-
-def test_on_a_terminal_a_bar_shows_how_far_it_is_and_is_gone_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w") as out, progress_bar(out) as stage:
-        stage("everyone logs in", None)
-        stage("everyone is silent", lambda: 0.5)
-    drawn = b"".join(read_to_end(ours)).decode()
-    assert "everyone logs in" in drawn
-    assert re.search("everyone is silent .*━", drawn)
-    assert drawn.endswith("\x1b[2K")  # the line is wiped
-
-
-def read_to_end(terminal: int) -> Iterator[bytes]:
-    """What was written to a terminal whose other end is closed; a read gives a part."""
-    with os.fdopen(terminal, "rb", buffering=0) as ours, suppress(OSError):
-        while data := ours.read(65_536):
-            yield data
-
-
-def test_in_a_file_each_stage_is_a_line() -> None:
-    out = io.StringIO()
-    with progress_bar(out) as stage:
-        stage("everyone logs in", None)
-        stage("everyone is silent", lambda: 0.5)
-    assert out.getvalue() == "everyone logs in\neveryone is silent\n"
-
-
-def test_time_passes_as_a_share_of_a_window() -> None:
-    share = time_share(1e9)
-    assert share is not None
-    assert 0 <= share() < 1e-6
-
-
-# --- floors ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("value", "verdict"), [(50.0, "met"), (50.1, "MISSED"), (math.nan, "MISSED")]
+    ("scenario", "without", "message"),
+    [
+        (
+            "cost",
+            [flag for flag in OURS_ONLY if not flag.endswith(f"={name}")],
+            "redis-server is not installed: apt install redis-server, "
+            f"or leave it out with --without {name}",
+        )
+        for name in ("redis", "zset")
+    ]
+    + [("cluster", [], "redis-server is not installed: apt install redis-server")],
 )
-def test_a_floor_may_be_reached_and_not_passed(value: float, verdict: str) -> None:
-    figure = Figure("steady", "decided p99", value, "ms", 50.0)
-    assert as_table([figure]).splitlines()[1].endswith(verdict)
-
-
-def test_a_figure_without_a_floor_has_no_verdict() -> None:
-    figure = Figure("steady", "load CPU", 9.0, "%")
-    assert figure.is_met is None
-    assert as_table([figure]).splitlines()[1].endswith("9 %")
-
-
-def test_a_floor_of_what_was_not_measured_is_missed_and_says_why() -> None:
-    figure = Figure("cost", "growth", math.nan, "x", 2.5)
-    assert figure.is_met is False
-    assert (figure.amount, figure.as_map()["value"]) == ("not measured", None)
-
-
-def test_the_last_line_counts_the_floors_that_were_met() -> None:
-    values = (1.0, 3.0)
-    figures = [Figure("idle", "ready", value, "s", 2.0) for value in values]
-    assert summary([*figures, Figure("idle", "load", 9.0, "%")]) == "1 of 2 floors met"
-
-
-@pytest.mark.parametrize("name", ["redis", "zset"])
 def test_a_missing_program_is_named_with_its_package(
-    name: str,
+    scenario: str,
+    without: list[str],
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    without = [flag for flag in OURS_ONLY if not flag.endswith(f"={name}")]
-    assert main.main(["bench", "cost", "--quick", *without]) == 2
-    assert capsys.readouterr().err == (
-        f"liveness: {name} is measured too, and redis-server is not installed: "
-        f"apt install redis-server, or leave it out with --without {name}\n"
-    )
+    assert main.main(["bench", scenario, "--quick", *without]) == 2
+    expected = f"liveness: {scenario} cannot be measured: {message}\n"
+    assert capsys.readouterr().err == expected
 
 
-def test_cluster_names_the_program_that_it_misses(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_users_of_a_run_choose_its_load_its_sizes_and_its_floors() -> None:
+    million = full_options(1_000_000)
+    assert (million.rate, full_options(100_000).rate) == (33_000, 3_000)
+    assert million.sizes == (10_000, 100_000, 1_000_000, 4_000_000)
+    assert promised(full_options(100_000)) is PROMISED[100_000]
+    assert promised(million) is promised(full_options(100_001)) is PROMISED[1_000_000]
+    assert promised(full_options(1_000_001)) == Floors()
+
+
+@pytest.mark.parametrize(
+    "other", [{"rate": 1}, {"seconds": 1.0}, {"timeout_s": 5.0}, {"users": 500}]
+)
+def test_what_depends_on_the_load_is_promised_of_the_usual_one_only(
+    other: dict[str, Any],
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert main.main(["bench", "cluster", "--quick"]) == 2
-    assert capsys.readouterr().err == (
-        "liveness: cluster cannot be measured: redis-server is not installed: "
-        "apt install redis-server\n"
-    )
+    of_load = ("speaking_cpu_percent", "steady_cpu_percent", "login_ns", "offline_ns")
+    usual, unusual = promised(FULL), promised(replace(FULL, **other))
+    assert all(getattr(usual, name) is not None for name in of_load)
+    without: dict[str, Any] = dict.fromkeys(of_load)
+    assert unusual == replace(usual, **without)
+    million = replace(full_options(1_000_000), rate=1)
+    assert promised(million).delivered_ms is None
+
+
+def test_a_quick_run_is_estimated_within_the_time_that_it_may_take() -> None:
+    assert 10 < estimated_s(SCENARIOS, replace(QUICK, without=("valkey",))) < 90
+    assert estimated_s(SCENARIOS, FULL) > 5 * 60
+    assert estimated_s(["idle"], FULL) < estimated_s(["idle", "silence"], FULL)
+
+
+# --- what is measured, and on what --------------------------------------------------------
+
+
+@needs("git")
+def test_a_clone_names_its_commit_and_an_installed_package_its_release(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "liveness/lab/bench"
+    place.mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(place / "machine.py"))
+    assert machine.product() == {"liveness": __version__, "commit": None}
+    git = [
+        "git",
+        "-C",
+        str(tmp_path),
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b.invalid",
+    ]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    (tmp_path / "file").touch()
+    subprocess.run([*git, "add", "file"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "one"], check=True)
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    assert machine.product()["commit"] == head[:12]
+    (tmp_path / "file").write_text("changed")
+    assert machine.product()["commit"] == f"{head[:12]}-dirty"
 
 
 def test_what_does_not_fit_is_left_out_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(system_kinds, "available_bytes", lambda: 4_000_000_000)
+    monkeypatch.setattr(systems, "available_bytes", lambda: 4_000_000_000)
     sizes = (100, 2_000_000, 5_000_000)
-    it = plan(replace(QUICK, sizes=sizes, without=("redis", "zset", "valkey")))
-    assert it.runs == [
+    found = plan(replace(QUICK, sizes=sizes, without=("redis", "zset", "valkey")))
+    assert found.runs == [
         (100, "liveness"),
-        (100, "reference"),
         (100, "asyncio"),
         (2_000_000, "liveness"),
         (2_000_000, "asyncio"),
     ]
-    assert it.left_out == [
+    assert found.left_out == [
         "redis: by --without",
         "zset: by --without",
         "valkey: by --without",
-        "reference, 2,000,000 users: measured with at most 1,000,000",
         "5,000,000 users: there is memory for 4,000,000",
     ]
 
@@ -232,14 +164,10 @@ def test_valkey_is_measured_only_where_it_is_installed(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert plan(options).runs == [(100, "liveness")]
     assert plan(options).left_out[-1] == "valkey: valkey-server is not installed"
-    assert system_kinds.missing_program(options) == ""
+    assert systems.missing_program(options) == ""
     server = tmp_path / "valkey-server"
     server.touch(mode=0o700)
     assert plan(options).runs == [(100, "liveness"), (100, "valkey")]
-
-
-def test_the_systems_of_the_help_are_those_that_can_be_measured() -> None:
-    assert [*KINDS] == ["liveness", *COMPARED_SYSTEMS]
 
 
 # --- how they compare ---------------------------------------------------------------------
@@ -263,7 +191,7 @@ COSTS = [
 ]
 SINGLES = "SETEX's server CPU an event / ours, one-uid frames"
 BATCHES = "SETEX's server CPU an event / ours, batches"
-MEMORY = "memory a user / redis-server's"
+MEMORY = "SETEX's memory a user / ours"
 GROWTH = "server CPU an event / that with 100,000, batches"
 GROWTH_TO_TEN = "server CPU an event / that with 1,000,000, batches"
 
@@ -276,14 +204,14 @@ def compared(
     }
 
 
-def test_a_ratio_is_how_many_times_ours_redis_costs_and_its_memory_in_ours() -> None:
+def test_a_ratio_is_how_many_times_ours_redis_costs() -> None:
     assert compared(COSTS, full_options(MILLION)) == {
         (MILLION, SINGLES): (5.0, True),
         (MILLION, BATCHES): (12.5, True),
-        (MILLION, MEMORY): (1.5, False),
+        (MILLION, MEMORY): (140.0 / 210.0, False),
         (FOUR, SINGLES): (4.0, None),
         (FOUR, BATCHES): (1_600.0 / 150.0, None),
-        (FOUR, MEMORY): (2.0, None),
+        (FOUR, MEMORY): (0.5, None),
         (FOUR, GROWTH): (1.5, True),
     }
 
@@ -299,6 +227,5 @@ def test_a_promise_that_was_not_measured_is_missed_unless_redis_was_left_out() -
     assert {*compared([], replace(options, without=("redis",)))} == {(FOUR, GROWTH)}
     assert compared([], full_options(100_000)) == {}
     assert (10 * MILLION, GROWTH_TO_TEN) in compared([], full_options(10 * MILLION))
-    assert (MILLION, SINGLES) in compared(
-        [], replace(full_options(100), sizes=(MILLION,))
-    )
+    few = replace(full_options(100), sizes=(MILLION,))
+    assert (MILLION, SINGLES) in compared([], few)
