@@ -129,8 +129,8 @@ audit: $(call READY,audit)  ## Vulnerabilities and licences of what is locked, s
 bench: $(call READY,runtime)  ## The numbers, measured on this machine
 	@exec $(VENV)/bin/liveness bench $(ARGS)
 
-performance: $(call STAMP,dev)  ## The figures of docs/performance.md, from the reports committed
-	@exec $(VENV)/bin/python -m liveness.lab.bench.performance
+performance: $(call STAMP,runtime)  ## The tables of docs/performance.md, from the reports committed
+	@exec $(VENV)/bin/python docs/performance.py
 
 screenshots: $(call READY,test)  ## The documents' pictures of the live page (chromium; five minutes)
 	@exec $(VENV)/bin/python -m tests.helpers.screenshots $(ARGS)

@@ -60,8 +60,6 @@ LEFT: Final = (
 OF_SETUPTOOLS: Final = re.compile(
     r"PKG-INFO|setup\.cfg|liveness_sidecar\.egg-info/[\w.-]+"
 )
-# Shipped with the sources only.
-NOT_INSTALLED: Final = "liveness/lab/bench/results/"
 # Few and quick, but of everything: the core, proto, deploy, the locks, a process.
 SAMPLE: Final = (
     "tests/core/test_architecture.py",
@@ -241,11 +239,7 @@ def test_a_wheel_is_for_the_machines_that_it_says(wheels: dict[str, Path]) -> No
 @needs_compiler
 @pytest.mark.parametrize("kind", ["compiled", "pure"])
 def test_a_wheel_has_the_package_only(wheels: dict[str, Path], kind: str) -> None:
-    ours = {
-        name
-        for name in tracked(ROOT)
-        if name.startswith("liveness/") and not name.startswith(NOT_INSTALLED)
-    }
+    ours = {name for name in tracked(ROOT) if name.startswith("liveness/")}
     assert {"liveness/py.typed", "liveness/service/http/page/index.html"} < ours
     packed = inside(wheels[kind])
     files = {name for name in packed if ".dist-info/" not in name}
