@@ -1,295 +1,308 @@
 """The scenario `cluster`: what presence across hosts costs Redis, and each host.
 
-Redis is measured with hosts that only make calls (`cluster_load`), by its CPU time: so the
-figures do not depend on what else this machine does, as far as that is possible. A lost
-host is reaped by a real sidecar.
+Redis is measured with hosts that only make calls, encoded before the clock starts, by its
+CPU time: so the figures do not depend on what else this machine does, as far as that is
+possible. A lost host is reaped by a real sidecar. A host is measured with publishing off,
+on, and on with a Redis that does not answer, beside the same transitions.
 """
 
-import importlib.util
+import re
 import shutil
-import threading
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Final
 
-from liveness.cluster.format import HostState
-from liveness.console.progress import Stage
-from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.cluster_host import host_costs, publishing
-from liveness.lab.bench.cluster_load import (
-    PARTITIONS,
-    ClusterRedis,
-    LoadHost,
-    cluster_redis,
-    expect_ok,
-    spread,
+from liveness.cluster.format import (
+    ClusterRecord,
+    HostState,
+    Place,
+    configuration_of,
+    ending_bytes,
+    entry_of,
+    field_of,
+    host_of,
+    keys_of,
+    partition_of,
+    place_bytes,
+    session_bytes,
 )
-from liveness.lab.bench.program import Window
-from liveness.lab.bench.sidecar_process import fresh_sidecar
+from liveness.cluster.functions import functions
+from liveness.console.progress import Stage
+from liveness.core.records import ONLINE
+from liveness.lab.bench import BenchOptions
+from liveness.lab.bench.sidecars import Window, fresh_sidecar, watched
 from liveness.lab.bench.systems import LONG_S
-from liveness.lab.bench.verdict import p99_ms, quantile
+from liveness.lab.bench.transitions import (
+    AHEAD,
+    CPU,
+    Costs,
+    TransitionLoad,
+    as_promised,
+    compared,
+    missing_package,
+)
 from liveness.lab.common.figures import Figure
-from liveness.lab.common.load import LoadError
-from liveness.lab.common.redis_link import RedisLink
+from liveness.lab.common.judge import p99_ms, quantile
+from liveness.lab.common.load import LoadError, now
+from liveness.lab.common.processes import (
+    HOST,
+    Program,
+    redis_server,
+    reserved_port,
+    temporary_folder,
+)
+from liveness.lab.common.redis_link import RedisLink, command
 
-# The floors, for this many users or more.
-PROMISED_USERS: Final = 100_000
+# The floors.
 MEMORY_B: Final = 125.0
 CALL_20_NS: Final = 6_000.0  # 60 % of a core at 100,000 transitions a second
 REAPED_S: Final = 60.0
 OTHERS_MS: Final = 50.0
+HOST_NS: Final = 40_000.0
+STREAM_MS: Final = 100.0
 
 CALLS: Final = (1, 10, 20, 100, 500)  # transitions in a call
-# Each size of call is measured with so many transitions at most.
-TRANSITIONS: Final = 100_000
-# While a host is reaped, another one makes so many calls a second, of so many transitions.
-OTHERS_PER_S: Final = 500
+# While a host is reaped, another one pauses so long between calls of so many transitions.
+OTHERS_PAUSE_S: Final = 0.002
 OTHERS_SIZE: Final = 20
-BEFORE_S: Final = 2.0
-LEASE_S: Final = 6.0
-POLL_S: Final = 0.01
+POLL_S: Final = 0.05
 AWAITED_S: Final = 300.0  # far longer than anything takes
-# Many hosts, each with a transition in each round: 20,000 a second.
-HOSTS: Final = 1_000
-FEW_HOSTS: Final = 20
-ROUND_S: Final = 0.05
-ROUNDS: Final = 100
-LOOKS: Final = 10
-LINKS: Final = 250  # open files: several hosts share one
+
+# What all hosts of the load publish: 20 bytes of uid and gateway in all.
+GATEWAY: Final = "gw-1"
+EPOCH: Final = 1
+NONCE: Final = 1_234_567_890  # of the usual length
+LEASE_US: Final = 30_000_000
+PARTITIONS: Final = 16
+KEYS: Final = [keys_of("lv", number) for number in range(PARTITIONS)]
+
+_figure = partial(Figure, "cluster")
 
 
 def missing_for_cluster() -> str:
     """What is not installed, and what to do; "" if nothing is missing."""
     if not shutil.which("redis-server"):
         return "redis-server is not installed: apt install redis-server"
-    if importlib.util.find_spec("coredis") is None:
-        return (
-            "coredis is not installed: pip install 'liveness-sidecar[sidecar,cluster]'"
-        )
-    return ""
+    return missing_package("coredis", "cluster")
 
 
 def cluster(options: BenchOptions, stage: Stage) -> list[Figure]:
     """What presence across hosts costs, and how late it is."""
-    with cluster_redis(options.folder) as server:
-        figures = [*_redis_costs(options, server, stage)]
-    figures += _many_hosts(options, stage)
-    return figures + host_costs(options, stage, is_promised=_is_promised(options))
+    with _redis(options.folder) as (program, link, settings):
+        figures = [*_redis_costs(options, program, link, settings, stage)]
+    return as_promised([*figures, *_host_costs(options, stage)], options)
 
 
-def _is_promised(options: BenchOptions) -> bool:
-    return options.users >= PROMISED_USERS
+@contextmanager
+def _redis(folder: Path | None) -> Iterator[tuple[Program, RedisLink, str]]:
+    """A redis-server, a link to it, and the settings of a sidecar that publishes there."""
+    with temporary_folder(folder) as own, reserved_port() as reserved:
+        path, port = own / "redis.sock", reserved.getsockname()[1]
+        words = ["--bind", HOST, "--port", str(port), "--unixsocket", str(path)]
+        with watched(redis_server(own, *words)) as program:
+            program.start()
+            with RedisLink(path) as link:
+                yield program, link, f'[cluster]\nurl = "redis://{HOST}:{port}"\n'
+
+
+# --- Redis ------------------------------------------------------------------------------
+
+
+class LoadHost:
+    """A host that publishes whatever it is told to, without a log."""
+
+    def __init__(self, name: str, incarnation: int, link: RedisLink) -> None:
+        self._name, self._incarnation, self._link = name, incarnation, link
+        self._sessions: dict[bytes, int] = {}
+        self._seq = 0
+        self._last = [0] * PARTITIONS
+        log, terms = "0123456789abcdef", configuration_of(PARTITIONS, "")
+        begin = (name, EPOCH, NONCE, log, 0, terms, LEASE_US, 1, 1, NONCE)
+        self.make([_call("begin", n, *begin) for n in range(PARTITIONS)], b"reset")
+        # It has no sessions to list.
+        head = (name, EPOCH, NONCE, incarnation, 0, 0, 0, NONCE, "", 0)
+        self.make([_call("assert", n, *head) for n in range(PARTITIONS)])
+
+    def call(self, partition: int, fields: Sequence[bytes]) -> bytes:
+        """The call that brings these users online, and those offline who are online."""
+        values, bodies, wall_ms = [], [], int(now().wall_ms)
+        inc, before = self._incarnation, self._last[partition]
+        for field in fields:
+            self._seq += 1
+            session, since, reason = self._sessions.pop(field, 0), 0, "logout"
+            if session:
+                values.append(ending_bytes(session))
+            else:
+                session = self._sessions[field] = self._seq
+                since, reason = wall_ms, "login"
+                values.append(session_bytes(inc, session, since, GATEWAY.encode(), b""))
+            place = Place(field.decode(), self._name, GATEWAY, session, since, reason)
+            bodies.append(place_bytes(place))
+        self._last[partition] = self._seq
+        head = (self._name, EPOCH, NONCE, inc, before, self._seq, 0, NONCE, "")
+        changes = [*fields, *values, *bodies]
+        return _call("apply", partition, *head, len(fields), *changes)
+
+    def rounds(
+        self, parts: Sequence[Sequence[bytes]], size: int
+    ) -> Iterator[list[bytes]]:
+        """Calls for all users, *size* in each; each round has one for each partition."""
+        for at in range(0, max(map(len, parts)), size):
+            cuts = [(n, part[at : at + size]) for n, part in enumerate(parts)]
+            yield [self.call(number, fields) for number, fields in cuts if fields]
+
+    def make(self, calls: Sequence[bytes], expected: bytes = b"ok") -> None:
+        """Make calls, all under way at once as those of a host's partitions are."""
+        self._link.send(b"".join(calls))
+        for _ in calls:
+            if (answer := self._link.reply())[0] != expected:
+                raise LoadError(f"the function answered {answer!r}")
+
+    def toggle(self, parts: Sequence[Sequence[bytes]]) -> None:
+        """Bring all users online who are not, and the others offline."""
+        for calls in self.rounds(parts, max(CALLS)):
+            self.make(calls)
+
+
+def _call(function: str, partition: int, *words: str | int | bytes) -> bytes:
+    name, keys = functions().prefix + function, KEYS[partition]
+    return command("FCALL", name, len(keys), *keys, *words)
+
+
+def _spread(kind: str, numbers: Iterable[int]) -> list[list[bytes]]:
+    """Users of 16 bytes, by partition."""
+    parts: list[list[bytes]] = [[] for _ in KEYS]
+    for number in numbers:
+        field = field_of(f"{kind}-{number:011}")
+        parts[partition_of(field, PARTITIONS)].append(field)
+    return parts
 
 
 def _redis_costs(
-    options: BenchOptions, server: ClusterRedis, stage: Stage
+    options: BenchOptions, redis: Program, link: RedisLink, settings: str, stage: Stage
 ) -> Iterator[Figure]:
-    is_promised = _is_promised(options)
-    with RedisLink(server.socket) as link:
-        host, parts = LoadHost("other", link), spread(range(options.users))
-        before = server.memory()
-        stage("everyone logs in", None)
-        host.load(parts)
-        logged_in = server.memory()
-        for number in range(PARTITIONS):
-            link("XTRIM", f"lv:{{{number}}}:s", "MAXLEN", 0)
-        users_b = (server.memory() - before) / options.users
-        stream_b = (logged_in - before) / options.users - users_b
-        most_b = MEMORY_B if is_promised else None
-        yield Figure("cluster", "Redis: memory a user", users_b, "B", most_b)
-        yield Figure("cluster", "Redis: memory a record of the stream", stream_b, "B")
-        # From now on half of the users of each call go online, half offline.
-        host.load([part[::2] for part in parts])
-        for size in CALLS:
-            stage(f"calls of {size}", None)
-            some = [part[: TRANSITIONS // PARTITIONS] for part in parts]
-            runs = [_calls(server, host, some, size) for _ in range(options.rounds)]
-            most = CALL_20_NS if is_promised and size >= 20 else None
-            name = f"Redis: CPU a transition, calls of {size}"
-            yield Figure("cluster", name, min(ns for ns, _ in runs), "ns", most)
-            name = f"Redis: received for a transition, calls of {size}"
-            yield Figure("cluster", name, runs[0][1], "B")
-        lost = LoadHost("lost", link)
-        stage("another host's users log in", None)
-        lost.load(spread(range(options.users), kind="lost"))
-        yield from _reaping(options, server, _Traffic(host, parts), stage)
+    parts = _spread("user", range(options.users))
+    link("FUNCTION", "LOAD", functions().source)
+    host, empty = LoadHost("other", 1, link), _memory(link)
+    stage("everyone logs in", None)
+    host.toggle(parts)
+    with_stream = _memory(link)
+    for keys in KEYS:
+        link("XTRIM", keys.stream, "MAXLEN", 0)
+    without = _memory(link)
+    user_b = (without - empty) / options.users
+    record_b = (with_stream - without) / options.users
+    yield _figure("Redis: memory a user", user_b, "B", MEMORY_B)
+    yield _figure("Redis: memory a record of the stream", record_b, "B")
+    # From now on half of the users of each call go online, half offline.
+    host.toggle([part[::2] for part in parts])
+    some = [part[: 100_000 // PARTITIONS] for part in parts]
+    for size in CALLS:
+        stage(f"calls of {size}", None)
+        costs_ns = list[float]()
+        for _ in range(options.rounds):
+            rounds = [*host.rounds(some, size)]
+            with Window(redis) as window:
+                for calls in rounds:
+                    host.make(calls)
+            costs_ns.append(window.server_ns(sum(map(len, some))))
+        name = f"Redis: CPU a transition, calls of {size}"
+        yield _figure(name, min(costs_ns), "ns", CALL_20_NS if size >= 20 else None)
+    stage("another host logs its users in, and is lost", None)
+    LoadHost("lost", 2, link).toggle(_spread("lost", range(options.users)))
+    settings += 'host = "watching"\nlease_s = 3\n'  # the shortest
+    with fresh_sidecar(options.folder, timeout_s=LONG_S, settings=settings) as sidecar:
+        sidecar.start()
+        reaped_s, others_ms = _reaping(host, parts, link)
+    yield _figure("a lost host: all its users offline", reaped_s, "s", REAPED_S)
+    yield _figure("meanwhile: the other's calls p99", others_ms, "ms", OTHERS_MS)
 
 
-def _calls(
-    server: ClusterRedis, host: LoadHost, parts: Sequence[Sequence[bytes]], size: int
-) -> tuple[float, float]:
-    """Nanoseconds of Redis' CPU, and bytes that it receives, for each transition."""
-    rounds, count = host.rounds(parts, size), sum(map(len, parts))
-    with Window(server) as window:
-        for calls in rounds:
-            host.make(calls)
-    received = sum(len(call) for calls in rounds for call in calls)
-    return window.server_ns(count), received / count
-
-
-# --- a lost host ------------------------------------------------------------------------
-
-
-class _Traffic(threading.Thread):
-    """A host that makes calls at an even pace, one after the other, and times them."""
-
-    def __init__(self, host: LoadHost, parts: Sequence[Sequence[bytes]]) -> None:
-        super().__init__(daemon=True)
-        self.took: list[tuple[float, float]] = []  # when each began, and its seconds
-        self.error: Exception | None = None
-        self._host, self._parts = host, parts
-        self._is_ended = False
-
-    def run(self) -> None:
-        """Make calls until `end`."""
-        try:
-            self._run()
-        except Exception as error:  # raised by `check`
-            self.error = error
-
-    def check(self) -> None:
-        """Raise if it could not go on."""
-        if self.error is not None:
-            raise LoadError(f"the other host's calls: {self.error!r}")
-
-    def end(self) -> None:
-        """Make no more calls."""
-        self._is_ended = True
-        self.join()
-        self.check()
-
-    def within(self, began: float, ended: float) -> list[float]:
-        """The seconds that calls took."""
-        return [took_s for at, took_s in self.took if began <= at < ended]
-
-    def _run(self) -> None:
-        began = time.perf_counter()
-        while not self._is_ended:
-            done = len(self.took)
-            part = self._parts[done % PARTITIONS]
-            at = done // PARTITIONS * OTHERS_SIZE % max(len(part) - OTHERS_SIZE, 1)
-            call = self._host.call(done % PARTITIONS, part[at : at + OTHERS_SIZE])
-            time.sleep(max(0.0, began + done / OTHERS_PER_S - time.perf_counter()))
-            sent = time.perf_counter()
-            self._host.make([call])
-            self.took.append((sent, time.perf_counter() - sent))
+def _memory(link: RedisLink) -> int:
+    """Bytes in use."""
+    found = re.search(rb"used_memory:(\d+)", link("INFO", "memory"))
+    assert found
+    return int(found[1])
 
 
 def _reaping(
-    options: BenchOptions, server: ClusterRedis, traffic: _Traffic, stage: Stage
-) -> Iterator[Figure]:
-    """A sidecar finds that the host `lost` is lost, and ends its sessions."""
-    began = time.perf_counter()
-    traffic.start()
-    time.sleep(BEFORE_S)
-    env = publishing(server, "watching", lease_s=LEASE_S)
-    with fresh_sidecar(options.folder, timeout_s=LONG_S, env=env) as sidecar:
-        sidecar.start()
-        started = time.perf_counter()
-        stage("the host is found lost", None)
-        _await(lambda: _is_fenced(server), traffic)
-        fenced = time.perf_counter()
-        stage("its users go offline", None)
-        with Window(server) as window:
-            _await(lambda: not any(server.host("lost")), traffic)
-        reaped = time.perf_counter()
-    traffic.end()
-    is_promised = _is_promised(options)
-    calls = traffic.within(fenced - POLL_S, reaped + POLL_S)
-    most_s, most_ms = (REAPED_S, OTHERS_MS) if is_promised else (None, None)
-    before_ms = p99_ms(traffic.within(began, started))
-    rows: list[tuple[str, float, str, float | None]] = [
-        ("a lost host: all its users offline", reaped - fenced, "s", most_s),
-        (
-            "meanwhile: Redis' CPU, with the other's calls",
-            window.server_percent,
-            "%",
-            None,
-        ),
-        ("meanwhile: the other's calls p99", p99_ms(calls), "ms", most_ms),
-        ("meanwhile: the other's calls at most", 1000 * quantile(calls, 1), "ms", None),
-        ("before: the other's calls p99", before_ms, "ms", None),
-    ]
-    yield from (Figure("cluster", *row) for row in rows)
-
-
-def _is_fenced(server: ClusterRedis) -> bool:
-    hosts = server.host("lost")
-    return any(host is None or host.state is HostState.LOST for host in hosts)
-
-
-# --- many hosts -------------------------------------------------------------------------
-
-
-def _many_hosts(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """Many hosts that each have little to say."""
-    count = HOSTS if _is_promised(options) else FEW_HOSTS
-    with cluster_redis(options.folder) as server, ExitStack() as stack:
-        stage(f"{count:,} hosts begin", None)
-        links = [
-            stack.enter_context(RedisLink(server.socket))
-            for _ in range(min(count, LINKS))
-        ]
-        hosts = [LoadHost(f"host-{n:04}", links[n % len(links)]) for n in range(count)]
-        memory_b = hosts[0].memory_of_all() / count / PARTITIONS
-        hosts[0].load(spread(range(options.users)))
-        own = [
-            [
-                (n, field)
-                for n, part in enumerate(spread([user], "mine"))
-                for field in part
-            ]
-            for user in range(count)
-        ]
-        # Each host's user comes and goes.
-        rounds = [
-            [
-                host.call(n, [field])
-                for host, ((n, field),) in zip(hosts, own, strict=True)
-            ]
-            for _ in range(ROUNDS)
-        ]
-        stage(f"{count:,} hosts make small calls", None)
-        began = time.perf_counter()
-        with Window(server) as window:
-            for number, calls in enumerate(rounds):
-                time.sleep(max(0.0, began + number * ROUND_S - time.perf_counter()))
-                _make(links, calls)
-        beats = [host.beats() for host in hosts]
-        with Window(server) as beating:
-            for of_all in zip(*beats, strict=True):
-                _make(links, of_all)
-        with Window(server) as looking:
-            for _ in range(LOOKS):
-                hosts[0].look()
-    call_ns = window.server_ns(count * ROUNDS)
-    look_ns = looking.server_ns(LOOKS * PARTITIONS)
-    core = call_ns * HOSTS / ROUND_S / 1e9 * 100
-    beat_ns = beating.server_ns(count * PARTITIONS)
-    return [
-        Figure(
-            "cluster", "1,000 hosts, 20,000 calls of 1 a second: Redis' CPU", core, "%"
-        ),
-        Figure("cluster", "many hosts: Redis' CPU a beat", beat_ns, "ns"),
-        Figure(
-            "cluster", "many hosts: Redis' CPU a look for lost hosts", look_ns, "ns"
-        ),
-        Figure("cluster", "Redis: memory a host and partition", memory_b, "B"),
-    ]
-
-
-def _make(links: Sequence[RedisLink], calls: Sequence[bytes]) -> None:
-    for number, call in enumerate(calls):
-        links[number % len(links)].send(call)
-    for number in range(len(calls)):
-        expect_ok(links[number % len(links)], 1)
-
-
-def _await(is_so: Callable[[], bool], traffic: _Traffic) -> None:
-    until = time.perf_counter() + AWAITED_S
-    while not is_so():
-        traffic.check()
+    host: LoadHost, parts: Sequence[Sequence[bytes]], link: RedisLink
+) -> tuple[float, float]:
+    """How long the sessions of a lost host take to end, and others' calls meanwhile."""
+    fenced, took_s, until = 0.0, list[float](), time.perf_counter() + AWAITED_S
+    for calls in (calls for _ in count() for calls in host.rounds(parts, OTHERS_SIZE)):
+        for call in calls:
+            began = time.perf_counter()
+            host.make([call])
+            took_s.append(time.perf_counter() - began)
+            time.sleep(OTHERS_PAUSE_S)
+        found = [link("HGET", keys.meta, "hlost") for keys in KEYS]
+        states = {host_of(value).state if value else None for value in found}
+        if not fenced and states & {HostState.LOST, None}:
+            fenced, took_s = time.perf_counter(), took_s[-PARTITIONS:]
+        if states == {None}:
+            break
         if time.perf_counter() > until:
-            raise LoadError(f"nothing came of it within {AWAITED_S:g} s")
+            raise LoadError(f"the lost host was not gone within {AWAITED_S:g} s")
+    return time.perf_counter() - fenced, p99_ms(took_s)
+
+
+# --- a host -----------------------------------------------------------------------------
+
+
+def _host_costs(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
+    late_ms = list[float]()  # of each run: p99, from a record to the stream
+
+    def publish(load: TransitionLoad, *, is_away: bool) -> Costs:
+        with _redis(options.folder) as (redis, link, settings):
+
+            def begun() -> None:
+                _records(link, AHEAD)
+                if is_away:
+                    redis.signal(signal.SIGSTOP)
+
+            def finish() -> None:
+                if not is_away:
+                    found = _records(link, AHEAD + load.transitions)[AHEAD:]
+                    new = [record for record in found if record.kind == ONLINE]
+                    late_us = [it.version - 1000 * it.place.since for it in new]
+                    late_ms.append(quantile(late_us, 0.99) / 1000)
+
+            settings += 'host = "bench"\n'
+            return load.run(options.folder, settings, begun, finish)
+
+    off, on = "not published", "published"
+    kinds: dict[str, Callable[[TransitionLoad], Costs]] = {
+        off: lambda load: load.run(options.folder, ""),
+        on: partial(publish, is_away=False),
+        "Redis does not answer": partial(publish, is_away=True),
+    }
+    runs, figures = compared("cluster", kinds, options, stage)
+    cost_ns = min(it[CPU] for it in runs[on]) - min(it[CPU] for it in runs[off])
+    yield _figure("host: CPU a transition, for publishing", cost_ns, "ns", HOST_NS)
+    name = "record to stream p99, 10,000 a second"
+    yield _figure(name, min(late_ms), "ms", STREAM_MS)
+    yield from figures
+
+
+def _records(link: RedisLink, least: int) -> list[ClusterRecord]:
+    """The records of all partitions by their versions, once there are so many."""
+    until = time.perf_counter() + AWAITED_S
+    while time.perf_counter() < until:
+        found = [
+            record
+            for number, keys in enumerate(KEYS)
+            for name, flat in link("XRANGE", keys.stream, "-", "+")
+            for record in entry_of(
+                number, name, dict(zip(flat[::2], flat[1::2], strict=True))
+            ).records
+        ]
+        if len(found) >= least:
+            return sorted(found, key=lambda record: record.version)
         time.sleep(POLL_S)
+    raise LoadError(f"{least - len(found)} records did not reach the stream")

@@ -1,200 +1,225 @@
 """The scenario `outlets`: how fast they send, and that a dead one slows nothing down.
 
 Each sends the records of a log that was written beforehand, by a real sidecar; nothing
-else happens meanwhile. Dead outlets are compared with none, over the load of transitions.
+else happens meanwhile. Its cost is the sidecar's CPU, in all threads, from the disk to the
+acknowledgement. Dead outlets are compared with none, beside the load of transitions.
 """
 
-import importlib.util
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
-from typing import Final
+from threading import Thread
+from typing import Final, NamedTuple
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.floors import DECIDED_MS
-from liveness.lab.bench.kafka_cost import kafka
-from liveness.lab.bench.program import Window, temporary_folder
-from liveness.lab.bench.sidecar_process import SidecarProcess, linked_sidecar
+from liveness.lab.bench.sidecars import MANY_USERS, Window, watched
 from liveness.lab.bench.systems import LONG_S
-from liveness.lab.bench.transitions import TransitionCosts, TransitionLoad
-from liveness.lab.bench.webhook_receiver import REFUSED, WebhookReceiver
+from liveness.lab.bench.transitions import (
+    KEEPING,
+    TransitionLoad,
+    as_promised,
+    compared,
+    missing_package,
+)
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.load import LoadError, LoadGateway, LoadUsers
+from liveness.lab.common.processes import HOST, Sidecar, reserved_port, temporary_folder
 
-# The floors, for this many users or more.
-PROMISED_USERS: Final = 100_000
+# The floors.
 WEBHOOK_PER_S: Final = 20_000.0
 KAFKA_PER_S: Final = 100_000.0
+KAFKA_NS: Final = 10_000.0
 # What dead outlets may add to the CPU of a keepalive: as much as two runs differ.
 DEAD_RATIO: Final = 1.1
 
-LONGEST_S: Final = 10.0
-AWAITED_S: Final = 120.0
-POLL_S: Final = 0.005
+AWAITED_S: Final = 300.0  # far longer than anything takes
+POLL_S: Final = 0.02
 # A secret of the bench, which guards nothing.
 SECRET: Final = "whsec_" + "YmVuY2gg" * 4
+EVENT: Final = b'"specversion"'  # once in each event of a webhook
+TOPIC: Final = "users"
+BROKERS: Final = 3
+PARTITIONS: Final = 4  # that librdkafka's mock cluster gives a new topic
+ANSWER_S: Final = 10.0  # far longer than it takes
+QUIET: Final = 0  # librdkafka's own lines, but for those that precede its end
+
+_figure = partial(Figure, "outlets")
 
 
 def missing_for_outlets() -> str:
     """What is not installed, and what to do; "" if nothing is missing."""
-    for module, extra in (
-        ("standardwebhooks", "webhooks"),
-        ("confluent_kafka", "kafka"),
-    ):
-        if importlib.util.find_spec(module) is None:
-            return f"{module} is not installed: pip install 'liveness-sidecar[sidecar,{extra}]'"
-    return ""
+    missing = missing_package("standardwebhooks", "webhooks")
+    return missing or missing_package("confluent_kafka", "kafka")
 
 
 def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
     """How fast outlets send, what a record costs, and what dead outlets cost."""
+    figures = []
     with temporary_folder(options.folder) as folder:
         stage("a log is written", None)
         records = _write_log(folder, options.users)
-        per_s = KAFKA_PER_S if _is_promised(options) else None
-        figures = [
-            *_webhook(options, folder, records, stage),
-            *kafka(options, folder, records, stage, least_per_s=per_s),
-        ]
-    return [*figures, *_dead(options, stage)]
+        for kind, opened, least_per_s, most_ns in (
+            ("webhook", _webhook(HTTPStatus.OK), WEBHOOK_PER_S, None),
+            ("Kafka", _kafka(), KAFKA_PER_S, KAFKA_NS),
+        ):
+            with opened as receiver:
+                runs = []
+                for number in range(1, options.rounds + 1):
+                    stage(f"{kind}: the log is sent, run {number}", None)
+                    runs.append(_drain(folder, receiver, number, records))
+            per_s, cpu_ns = zip(*runs, strict=True)
+            figures += [
+                _figure(f"{kind}: records a second", max(per_s), "", least=least_per_s),
+                _figure(f"{kind}: server CPU a record", min(cpu_ns), "ns", most_ns),
+            ]
+    return as_promised([*figures, *_beside_outlets(options, stage)], options)
 
 
-def _is_promised(options: BenchOptions) -> bool:
-    return options.users >= PROMISED_USERS
+# --- how fast -------------------------------------------------------------------------
+
+
+class Receiver(NamedTuple):
+    """What an outlet sends to; it is ready."""
+
+    table: str  # of the settings of an outlet to it
+    settings: str
+    received: Callable[[], int]  # records
+
+
+@contextmanager
+def _webhook(status: HTTPStatus) -> Iterator[Receiver]:
+    """A receiver that answers each request with *status*."""
+    events = list[int]()  # in each request
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # the sidecar was killed
+                super().handle()
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            self.send_response_only(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+            events.append(body.count(EVENT))
+
+    with ThreadingHTTPServer((HOST, 0), Handler) as server:
+        Thread(target=server.serve_forever, args=[POLL_S], daemon=True).start()
+        try:
+            settings = _url(server.server_port)
+            yield Receiver("webhooks", settings, lambda: sum(events))
+        finally:
+            server.shutdown()  # returns when the thread has ended
+
+
+def _url(port: int) -> str:
+    """The settings of a webhook to a port of loopback."""
+    return f'url = "http://{HOST}:{port}/"\nsecret = "{SECRET}"\n'
+
+
+@contextmanager
+def _kafka() -> Iterator[Receiver]:
+    """The mock cluster of librdkafka, in threads of this process."""
+    # Imported here: the other scenarios run without the package.
+    from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+    # The cluster belongs to a client, which is not used otherwise.
+    client = Producer({"test.mock.num.brokers": BROKERS, "log_level": QUIET})
+    found = client.list_topics(timeout=ANSWER_S).brokers.values()
+    brokers = ",".join(f"{broker.host}:{broker.port}" for broker in found)
+    partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
+    config = {"bootstrap.servers": brokers, "group.id": "bench", "log_level": QUIET}
+    with closing(Consumer(config)) as consumer:
+
+        def received() -> int:
+            try:
+                ends = [
+                    consumer.get_watermark_offsets(it, ANSWER_S) for it in partitions
+                ]
+            except KafkaException:  # nobody has written to the topic yet
+                return 0
+            return sum(end[1] for end in ends if end is not None)
+
+        yield Receiver("kafka", _topic(brokers), received)
+
+
+def _topic(brokers: str) -> str:
+    """The settings of an outlet to Kafka."""
+    return f'brokers = "{brokers}"\ntopic = "{TOPIC}"\n'
 
 
 def _write_log(folder: Path, count: int) -> int:
     """Log users in and out, twice; return how many records that made."""
     users = LoadUsers(count)
     logins, logouts = users.logins(range(count)), users.logouts(range(count))
-    with SidecarProcess(folder, timeout_s=LONG_S) as sidecar:
-        sidecar.start()
-        with LoadGateway(sidecar.socket) as gateway:
-            for frames in (logins, logouts) * 2:
-                gateway.send(frames)
-                gateway.ping()
-        sidecar.stop()
+    with _sidecar(folder, "") as sidecar, LoadGateway(sidecar.socket) as gateway:
+        for frames in (logins, logouts) * 2:
+            gateway.send(frames)
+            gateway.ping()
     return 4 * count
 
 
-# --- how fast -------------------------------------------------------------------------
-
-
-def _webhook(
-    options: BenchOptions, folder: Path, records: int, stage: Stage
-) -> Iterator[Figure]:
-    stage("a webhook", None)
-    with WebhookReceiver() as receiver:
-        settings = (
-            f'[webhooks.bench]\nurl = "{receiver.url}"\nsecret = "{SECRET}"\n'
-            'begin = "oldest"\n'
-        )
-        with SidecarProcess(folder, timeout_s=LONG_S, settings=settings) as sidecar:
-            sidecar.start()
-            with Window(sidecar) as window:
-                receiver.may_answer.set()
-                _wait_for(records, lambda: receiver.events, sidecar)
-    per_s, cost_ns = records / window.took_s, window.server_ns(records)
-    least = WEBHOOK_PER_S if _is_promised(options) else None
-    yield Figure("outlets", "webhook: records a second", per_s, "", least=least)
-    yield Figure("outlets", "webhook: server CPU a record", cost_ns, "ns")
-
-
-def _wait_for(records: int, count: Callable[[], int], sidecar: SidecarProcess) -> None:
-    """Wait until so many records have arrived.
-
-    Raises:
-        LoadError: They did not, within two minutes.
-    """
-    until = time.perf_counter() + AWAITED_S
-    while (found := count()) < records:
-        sidecar.check()
-        if time.perf_counter() > until:
-            raise LoadError(f"{records - found} records of {records} did not arrive")
-        time.sleep(POLL_S)
-
-
-# --- dead outlets ---------------------------------------------------------------------
-
-NONE: Final = "none"
-DEAD: Final = "dead"  # refused, and without an answer
-REFUSING: Final = "refusing"  # its receiver refuses each record for good
-KINDS: Final = (NONE, DEAD, REFUSING)
-
-
-def _dead(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
-    """The runs alternate; the best of each kind counts, and the median of the ratios."""
-    load = TransitionLoad(min(options.seconds, LONGEST_S))
-    runs: dict[str, list[TransitionCosts]] = {kind: [] for kind in KINDS}
-    for number in range(1, options.rounds + 1):
-        for kind in KINDS:
-            stage(f"outlets: {kind}, run {number}", None)
-            with (
-                _outlets_of(kind) as settings,
-                linked_sidecar(options.folder, timeout_s=LONG_S, settings=settings) as (
-                    sidecar,
-                    gateway,
-                ),
-            ):
-                load.begin(gateway)
-                runs[kind].append(load.run(sidecar, gateway))
-    is_promised = _is_promised(options)
-    for kind in KINDS:
-        best = TransitionCosts(*map(min, zip(*runs[kind], strict=True)))
-        most_ms = DECIDED_MS if is_promised and kind != NONE else None
-        rows: list[tuple[str, float, str, float | None]] = [
-            ("CPU a transition", best.transition_ns, "ns", None),
-            ("CPU a keepalive", best.keepalive_ns, "ns", None),
-            ("decided p99", best.decided_ms, "ms", most_ms),
-            ("delivered p99", best.delivered_ms, "ms", None),
-        ]
-        if kind == DEAD:
-            pairs = [*zip(runs[NONE], runs[kind], strict=True)]
-            most = DEAD_RATIO if is_promised else None
-            rows += [
-                (
-                    f"CPU a {what}, median of the ratios to none",
-                    median(
-                        getattr(it, name) / getattr(base, name) for base, it in pairs
-                    ),
-                    "x",
-                    limit,
-                )
-                for what, name, limit in (
-                    # It includes what librdkafka does to connect again.
-                    ("transition", "transition_ns", None),
-                    ("keepalive", "keepalive_ns", most),
-                )
-            ]
-        for name, value, unit, limit in rows:
-            yield Figure("outlets", f"{kind}: {name}", value, unit, limit)
-
-
 @contextmanager
-def _outlets_of(kind: str) -> Iterator[str]:
-    """The settings of outlets."""
-    if kind == NONE:
-        yield ""
-        return
-    with ExitStack() as stack:
-        if kind == REFUSING:
-            refusing = stack.enter_context(WebhookReceiver(answer=REFUSED))
-            refusing.may_answer.set()
-            yield f'[webhooks.refusing]\nurl = "{refusing.url}"\nsecret = "{SECRET}"\n'
-            return
-        silent = stack.enter_context(WebhookReceiver(answer=b""))
-        silent.may_answer.set()
-        # Bound and not listening: connections are refused.
-        closed = stack.enter_context(socket.socket())
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-        yield (
-            f'[webhooks.silent]\nurl = "{silent.url}"\nsecret = "{SECRET}"\n'
-            f'[webhooks.closed]\nurl = "http://127.0.0.1:{port}/"\n'
-            f'secret = "{SECRET}"\n'
-            f'[kafka.closed]\nbrokers = "127.0.0.1:{port}"\ntopic = "users"\n'
-        )
+def _sidecar(folder: Path, settings: str) -> Iterator[Sidecar]:
+    """A sidecar that runs, on the log in *folder*."""
+    sidecar = Sidecar(folder, timeout_s=LONG_S, settings=settings, env=MANY_USERS)
+    with watched(sidecar):
+        sidecar.start()
+        yield sidecar
+
+
+def _drain(
+    folder: Path, receiver: Receiver, number: int, records: int
+) -> tuple[float, float]:
+    """Send the whole log: records a second, and CPU nanoseconds of each."""
+    settings = f'[{receiver.table}.run-{number}]\n{receiver.settings}begin = "oldest"\n'
+    until, last = time.perf_counter() + AWAITED_S, receiver.received() + records
+    with _sidecar(folder, settings) as sidecar, Window(sidecar) as window:
+        first = receiver.received()
+        while (found := receiver.received()) < last:
+            sidecar.check()
+            if time.perf_counter() > until:
+                raise LoadError(f"{last - found:,} of {records:,} records are missing")
+            time.sleep(POLL_S)
+    # Some came before it said that it is ready; few ones all may have.
+    measured = max(last - first, 1)
+    return measured / window.took_s, window.server_ns(measured)
+
+
+# --- beside outlets that get nothing through ----------------------------------------------
+
+
+def _beside_outlets(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
+    with (
+        _webhook(HTTPStatus.BAD_REQUEST) as refusing,
+        socket.create_server((HOST, 0)) as silent,  # connects, and nobody reads
+        reserved_port() as closed,  # refuses connections
+    ):
+        (_, answerless), (_, refused) = silent.getsockname(), closed.getsockname()
+        settings = {
+            "none": "",
+            "dead": f"[webhooks.silent]\n{_url(answerless)}"
+            f"[webhooks.closed]\n{_url(refused)}"
+            f"[kafka.closed]\n{_topic(f'{HOST}:{refused}')}",
+            # Its receiver refuses each record for good.
+            "refusing": f"[webhooks.refusing]\n{refusing.settings}",
+        }
+        kinds = {
+            kind: partial(TransitionLoad.run, folder=options.folder, settings=text)
+            for kind, text in settings.items()
+        }
+        runs, figures = compared("outlets", kinds, options, stage)
+    yield from figures
+    pairs = zip(runs["none"], runs["dead"], strict=True)
+    ratio = median(dead[KEEPING] / none[KEEPING] for none, dead in pairs)
+    name = "dead: CPU a keepalive, median of the ratios to none"
+    yield _figure(name, ratio, "x", DEAD_RATIO)

@@ -1,45 +1,42 @@
 """A load of transitions: users log in and out at an even pace, and some fall silent.
 
-Scenarios run it with something switched on and off, to measure what that costs, and
-whether local promises are kept meanwhile.
+Scenarios run it beside this and that in turns, to measure what it costs, and whether local
+promises are kept meanwhile.
 """
 
+import importlib.util
 import time
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeAlias
 
-from liveness.lab.bench.program import Window
-from liveness.lab.bench.sidecar_process import SidecarProcess
-from liveness.lab.bench.verdict import judge, p99_ms
-from liveness.lab.common.load import (
-    LoadError,
-    LoadGateway,
-    LoadUsers,
-    Moment,
-    Notices,
-    Pace,
-    now,
-)
+from liveness.console.progress import Stage
+from liveness.lab.bench import BenchOptions
+from liveness.lab.bench.floors import DECIDED_MS
+from liveness.lab.bench.sidecars import Window, linked_sidecar
+from liveness.lab.bench.systems import LONG_S
+from liveness.lab.common.figures import Figure
+from liveness.lab.common.judge import Notices, judge, p99_ms
+from liveness.lab.common.load import LoadError, LoadUsers, Pace
 
+# The scenarios with this load have floors for so many users or more.
+PROMISED_USERS: Final = 100_000
 RATE: Final = 10_000  # transitions a second
 BLOCK: Final = 10  # users in a frame
 AHEAD: Final = 2_000  # users that are online when the clock starts
-SILENT_EVERY: Final = 20  # one frame in so many is of a user that falls silent
-SILENT_S: Final = 2  # its timeout
+SILENT_EVERY: Final = 10  # with each tenth block, a user falls silent
+SILENT_S: Final = 1  # its timeout
 KEEPALIVES: Final = 100  # of each user that is online at the end
+LONGEST_S: Final = 10.0
 AWAITED_S: Final = 60.0
 
-
-class TransitionCosts(NamedTuple):
-    """The costs of one run."""
-
-    transition_ns: float  # the sidecar's CPU
-    keepalive_ns: float
-    decided_ms: float  # p99, of users that fell silent
-    delivered_ms: float
-    began_ms: float  # Unix milliseconds
-    # p99, from a record to its arrival where an outlet sends it; 0: nowhere
-    sent_ms: float = 0.0
+# The costs of a run, by the names of their figures: CPU in ns, times in ms.
+Costs: TypeAlias = dict[str, float]
+CPU: Final = "CPU a transition"
+KEEPING: Final = "CPU a keepalive"
+DECIDED: Final = "decided p99"
+DELIVERED: Final = "delivered p99"
 
 
 class TransitionLoad:
@@ -47,76 +44,111 @@ class TransitionLoad:
 
     def __init__(self, seconds: float) -> None:
         blocks = round(RATE * seconds / BLOCK / 2)
-        self.users = LoadUsers(blocks * BLOCK + AHEAD)
-        self.silent = LoadUsers(blocks * 2 // SILENT_EVERY, kind="mute")
-        self.frames: list[bytes] = []
-        self.last: list[int] = []  # where the frame of each silent user is
+        self._users = LoadUsers(blocks * BLOCK + AHEAD)
+        self._silent = LoadUsers(len(range(0, blocks, SILENT_EVERY)), kind="mute")
+        self._frames: list[bytes] = []
+        self._last: dict[str, int] = {}  # where the frame of each silent user is
         for block in range(blocks):
             leaving = range(block * BLOCK, (block + 1) * BLOCK)
             coming = range(leaving.start + AHEAD, leaving.stop + AHEAD)
-            self.frames += [self.users.logins(coming), self.users.logouts(leaving)]
-            if block % (SILENT_EVERY // 2) == 0 and len(self.last) < len(self.silent):
-                number = len(self.last)
-                self.last.append(len(self.frames))
-                frame = self.silent.single(number, "login", timeout=SILENT_S)
-                self.frames.append(frame)
-        self.rate = len(self.frames) / seconds
-        self.offlines = BLOCK * blocks + len(self.silent)
-        self.transitions = 2 * self.offlines
-
-    def begin(self, gateway: LoadGateway) -> None:
-        """Log in the users that are online when the clock starts."""
-        gateway.send(self.users.logins(range(AHEAD)))
-        gateway.ping()
+            self._frames += [self._users.logins(coming), self._users.logouts(leaving)]
+            number, place = divmod(block, SILENT_EVERY)
+            if place == 0:
+                self._last[self._silent.uid(number)] = len(self._frames)
+                frame = self._silent.single(number, "login", timeout=SILENT_S)
+                self._frames.append(frame)
+        self._rate = len(self._frames) / seconds
+        self._offlines = BLOCK * blocks + len(self._silent)
+        self.transitions = 2 * self._offlines
 
     def run(
         self,
-        sidecar: SidecarProcess,
-        gateway: LoadGateway,
+        folder: Path | None,
+        settings: str,
+        begun: Callable[[], object] = lambda: None,
         finish: Callable[[], object] = lambda: None,
-    ) -> TransitionCosts:
-        """Make all transitions.
+    ) -> Costs:
+        """Make all transitions on a new sidecar.
 
-        Args:
-            sidecar: What is measured.
-            gateway: Its gateway; `begin` was called.
-            finish: Waits for the rest of the work of a transition, such as its delivery.
+        *begun* is called before the clock starts, and *finish* before it stops, to wait for
+        the rest of the work of a transition, such as its delivery.
+
         Raises:
             LoadError: An offline was false, early or missing.
         """
-        pace, began_ms = Pace(gateway, rate=self.rate), now().wall_ms
-        with Window(sidecar) as window:
-            pace.run(self.frames)
-            gateway.wait_for(self.offlines, until=time.perf_counter() + AWAITED_S)
+        with linked_sidecar(folder, timeout_s=LONG_S, settings=settings) as running:
+            sidecar, gateway = running
+            gateway.send(self._users.logins(range(AHEAD)))
             gateway.ping()
-            finish()
-        online = range(len(self.users) - AHEAD, len(self.users))
-        frame = self.users.batch(online)
-        with Window(sidecar) as keeping:
-            for _ in range(KEEPALIVES):
-                gateway.send(frame)
-            gateway.ping()
+            begun()
+            pace = Pace(gateway, rate=self._rate)
+            with Window(sidecar) as window:
+                pace.run(self._frames)
+                until = time.perf_counter() + AWAITED_S
+                gateway.wait_for(self._offlines, until=until)
+                gateway.ping()
+                finish()
+            online = range(len(self._users) - AHEAD, len(self._users))
+            frame = self._users.batch(online)
+            with Window(sidecar) as keeping:
+                for _ in range(KEEPALIVES):
+                    gateway.send(frame)
+                gateway.ping()
         moments = [*pace.moments()]
-        last: dict[str, Moment] = {
-            self.silent.uid(number): moments[at] for number, at in enumerate(self.last)
-        }
         silences = [
-            Notices(
-                received,
-                [record for record in records if record["reason"] == "silence"],
-            )
+            Notices(received, [it for it in records if it["reason"] == "silence"])
             for received, records in gateway.notices
         ]
-        verdict = judge(silences, last, timeout_s=SILENT_S)
-        if verdict.false or verdict.early or verdict.missing:
+        last = {uid: moments[at] for uid, at in self._last.items()}
+        found = judge(silences, last, timeout_s=SILENT_S)
+        if found.false or found.early or found.missing:
             raise LoadError(
-                f"{verdict.false} false, {verdict.early} early, "
-                f"{verdict.missing} missing"
+                f"{found.false} false, {found.early} early, {found.missing} missing"
             )
-        return TransitionCosts(
-            window.server_ns(self.transitions),
-            keeping.server_ns(KEEPALIVES * AHEAD),
-            p99_ms(verdict.decided_s),
-            p99_ms(verdict.delivered_s),
-            began_ms,
-        )
+        return {
+            CPU: window.server_ns(self.transitions),
+            KEEPING: keeping.server_ns(KEEPALIVES * AHEAD),
+            DECIDED: p99_ms(found.decided_s),
+            DELIVERED: p99_ms(found.delivered_s),
+        }
+
+
+def compared(
+    scenario: str,
+    kinds: Mapping[str, Callable[[TransitionLoad], Costs]],
+    options: BenchOptions,
+    stage: Stage,
+) -> tuple[dict[str, list[Costs]], list[Figure]]:
+    """The costs of each kind of run in all rounds, which alternate; the least as figures.
+
+    The first kind is what the others are compared with: nothing is promised of it.
+    """
+    load = TransitionLoad(min(options.seconds / 3, LONGEST_S))
+    costs: dict[str, list[Costs]] = {kind: [] for kind in kinds}
+    for number in range(1, options.rounds + 1):
+        for kind, run in kinds.items():
+            stage(f"{kind}, run {number}", None)
+            costs[kind].append(run(load))
+    figures = list[Figure]()
+    for kind, runs in costs.items():
+        decided_ms = DECIDED_MS if figures else None
+        for name in (CPU, KEEPING, DECIDED, DELIVERED):
+            least = min(run[name] for run in runs)
+            unit = "ns" if name in (CPU, KEEPING) else "ms"
+            most = decided_ms if name == DECIDED else None
+            figures.append(Figure(scenario, f"{kind}: {name}", least, unit, most))
+    return costs, figures
+
+
+def missing_package(name: str, extra: str) -> str:
+    """What to do about a package that is not installed; "" if it is."""
+    if importlib.util.find_spec(name):
+        return ""
+    return f"{name} is not installed: pip install 'liveness-sidecar[sidecar,{extra}]'"
+
+
+def as_promised(figures: list[Figure], options: BenchOptions) -> list[Figure]:
+    """The figures; without floors if there are fewer users than they are for."""
+    if options.users >= PROMISED_USERS:
+        return figures
+    return [replace(figure, most=None, least=None) for figure in figures]
