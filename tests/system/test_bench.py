@@ -223,8 +223,8 @@ def test_a_sidecar_that_is_lost_ends_it_with_its_last_lines(tmp_path: Path) -> N
         _, err = bench.communicate(timeout=END_S)
     assert bench.returncode == 1
     *log, last = err.splitlines()
-    assert last == (
-        "liveness: silence could not be measured: the sidecar has ended, exit code -9"
+    assert last.startswith(
+        "liveness: silence could not be measured: the sidecar has ended"
     )
     assert '"event": "ready"' in "".join(log)
     assert [*temporary.iterdir()] == []

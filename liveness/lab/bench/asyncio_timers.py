@@ -34,36 +34,25 @@ class TimerServer(asyncio.Protocol):
         """Apply frames."""
         self._unpacker.feed(data)
         for name, *rest in self._unpacker:
-            if name == "keepalive":
+            if name in ("keepalive", "login"):
                 uids = rest[0]
+                timeout = rest[1]["timeout"] if name == "login" else None
                 for uid in (uids,) if type(uids) is str else uids:
-                    self._keepalive(uid)
-            elif name == "login":
-                uids, options = rest
-                for uid in (uids,) if type(uids) is str else uids:
-                    self._stop(uid)
-                    self._start(uid, options["timeout"])
+                    self._restart(uid, timeout)
             elif name == "ping":
                 self._link.write(msgpack.packb(["pong", rest[0]]))
             elif name == "hello":
                 self._link.write(msgpack.packb(["welcome", {}]))
 
-    def _keepalive(self, uid: str) -> None:
-        timeout = self._stop(uid)
-        if timeout is not None:
-            self._start(uid, timeout)
-
-    def _stop(self, uid: str) -> float | None:
-        """Cancel a user's timer; its timeout if it is online."""
+    def _restart(self, uid: str, timeout: float | None) -> None:
+        """Start a user's timer anew; without a timeout, if it is online, with its own."""
         known = self._timers.get(uid)
-        if known is None:
-            return None
-        known[1].cancel()
-        return known[0]
-
-    def _start(self, uid: str, timeout: float) -> None:
-        handle = self._loop.call_later(timeout, self._end, uid)
-        self._timers[uid] = (timeout, handle)
+        if known is not None:
+            known[1].cancel()
+            timeout = timeout or known[0]
+        if timeout is not None:
+            handle = self._loop.call_later(timeout, self._end, uid)
+            self._timers[uid] = (timeout, handle)
 
     def _end(self, uid: str) -> None:
         del self._timers[uid]

@@ -1,9 +1,13 @@
-"""What an event and a user cost in each system, by the number of users.
+"""What each system costs, and when it reports silent users, by the number of users.
 
-All systems are treated alike. All users log in; then, round by round, users in random order
-send one activity each. Rounds are more than a second apart, because a user that sends
-again sooner costs less than in practice. CPU and memory are from the process table. The
-best round counts: other load on this machine can only add to it.
+All systems are treated alike. For `cost` all users log in; then, round by round, users in
+random order send one activity each. Rounds are more than a second apart, because a user
+that sends again sooner costs less than in practice. CPU and memory are from the process
+table. The best round counts: other load on this machine can only add to it.
+
+For `lateness` some users send their last activity, spread evenly over one timeout, and fall
+silent; all others have a long timeout. Lateness is from the end of the timeout, counted
+from before the last activity was written, until the client receives the report.
 """
 
 import math
@@ -17,10 +21,12 @@ from typing import Final, TypeAlias
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions, full_options
+from liveness.lab.bench.floors import DECIDED_MS, NONE
 from liveness.lab.bench.sidecars import Window
 from liveness.lab.bench.systems import SETEX, System, opened, plan
 from liveness.lab.common.figures import OURS, Figure
-from liveness.lab.common.load import BATCH
+from liveness.lab.common.judge import Verdict, judge, p99_ms, quantile
+from liveness.lab.common.load import BATCH, Moment, now, uid
 
 SINGLES: Final = "server CPU an event, one-uid frames"
 BATCHES: Final = "server CPU an event, batches"
@@ -41,6 +47,14 @@ MOST_MEMORY_B: Final = {10_000_000: 110.0}
 EVENTS: Final = 500_000  # a round, or one for each user if there are fewer
 APART_S: Final = 1.1  # a slot and a little
 SETTLE_S: Final = 2.0  # until the work after a start, or after logins, is over
+
+SILENT: Final = 10_000
+# For each user that falls silent, at least this number of others are online.
+OTHERS_EACH: Final = 9
+# A user that is reported later than this after its deadline counts as not reported. A run
+# shorter than the full one waits for at most `WINDOWS` of its windows.
+PATIENCE_S: Final = 60.0
+WINDOWS: Final = 2
 
 MakeFigure: TypeAlias = Callable[..., Figure]
 Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
@@ -130,3 +144,55 @@ def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]
             name = f"server CPU an event / that with {few:,}, batches"
             growth = ratio(name, (OURS, many, BATCHES), (OURS, few, BATCHES))
             yield replace(growth, most=most)
+
+
+# --- lateness ---------------------------------------------------------------------------
+
+
+def lateness(options: BenchOptions, stage: Stage) -> list[Figure]:
+    """When each system reports silent users, and how many of them."""
+    figures: list[Figure] = []
+    timeout_s = round(
+        min(options.timeout_s, options.seconds)
+    )  # Redis takes whole seconds
+    patience_s = min(PATIENCE_S, WINDOWS * options.seconds)
+    for users, name in plan(options).runs:
+        silent = min(SILENT, users // (1 + OTHERS_EACH))
+        with opened(name, options.folder, users) as system:
+            stage(f"{name}, {users:,} users", None)
+            system.log_in(range(silent, users))
+            stage(f"{name}, {users:,} users, {silent:,} of them fall silent", None)
+            last, began = dict[str, Moment](), time.perf_counter()
+            for number in range(silent):
+                ahead_s = began + number * timeout_s / silent - time.perf_counter()
+                time.sleep(max(0.0, ahead_s))
+                last[uid(number)] = now()
+                system.fall_silent(number, timeout_s)
+            until = time.perf_counter() + timeout_s + patience_s
+            notices = system.wait_for_offlines(silent, until=until)
+        verdict = judge(notices, last, timeout_s=timeout_s)
+        figures += _lateness(name, users, silent, verdict, patience_s)
+    return figures
+
+
+def _lateness(
+    name: str, users: int, silent: int, verdict: Verdict, patience_s: float
+) -> list[Figure]:
+    figure = partial(Figure, "lateness", system=name, users=users)
+    late_s = [late_s for late_s in verdict.delivered_s if late_s <= patience_s]
+    figures = [
+        figure("fell silent", silent, ""),
+        figure(f"told within {patience_s:g} s", len(late_s), ""),
+    ]
+    if late_s:
+        figures += [
+            figure("told p50", 1000 * quantile(late_s, 0.5), "ms"),
+            figure("told p99", p99_ms(late_s), "ms"),
+            figure("told last", 1000 * quantile(late_s, 1.0), "ms"),
+        ]
+    if name == OURS:
+        figures += [
+            figure("told too early", verdict.early, "", NONE),
+            figure("decided p99", p99_ms(verdict.decided_s), "ms", DECIDED_MS),
+        ]
+    return figures

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,6 @@ def facts(folder: Path | None) -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "wheel": WHEEL,
-        "trio": version("trio"),
-        "msgpack": version("msgpack"),
         "sqlite": sqlite3.sqlite_version,
         "redis": _version("redis-server"),
         "valkey": _version("valkey-server"),

@@ -17,11 +17,9 @@ from liveness.console.terminal import report_line
 from liveness.errors import LivenessError
 from liveness.lab.bench import BenchOptions, machine, scenarios, systems
 from liveness.lab.bench.cluster_cost import cluster, missing_for_cluster
-from liveness.lab.bench.cost import cost
-from liveness.lab.bench.lateness import lateness
+from liveness.lab.bench.cost import cost, lateness
 from liveness.lab.bench.outlet_cost import missing_for_outlets, outlets
 from liveness.lab.bench.replacement import restart
-from liveness.lab.bench.steady import impossible_rate, steady
 from liveness.lab.bench.timer_scenario import timers
 from liveness.lab.common.figures import Figure, are_met, as_table, summary
 from liveness.lab.common.processes import ProgramError
@@ -53,7 +51,7 @@ SCENARIOS: Final = {
     for scenario in (
         Scenario(scenarios.idle, 2.0, 0.17, 0.0, 0.0),
         Scenario(scenarios.logins, 4.0, 0.0, 0.0, 1.0),
-        Scenario(steady, 2.5, 2.0, 1.0, 1.0, impossible_rate),
+        Scenario(scenarios.steady, 2.5, 2.0, 1.0, 1.0, scenarios.impossible_rate),
         Scenario(scenarios.silence, 3.0, 0.0, 1.0, 1.5),
         Scenario(restart, 3.0, 0.3, 4.0, 3.0),
         Scenario(timers, 30.0, 3.0, 0.0, 40.0),

@@ -114,7 +114,7 @@ class Setex:
         """As of the sidecar; nothing for a larger size than 1."""
         if size > 1:
             return b""  # no command sets several keys with an expiry
-        return b"".join(self._setex(number, LONG_S) for number in numbers)
+        return b"".join(self._activity([number], LONG_S) for number in numbers)
 
     def write(self, data: bytes) -> None:
         """Write commands; return once they are answered."""
@@ -123,7 +123,7 @@ class Setex:
 
     def fall_silent(self, number: int, timeout_s: int) -> None:
         """Send a user's last activity."""
-        self.write(self._setex(number, timeout_s))
+        self.write(self._activity([number], timeout_s))
 
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
         """The keys that expire."""
@@ -136,7 +136,8 @@ class Setex:
             found.append(_silent([name]))
         return found
 
-    def _setex(self, number: int, timeout_s: int) -> bytes:
+    def _activity(self, numbers: Sequence[int], timeout_s: int) -> bytes:
+        (number,) = numbers
         return command("SETEX", uid(number), timeout_s, "gw-1")
 
 
@@ -146,11 +147,7 @@ class Zset(Setex):
     def requests(self, numbers: Sequence[int], size: int) -> bytes:
         """As of the sidecar."""
         parts = [numbers[at : at + size] for at in range(0, len(numbers), size)]
-        return b"".join(self._zadd(part, LONG_S) for part in parts)
-
-    def fall_silent(self, number: int, timeout_s: int) -> None:
-        """Send a user's last activity."""
-        self.write(self._zadd([number], timeout_s))
+        return b"".join(self._activity(part, LONG_S) for part in parts)
 
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
         """The members that are due; they are removed from the set."""
@@ -166,7 +163,7 @@ class Zset(Setex):
                 time.sleep(SWEEP_S)
         return notices
 
-    def _zadd(self, numbers: Sequence[int], timeout_s: int) -> bytes:
+    def _activity(self, numbers: Sequence[int], timeout_s: int) -> bytes:
         due_s = now().wall_ms / 1000 + timeout_s
         # Distinct deadlines, as in practice, within one command too.
         pairs = (
