@@ -54,9 +54,9 @@ SCENARIOS: Final = {
         Scenario(scenarios.steady, 2.5, 2.0, 1.0, 1.0, scenarios.impossible_rate),
         Scenario(scenarios.silence, 3.0, 0.0, 1.0, 1.5),
         Scenario(restart, 3.0, 0.3, 4.0, 3.0),
-        Scenario(timers, 30.0, 3.0, 0.0, 40.0),
-        Scenario(cluster, 30.0, 3.0, 0.0, 20.0, lambda _: missing_for_cluster()),
-        Scenario(outlets, 30.0, 3.0, 0.0, 10.0, lambda _: missing_for_outlets()),
+        Scenario(timers, 9.0, 2.0, 0.0, 115.0),
+        Scenario(cluster, 9.0, 3.0, 0.0, 45.0, lambda _: missing_for_cluster()),
+        Scenario(outlets, 6.0, 3.0, 0.0, 50.0, lambda _: missing_for_outlets()),
         Scenario(cost, 1.0, 0.4, 0.0, 1.0, systems.missing_program),
         Scenario(lateness, 0.5, 0.5, 2.0, 1.0, systems.missing_program),
     )

@@ -41,8 +41,8 @@ PAYLOAD: Final = '{"room": 17}'
 # Timers created a second, and as many cancelled: the promised rate, and some more for the
 # time of the last pong.
 CREATED_PER_S: Final = 10_500
-# Each is cancelled when so many more have been created, after two seconds.
-AHEAD: Final = 2 * CREATED_PER_S
+# Each is cancelled when so many more have been created, after a second.
+AHEAD: Final = CREATED_PER_S
 FIRING_PER_S: Final = 1_000
 FIRING_AFTER_S: Final = 5.0
 # Timers that come due at the same moment are created at this rate, until so long before it.

@@ -1,7 +1,7 @@
 """A load of transitions: users log in and out at an even pace, and some fall silent.
 
-Scenarios run it beside this and that in turns, to measure what it costs, and whether local
-promises are kept meanwhile.
+Scenarios run it with something switched on and off, in turns, to measure what that costs,
+and whether local promises are kept meanwhile.
 """
 
 import importlib.util
