@@ -184,4 +184,6 @@ def _markdown(rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), reports()), "utf-8")
+    PAGE.write_text(
+        filled(PAGE.read_text(encoding="utf-8"), reports()), encoding="utf-8"
+    )

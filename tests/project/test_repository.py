@@ -211,7 +211,7 @@ def test_the_second_set_up_finds_everything_there(ready: Copy) -> None:
         ("wheels", "requirements/dev.lock"),
         ("release", "requirements/audit.lock"),
         ("check", "requirements/dev.lock"),
-        ("performance", "requirements/dev.lock"),
+        ("performance", "requirements/runtime.lock"),
         ("docs", "requirements/docs.lock"),
         ("fuzz", "requirements/fuzz.lock"),
         ("audit", "requirements/audit.lock"),

@@ -84,11 +84,10 @@ def _version(server: str) -> str | None:
 
 def _huge_pages() -> str:
     """The mode of transparent huge pages, on which memory figures depend."""
-    try:
-        modes = _read("/sys/kernel/mm/transparent_hugepage/enabled")
-    except FileNotFoundError:
+    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not modes.exists():
         return "none"  # the kernel was built without them
-    return modes.split("[")[1].split("]")[0]
+    return _read(str(modes)).split("[")[1].split("]")[0]
 
 
 def _disk(folder: Path) -> str:

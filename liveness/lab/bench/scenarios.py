@@ -15,6 +15,7 @@ from liveness.lab.common.load import LoadGateway, LoadUsers, Moment, Pace, cut, 
 
 IDLE_SETTLE_S: Final = 1.0  # until the work after a start is over
 IDLE_S: Final = 5.0
+LOGINS_S: Final = 60.0  # longer than the logins of ten million users take
 STEADY_SETTLE_S: Final = 1.0  # after the logins
 # Users that fall silent each second in `steady`. They have the short timeout.
 FALLS_PER_S: Final = 50
@@ -44,9 +45,7 @@ def logins(options: BenchOptions, stage: Stage) -> list[Figure]:
     frames = users.logins(range(len(users)))
     with (
         linked_sidecar(options.folder, timeout_s=LONG_S) as (sidecar, gateway),
-        Stragglers(
-            sidecar.socket, first_s=FIRST_S, seconds=floor.patience_s
-        ) as stragglers,
+        Stragglers(sidecar.socket, first_s=FIRST_S, seconds=LOGINS_S) as stragglers,
     ):
         stragglers.wait_for_first()
         stage("everyone logs in", None)
@@ -98,7 +97,12 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
     long_s = options.timeout_s + 3 * options.users / options.rate
     with linked_sidecar(options.folder, timeout_s=long_s) as (sidecar, gateway):
         stage("everyone logs in", None)
-        _log_in(gateway, users, falling, options.timeout_s)
+        gateway.send(users.logins(range(falling, len(users))))
+        gateway.ping()  # so that the short timeouts do not pass while these go to disk
+        gateway.send(users.logins(range(falling), timeout=options.timeout_s))
+        gateway.ping()
+        # Less than half a timeout, after which their first activity comes.
+        time.sleep(min(STEADY_SETTLE_S, options.timeout_s / 4))
         pace = Pace(gateway, rate=options.rate)
         stage("users send, some fall silent", lambda: pace.count / len(order))
         with Window(sidecar) as sending:
@@ -132,18 +136,6 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
     ]
     figures = [Figure("steady", *row) for row in rows]
     return [*figures, *mistakes("steady", verdict)]
-
-
-def _log_in(
-    gateway: LoadGateway, users: LoadUsers, falling: int, timeout_s: float
-) -> None:
-    """Log in all users; the first *falling* of them with the short timeout, and last."""
-    gateway.send(users.logins(range(falling, len(users))))
-    gateway.ping()  # so that the short timeouts do not pass while these go to disk
-    gateway.send(users.logins(range(falling), timeout=timeout_s))
-    gateway.ping()
-    # Less than half a timeout, after which their first activity comes.
-    time.sleep(min(STEADY_SETTLE_S, timeout_s / 4))
 
 
 def _falling(options: BenchOptions) -> int:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from liveness.lab.bench.floors import NONE
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.judge import judge, p99_ms
 from liveness.lab.common.load import LoadGateway, LoadUsers, Moment, Notices, now
@@ -68,18 +69,16 @@ class Stragglers(LoadGateway):
         self.wait_for(expected, until=until + PATIENCE_S)
         due = {uid: at for uid, at in self._due.items() if began <= at.mono <= until}
         notices = [
-            Notices(
-                received, [record for record in records if record.get("uid") in due]
-            )
+            Notices(received, [one for one in records if one.get("uid") in due])
             for received, records in self.notices
         ]
-        verdict = judge(notices, due, timeout_s=0.0)
+        verdict = judge(notices, due)
         return [
             Figure(scenario, f"others {name}", value, unit, most)
             for name, value, unit, most in (
                 ("decided p99", p99_ms(verdict.decided_s), "ms", decided_ms),
                 ("delivered p99", p99_ms(verdict.delivered_s), "ms", delivered_ms),
-                ("early", verdict.early, "", 0.0),
-                ("missing", verdict.missing, "", 0.0),
+                ("early", verdict.early, "", NONE),
+                ("missing", verdict.missing, "", NONE),
             )
         ]

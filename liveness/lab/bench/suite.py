@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,7 +58,7 @@ SCENARIOS: Final = {
         Scenario(cluster, 9.0, 3.0, 0.0, 45.0, lambda _: missing_for_cluster()),
         Scenario(outlets, 6.0, 3.0, 0.0, 50.0, lambda _: missing_for_outlets()),
         Scenario(cost, 1.0, 0.4, 0.0, 1.0, systems.missing_program),
-        Scenario(lateness, 0.5, 0.5, 2.0, 1.0, systems.missing_program),
+        Scenario(lateness, 0.5, 0.7, 1.0, 1.0, systems.missing_program),
     )
 }
 # Left out of a run of everything where something is not installed.
@@ -186,12 +186,9 @@ def _exit_on_signals() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
 
-    numbers = [signal.SIGTERM, signal.SIGHUP]
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
-        numbers.pop()
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
+    with ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                before = signal.signal(number, end)
+                stack.callback(signal.signal, number, before)
         yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
