@@ -33,7 +33,7 @@ PENDING_A_USER: Final = 100
 # connected. So some forty a second fire during the other measurements.
 SPREAD_MS: Final = 3 * 86_400_000
 # Until all timers of the next hour are in memory: no metric says that they are.
-LOADING_S: Final = 3.0
+LOADING_S: Final = 5.0
 # Typical delays: an unfinished login, an unacknowledged message, a reminder, a deadline,
 # a request to rate an order.
 AFTER_S: Final = (3.0, 4.0, 86_400.0, 172_800.0, 259_200.0)
