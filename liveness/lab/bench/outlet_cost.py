@@ -30,7 +30,12 @@ from liveness.lab.bench.transitions import (
 )
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.load import LoadError, LoadGateway, LoadUsers
-from liveness.lab.common.processes import HOST, Sidecar, reserved_port, temporary_folder
+from liveness.lab.common.processes import (
+    HOST,
+    SidecarProgram,
+    reserved_port,
+    temporary_folder,
+)
 
 # The floors.
 WEBHOOK_PER_S: Final = 20_000.0
@@ -169,9 +174,11 @@ def _write_log(folder: Path, count: int) -> int:
 
 
 @contextmanager
-def _sidecar(folder: Path, settings: str) -> Iterator[Sidecar]:
+def _sidecar(folder: Path, settings: str) -> Iterator[SidecarProgram]:
     """A sidecar that runs, on the log in *folder*."""
-    sidecar = Sidecar(folder, timeout_s=LONG_S, settings=settings, env=MANY_USERS)
+    sidecar = SidecarProgram(
+        folder, timeout_s=LONG_S, settings=settings, env=MANY_USERS
+    )
     with watched(sidecar):
         sidecar.start()
         yield sidecar

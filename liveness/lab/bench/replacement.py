@@ -26,7 +26,7 @@ from liveness.lab.bench.sidecars import MANY_USERS, watched
 from liveness.lab.common.figures import Figure, mistakes
 from liveness.lab.common.judge import Judge, Moment, Notices, quantile
 from liveness.lab.common.load import LoadGateway, now, uid
-from liveness.lab.common.processes import Sidecar, socket_in, temporary_folder
+from liveness.lab.common.processes import SidecarProgram, socket_in, temporary_folder
 from liveness.lab.common.promises import SessionLog
 
 ARRIVALS_PER_S: Final = 100.0
@@ -148,7 +148,9 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
         listener.listen()
         timeout_s = options.timeout_s
         with watched(
-            Sidecar(folder, timeout_s=timeout_s, env=MANY_USERS, listener=listener)
+            SidecarProgram(
+                folder, timeout_s=timeout_s, env=MANY_USERS, listener=listener
+            )
         ) as sidecar:
             try:
                 planned, crash = trio.run(_replaced_twice, sidecar, load, stage)
@@ -173,7 +175,7 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
 
 
 async def _replaced_twice(
-    sidecar: Sidecar, load: ReplacementLoad, stage: Stage
+    sidecar: SidecarProgram, load: ReplacementLoad, stage: Stage
 ) -> tuple[Replacement, Replacement]:
     after_s = load.options.timeout_s + load.options.at_most_s(AFTER_S)
     sidecar.launch()
@@ -208,7 +210,7 @@ async def _replaced_twice(
     return planned, crash
 
 
-async def _replaced(sidecar: Sidecar, number: signal.Signals) -> Replacement:
+async def _replaced(sidecar: SidecarProgram, number: signal.Signals) -> Replacement:
     asked = time.perf_counter()
     sidecar.signal(number)
     await sidecar.ended()

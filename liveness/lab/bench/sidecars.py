@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from liveness.lab.common.load import LoadError, LoadGateway
-from liveness.lab.common.processes import NOTHING, Program, Sidecar, temporary_folder
+from liveness.lab.common.processes import (
+    NOTHING,
+    Program,
+    SidecarProgram,
+    temporary_folder,
+)
 
 P = TypeVar("P", bound=Program)
 
@@ -38,17 +43,17 @@ def watched(program: P) -> Iterator[P]:
 @contextmanager
 def fresh_sidecar(
     folder: Path | None, *, env: Mapping[str, str] = NOTHING, **options: Any
-) -> Iterator[Sidecar]:
+) -> Iterator[SidecarProgram]:
     """A sidecar that is not started yet; it and its files are removed at the end.
 
     Args:
         folder: Where its own folder is made; None: the temporary folder.
         env: Added to its environment.
-        options: Those of `Sidecar`, as `timeout_s` and `settings`.
+        options: Those of `SidecarProgram`, as `timeout_s` and `settings`.
     """
     with (
         temporary_folder(folder) as own,
-        watched(Sidecar(own, env={**MANY_USERS, **env}, **options)) as sidecar,
+        watched(SidecarProgram(own, env={**MANY_USERS, **env}, **options)) as sidecar,
     ):
         yield sidecar
 
@@ -56,7 +61,7 @@ def fresh_sidecar(
 @contextmanager
 def linked_sidecar(
     folder: Path | None, **options: Any
-) -> Iterator[tuple[Sidecar, LoadGateway]]:
+) -> Iterator[tuple[SidecarProgram, LoadGateway]]:
     """A sidecar that runs, and a link to it; *options* as of `fresh_sidecar`."""
     with fresh_sidecar(folder, **options) as sidecar:
         sidecar.start()

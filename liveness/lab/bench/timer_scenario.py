@@ -23,7 +23,7 @@ from liveness.lab.bench.systems import LONG_S
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.judge import Notices, Verdict, judge, p99_ms, quantile
 from liveness.lab.common.load import LoadGateway, LoadUsers, Pace, packed
-from liveness.lab.common.processes import Sidecar
+from liveness.lab.common.processes import SidecarProgram
 
 # The table's file in the state directory; docs/timers.md names it.
 DATABASE: Final = "timers.db"
@@ -172,7 +172,7 @@ def _keys(count: int) -> list[str]:
 
 
 def _create_and_cancel(
-    sidecar: Sidecar, gateway: LoadGateway, options: BenchOptions, stage: Stage
+    sidecar: SidecarProgram, gateway: LoadGateway, options: BenchOptions, stage: Stage
 ) -> list[Figure]:
     """As many timers are created as cancelled, while users send and fall silent."""
     keys = _keys(round(options.seconds * CREATED_PER_S) + AHEAD)

@@ -266,7 +266,7 @@ def reserved_port() -> socket.socket:
 # --- the programs that several need ---------------------------------------------------
 
 
-class Sidecar(Program):
+class SidecarProgram(Program):
     """A sidecar with its socket, state and output in *folder*; its address is HTTP's.
 
     Args:

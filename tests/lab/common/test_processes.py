@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from liveness.lab.common.processes import Program, ProgramError, Sidecar, socket_in
+from liveness.lab.common.processes import (
+    Program,
+    ProgramError,
+    SidecarProgram,
+    socket_in,
+)
 
 READY = "print('ready at here:1', flush=True)"
 WAITS = f"import signal; {READY}; signal.pause()"
@@ -120,7 +125,7 @@ def test_a_sidecar_takes_the_socket_that_it_inherits(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(socket_in(tmp_path)))
         listener.listen()
-        with Sidecar(tmp_path, timeout_s=30, listener=listener) as sidecar:
+        with SidecarProgram(tmp_path, timeout_s=30, listener=listener) as sidecar:
             for _ in range(2):
                 sidecar.start()
                 with socket.socket(socket.AF_UNIX) as link:
