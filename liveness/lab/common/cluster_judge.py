@@ -1,0 +1,287 @@
+"""Checks that a user is online anywhere exactly while it is on some host.
+
+Each host has a `HostJudge`, which knows what each user did there. This one compares all of
+them with the records of the cluster. A user may be on several hosts at once: it is offline
+when its last session ends, on whichever host.
+
+Like the other judge it has no clock: every moment is in seconds of one monotonic clock.
+While Redis is away nothing is known. A host that was killed keeps its users until the
+others notice; when it comes back it lists those that it knows, and they are online again
+until it has decided what became of them. What nobody can tell is not judged: see
+`expected`.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, NamedTuple
+
+from liveness.core.records import MOVED, OFFLINE
+from liveness.lab.common.faults import Faults
+from liveness.lab.common.host_judge import (
+    GRACE_S,
+    RECOVERY_S,
+    HostJudge,
+    UserState,
+)
+from liveness.lab.common.promises import NO_PROMISE, Breach
+
+# From a decision of a sidecar until every reader of the cluster knows: the sidecar's disk,
+# the linger, a call, and the pause between two reads take half a second on a busy machine.
+PUBLISH_S: Final = 1.0
+# The others notice a lost host after half a lease of silence and half a lease of looking
+# on, each up to a sixth late; then they end its sessions.
+LOST_LEASES: Final = 2.0
+
+MAX_LOST: Final = 100  # kills of hosts that are remembered, in a demo of a day
+
+
+@dataclass(slots=True)
+class LostHost:
+    """A host that was killed, and what became of the users whose newest session it had."""
+
+    name: str
+    killed_at: float
+    users: set[str]  # of which nothing is known yet
+    # Seconds until they were on another host, or offline.
+    moved_s: list[float] = field(default_factory=list)
+    offline_s: list[float] = field(default_factory=list)
+    kept: int = 0  # neither, before the host was started again
+
+
+@dataclass(slots=True)
+class Kill:
+    """The last time that a host was killed."""
+
+    at: float
+    started_at: float = inf  # from then on it may list its users again
+    up_at: float = inf
+
+
+class OnlineCounts(NamedTuple):
+    """How many users are online anywhere, by what they have to be."""
+
+    required: int  # have to be online
+    required_online: int
+    forbidden: int  # must not be
+    forbidden_online: int
+    open: int  # have just come or gone, or their host was lost: both is right
+    open_online: int
+
+
+class ClusterJudge:
+    """Checks the records of the cluster against the judges of its hosts.
+
+    Args:
+        hosts: The judge of each host, by its name; all know the same users.
+        lease_s: The lease of the hosts.
+    """
+
+    def __init__(self, hosts: Mapping[str, HostJudge], *, lease_s: float) -> None:
+        self.faults = Faults()
+        self.ends = Counter[str]()  # by reason, or "moved"
+        self.lost: deque[LostHost] = deque(maxlen=MAX_LOST)
+        self.not_judged = 0  # offlines
+        self._hosts = hosts
+        self._lease_s = lease_s
+        first = next(iter(hosts.values()))
+        self._users = first.users.keys()
+        self._timeout_s = first.timeout_s
+        self._settling_s = first.flush_s + GRACE_S + PUBLISH_S
+        self._online: dict[int, dict[str, str]] = {}  # user and host, by partition
+        self._kills: dict[str, Kill] = {}  # the last one of each host
+        self._redis_away: tuple[float, float] = (-inf, -inf)  # from, until; inf: still
+
+    # --- disruptions ----------------------------------------------------------------
+
+    def host_killed(self, name: str, at: float) -> None:
+        """A host was killed, with its sidecar and its gateway."""
+        self._kills[name] = Kill(at)
+        users = {user for user, host in self._places() if host == name}
+        self.lost.append(LostHost(name, at, users))
+
+    def host_starts(self, name: str, at: float) -> None:
+        """It is started again, and settles itself what is left of its users."""
+        self._kills[name].started_at = at
+        for lost in self.lost:
+            if lost.name == name:
+                lost.kept += len(lost.users)
+                lost.users.clear()
+
+    def host_up(self, name: str, at: float) -> None:
+        """Its sidecar and its gateway are ready."""
+        self._kills[name].up_at = at
+
+    def redis_killed(self, at: float) -> None:
+        """Redis was killed, with all that it knew."""
+        self._redis_away = (at, inf)
+
+    def redis_up(self, at: float) -> None:
+        """Redis is up again, and empty."""
+        self._redis_away = (self._redis_away[0], at)
+
+    @property
+    def calm_since(self) -> float:
+        """When the hosts had told Redis all they know, after it was away; inf: not yet."""
+        return self._redis_away[1] + self._lease_s + RECOVERY_S
+
+    # --- records --------------------------------------------------------------------
+
+    def take(
+        self,
+        partition: int,
+        kind: str,
+        user: str,
+        *,
+        host: str,
+        reason: str,
+        decided: float,
+    ) -> None:
+        """Checks a record; its host is where the user is, or was until it went offline."""
+        users = self._online.setdefault(partition, {})
+        self.faults.forget(user)
+        if kind == OFFLINE:
+            self.ends[reason] += 1
+            users.pop(user, None)
+            self._check_offline(user, decided, f"by {reason} on {host}")
+        else:
+            self.ends[MOVED] += kind == MOVED
+            users[user] = host
+        self._note_lost(user, users.get(user), decided)
+
+    def take_list(
+        self, partition: int, now: dict[str, str], *, is_settled: bool, at: float
+    ) -> None:
+        """Takes a list of users and their hosts: others went offline without a record."""
+        before = self._online.get(partition, {})
+        self._online[partition] = now
+        for user in {**before, **now}:
+            self.faults.forget(user)
+            self._note_lost(user, now.get(user), at)
+            if user not in now and is_settled:
+                self._check_offline(user, at, "and is in no list")
+
+    @property
+    def online(self) -> int:
+        """How many users and guests are online anywhere, by the records."""
+        return sum(map(len, self._online.values()))
+
+    def online_on(self, name: str) -> int:
+        """How many of them have their newest session on a host."""
+        return sum(host == name for _, host in self._places())
+
+    def check_overdue(self, at: float) -> None:
+        """Looks for users that the cluster should have reported by *at*."""
+        online = {user for user, _ in self._places()}
+        for uid in self._users:
+            expected = self.expected(uid, at)
+            if expected is None or expected is (uid in online):
+                continue
+            what = "is on no host" if uid in online else "is on a host"
+            state = "online" if uid in online else "offline"
+            self._fault("missed", uid, f"{what}, and {state} in the cluster")
+
+    def counts(self, at: float) -> OnlineCounts:
+        """Who has to be online anywhere at *at*, and who is."""
+        online = {user for user, _ in self._places()}
+        counts = Counter((self.expected(uid, at), uid in online) for uid in self._users)
+        numbers = list[int]()
+        for expected in (True, False, None):
+            there = counts[expected, True]
+            numbers += there + counts[expected, False], there
+        return OnlineCounts(*numbers)
+
+    # --- what users are by what they did ----------------------------------------------
+
+    def expected(self, uid: str, at: float) -> bool | None:
+        """Whether a user has to be online anywhere at *at*; None: both is right.
+
+        Both is right while a change may still be on its way.
+        """
+        if at < self.calm_since:
+            return None
+        alive_since, over_at = list[float](), -inf
+        for name, judge in self._hosts.items():
+            user = judge.users[uid]
+            since = self._alive_since(name, user, at)
+            if since is not None:
+                alive_since.append(since)
+            over_at = max(over_at, self._over_at(name, user))
+        since = max(min(alive_since, default=over_at), self.calm_since)
+        return bool(alive_since) if at - since > self._settling_s else None
+
+    def _is_down(self, name: str) -> bool:
+        """Whether a host was killed, and is not up again."""
+        kill = self._kills.get(name)
+        return kill is not None and kill.up_at == inf
+
+    def _alive_since(self, name: str, user: UserState, at: float) -> float | None:
+        """Since when a user is on a host that runs; None: it is not there."""
+        is_heard = at - user.last_wrote(by=at) < self._timeout_s
+        is_there = user.joined_at is not None and user.left_at is None and is_heard
+        if not is_there or self._is_down(name):
+            return None
+        assert user.joined_at is not None
+        return max(user.joined_at, self._hosts[name].calm_since)
+
+    def _over_at(self, name: str, user: UserState) -> float:
+        """When the sessions of a user on a host have to be over; -inf: it had none."""
+        wrote, kill = user.last_wrote(by=inf), self._kills.get(name)
+        over_at = wrote + self._timeout_s if user.left_at is None else user.left_at
+        is_old = kill is not None and wrote < kill.up_at  # not from after its return
+        if kill is None or not is_old or over_at < kill.at - self._settling_s:
+            calm_since = -inf if self._is_down(name) else self._hosts[name].calm_since
+            return max(over_at, calm_since)
+        if kill.started_at == inf:
+            # Those who watch it begin anew when Redis comes back.
+            return max(kill.at, self.calm_since) + LOST_LEASES * self._lease_s
+        # Its connection died with the host, which does not know that. The host takes the
+        # user for online until its gateway comes back without it, or its silence is
+        # decided: the timeout begins anew.
+        return max(kill.up_at, self._hosts[name].calm_since) + self._timeout_s
+
+    # --- checks -----------------------------------------------------------------------
+
+    def _check_offline(self, user: str, decided: float, how: str) -> None:
+        """An offline is false if the user had been on another host for long enough."""
+        if user not in self._users:
+            return
+        hosts = list[str]()
+        for name, judge in self._hosts.items():
+            since = self._alive_since(name, judge.users[user], decided)
+            if since is None:
+                continue
+            is_known = decided - since > PUBLISH_S
+            if is_known and not self._may_be_unknown(since, decided):
+                hosts.append(name)
+            else:
+                self.not_judged += 1
+        if hosts:
+            what = f"is on {' and '.join(hosts)}, and was reported offline {how}"
+            self._fault("false", user, what)
+            self.faults.excuse("missed", user)  # that it is offline is the same fault
+
+    def _may_be_unknown(self, since: float, decided: float) -> bool:
+        """Whether Redis may not have been told of a session that began at *since*.
+
+        A Redis that starts empty is told by one host after the other, within a lease. A
+        session that began while it was away, or shortly before, may take longer.
+        """
+        away_at, up_at = self._redis_away
+        if decided < up_at + self._lease_s:
+            return True
+        return away_at - PUBLISH_S <= since and decided < self.calm_since
+
+    def _note_lost(self, user: str, host: str | None, at: float) -> None:
+        for lost in self.lost:
+            if user in lost.users and host != lost.name:
+                lost.users.remove(user)
+                took = lost.offline_s if host is None else lost.moved_s
+                took.append(at - lost.killed_at)
+
+    def _places(self) -> list[tuple[str, str]]:
+        return [pair for users in self._online.values() for pair in users.items()]
+
+    def _fault(self, kind: str, user: str, what: str) -> None:
+        self.faults.add(kind, user, Breach(NO_PROMISE, what))
