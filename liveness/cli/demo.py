@@ -1,12 +1,12 @@
 """`liveness demo`: a chat gateway, its users and a sidecar, checked."""
 
-from functools import partial
 from typing import Annotated, Final
 
 import trio
 from cyclopts import Parameter
 
 from liveness.cli.options import as_written, declared, number
+from liveness.lab.demo.demo_run import DemoOptions
 from liveness.lab.demo.launcher import run
 from liveness.lab.demo.script import MOST_HOSTS
 
@@ -62,15 +62,13 @@ def demo(
 
     On a terminal it shows a live picture and takes keys.
     """
-    code: int = trio.run(
-        partial(
-            run,
-            seconds=seconds,
-            users=users,
-            timeout=timeout,
-            hosts=hosts,
-            script=script,
-            gateway=gateway,
-        )
+    options = DemoOptions(
+        seconds=seconds,
+        users=users,
+        timeout=timeout,
+        hosts=hosts,
+        script=script,
+        gateway=gateway,
     )
+    code: int = trio.run(run, options)
     return code

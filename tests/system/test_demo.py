@@ -19,8 +19,8 @@ import pytest
 
 from liveness.cli import main
 from liveness.lab.demo import gateway as gateway_module
-from liveness.lab.demo import processes
-from liveness.lab.demo.plans import Behaviour
+from liveness.lab.demo import demo_host
+from liveness.lab.demo.plans import WITH_ONE_HOST
 from liveness.lab.demo.script import ACTIONS
 from tests.helpers.needs import needs
 from tests.system.conftest import Start
@@ -153,7 +153,7 @@ def test_the_demo_shows_silences_and_reminders_and_ends_with_0(run: Run) -> None
     assert (shown.code, shown.err) == (0, ""), shown.out
     assert f"{NO_FAULT}\n" in shown.out
     lines = shown.out.splitlines()
-    assert re.fullmatch(r"  see the live page:  http://127\.0\.0\.1:\d+/", lines[2])
+    assert re.fullmatch(r" +http://127\.0\.0\.1:\d+/   nc 127\.0\.0\.1 \d+", lines[3])
     # The path of this Python may be of any length.
     assert all(len(line) <= 80 for line in lines if "liveness watch" not in line)
     assert re.search(r"\d+ s   online \d+, said \d+, silence [1-9]", shown.out)
@@ -170,7 +170,7 @@ def test_the_demo_shows_silences_and_reminders_and_ends_with_0(run: Run) -> None
 def test_the_account_adds_up(run: Run) -> None:
     table = run[0].table()
     everyone = table.pop("all")
-    assert set(table) == {*Behaviour, "guest"}
+    assert set(table) == {*WITH_ONE_HOST, "silenced", "guest"}
     assert sum(table.values(), Counter()) == +everyone
     for row in (*table.values(), everyone):
         assert row["users"] == sum(row.values()) - row["users"]
@@ -194,7 +194,7 @@ def test_a_fault_of_the_gateway_is_named_and_ends_the_demo_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        processes, "GATEWAY", (sys.executable, "-c", FAULTY, *processes.GATEWAY[3:])
+        demo_host, "GATEWAY", (sys.executable, "-c", FAULTY, *demo_host.GATEWAY[3:])
     )
     assert main.main(["demo", "--users", "10", "--timeout", "1", "--seconds", "5"]) == 1
     out = capsys.readouterr().out
@@ -206,12 +206,12 @@ def test_a_gateway_that_does_not_start_ends_the_demo_with_its_last_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        processes, "GATEWAY", (sys.executable, "-c", "raise SystemExit('no port')")
+        demo_host, "GATEWAY", (sys.executable, "-c", "raise SystemExit('no port')")
     )
     assert main.main(["demo"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "    no port",
-        "liveness: the gateway did not start, exit code 1",
+        "liveness: the gateway has ended, exit code 1",
     ]
 
 
@@ -266,7 +266,9 @@ def test_nobody_is_offline_that_is_on_another_host_whatever_is_killed() -> None:
     assert "done: host 2, hop 1, silence 1, redis 2\n" in shown.out
     assert re.search(r"^hops: [1-9]", shown.out, re.M)
     assert re.search(r"^host-2 killed with \d+ users:$", shown.out, re.M)
-    assert re.search(r"^[\d:.]{12}  moved    user-\d\d  host-\d  gw-", shown.out, re.M)
+    assert re.search(
+        r"^[\d:.]{12}  moved    user-\d\d  gw-\d on host-\d from", shown.out, re.M
+    )
     lines = [line for line in shown.out.splitlines() if "liveness watch" not in line]
     assert all(len(line) <= 80 for line in lines), shown.out
     for line in (
@@ -281,7 +283,7 @@ def test_nobody_is_offline_that_is_on_another_host_whatever_is_killed() -> None:
 @needs("redis-server")
 def test_on_a_terminal_keys_kill_hosts_and_redis_and_start_them_again() -> None:
     with Tty("-m", "liveness", "demo", *HOSTS_OPTIONS, END_S) as tty:
-        tty.until(r"host-1 up   host-2 up   host-3 up   Redis up   \d+ hops")
+        tty.until(r"host-1 up   host-2 up   host-3 up   Redis up   \d+ online")
         for key, said in (
             ("2", "host-2 down"),
             ("r", "Redis down"),
@@ -341,14 +343,14 @@ OPTIONS = ("--users", 40, "--timeout", 2, "--seconds")
 def picture(seconds: int = END_S, **environment: Any) -> Iterator[Tty]:
     """A demo on a terminal, with its picture there."""
     with Tty("-m", "liveness", "demo", *OPTIONS, seconds, **environment) as tty:
-        tty.until("faults:  early 0")
+        tty.until("faults: early 0")
         yield tty
 
 
 def test_on_a_terminal_it_is_a_picture_with_keys() -> None:
     with Tty("-m", "liveness", "demo", *OPTIONS, END_S) as tty:
-        tty.until(r"gateway up   sidecar up   \d+ online   \d+ events/s")
-        tty.until("▶")
+        tty.until(r"gateway up   sidecar up   \d+ online")
+        tty.until("▲ the hand")
         assert TAKEN in tty.out
         assert COLOUR.search(tty.out)
         assert not tty.is_as_it_was
@@ -398,7 +400,7 @@ def test_a_signal_gives_the_terminal_back_and_leaves_nothing_behind(
 def test_a_fault_of_ours_gives_the_terminal_back() -> None:
     planted = (
         "import sys; from liveness.cli.main import main; from liveness.lab.demo import picture\n"
-        "picture.lateness = lambda _: 1 / 0\n"
+        "picture.measures = lambda _: 1 / 0\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     with Tty("-c", planted, "demo", *OPTIONS, END_S) as tty:
@@ -415,7 +417,7 @@ def test_while_the_demo_is_suspended_the_terminal_is_the_shells() -> None:
         assert GIVEN_BACK in tty.out
         assert tty.is_as_it_was
         os.kill(tty.pid, signal.SIGCONT)
-        tty.until("faults:  early 0")
+        tty.until("faults: early 0")
         assert not tty.is_as_it_was
         tty.type("q")
         tty.until("ended 0")

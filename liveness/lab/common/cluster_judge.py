@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from liveness.core.records import MOVED, OFFLINE
 from liveness.lab.common.faults import Faults
@@ -57,17 +57,6 @@ class Kill:
     at: float
     started_at: float = inf  # from then on it may list its users again
     up_at: float = inf
-
-
-class OnlineCounts(NamedTuple):
-    """How many users are online anywhere, by what they have to be."""
-
-    required: int  # have to be online
-    required_online: int
-    forbidden: int  # must not be
-    forbidden_online: int
-    open: int  # have just come or gone, or their host was lost: both is right
-    open_online: int
 
 
 class ClusterJudge:
@@ -182,16 +171,6 @@ class ClusterJudge:
             state = "online" if uid in online else "offline"
             self._fault("missed", uid, f"{what}, and {state} in the cluster")
 
-    def counts(self, at: float) -> OnlineCounts:
-        """Who has to be online anywhere at *at*, and who is."""
-        online = {user for user, _ in self._places()}
-        counts = Counter((self.expected(uid, at), uid in online) for uid in self._users)
-        numbers = list[int]()
-        for expected in (True, False, None):
-            there = counts[expected, True]
-            numbers += there + counts[expected, False], there
-        return OnlineCounts(*numbers)
-
     # --- what users are by what they did ----------------------------------------------
 
     def expected(self, uid: str, at: float) -> bool | None:
@@ -245,18 +224,15 @@ class ClusterJudge:
 
     def _check_offline(self, user: str, decided: float, how: str) -> None:
         """An offline is false if the user had been on another host for long enough."""
-        if user not in self._users:
-            return
         hosts = list[str]()
-        for name, judge in self._hosts.items():
+        for name, judge in self._hosts.items() if user in self._users else ():
             since = self._alive_since(name, judge.users[user], decided)
             if since is None:
                 continue
-            is_known = decided - since > PUBLISH_S
-            if is_known and not self._may_be_unknown(since, decided):
-                hosts.append(name)
-            else:
+            if decided - since <= PUBLISH_S or self._may_be_unknown(since, decided):
                 self.not_judged += 1
+            else:
+                hosts.append(name)
         if hosts:
             what = f"is on {' and '.join(hosts)}, and was reported offline {how}"
             self._fault("false", user, what)

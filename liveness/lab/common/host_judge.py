@@ -73,7 +73,8 @@ class HostJudge:
         self, plans: Mapping[str, str], *, timeout_s: float, flush_s: float
     ) -> None:
         self.faults = Faults()
-        self.ends = Counter[tuple[str, str]]()  # by plan, and reason or "moved"
+        self.ends = Counter[str]()  # by reason, or "moved"
+        self.ends_of = Counter[tuple[str, str]]()  # by plan, too
         self.lateness_s: deque[float] = deque(maxlen=MAX_LATENESSES)
         self.not_measured = 0
         self.timeout_s = timeout_s
@@ -116,11 +117,11 @@ class HostJudge:
 
     def asks(self, uid: str, key: str, seconds: float, at: float) -> None:
         """A user is about to ask for a timer."""
-        self.timers.asks(key, seconds, at=at, is_safe=self._is_read(uid))
+        self.timers.asks(key, seconds, at=at, is_calm=self._is_calm(uid, at))
 
     def cancels(self, uid: str, key: str, at: float) -> None:
         """A user is about to cancel a timer."""
-        self.timers.cancels(key, at=at, is_safe=self._is_read(uid))
+        self.timers.cancels(key, at=at, is_calm=self._is_calm(uid, at))
 
     def hung_up(self, uid: str, reason: str, at: float) -> None:
         """A user's connection has ended; a fault if it should have stayed.
@@ -128,23 +129,22 @@ class HostJudge:
         The reason is the gateway's last message, or "".
         """
         self._note_standstill(at)
-        user = self.users[uid]
-        is_in = user.joined_at is not None and user.left_at is None
-        was_active, is_read = is_in and not user.is_silent, self._is_read(uid)
+        user, is_read = self.users[uid], self._is_read(uid)
+        is_over = user.joined_at is None or user.left_at is not None or user.is_silent
         user.connected_at = user.joined_at = None
         has_record = reason in ("silence", "moved")  # the record is checked instead
-        if was_active and not has_record and is_read:
+        if is_read and not is_over and not has_record:
             what = f"was cut off by a running gateway: {reason or 'no reason'}"
             self._fault("false", uid, Breach(NO_PROMISE, what), at)
 
     # --- disruptions ----------------------------------------------------------------
 
-    def disruption_begins(self, *, of_gateway: bool = False) -> None:
+    def disruption_begins(self, at: float, *, of_gateway: bool = False) -> None:
         """A process is about to be killed, stopped or restarted."""
         self._disruptions += 1
+        self.timers.disruption_begins(at)
         if of_gateway:
             self._gateway_killed_at = inf  # until it is over
-            self.timers.gateway_killed()
 
     def disruption_ends(self, at: float, *, of_gateway: bool = False) -> None:
         """That process is up again."""
@@ -174,10 +174,9 @@ class HostJudge:
             self._fault("false", uid, breach)
         if kind != "online":
             how = record["reason"] if kind == "offline" else kind
-            self.ends[user.plan if user else GUEST, how] += 1
-            if user is None:
-                self._check_guest(uid, record)
-            elif not breaches:
+            self.ends[how] += 1
+            self.ends_of[user.plan if user else GUEST, how] += 1
+            if user is not None and not breaches:
                 self._check_end(uid, user, how, decided=decided, at=at)
         if user is not None:
             user.online_since = None if kind == "offline" else decided
@@ -212,6 +211,9 @@ class HostJudge:
         """Whether the gateway of a user's connection runs: it was not killed since."""
         return (self.users[uid].connected_at or -inf) > self._gateway_killed_at
 
+    def _is_calm(self, uid: str, at: float) -> bool:
+        return self._is_read(uid) and at >= self.calm_since
+
     def _timers_calm_since(self, at: float) -> float:
         """Since when there was no disruption and somebody in the room; inf if there is.
 
@@ -221,12 +223,6 @@ class HostJudge:
         if not self.online:
             self._empty_at = at
         return max(self.calm_since, self._empty_at)
-
-    def _check_guest(self, uid: str, record: Record) -> None:
-        late_s = record.get("silence", inf) - self.timeout_s
-        if record["reason"] == "silence" and ruling(late_s, late_s) is Ruling.EARLY:
-            what = f"was reported after {record['silence']:.3f} s of silence"
-            self._fault("early", uid, Breach(1, what))
 
     def _check_end(
         self, uid: str, user: UserState, how: str, *, decided: float, at: float

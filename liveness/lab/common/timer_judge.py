@@ -4,9 +4,8 @@ This is the part of `HostJudge` for timers, and like that it has no clock. Its `
 is the moment since which there was no disruption; inf while there is one.
 
 An order goes from the user to the gateway's memory, and from there to the sidecar and its
-disk. In calm times that takes at most `grace_s`; after that a timer, or a cancel, is
-*safe*. If the gateway is killed before, the order may be lost: the timer may fire or not,
-and is checked only if it does.
+disk. In calm times that takes at most `grace_s`. After a disruption within that time the
+order may be lost or late: the timer is *doubtful*, and is checked only if it fires.
 """
 
 from collections.abc import Callable
@@ -27,17 +26,13 @@ RETRY_S: Final = 1
 class OrderedTimer:
     """What is known of one timer."""
 
-    asked_at: float
-    due_at: float  # at the earliest
-    due_by: float  # the sidecar counts from when it reads the order
-    may_be_lost: bool = False
-    is_safe: bool = False
-    cancelled_at: float | None = None
-    is_cancel_safe: bool = False
+    due: float
+    ordered_at: float  # or cancelled
+    is_doubtful: bool
+    is_cancelled: bool = False
     attempt: int = 0  # the last one that fired
     fired_at: float = -inf  # by the last attempt
     is_heard: bool = False
-    is_missed: bool = False
 
 
 class TimerJudge:
@@ -53,7 +48,6 @@ class TimerJudge:
         self.lateness_s: list[float] = []
         self._fault = fault
         self._grace_s = grace_s
-        self._was_gateway_killed = False
 
     @property
     def fired(self) -> int:
@@ -63,34 +57,28 @@ class TimerJudge:
     @property
     def cancelled(self) -> int:
         """How many were cancelled and have not fired."""
-        return sum(
-            timer.cancelled_at is not None and not timer.attempt
-            for timer in self.by_key.values()
-        )
+        timers = self.by_key.values()
+        return sum(timer.is_cancelled and not timer.attempt for timer in timers)
 
-    def asks(self, key: str, seconds: float, *, at: float, is_safe: bool) -> None:
-        """A user is about to ask for a timer; *is_safe* if the gateway is up."""
-        due = at + seconds
-        self.by_key[key] = OrderedTimer(at, due, due, may_be_lost=not is_safe)
+    def asks(self, key: str, seconds: float, *, at: float, is_calm: bool) -> None:
+        """A user is about to ask for a timer."""
+        self.by_key[key] = OrderedTimer(at + seconds, at, is_doubtful=not is_calm)
 
-    def cancels(self, key: str, *, at: float, is_safe: bool) -> None:
+    def cancels(self, key: str, *, at: float, is_calm: bool) -> None:
         """A user is about to cancel a timer."""
         timer = self.by_key[key]
-        timer.cancelled_at = at
-        timer.may_be_lost |= not is_safe
+        timer.is_cancelled, timer.ordered_at = True, at
+        timer.is_doubtful |= not is_calm
 
     def heard(self, key: str) -> None:
         """A user in the room received what a timer is for."""
         if key in self.by_key:
             self.by_key[key].is_heard = True
 
-    def gateway_killed(self) -> None:
-        """The gateway is killed; what it has not passed on is lost."""
-        self._was_gateway_killed = True
+    def disruption_begins(self, at: float) -> None:
+        """A process is about to be killed, stopped or restarted."""
         for timer in self.by_key.values():
-            is_cancelled = timer.cancelled_at is not None
-            is_safe = timer.is_cancel_safe if is_cancelled else timer.is_safe
-            timer.may_be_lost |= not is_safe
+            timer.is_doubtful |= at - timer.ordered_at < self._grace_s
 
     def check(
         self, record: Record, *, decided: float, at: float, calm_since: float
@@ -101,60 +89,49 @@ class TimerJudge:
         if timer is None:
             return  # of a guest
         found = ruling(
-            decided - timer.due_at,
-            at - timer.due_at,
-            is_expected=not timer.is_cancel_safe,
+            decided - timer.due,
+            at - timer.due,
+            is_expected=not timer.is_cancelled,
+            is_excused=timer.is_doubtful
+            or decided - timer.ordered_at < self._grace_s
+            or timer.due < calm_since,
         )
-        if found is Ruling.EARLY:
-            what = f"fired {timer.due_at - decided:.3f} s too early"
-            self._broken("early", key, what, inf)
-        elif found is Ruling.FALSE:
-            self._broken("false", key, "fired although it was cancelled", at)
         was_calm = timer.fired_at >= calm_since
         # A gateway that was killed has forgotten its attempts. The sidecar delivers
         # one that it had not received again, with the same number.
-        may_be_again = self._was_gateway_killed and not was_calm
-        is_again = may_be_again and attempt == timer.attempt
-        if not is_next_attempt(attempt, timer.attempt, is_again=is_again):
+        is_again = not was_calm and attempt == timer.attempt
+        if found is Ruling.EARLY:
+            what = f"fired {timer.due - decided:.3f} s too early"
+            self._fault("early", key, Breach(7, what), inf)
+        elif found is Ruling.FALSE:
+            self._broken("false", key, "fired although it was cancelled", at)
+        elif not is_next_attempt(attempt, timer.attempt, is_again=is_again):
             what = f"fired as attempt {attempt} after attempt {timer.attempt}"
             self._broken("false", key, what, at)
-        elif timer.attempt:
-            if was_calm:
-                self._broken("false", key, f"fired again, as attempt {attempt}", at)
-        elif timer.due_at >= calm_since:
-            self.lateness_s.append(at - timer.due_at)
+        elif timer.attempt and was_calm:
+            self._broken("false", key, f"fired again, as attempt {attempt}", at)
+        elif found is Ruling.RIGHT and not timer.attempt:
+            self.lateness_s.append(at - timer.due)
         timer.attempt, timer.fired_at = attempt, decided
 
     def check_overdue(self, at: float, *, calm_since: float) -> None:
         """Looks for timers that should have fired, or been heard, by *at*."""
         for key, timer in self.by_key.items():
-            what = self._overdue(timer, at, calm_since)
-            if what and not timer.is_missed:
-                timer.is_missed = True
+            since, most_s = max(timer.due, calm_since), self._grace_s
+            if timer.attempt:
+                is_over, what = (
+                    timer.is_heard,
+                    "fired, and nobody in the room received it",
+                )
+                # A gateway that was killed, or cut off, may have taken the attempt along.
+                if timer.fired_at < calm_since:
+                    most_s += RUN_TIMEOUT_S + RETRY_S
+                since = max(timer.fired_at, calm_since)
+            else:
+                is_over = timer.is_cancelled or timer.is_doubtful
+                what = f"was due {at - timer.due:.3f} s ago and has not fired"
+            if not is_over and is_late(at - since, most_s):
                 self._broken("missed", key, what, at)
-
-    def _overdue(self, timer: OrderedTimer, at: float, calm_since: float) -> str:
-        """What should have happened to a timer by *at*; "" if nothing."""
-
-        def is_past(moment: float, more_s: float = 0.0) -> bool:
-            return is_late(at - max(moment, calm_since), self._grace_s + more_s)
-
-        if timer.attempt:
-            # A gateway that was killed, or cut off, may have taken the attempt with it.
-            was_calm = timer.fired_at >= calm_since
-            more_s = 0.0 if was_calm else RUN_TIMEOUT_S + RETRY_S
-            is_lost = is_past(timer.fired_at, more_s) and not timer.is_heard
-            return "fired, and nobody in the room received it" if is_lost else ""
-        if timer.may_be_lost:
-            return ""
-        if not timer.is_safe:
-            timer.due_by = timer.due_at + max(0.0, calm_since - timer.asked_at)
-        timer.is_safe |= is_past(timer.asked_at)
-        if timer.cancelled_at is not None:
-            timer.is_cancel_safe |= is_past(timer.cancelled_at)
-        elif is_past(timer.due_by):
-            return f"was due {at - timer.due_by:.3f} s ago and has not fired"
-        return ""
 
     def _broken(self, kind: str, key: str, what: str, at: float) -> None:
         self._fault(kind, key, Breach(7, what), at)

@@ -1,23 +1,14 @@
-"""`liveness demo`: simulated users, a chat gateway and its sidecar, checked by a referee.
+"""`liveness demo`: simulated users, a chat gateway and its sidecar, checked by a judge.
 
     users ── TCP ── gateway ── Unix socket ── sidecar
-      └──────────── referee ──── records ────────┘
+      └──────────── judge ───── records ───────┘
 
-To write a gateway of your own, read only `gateway.py`. All other files make the demo.
-`processes.py` starts the gateway and the sidecar. The rest runs in one process:
-
-- `plans.py` and `users.py` simulate the users.
-- `director.py` kills, stops and restarts the processes, by `script.py` or by a key.
-- `referee.py` checks the records, and `reminders.py` the timers.
-- `demo_host.py` is a host: both processes, and the referee that reads their records.
-- `demo_run.py` connects all of these; `launcher.py` is what the command line calls.
-- `picture.py` shows it on a terminal, and `plain_lines.py` elsewhere.
-
-With `--hosts` there are several hosts, and a Redis that joins them (`redis_program.py`).
-`hoppers.py` has the users, `cluster_director.py` the actions, and `cluster_referee.py`
-checks who is online anywhere. `cluster_run.py` connects them; `hosts_picture.py` and
-`hosts_lines.py` show it.
+To write a gateway of your own, read only `gateway.py`. All other files make the demo:
+`users.py` follow their `plans.py`; `demo_host.py` is a gateway with its sidecar, one of
+several if `demo_cluster.py` joins them by a Redis; `director.py` kills, stops and restarts
+them, by `script.py` or by a key; `demo_run.py` connects all of these, `plain_lines.py` and
+`picture.py` show it, and `launcher.py` is what the command line calls.
 """
 
-# Imports: client, cluster, compiled, config, console, core, errors, lab.common, text.
+# Imports: client, cluster, config, console, core, errors, lab.common, text.
 # Never: starlette, hypercorn, sqlite3.

@@ -1,9 +1,10 @@
-"""A host of the demo: a sidecar, its gateway, and the referee that reads its records."""
+"""A host of the demo: a sidecar, its gateway, and the judge that gets their records."""
 
+import re
 import signal
-import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import uniform
 from typing import Final
@@ -11,121 +12,164 @@ from typing import Final
 import trio
 
 from liveness.client.watcher import LOG, Watch
-from liveness.console.watching import command_errors
-from liveness.lab.demo.gateway import HOST
-from liveness.lab.demo.plans import Behaviour
-from liveness.lab.demo.processes import NAME, gateway_in, sidecar_in, socket_in
-from liveness.lab.demo.referee import Record, Referee
+from liveness.config.sources import load
+from liveness.console.gateway_program import filled
+from liveness.core.records import ONLINE
+from liveness.lab.common.host_judge import HostJudge
+from liveness.lab.common.processes import (
+    HOST,
+    PYTHON,
+    Program,
+    ProgramError,
+    Sidecar,
+    reserved_port,
+    socket_in,
+)
+from liveness.lab.common.promises import Record
+from liveness.lab.common.timer_judge import RETRY_S, RUN_TIMEOUT_S
+from liveness.lab.demo.users import Door
 
 MOST_GUESTS: Final = 100
 # Short: no other watchers compete with this one when it reconnects.
 RECONNECT_PAUSE_S: Final = (0.02, 0.2)
+END_S: Final = 10.0  # a sidecar stops within five seconds of SIGTERM
+# Our gateway; `gateway_program` explains the placeholders.
+GATEWAY: Final = (
+    *(*PYTHON, "liveness.lab.demo.gateway", "--sidecar", "{socket}"),
+    *("--name", "{name}", "--port", "{port}", "--most", "{most}"),
+)
+SETTINGS: Final = f"""
+[timers]
+run_timeout_s = {RUN_TIMEOUT_S}
+retries = "{",".join([str(RETRY_S)] * 15)}"
+"""
 
 
+class KeptProgram:
+    """A program of the demo, and its state; leaving it as a context kills it."""
+
+    def __init__(self, program: Program, name: str = "") -> None:
+        self.program = program
+        self.name = name or program.name
+        self.state = "starting"
+
+    async def start(self) -> None:
+        """Starts it; returns when it is ready."""
+        self.state = "starting"
+        self.program.launch()
+        await self.program.until_ready()
+        self.state = "up"
+
+    async def end(self, number: int) -> None:
+        """Ends it by a signal; it stays down until `start`."""
+        self.state = "down"
+        self.program.signal(number)
+        with trio.move_on_after(END_S) as waiting:
+            await self.program.ended()
+        if waiting.cancelled_caught:
+            raise ProgramError(self.program, f"did not end within {END_S:g} s")
+
+    def freeze(self) -> None:
+        """Stops it, as a frozen machine would."""
+        self.program.signal(signal.SIGSTOP)
+        self.state = "stopped"
+
+    def thaw(self) -> None:
+        """Ends the `freeze`."""
+        self.program.signal(signal.SIGCONT)
+        self.state = "up"
+
+    def check(self) -> None:
+        """Raises a ProgramError if it has ended by itself."""
+        if self.state in ("up", "stopped"):
+            self.program.check()
+
+
+@dataclass(eq=False, kw_only=True)
 class DemoHost:
-    """A sidecar and its gateway in an empty folder; one of several if it has a name.
+    """A sidecar and its gateway."""
 
-    Args:
-        folder: An empty one.
-        behaviours: What each user is to do, by uid.
-        most_users: That the gateway lets in, besides guests.
-        timeout_s: The silence after which a user is offline.
-        flush_s: For how long the gateway may collect activity.
-        on_end: Called with each record that ends a session or is about a timer.
-        name: Of the host; empty if it is the only one.
-        gateway_name: Of the gateway.
-        more: TOML for the settings of the sidecar.
-        gateway_words: The command of another gateway than ours, with placeholders.
-    """
+    name: str  # its number is the last character
+    folder: Path  # a new one
+    judge: HostJudge  # gets the records
+    is_alone: bool  # so that its programs need not name it
+    most_users: int  # that the gateway lets in, besides guests
+    settings: str  # more TOML for the sidecar
+    gateway_words: Sequence[str]  # of another gateway than ours, with placeholders
+    on_end: Callable[[Record], None]  # gets what ends a session or is about a timer
 
-    def __init__(
-        self,
-        folder: Path,
-        behaviours: Mapping[str, Behaviour],
-        *,
-        most_users: int,
-        timeout_s: float,
-        flush_s: float,
-        on_end: Callable[[Record], None],
-        name: str = "",
-        gateway_name: str = NAME,
-        more: str = "",
-        gateway_words: Sequence[str] = (),
-    ) -> None:
-        self.name = name
-        self.socket = socket_in(folder)
-        self.referee = Referee(behaviours, timeout_s=timeout_s, flush_s=flush_s)
-        self._reserved = reserved_port()
-        self.port: int = self._reserved.getsockname()[1]
-        of = f" of {name}" if name else ""
-        self.sidecar = sidecar_in(
-            folder, timeout_s=timeout_s, name=f"sidecar{of}", more=more
+    def __post_init__(self) -> None:
+        self.folder.mkdir()
+        self.reserved = reserved_port()
+        self.door = Door(HOST, self.reserved.getsockname()[1], self.judge)
+        of = "" if self.is_alone else f" of {self.name}"
+        sidecar = Sidecar(
+            self.folder,
+            timeout_s=self.judge.timeout_s,
+            settings=SETTINGS + self.settings,
+            name=f"sidecar{of}",
         )
-        self.gateway = gateway_in(
-            folder,
-            words=gateway_words,
-            port=self.port,
-            most=most_users + MOST_GUESTS,
+        self.socket = sidecar.socket
+        values = {
+            "socket": self.socket,
+            "name": f"gw-{self.name[-1]}",
+            "port": self.door.port,
+            "most": self.most_users + MOST_GUESTS,
+        }
+        gateway = Program(
             name=f"gateway{of}",
-            known_as=gateway_name,
+            command=filled(self.gateway_words or GATEWAY, values),
+            log=self.folder / "gateway.log",
+            ready=re.compile(rf"listens on ({re.escape(HOST)}:\d+)"),
         )
-        self.children = (self.sidecar, self.gateway)
-        self._on_end = on_end
-
-    async def run(
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Runs until cancelled; started once the gateway is ready.
-
-        Raises:
-            ChildLost: The sidecar or the gateway did not start, or ended by itself.
-        """
-        with self._reserved:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self.sidecar.run)
-                nursery.start_soon(self._watch)
-                await nursery.start(self.gateway.run)
-                task_status.started()
+        self.sidecar, self.gateway = KeptProgram(sidecar), KeptProgram(gateway)
+        self.programs = (self.sidecar, self.gateway)
 
     @property
     def page(self) -> str:
         """The address of the sidecar's live page."""
-        return f"http://{self.sidecar.address}/"
+        return f"http://{self.sidecar.program.address}/"
+
+    @property
+    def nc(self) -> str:
+        """The command by which a guest joins."""
+        return f"nc {self.door.address} {self.door.port}"
 
     @property
     def state(self) -> str:
-        """Of both processes: "up", or that of the first one which is not."""
-        states = (child.state for child in self.children)
+        """Of both programs: "up", or that of the first one which is not."""
+        states = (each.state for each in self.programs)
         return next((state for state in states if state != "up"), "up")
 
+    def check(self) -> None:
+        """Raises a ProgramError if either has ended by itself."""
+        for each in self.programs:
+            each.check()
+
     async def kill(self) -> None:
-        """Kills both processes, as a power failure would; they stay down until `start`."""
-        self.referee.disruption_begins()
-        self.referee.gateway_killed(float("inf"))  # until it is over
+        """Kills both programs, as a power failure would; they stay down until `start`."""
+        self.judge.disruption_begins(trio.current_time(), of_gateway=True)
         async with trio.open_nursery() as nursery:
-            for child in self.children:
-                nursery.start_soon(child.end, signal.SIGKILL)
+            for each in self.programs:
+                nursery.start_soon(each.end, signal.SIGKILL)
 
     async def start(self) -> None:
         """Starts both after `kill`; returns when they are ready."""
-        for child in self.children:
-            await child.start()
-        self.referee.gateway_killed(trio.current_time())
-        self.referee.disruption_ends(trio.current_time())
+        for each in self.programs:
+            await each.start()
+        self.judge.disruption_ends(trio.current_time(), of_gateway=True)
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         """Reads every record, across restarts of the sidecar."""
         watch = Watch(
             str(self.socket),
             after=0,
-            strict=True,
             report_line=lambda line: None,  # the director's lines say enough
             pause_between=lambda *_: uniform(*RECONNECT_PAUSE_S),
         )
-        with command_errors(self.socket):
-            async with watch:
-                async for batch in watch.batches():
-                    self._take(batch)
+        async with watch:
+            async for batch in watch.batches():
+                self._take(batch)
 
     def _take(self, records: Sequence[Record]) -> None:
         now, wall_ms = trio.current_time(), time.time_ns() // 1_000_000
@@ -133,9 +177,9 @@ class DemoHost:
             if record["kind"] == LOG:
                 continue
             decided = now - age_s(record["at"], wall_ms)
-            self.referee.check(record, decided=decided, at=now)
-            if record["kind"] != "online":
-                self._on_end(record)
+            self.judge.check(record, decided=decided, at=now)
+            if record["kind"] != ONLINE:
+                self.on_end(record)
 
 
 def age_s(at_ms: int, now_ms: int) -> float:
@@ -143,13 +187,12 @@ def age_s(at_ms: int, now_ms: int) -> float:
     return max(0, now_ms - at_ms - 1) / 1_000
 
 
-def reserved_port() -> socket.socket:
-    """A socket that reserves a free port for a child across its restarts.
+def flush_s(folder: Path, timeout_s: float) -> float:
+    """For how long a gateway of a sidecar in *folder* may collect activity.
 
-    It is bound and never listens. So the child can listen on the port, and the kernel
-    gives it to no outgoing connection while the child is down.
+    Raises:
+        ConfigError: No sidecar can run there.
     """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((HOST, 0))
-    return reserved
+    options = {"--socket": str(socket_in(folder)), "--timeout": str(timeout_s)}
+    no_file = folder / "none.toml"
+    return load(options, environ={}, default_file=no_file).config.flush

@@ -1,218 +1,209 @@
-"""One run of the demo: connects users, gateway, sidecar, referee and display."""
+"""One run of the demo: connects users, hosts, what joins them, and the display."""
 
-from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import trio
 
+from liveness.cluster.format import ClusterRecord
+from liveness.console.cluster_lines import event_line
 from liveness.console.own_command import as_typed
-from liveness.lab.demo.demo_host import DemoHost
+from liveness.console.record_lines import text_line
+from liveness.lab.common.host_judge import HostJudge
+from liveness.lab.common.promises import Record
+from liveness.lab.demo.demo_cluster import DemoCluster
+from liveness.lab.demo.demo_host import DemoHost, flush_s
 from liveness.lab.demo.director import Director
-from liveness.lab.demo.gateway import HOST
 from liveness.lab.demo.plans import MOST_REMINDERS, joining_s, last_silence_s, planned
-from liveness.lab.demo.processes import Child, settings_in
-from liveness.lab.demo.referee import Record
 from liveness.lab.demo.script import Step
 from liveness.lab.demo.users import User
 
 CHECK_EVERY_S: Final = 0.1
-
-R = TypeVar("R", contravariant=True)
-
-
-class Display(Protocol[R]):
-    """Shows the run to the user."""
-
-    def log(self, line: str) -> None:
-        """Shows a line about an action."""
-
-    def add(self, record: Record) -> None:
-        """Shows a record that ends a session or is about a timer."""
-
-    async def run(self, demo: R) -> None:
-        """Shows the state of the run, until cancelled."""
+ACTION: Final = "action"
+DATE: Final = len("2026-11-20 ")
 
 
-class Run(ABC):
-    """A run of the demo, with one host or with several."""
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What the command line asks for."""
 
-    def __init__(self, *, seconds: float, timeout_s: float) -> None:
-        self.seconds = seconds
-        self.timeout_s = timeout_s
-        self._quit = trio.Event()
+    seconds: float  # from the opening of the gateways to the report
+    users: int  # simulated ones
+    timeout: float  # the silence after which a user is offline, in seconds
+    hosts: int  # more than one are joined by a Redis
+    script: str  # the actions, and when they happen; see `script.py`
+    gateway: str  # the command of another gateway than ours
+
+
+class DemoRun:
+    """All parts of the demo, with their sockets, state and logs in an empty folder.
+
+    Args:
+        folder: The folder.
+        show: Gets each line about an action or a record, and what it is about: "action",
+            or the reason of the record.
+        options: How many of what.
+        redis: The path of redis-server; "" if there is one host.
+        gateway_words: The command of another gateway than ours.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        show: Callable[[str, str], None],
+        options: DemoOptions,
+        redis: str,
+        gateway_words: Sequence[str],
+    ) -> None:
+        self.seconds, self.timeout_s = options.seconds, options.timeout
+        self.flush_s = flush_s(folder / "host-1", self.timeout_s)
+        self._show = show
+        self._has_quit = False
         self._began = 0.0
+        timing = {"timeout_s": self.timeout_s, "flush_s": self.flush_s}
+        plans = [
+            *planned(
+                options.users,
+                hosts=options.hosts,
+                seconds=self.seconds,
+                # Reminders are timers, which another gateway need not have.
+                most_reminders=0 if gateway_words else MOST_REMINDERS,
+                **timing,
+            )
+        ]
+        behaviours = {plan.uid: plan.behaviour for plan in plans}
+        names = [f"host-{number}" for number in range(1, options.hosts + 1)]
+        judges = {name: HostJudge(behaviours, **timing) for name in names}
+        self.cluster = (
+            DemoCluster(folder=folder, program=redis, hosts=judges, on_end=self._add)
+            if redis
+            else None
+        )
+        self.judge = self.cluster.judge if self.cluster else judges[names[0]]
+        self.hosts = [
+            DemoHost(
+                name=name,
+                folder=folder / name,
+                judge=judge,
+                is_alone=not redis,
+                most_users=options.users,
+                settings=self.cluster.settings_of(name) if self.cluster else "",
+                gateway_words=gateway_words,
+                on_end=(lambda record: None) if redis else self._add,
+            )
+            for name, judge in judges.items()
+        ]
+        doors, back_s = [host.door for host in self.hosts], joining_s(options.users)
+        self.users = [User(plan, doors, self.timeout_s, back_s) for plan in plans]
+        self.director = Director(
+            self.hosts,
+            self.cluster,
+            self.users,
+            lambda line: show(f"{self.elapsed_s:5.1f} s   {line}", ACTION),
+        )
 
-    async def run(self, steps: Sequence[Step]) -> None:
-        """Runs until the time is over, or the user quits.
+    async def run(
+        self, steps: Sequence[Step], display: Callable[["DemoRun"], Awaitable[None]]
+    ) -> None:
+        """Runs until the time is over, or somebody quits.
 
         Raises:
-            ChildLost: A process did not start, or ended by itself.
+            ProgramError: A program did not start, or ended by itself.
         """
-        async with trio.open_nursery() as nursery:
-            await self._start(nursery)
-            self._began = trio.current_time()
-            for task in self._tasks(steps):
-                nursery.start_soon(task)
-            nursery.start_soon(self._check_often)
-            with trio.move_on_after(self.seconds):
-                await self._quit.wait()
-            self._conclude(trio.current_time())
-            nursery.cancel_scope.cancel()
+        with ExitStack() as stack:
+            async with trio.open_nursery() as nursery:
+                await self._start(stack, nursery)
+                self._began = trio.current_time()
+                for user in self.users:
+                    nursery.start_soon(user.live)
+                nursery.start_soon(display, self)
+                nursery.start_soon(self.director.run, steps)
+                with trio.move_on_after(self.seconds):
+                    while not self._has_quit:
+                        self._check()
+                        await trio.sleep(CHECK_EVERY_S)
+                self._check()
+                nursery.cancel_scope.cancel()
 
-    @property
-    @abstractmethod
-    def children(self) -> Sequence[Child]:
-        """All processes."""
+    def press(self, key: str) -> None:
+        """Does what a key asks for."""
+        self._has_quit |= key == "q"
+        self.director.press(key)
+
+    async def _start(self, stack: ExitStack, nursery: trio.Nursery) -> None:
+        if self.cluster:
+            stack.enter_context(self.cluster.reserved)
+            stack.enter_context(self.cluster.redis.program)
+            await self.cluster.redis.start()
+            nursery.start_soon(self.cluster.watch)
+        for host in self.hosts:  # one by one: each is ready within the same time
+            stack.enter_context(host.reserved)
+            for each in host.programs:
+                stack.enter_context(each.program)
+                await each.start()
+            nursery.start_soon(host.watch)
+
+    def _check(self) -> None:
+        """Looks for what should have happened, and for programs that have ended."""
+        now = trio.current_time()
+        for host in self.hosts:
+            host.judge.check_overdue(now)
+        for target in self.director.targets:
+            target.check()
+        if self.cluster:
+            self.cluster.check_overdue(now)
+
+    def _add(self, record: Record | ClusterRecord) -> None:
+        """Shows a record in 80 columns: without the date, and without its number."""
+        if isinstance(record, ClusterRecord):
+            line, reason = event_line(record).rpartition("  p ")[0], record.place.reason
+        else:
+            line = text_line(dict(record)).rpartition("  seq ")[0]
+            reason = record.get("reason", "")
+        self._show(line[DATE:], reason)
+
+    # --- what is shown ------------------------------------------------------------
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the gateways opened."""
         return trio.current_time() - self._began
 
-    @abstractmethod
-    def hints(self) -> Iterator[str]:
-        """Where the reader can look, and how to join."""
+    @property
+    def hops(self) -> int:
+        """How often users went to another host by themselves."""
+        return sum(user.hops for user in self.users)
 
     @property
-    @abstractmethod
-    def has_faults(self) -> bool:
-        """Whether anything happened that must not."""
+    def faults(self) -> Counter[str]:
+        """The faults on all hosts by themselves, by kind."""
+        return sum((host.judge.faults.counts for host in self.hosts), Counter[str]())
 
-    def press(self, key: str) -> None:
-        """Does what a key asks for."""
-        if key == "q":
-            self._quit.set()
+    @property
+    def faults_anywhere(self) -> Counter[str]:
+        """Those of the cluster."""
+        return self.cluster.judge.faults.counts if self.cluster else Counter()
+
+    def places(self) -> Iterator[str]:
+        """The live page of each host, how to join it, and how to see the records."""
+        for host in self.hosts:
+            name = f"{host.name}   " if self.cluster else ""
+            yield f"{name}{host.page}   {host.nc}"
+        if self.cluster:
+            yield f"LIVENESS_CLUSTER_URL={self.cluster.url} \\"
+            yield from as_typed(["watch", "--cluster"])
         else:
-            self._press(key)
-
-    @abstractmethod
-    async def _start(self, nursery: trio.Nursery) -> None:
-        """Starts the processes; returns when users may come."""
-
-    @abstractmethod
-    def _tasks(self, steps: Sequence[Step]) -> Iterator[Callable[[], Awaitable[None]]]:
-        """What runs from then on."""
-
-    @abstractmethod
-    def _press(self, key: str) -> None:
-        """Does what a key other than q asks for."""
-
-    @abstractmethod
-    def _check_overdue(self, at: float) -> None:
-        """Looks for what should have happened by *at*."""
-
-    def _conclude(self, at: float) -> None:
-        """Looks for the last time, while everything still runs."""
-        self._check_overdue(at)
-
-    def _stamped(self, line: str) -> str:
-        return f"{self.elapsed_s:5.1f} s   {line}"
-
-    async def _check_often(self) -> None:
-        while True:
-            self._check_overdue(trio.current_time())
-            await trio.sleep(CHECK_EVERY_S)
-
-
-class DemoRun(Run):
-    """All parts of the demo, with their sockets, state and logs in an empty folder."""
-
-    def __init__(
-        self,
-        folder: Path,
-        display: "Display[DemoRun]",
-        *,
-        users: int,
-        seconds: float,
-        timeout_s: float,
-        gateway_words: Sequence[str] = (),
-    ) -> None:
-        super().__init__(seconds=seconds, timeout_s=timeout_s)
-        flush_s = settings_in(folder, timeout_s=timeout_s).flush
-        timing = {"timeout_s": timeout_s, "flush_s": flush_s}
-        # Reminders are timers, which another gateway need not have.
-        most_reminders = 0 if gateway_words else MOST_REMINDERS
-        plans = list(
-            planned(users, seconds=seconds, most_reminders=most_reminders, **timing)
-        )
-        self.host = DemoHost(
-            folder,
-            {plan.uid: plan.behaviour for plan in plans},
-            most_users=users,
-            timeout_s=timeout_s,
-            flush_s=flush_s,
-            on_end=display.add,
-            gateway_words=gateway_words,
-        )
-        self.referee = self.host.referee
-        self.sidecar, self.gateway = self.host.sidecar, self.host.gateway
-        user = partial(
-            User,
-            port=self.host.port,
-            timeout_s=timeout_s,
-            back_s=joining_s(users),
-            referee=self.referee,
-        )
-        self.users = {plan.uid: user(plan=plan) for plan in plans}
-        self.director = Director(
-            gateway=self.gateway,
-            sidecar=self.sidecar,
-            users=self.users,
-            referee=self.referee,
-            log=lambda line: display.log(self._stamped(line)),
-        )
-        self._display = display
-
-    @property
-    def children(self) -> Sequence[Child]:
-        """All processes."""
-        return self.host.children
-
-    @property
-    def has_faults(self) -> bool:
-        """Whether a decision was wrong, early or missing."""
-        return bool(self.referee.faults)
-
-    @property
-    def lines_said(self) -> int:
-        """Chat lines of all users so far."""
-        return sum(user.lines_said for user in self.users.values())
-
-    def watch_command(self, *, indent: int = 0) -> list[str]:
-        """The command that follows the records, as lines to be typed."""
-        words = ["watch", "--socket", str(self.host.socket)]
-        return list(as_typed(words, indent=indent))
+            yield from as_typed(["watch", "--socket", str(self.hosts[0].socket)])
 
     def hints(self) -> Iterator[str]:
-        """Where the reader can look, and how to join."""
-        page = self.host.page
-        yield f"see the live page:  {page}"
-        yield f"see its metrics:    curl {page}metrics"
-        yield f"join the room:      nc {HOST} {self.host.port}"
-        yield '  and type:         {"login": "ada"}'
-        yield "see every record:"
-        yield from self.watch_command(indent=2)
-        flush_s = self.referee.flush_s
-        last_s = last_silence_s(self.seconds, self.timeout_s, flush_s)
+        """The same with a word about it, and what the demo cannot show."""
+        yield 'see the live page; join the room, and type {"login": "ada"}; see records:'
+        yield from (f"  {place}" for place in self.places())
+        last_s = last_silence_s(self.seconds, self.timeout_s, self.flush_s)
         if last_s < self.seconds / 2:
-            yield (
-                f"not shown: silence that begins after {last_s:.1f} s, which would outlast "
-                "the demo"
-            )
-
-    async def _start(self, nursery: trio.Nursery) -> None:
-        await nursery.start(self.host.run)
-
-    def _tasks(self, steps: Sequence[Step]) -> Iterator[Callable[[], Awaitable[None]]]:
-        yield from (user.live for user in self.users.values())
-        yield partial(self._display.run, self)
-        yield partial(self.director.run, steps)
-
-    def _press(self, key: str) -> None:
-        self.director.press(key)
-
-    def _check_overdue(self, at: float) -> None:
-        self.referee.check_overdue(at)
+            last = f"silence that begins after {last_s:.1f} s"
+            yield f"not shown: {last}, which would outlast the demo"

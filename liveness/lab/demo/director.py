@@ -1,34 +1,53 @@
-"""Kills, stops and restarts gateway and sidecar, and silences users, on request."""
+"""Kills, stops and restarts programs, and has users fall silent or hop, on request."""
 
 import signal
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import sample
 from typing import Final
 
 import trio
 
-from liveness.lab.demo.processes import Child
-from liveness.lab.demo.referee import Referee
-from liveness.lab.demo.script import ACTIONS, Step
+from liveness.lab.demo.demo_cluster import DemoCluster
+from liveness.lab.demo.demo_host import DemoHost, KeptProgram
+from liveness.lab.demo.script import Step, actions_of
 from liveness.lab.demo.users import User
 
-SIGNALS: Final = {"restart": signal.SIGTERM, "kill": signal.SIGKILL}
-SIGNAL_NAMES: Final = {signal.SIGTERM: "SIGTERM", signal.SIGKILL: "kill -9"}
+# What ends a program that is restarted, and how that is called.
+SIGNALS: Final = {
+    "gateway": (signal.SIGKILL, "kill -9"),
+    "restart": (signal.SIGTERM, "SIGTERM"),
+    "kill": (signal.SIGKILL, "kill -9"),
+}
 
 
-class Performer(ABC):
-    """Performs the steps of a script, each at its time."""
+@dataclass(eq=False)
+class Director:
+    """Performs the actions that a script or a key asks for, one at a time per program."""
 
-    _nursery: trio.Nursery | None = None  # while it runs
+    hosts: Sequence[DemoHost]
+    cluster: DemoCluster | None  # None if there is one host
+    users: Sequence[User]
+    log: Callable[[str], None]  # shows a line about an action
+
+    def __post_init__(self) -> None:
+        self.done = Counter[str]()
+        self.actions = actions_of(len(self.hosts))
+        one = self.hosts[0]
+        self.targets: list[KeptProgram | DemoHost] = (
+            [*self.hosts, self.cluster.redis]
+            if self.cluster
+            else [one.gateway, one.sidecar]
+        )
+        self._locks = {target.name: trio.Lock() for target in self.targets}
+        self._nursery: trio.Nursery | None = None  # while it runs
+        self._thaw = trio.Event()
 
     async def run(self, steps: Sequence[Step]) -> None:
         """Performs each step at its time, and what keys ask for, until cancelled.
 
-        A step waits until the action before it on the same process is over.
+        A step waits until the action before it on the same program is over.
         """
         began = trio.current_time()
         async with trio.open_nursery() as self._nursery:
@@ -37,92 +56,110 @@ class Performer(ABC):
                 self._nursery.start_soon(self.perform, step.name, step.number)
             await trio.sleep_forever()
 
-    @abstractmethod
-    async def perform(self, name: str, number: float) -> None:
-        """Performs an action; returns when it is over."""
-
-
-@dataclass(eq=False, kw_only=True)
-class Director(Performer):
-    """Performs the actions that a script or a key asks for, one at a time per process."""
-
-    gateway: Child
-    sidecar: Child
-    users: Mapping[str, User]  # by uid
-    referee: Referee  # is notified when an action begins and ends
-    log: Callable[[str], None]  # shows a line about it
-
-    def __post_init__(self) -> None:
-        self.done = Counter[str]()
-        self._locks = {
-            child.name: trio.Lock() for child in (self.gateway, self.sidecar)
-        }
-        self._resume = trio.Event()
-
     def press(self, key: str) -> None:
-        """Starts the action of a key, unless another one is using its process."""
-        for name, action in ACTIONS.items():
-            if action.key != key or self._nursery is None:
-                continue
-            child = self._child(name)
-            if name == "silence" or not self._locks[child.name].locked():
+        """Starts the action of a key, unless another one is using its program."""
+        name, number = "", 0.0
+        for each, action in self.actions.items():
+            if action.key == key:
                 # A stop by key lasts until the key is pressed again.
-                number = action.most if name == "stop" else action.number
-                self._nursery.start_soon(self.perform, name, number)
-            elif name == "stop" and child.state == "stopped":
-                self._resume.set()
-            else:
-                hint = "; z lets it go on" if child.state == "stopped" else ""
-                self.log(f"{name}: not while the {child.name} is {child.state}{hint}")
+                name, number = each, action.most if each == "stop" else action.number
+        if self.cluster and key in map(str, range(1, len(self.hosts) + 1)):
+            name, number = "host", float(key)
+        if not name or self._nursery is None:
+            return
+        target = self._target(name, number)
+        if target is None or not self._locks[target.name].locked():
+            self._nursery.start_soon(self.perform, name, number)
+        elif name == "stop" and target.state == "stopped":
+            self._thaw.set()
+        else:
+            hint = "; z lets it go on" if target.state == "stopped" else ""
+            self.log(f"{name}: not while the {target.name} is {target.state}{hint}")
 
     async def perform(self, name: str, number: float) -> None:
         """Performs an action; returns when it is over."""
-        if name == "silence":
-            self._silence(int(number))
-            return
-        child = self._child(name)
-        async with self._exclusive(child):
+        target = self._target(name, number)
+        if target is None:
             self.done[name] += 1
-            if name == "gateway":
-                self.referee.gateway_killed(float("inf"))  # until it is over
-                await self._restart(name, child, signal.SIGKILL)
-                self.referee.gateway_killed(trio.current_time())
-            elif name == "stop":
-                await self._stop(number)
+            self._choose(name, int(number))
+            return
+        async with self._locks[target.name]:
+            self.done[name] += 1
+            if isinstance(target, DemoHost):
+                await self._switch_host(target)
+            elif name == "redis":
+                await self._switch_redis(target)
             else:
-                await self._restart(name, child, SIGNALS[name])
+                is_gateway, judge = name == "gateway", self.hosts[0].judge
+                judge.disruption_begins(trio.current_time(), of_gateway=is_gateway)
+                if name == "stop":
+                    await self._stop(target, number)
+                else:
+                    await self._restart(name, target)
+                judge.disruption_ends(trio.current_time(), of_gateway=is_gateway)
 
-    def _child(self, action: str) -> Child:
-        return self.gateway if action == "gateway" else self.sidecar
+    def _target(self, name: str, number: float) -> KeptProgram | DemoHost | None:
+        """What an action is about; None: users."""
+        match name:
+            case "silence" | "hop":
+                return None
+            case "host":
+                return self.hosts[int(number) - 1]
+            case "gateway":
+                return self.hosts[0].gateway
+            case _:  # Redis, or the sidecar
+                return self.targets[-1]
 
-    @asynccontextmanager
-    async def _exclusive(self, child: Child) -> AsyncIterator[None]:
-        async with self._locks[child.name]:
-            self.referee.disruption_begins()
-            yield
-            self.referee.disruption_ends(trio.current_time())
-
-    def _silence(self, count: int) -> None:
-        self.done["silence"] += 1
-        active = self.referee.active_users()
+    def _choose(self, name: str, count: int) -> None:
+        active = [user for user in self.users if user.is_active]
         chosen = sample(active, min(count, len(active)))
-        for uid in chosen:
-            self.users[uid].fall_silent()
-        self.log(f"silence: {len(chosen)} active users stop writing")
+        for user in chosen:
+            if name == "hop":
+                user.hop()
+            else:
+                user.fall_silent()
+        what = "go to another host" if name == "hop" else "stop writing"
+        self.log(f"{name}: {len(chosen)} active users {what}")
 
-    async def _restart(self, name: str, child: Child, number: signal.Signals) -> None:
-        began = trio.current_time()
-        self.log(f"{name}: {SIGNAL_NAMES[number]} to the {child.name}")
-        await child.restart(number)
+    async def _restart(self, name: str, program: KeptProgram) -> None:
+        began, (number, how) = trio.current_time(), SIGNALS[name]
+        self.log(f"{name}: {how} to the {program.name}")
+        await program.end(number)
+        await program.start()
         took_s = trio.current_time() - began
-        self.log(f"{name}: the {child.name} is up again, after {took_s:.1f} s")
+        self.log(f"{name}: the {program.name} is up again, after {took_s:.1f} s")
 
-    async def _stop(self, most_s: float) -> None:
-        self._resume = trio.Event()
+    async def _stop(self, program: KeptProgram, most_s: float) -> None:
+        self._thaw = trio.Event()
         began = trio.current_time()
         self.log("stop: SIGSTOP to the sidecar")
-        self.sidecar.stop()
+        program.freeze()
         with trio.move_on_after(most_s):
-            await self._resume.wait()
-        self.sidecar.resume()
+            await self._thaw.wait()
+        program.thaw()
         self.log(f"stop: SIGCONT, after {trio.current_time() - began:.1f} s")
+
+    async def _switch_redis(self, redis: KeptProgram) -> None:
+        assert self.cluster is not None
+        if redis.state == "up":
+            self.log("redis: kill -9 to Redis")
+            self.cluster.judge.redis_killed(trio.current_time())
+            await redis.end(signal.SIGKILL)
+        else:
+            await redis.start()
+            self.cluster.judge.redis_up(trio.current_time())
+            self.log("redis: Redis is up again, and empty")
+
+    async def _switch_host(self, host: DemoHost) -> None:
+        assert self.cluster is not None
+        judge, began = self.cluster.judge, trio.current_time()
+        if host.state == "up":
+            self.log(f"host: kill -9 to sidecar and gateway of {host.name}")
+            judge.host_killed(host.name, began)
+            await host.kill()
+        else:
+            judge.host_starts(host.name, began)
+            await host.start()
+            judge.host_up(host.name, trio.current_time())
+            took_s = trio.current_time() - began
+            self.log(f"host: {host.name} is up again, after {took_s:.1f} s")

@@ -1,144 +1,104 @@
 """Runs the demo as the command line asks: checks the options, shows it, cleans up."""
 
+import importlib.util
 import os
+import re
 import resource
+import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import trio
 
 from liveness.console.gateway_program import gateway_words
 from liveness.console.terminal import can_move_cursor, report_line
-from liveness.errors import LivenessError
+from liveness.errors import LivenessError, StartError
+from liveness.lab.common.processes import ProgramError
 from liveness.lab.demo.demo_host import MOST_GUESTS
-from liveness.lab.demo.demo_run import DemoRun, Run
+from liveness.lab.demo.demo_run import DemoOptions, DemoRun
 from liveness.lab.demo.picture import Picture
-from liveness.lab.demo.plain_lines import PlainLines, say, summary
+from liveness.lab.demo.plain_lines import PlainLines, report, say
 from liveness.lab.demo.plans import joining_s
-from liveness.lab.demo.processes import ChildLost
-from liveness.lab.demo.redis_program import found_redis
-from liveness.lab.demo.script import ScriptError, Step, actions_of, parsed_script
+from liveness.lab.demo.script import ScriptError, actions_of, parsed_script
 from liveness.lab.demo.tty import Terminal
 
 USAGE: Final = 2
 # A silence can only be seen after joining, a timeout, the gateway's flush, and a second in
-# which a missed one would be noticed.
+# which a missed one would be noticed; with several hosts, as long again until every reader
+# of the cluster knows.
 LEAST_MORE_S: Final = 2.0
 # All users share this process, and each writes several times in its timeout. Each
 # connection is an open file here, and another in the gateway.
 MOST_USERS_PER_TIMEOUT_S: Final = 500
 OTHER_FILES: Final = 100
+LEAST_REDIS: Final = 7  # the first version with functions
+REDIS_PROGRAMS: Final = ("redis-server", "valkey-server")
 
 
 class Stopped(LivenessError):
     """The demo was ended by a signal. Everything is cleaned up."""
 
 
-async def run(
-    *,
-    seconds: float,
-    users: int,
-    timeout: float,  # noqa: ASYNC109 - of a silence, not of this function
-    hosts: int = 1,
-    script: str = "",
-    gateway: str = "",
-) -> int:
+async def run(options: DemoOptions) -> int:
     """Runs the demo and shows what happens.
 
-    Args:
-        seconds: From the opening of the gateway to the summary.
-        users: Simulated users.
-        timeout: The silence after which a user is offline, in seconds.
-        hosts: Sidecars and gateways; more than one need Redis.
-        script: The actions, and when they happen; see `script.py`.
-        gateway: The command of another gateway than ours; see `gateway_program`.
     Returns:
         0 if every user was reported when due, 1 if one was missed or reported early or
         falsely, 2 if the options do not go together or the script is invalid.
     Raises:
-        ChildLost: A process did not start, or ended; its last lines are printed.
+        ProgramError: A program did not start, or ended; its last lines are printed.
         ConfigError: The gateway's command cannot be run.
         StartError: There is no Redis, or it is too old, or coredis is missing.
         Stopped: By SIGTERM or SIGHUP.
     """
+    hosts, seconds, actions = options.hosts, options.seconds, actions_of(options.hosts)
     try:
-        steps = parsed_script(script, seconds=seconds, actions=actions_of(hosts))
+        steps = parsed_script(options.script, seconds=seconds, actions=actions)
     except ScriptError as error:
         problem = str(error)
     else:
-        problem = _impossible(seconds, users, timeout, hosts)
+        problem = _impossible(options)
     if problem:
         report_line(problem)
         return USAGE
-    words = gateway_words(gateway) if gateway else []
-    redis_server = found_redis() if hosts > 1 else ""
-    what = f"{hosts} hosts with Redis" if hosts > 1 else "a sidecar, a chat gateway"
+    words = gateway_words(options.gateway) if options.gateway else []
+    redis = found_redis() if hosts > 1 else ""
+    what = f"{hosts} hosts with Redis" if redis else "a sidecar, a chat gateway"
     await say(
-        f"{what} and {users} users, for {seconds:g} s:",
-        f"a user silent for {timeout:g} s is offline",
+        f"{what} and {options.users} users, for {seconds:g} s:",
+        f"a user silent for {options.timeout:g} s is offline",
     )
     terminal = Terminal(sys.stdout, sys.stdin) if can_move_cursor(sys.stdout) else None
-    with TemporaryDirectory(prefix="liveness-demo-") as name:
-        demo, summarize = _made(
-            Path(name),
-            terminal,
-            hosts=hosts,
-            redis_server=redis_server,
-            users=users,
-            seconds=seconds,
-            timeout_s=timeout,
-            gateway_words=words,
-        )
+    display = Picture(terminal) if terminal else PlainLines()
+    with TemporaryDirectory(prefix="liveness-demo-") as folder:
+        demo = DemoRun(Path(folder), display.add, options, redis, words)
         try:
-            await _until_signal(demo, steps, terminal)
-        except* ChildLost:
-            for child in demo.children:
-                if child.is_lost:
-                    print(child.last_lines(), file=sys.stderr)
+            await _until_signal(partial(demo.run, steps, display.run), terminal)
+        except* ProgramError as errors:
+            lost: Exception = errors
+            while isinstance(lost, ExceptionGroup):
+                lost = lost.exceptions[0]
+            assert isinstance(lost, ProgramError)
+            print(lost.last_lines, file=sys.stderr)
             raise
-    await say(*summarize())
-    return 1 if demo.has_faults else 0
-
-
-def _made(
-    folder: Path,
-    terminal: Terminal | None,
-    *,
-    hosts: int,
-    redis_server: str,
-    **options: Any,
-) -> tuple[Run, Callable[[], Iterator[str]]]:
-    """A run of the demo, and its summary."""
-    if hosts == 1:
-        display = Picture(terminal) if terminal else PlainLines()
-        demo = DemoRun(folder, display, **options)
-        return demo, lambda: summary(demo.referee, demo.director.done)
-    # Imported when it is asked for: this needs the extra "cluster".
-    from liveness.lab.demo.cluster_run import ClusterRun
-    from liveness.lab.demo.hosts_lines import HostsLines, hosts_summary
-    from liveness.lab.demo.hosts_picture import HostsPicture
-
-    show = HostsPicture(terminal) if terminal else HostsLines()
-    cluster = ClusterRun(
-        folder, show, hosts=hosts, redis_server=redis_server, **options
-    )
-    return cluster, lambda: hosts_summary(cluster)
+    await say(*report(demo))
+    return 1 if demo.faults or demo.faults_anywhere else 0
 
 
 async def _until_signal(
-    demo: Run, steps: list[Step], terminal: Terminal | None
+    run: Callable[[], Awaitable[None]], terminal: Terminal | None
 ) -> None:
-    """Runs the demo to its end, or until a signal."""
     async with trio.open_nursery() as nursery:
         await nursery.start(_handle_signals, terminal)
         with terminal or nullcontext():
-            await demo.run(steps)
+            await run()
         nursery.cancel_scope.cancel()
 
 
@@ -163,22 +123,19 @@ async def _handle_signals(
             terminal.pause(partial(os.kill, os.getpid(), signal.SIGSTOP))
 
 
-def _impossible(seconds: float, users: int, timeout: float, hosts: int) -> str:
+def _impossible(options: DemoOptions) -> str:
     """Why these numbers do not go together, and what to do; "" if they do."""
+    users, timeout, hosts = options.users, options.timeout, options.hosts
     most_users = int(MOST_USERS_PER_TIMEOUT_S * timeout / hosts)
     if users > most_users:
         return (
             f"{users} users with a timeout of {timeout:g} s write more often than one "
             f"process can read; use --users {most_users} or less, or a longer --timeout"
         )
-    least_s = joining_s(users) + timeout + LEAST_MORE_S
-    if hosts > 1:
-        least_s += (
-            LEAST_MORE_S  # as long again, until every reader of the cluster knows
-        )
-    if seconds < least_s:
+    least_s = joining_s(users) + timeout + LEAST_MORE_S * min(hosts, 2)
+    if options.seconds < least_s:
         return (
-            f"{seconds:g} s are too short to show {users} users and a timeout of "
+            f"{options.seconds:g} s are too short to show {users} users and a timeout of "
             f"{timeout:g} s; use --seconds {least_s:g} or more, or a shorter --timeout"
         )
     # Of a user that hops, old connections stay open for a while.
@@ -192,3 +149,27 @@ def _impossible(seconds: float, users: int, timeout: float, hosts: int) -> str:
     # The gateway inherits it.
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, files), most_files))
     return ""
+
+
+def found_redis() -> str:
+    """The path of redis-server, or of valkey-server.
+
+    Raises:
+        StartError: There is none, or it is too old, or its client is missing.
+    """
+    needs = "the demo with several hosts needs"
+    if importlib.util.find_spec("coredis") is None:
+        install = "pip install 'liveness-sidecar[sidecar,cluster]'"
+        raise StartError(f"{needs} the package coredis; run {install}")
+    path = next(filter(None, map(shutil.which, REDIS_PROGRAMS)), None)
+    if path is None:
+        install = "run apt install redis-server"
+        raise StartError(f"{needs} redis-server, which is not on the PATH; {install}")
+    shown = subprocess.run([path, "--version"], capture_output=True, encoding="utf-8")
+    found = re.search(r"\bv=(\d+)", shown.stdout)
+    if found is None or int(found[1]) < LEAST_REDIS:
+        raise StartError(
+            f"{needs} version {LEAST_REDIS} or newer of {path}; install a newer Redis, "
+            "or Valkey"
+        )
+    return path

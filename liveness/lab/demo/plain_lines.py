@@ -1,33 +1,29 @@
-"""The demo in plain lines, few enough to follow, and the summary at its end."""
+"""The demo in plain lines, few enough to follow, and the report at its end."""
 
-from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from math import ceil
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import trio
 
-from liveness.console.record_lines import text_line
+from liveness.lab.common.cluster_judge import LostHost
+from liveness.lab.common.faults import KINDS, Faults
+from liveness.lab.common.host_judge import GUEST, SILENCED
+from liveness.lab.common.judge import quantile
 from liveness.lab.common.promises import NO_PROMISE
-from liveness.lab.demo.demo_run import DemoRun, Run
-from liveness.lab.demo.plans import Behaviour
-from liveness.lab.demo.referee import FAULTS, GUEST, Fault, Record, Referee
+from liveness.lab.demo.demo_run import ACTION, DemoRun
+from liveness.lab.demo.plans import WITH_ONE_HOST
 from liveness.text import escaped
 
 TICK_S: Final = 2.0  # between two lines of status
 # Records shown in a tick; the others are only counted.
 MOST_RECORDS: Final = 4
 MOST_LOGGED: Final = 100  # lines about actions in a tick; a script has no more steps
-DATE: Final = len("2026-11-20 ")
 ENDS: Final = ("silence", "logout", "moved", "gateway_lost")
-COLUMNS: Final = ("users", "online", *ENDS)
-
-R = TypeVar("R", bound=Run)
 
 # A print that is abandoned goes on in its thread, and keeps the limiter until it is done.
-# Otherwise the summary could begin in the middle of its line.
+# Otherwise the report could begin in the middle of its line.
 _PRINTING: Final = trio.CapacityLimiter(1)
 
 
@@ -41,7 +37,7 @@ async def say(*lines: str) -> None:
     await trio.to_thread.run_sync(show, abandon_on_cancel=True, limiter=_PRINTING)
 
 
-class Lines(ABC, Generic[R]):
+class PlainLines:
     """Prints lines about actions at once, and all else every two seconds."""
 
     def __init__(self) -> None:
@@ -51,25 +47,23 @@ class Lines(ABC, Generic[R]):
         self._others = 0
         self._has_silence = False
 
-    def log(self, line: str) -> None:
-        """Prints a line soon."""
-        self._logged.append(line)
-        self._has_logged.set()
+    def add(self, line: str, what: str) -> None:
+        """Prints a line about an action soon, and a record with the next status.
 
-    def add(self, record: Record) -> None:
-        """Prints a record with the next status, or counts it if there are enough.
-
-        The first silence is printed at once: it is what the demo is about.
+        Records beyond a few are counted. The first silence is printed soon: it is what the
+        demo is about.
         """
-        if record.get("reason") == "silence" and not self._has_silence:
-            self._has_silence = True
-            self.log(self._line(record))
+        is_first_silence = what == "silence" and not self._has_silence
+        self._has_silence |= is_first_silence
+        if what == ACTION or is_first_silence:
+            self._logged.append(line)
+            self._has_logged.set()
         elif len(self._records) < MOST_RECORDS:
-            self._records.append(self._line(record))
+            self._records.append(line)
         else:
             self._others += 1
 
-    async def run(self, demo: R) -> None:
+    async def run(self, demo: DemoRun) -> None:
         """Prints, until cancelled."""
         await say(*(f"  {hint}" for hint in demo.hints()))
         tick = trio.current_time()
@@ -82,7 +76,7 @@ class Lines(ABC, Generic[R]):
                 # Outside the timeout, which would lose the lines.
                 if lines := self._taken():
                     await say(*lines)
-            await say(*self._taken(), *self.records(), self._status(demo))
+            await say(*self._taken(), *self.records(), status(demo))
 
     def _taken(self) -> list[str]:
         lines = list(self._logged)
@@ -95,133 +89,130 @@ class Lines(ABC, Generic[R]):
         self._records, self._others = [], 0
         return [*lines, f"{'':14}and {others} more"] if others else lines
 
-    @abstractmethod
-    def _line(self, record: Record) -> str:
-        """A record as a line."""
 
-    @abstractmethod
-    def _status(self, demo: R) -> str:
-        """The state of the run as a line."""
-
-
-class PlainLines(Lines[DemoRun]):
-    """Those of the demo with one host."""
-
-    def _line(self, record: Record) -> str:
-        return record_line(record)
-
-    def _status(self, demo: DemoRun) -> str:
-        return status(demo.elapsed_s, said=demo.lines_said, referee=demo.referee)
-
-
-def record_line(record: Record) -> str:
-    """A record in 80 columns: without the date, and without its seq."""
-    return text_line(dict(record))[DATE:].rpartition("  seq ")[0]
+def status(demo: DemoRun) -> str:
+    """The state of the run on one line."""
+    line = f"{demo.elapsed_s:5.0f} s   online {demo.judge.online}"
+    if demo.cluster:
+        hosts = [
+            str(host.judge.online) if host.state == "up" else host.state
+            for host in demo.hosts
+        ]
+        line += f" ({' + '.join(hosts)}), hops {demo.hops}"
+    else:
+        line += f", said {sum(user.lines_said for user in demo.users)}"
+    counts = {
+        how: demo.judge.ends[how] for how in (*ENDS, "host_lost") if how != "moved"
+    }
+    counts["reminders"] = demo.hosts[0].judge.timers.fired
+    counts.update(demo.faults + demo.faults_anywhere)
+    return line + "".join(
+        f", {what} {count}" for what, count in counts.items() if count
+    )
 
 
-def status(seconds: float, *, said: int, referee: Referee) -> str:
-    """The state after *seconds*, on one line."""
-    counts = [f"online {referee.online}", f"said {said}"]
-    counts += [f"{how} {_ended(referee, how)}" for how in ("silence", "logout")]
-    counts.append(f"reminders {referee.reminders.fired}")
-    if lost := _ended(referee, "gateway_lost"):
-        counts.append(f"lost {lost}")
-    counts += [f"{kind} {count}" for kind, count in referee.faults_of.items()]
-    return f"{seconds:5.0f} s   " + ", ".join(counts)
+def table(demo: DemoRun) -> Iterator[str]:
+    """Numbers by what users are to do, or by host if there are several."""
+    rows = dict[str, Counter[str]]()
+    if demo.cluster:
+        columns: tuple[str, ...] = ("online", *ENDS, "host_lost")
+        for host in demo.hosts:
+            rows[host.name] = host.judge.ends + Counter(online=host.judge.online)
+        rows["anywhere"] = demo.judge.ends + Counter(online=demo.judge.online)
+    else:
+        columns, judge = ("users", "online", *ENDS), demo.hosts[0].judge
+        for plan in (*dict.fromkeys(sorted(WITH_ONE_HOST)), SILENCED):
+            rows[plan] = Counter()
+        for user in judge.users.values():
+            rows[user.plan].update(users=1, online=user.online_since is not None)
+        rows[GUEST] = Counter(users=judge.guests, online=judge.guests)
+        for (plan, how), count in judge.ends_of.items():
+            rows[plan][how] += count
+            rows[plan]["users"] += plan == GUEST and count
+        rows["all"] = sum(rows.values(), Counter())
+    head = "".join(f"{column:>{len(column) + 2}}" for column in columns)
+    yield f"{'':11}{head}"
+    for name, row in rows.items():
+        cells = (f"{row[column]:>{len(column) + 2}}" for column in columns)
+        yield f"{name:<11}{''.join(cells)}"
 
 
-def table(referee: Referee) -> Iterator[tuple[str, list[int]]]:
-    """For each behaviour, and for all users, a number for each of `COLUMNS`."""
-    total = [0] * len(COLUMNS)
-    users = Counter[str](user.behaviour for user in referee.users.values())
-    online = {kind: referee.online_of(kind) for kind in Behaviour}
-    guests = referee.guests
-    users[GUEST] = guests + sum(referee.ends[GUEST, how] for how in ENDS)
-    for kind, online_count in [*online.items(), (GUEST, guests)]:
-        ends = [referee.ends[kind, how] for how in ENDS]
-        row = [users[kind], online_count, *ends]
-        total = [sum(pair) for pair in zip(total, row, strict=True)]
-        yield kind, row
-    yield "all", total
-
-
-def summary(referee: Referee, done: Mapping[str, int]) -> Iterator[str]:
-    """What happened to the users, how late it was reported, and the faults.
-
-    *done* says how often each action was performed.
-    """
+def report(demo: DemoRun) -> Iterator[str]:
+    """What happened to the users, how late it was reported, and the faults."""
     yield ""
-    yield _row("", COLUMNS)
-    for kind, numbers in table(referee):
-        yield _row(kind, numbers)
+    yield from table(demo)
     yield ""
-    yield from what_was_done(done)
-    yield lateness(referee)
-    if referee.lateness_s:
-        yield (f"    from a user's last line + {referee.timeout_s:g} s to the record;")
-        yield (
-            f"    up to {referee.flush_s:.3f} s are the gateway's, which collects activity"
-        )
-    if referee.not_measured:
-        yield (
-            f"    {referee.not_measured} more were not measured: meanwhile a process was "
-            "killed, stopped"
-        )
-        yield "    or restarted, or this one stood still"
-    yield reminders(referee)
-    yield "faults: " + counted(referee.faults_of, FAULTS)
-    yield from listed_faults(referee.faults, referee.faults_of.total())
+    if done := demo.director.done:
+        yield "done: " + ", ".join(f"{name} {count}" for name, count in done.items())
+    yield from measures(demo)
+    if demo.cluster:
+        for lost in demo.cluster.judge.lost:
+            yield from lost_lines(lost)
+        if count := demo.cluster.judge.not_judged:
+            yield f"offlines not judged: {count} (the user or Redis had just come)"
+    yield from fault_lines(demo)
+    for host in demo.hosts:
+        of = f" ({host.name})" if demo.cluster else ""
+        yield from (f"{line}{of}" for line in listed(host.judge.faults))
+    if demo.cluster:
+        yield from listed(demo.cluster.judge.faults)
 
 
-def what_was_done(done: Mapping[str, int]) -> Iterator[str]:
-    """How often each action was performed, on one line; none if there was no action."""
-    if done:
-        times = (f"{name} {count}" for name, count in done.items())
-        yield "done: " + ", ".join(times)
+def measures(demo: DemoRun) -> Iterator[str]:
+    """How late silences and reminders were reported, and how many hops there were."""
+    found = [late_s for host in demo.hosts for late_s in host.judge.lateness_s]
+    p50, p99, most = (quantile(found, q) for q in (0.5, 0.99, 1))
+    measured = f"p50 {p50:.3f} s, p99 {p99:.3f} s, max {most:.3f} s"
+    yield f"lateness: {measured if found else 'none was measured'}"
+    yield f"    from a user's last line + {demo.timeout_s:g} s to the record; up to"
+    yield f"    {demo.flush_s:.3f} s are the gateway's, which collects activity"
+    if not_measured := sum(host.judge.not_measured for host in demo.hosts):
+        yield f"    {not_measured} more were not measured: meanwhile a process was killed,"
+        yield "    stopped or restarted, or this one stood still"
+    if demo.cluster:
+        yield f"hops: {demo.hops}"
+        return
+    timers = demo.hosts[0].judge.timers
+    asked, fired, cancelled = len(timers.by_key), timers.fired, timers.cancelled
+    line = f"reminders: {asked} asked, {fired} came, {cancelled} cancelled"
+    line += f", {asked - fired - cancelled} open"
+    if timers.lateness_s:
+        line += f"; at most {max(timers.lateness_s):.3f} s late"
+    yield line
 
 
-def counted(faults_of: Counter[str], kinds: Sequence[str]) -> str:
-    """The number of faults of each kind."""
-    return ", ".join(f"{kind} {faults_of[kind]}" for kind in kinds)
+def fault_lines(demo: DemoRun) -> Iterator[str]:
+    """The number of faults of each kind, on the hosts and anywhere."""
+    yield "faults: " + _counted(demo.faults, KINDS)
+    if demo.cluster:
+        yield "faults anywhere: " + _counted(demo.faults_anywhere, ("missed", "false"))
 
 
-def listed_faults(faults: Sequence[Fault], total: int) -> Iterator[str]:
-    """The faults that are remembered, of *total* ones."""
-    for fault in faults:
-        line = f"    {fault.kind}: {escaped(fault.uid)} {fault.breach.what}"
+def _counted(faults: Counter[str], kinds: Sequence[str]) -> str:
+    return ", ".join(f"{kind} {faults[kind]}" for kind in kinds)
+
+
+def listed(faults: Faults) -> Iterator[str]:
+    """Each fault that is remembered, and how many are not."""
+    for fault in faults.listed:
+        line = f"    {fault.kind}: {escaped(fault.who)} {fault.breach.what}"
         if fault.breach.promise != NO_PROMISE:
             line += f" (promise {fault.breach.promise})"
         yield line
-    if unlisted := total - len(faults):
+    if unlisted := faults.counts.total() - len(faults.listed):
         yield f"    and {unlisted} more"
 
 
-def lateness(referee: Referee) -> str:
-    """How late silences were reported, on one line."""
-    found = sorted(referee.lateness_s)
-    if not found:
-        return "lateness: none was measured"
-    p50, p99, most = (found[ceil(q * len(found)) - 1] for q in (0.5, 0.99, 1))
-    return f"lateness: p50 {p50:.3f} s, p99 {p99:.3f} s, max {most:.3f} s"
-
-
-def reminders(referee: Referee) -> str:
-    """How many reminders were asked for, fired and cancelled, and how late they were."""
-    found = referee.reminders
-    asked = len(found.by_key)
-    line = f"reminders: {asked} asked, {found.fired} came, {found.cancelled} cancelled"
-    line += f", {asked - found.fired - found.cancelled} open"
-    if found.lateness_s:
-        line += f"; at most {max(found.lateness_s):.3f} s late"
-    return line
-
-
-def _ended(referee: Referee, how: str) -> int:
-    return sum(count for (_, end), count in referee.ends.items() if end == how)
-
-
-def _row(head: str, cells: Sequence[object]) -> str:
-    return f"{head:<11}" + "".join(
-        f"{cell:>{len(column) + 2}}"
-        for column, cell in zip(COLUMNS, cells, strict=True)
-    )
+def lost_lines(lost: LostHost) -> Iterator[str]:
+    """What became of the users of a host that was killed."""
+    went = (("on another host", lost.moved_s), ("offline", lost.offline_s))
+    count = sum(len(took) for _, took in went) + len(lost.users) + lost.kept
+    yield f"{lost.name} killed with {count} users:"
+    for what, took in went:
+        if took:
+            half = f"{quantile(took, 0.5):.1f} s (half of them)"
+            yield f"    {len(took)} {what} after {half}, {max(took):.1f} s (all)"
+    if lost.kept:
+        yield f"    {lost.kept} still there when it was started again"
+    if lost.users:
+        yield f"    {len(lost.users)} not known yet"

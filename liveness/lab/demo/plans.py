@@ -1,16 +1,19 @@
 """What each simulated user does, and when.
 
-There are four kinds: users that chat, users that only send keepalives, users that log out,
-and users that fall silent with the connection open, as on a train in a tunnel. A gateway
-can tell the last kind from the second only by the silence itself.
+With one host there are four kinds: users that chat, users that only send keepalives, users
+that log out, and users that fall silent with the connection open, as on a train in a
+tunnel. A gateway can tell the last kind from the second only by the silence itself.
+
+With several hosts some stay, and most move on: those that hop keep the old connection until
+the new one works, and log out of it then. Those that roam leave it behind, as a phone that
+leaves a Wi-Fi network: the old host hears nothing more.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import cycle
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 MOST_JOINS_PER_S: Final = 250
 # The last logout comes this long before the end, and the last silence a timeout earlier: a
@@ -35,36 +38,33 @@ class Behaviour(StrEnum):
     KEEPALIVE = "keepalive"
     LOGOUT = "log out"
     SILENT = "fall silent"
-    SILENCED = "silenced"  # by an action, against its plan
+    HOP = "hop"
+    ROAM = "roam"
 
 
 # Of each ten users, in this order: the first user falls silent.
-EACH_TEN: Final = (
+WITH_ONE_HOST: Final = (
     Behaviour.SILENT, Behaviour.CHAT, Behaviour.KEEPALIVE, Behaviour.LOGOUT,
     Behaviour.SILENT, Behaviour.KEEPALIVE, Behaviour.CHAT, Behaviour.SILENT,
     Behaviour.LOGOUT, Behaviour.KEEPALIVE,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedReminder:
-    """A reminder that a user asks for."""
-
-    what: str
-    asks_s: float
-    in_s: float
-    forgets_s: float = inf  # when it is cancelled
+WITH_SEVERAL: Final = (
+    Behaviour.HOP, Behaviour.SILENT, Behaviour.ROAM, Behaviour.KEEPALIVE,
+    Behaviour.HOP, Behaviour.LOGOUT, Behaviour.ROAM, Behaviour.SILENT,
+    Behaviour.KEEPALIVE, Behaviour.ROAM,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One user's plan; times are seconds after the gateway opened."""
+    """One user's plan; times are seconds after the gateways opened."""
 
     uid: str
     behaviour: Behaviour
+    first: int  # the number of its first host, from 0
     joins_s: float
     moment_s: float = inf  # of the logout, or of the last activity
-    reminder: PlannedReminder | None = None
+    errands: tuple[tuple[float, dict[str, Any]], ...] = ()  # when, and what it writes
 
 
 def joining_s(count: int) -> float:
@@ -80,6 +80,7 @@ def last_silence_s(seconds: float, timeout_s: float, flush_s: float) -> float:
 def planned(
     count: int,
     *,
+    hosts: int = 1,
     seconds: float,
     timeout_s: float,
     flush_s: float,
@@ -91,36 +92,36 @@ def planned(
     pause_s = (LEAST_PAUSE + MOST_PAUSE) / 2 * timeout_s
     chats_left = max(1, int(MAX_ROOM_LINES_PER_S * pause_s / count))
     reminders = 0
-    for number, behaviour in zip(range(count), cycle(EACH_TEN)):
-        joins_s, reminder = joining_s(count) * number / count, None
+    kinds = WITH_ONE_HOST if hosts == 1 else WITH_SEVERAL
+    for number in range(count):
+        behaviour, share = kinds[number % len(kinds)], number / count
+        joins_s, errands = joining_s(count) * share, tuple[Any, ...]()
         if behaviour is Behaviour.CHAT and not chats_left:
             behaviour = Behaviour.KEEPALIVE
         elif behaviour is Behaviour.CHAT:
             chats_left -= 1
             if reminders < most_reminders:
-                reminder = _reminder(reminders, number / count, joins_s, seconds)
+                errands = tuple(_reminder(reminders, share, joins_s, seconds))
                 reminders += 1
         yield Plan(
             uid=f"user-{number + 1:0{len(str(count))}}",
             behaviour=behaviour,
+            first=number % hosts,
             joins_s=joins_s,
-            moment_s=latest_s.get(behaviour, inf) * number / count,
-            reminder=reminder,
+            moment_s=latest_s.get(behaviour, inf) * share,
+            errands=errands,
         )
 
 
 def _reminder(
     number: int, share: float, joins_s: float, seconds: float
-) -> PlannedReminder | None:
-    """A reminder that fires before the end; None if there is no time for it."""
+) -> Iterator[tuple[float, dict[str, Any]]]:
+    """A reminder that fires before the end, and perhaps that it is cancelled."""
     in_s = min(REMINDER_S, seconds / 5)
     first_s, last_s = joins_s + SETTLED_S, seconds - LAST_S - in_s
-    if last_s < first_s:
-        return None
-    asks_s = first_s + (last_s - first_s) * share
-    return PlannedReminder(
-        what=REMINDERS[number % len(REMINDERS)],
-        asks_s=asks_s,
-        in_s=in_s,
-        forgets_s=asks_s + in_s / 2 if number % 3 == 2 else inf,
-    )
+    if first_s <= last_s:
+        asks_s = first_s + (last_s - first_s) * share
+        what = REMINDERS[number % len(REMINDERS)]
+        yield asks_s, {"remind": what, "in": in_s}
+        if number % 3 == 2:
+            yield asks_s + in_s / 2, {"forget": what}

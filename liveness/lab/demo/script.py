@@ -33,8 +33,6 @@ ACTIONS: Final = {
     "restart": Action(key="r", what="restart it"),
     "kill": Action(key="k", what="kill it"),
 }
-KEYS: Final = {**{action.key: action.what for action in ACTIONS.values()}, "q": "end"}
-DEFAULT_CHOSEN: Final = 20  # users that an action with several hosts chooses
 
 
 def actions_of(hosts: int) -> dict[str, Action]:
@@ -45,10 +43,8 @@ def actions_of(hosts: int) -> dict[str, Action]:
     if hosts == 1:
         return ACTIONS
     return {
-        "silence": Action(
-            key="s", what="silence", number=DEFAULT_CHOSEN, least=1, most=10_000
-        ),
-        "hop": Action(key="h", what="hop", number=DEFAULT_CHOSEN, least=1, most=10_000),
+        "silence": Action(key="s", what="silence", number=20, least=1, most=10_000),
+        "hop": Action(key="h", what="hop", number=20, least=1, most=10_000),
         "host": Action(
             key=f"1-{hosts}", what="kill/start host", number=1, least=1, most=hosts
         ),
@@ -82,35 +78,27 @@ def parsed_script(
 
 
 def _step(text: str, seconds: float, actions: Mapping[str, Action]) -> Step:
-    match text.split():
-        case [at, name]:
-            number = None
-        case [at, name, number]:
-            pass
-        case _:
-            raise _error(text, "is not a step; write SECONDS ACTION, as in 5 silence")
+    words = text.split()
+    if len(words) not in (2, 3):
+        raise _error(text, "is not a step; write SECONDS ACTION, as in 5 silence")
+    at_s, name = _float(words[0]), words[1]
     action = actions.get(name)
     if action is None:
         *some, last = actions
         raise _error(text, f"has an unknown action; use {', '.join(some)} or {last}")
-    at_s = _float(at)
     if at_s is None or not at_s >= 0:  # written so that NaN is refused
         raise _error(text, "does not begin with a number of seconds")
     if at_s >= seconds:
         message = f"is after the end of the demo ({seconds:g} s)"
         raise _error(text, f"{message}; make it earlier, or use a longer --seconds")
-    return Step(at_s, name, _number(text, name, action, number))
-
-
-def _number(text: str, name: str, action: Action, word: str | None) -> float:
-    if word is None:
-        return action.number
+    if len(words) == 2:
+        return Step(at_s, name, action.number)
     if not action.most:
         raise _error(text, f"has one word too many; {name} takes no number")
-    number = _float(word)
+    number = _float(words[2])
     if number is None or not action.least <= number <= action.most:
         raise _error(text, f"{name} takes {action.least:g} to {action.most:g}")
-    return number
+    return Step(at_s, name, number)
 
 
 def _float(text: str) -> float | None:

@@ -11,13 +11,16 @@ from typing import Any, Final, Self, TextIO
 
 import trio
 from rich.console import Console, RenderableType
-from rich.live import Live
 
 from liveness.console.terminal import OutputError, terminal_size
 
 # How long to wait at the end for a terminal that accepts no output, not even after Ctrl-Q.
 LAST_S: Final = 1.0
 MOST_KEYS: Final = 64
+# The other screen, without a cursor; and the first one again.
+TAKEN: Final = "\x1b[?1049h\x1b[?25l"
+GIVEN_BACK: Final = "\x1b[?25h\x1b[?1049l"
+REDRAWN: Final = "\x1b[H\x1b[J"
 
 
 class Terminal:
@@ -32,16 +35,6 @@ class Terminal:
         self._out = out
         self._keys = keys.fileno() if self.has_keys else -1
         self._original: list[Any] | None = None
-        self._drawn = StringIO()
-        # As for a terminal, to which a thread copies it; colours depend on the environment.
-        self._console = Console(file=self._drawn, force_terminal=True)
-        self._live = Live(
-            console=self._console,
-            screen=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
         self._writing = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -62,12 +55,14 @@ class Terminal:
         Raises:
             OutputError: It cannot be written.
         """
-        self._console.size = self.size
-        self._live.update(picture, refresh=True)
+        drawn = StringIO()
+        # As for a terminal; colours depend on the environment.
+        width = self.size.columns
+        console = Console(file=drawn, force_terminal=True, width=width)
+        console.print(picture, end="", soft_wrap=True)
+        text = REDRAWN + drawn.getvalue()
         try:
-            await trio.to_thread.run_sync(
-                self._write, self._take_drawn(), abandon_on_cancel=True
-            )
+            await trio.to_thread.run_sync(self._write, text, abandon_on_cancel=True)
         except OSError as error:
             message = f"the terminal cannot be written ({error.strerror})"
             raise OutputError(message) from error
@@ -95,36 +90,33 @@ class Terminal:
         if self.has_keys:
             self._original = termios.tcgetattr(self._keys)
             tty.setcbreak(self._keys, termios.TCSANOW)
-        self._live.start()
+        self._write_soon(TAKEN)
 
     def _give_back(self) -> None:
-        self._live.stop()
         with suppress(termios.error):
             termios.tcflow(self._out.fileno(), termios.TCOON)  # as Ctrl-Q does
-        data = self._take_drawn()
-        last = threading.Thread(target=self._write_last, args=[data], daemon=True)
-        last.start()
-        last.join(LAST_S)
+        self._write_soon(GIVEN_BACK)
         if self._original is not None:
             with suppress(termios.error):  # the terminal is gone
                 termios.tcsetattr(self._keys, termios.TCSANOW, self._original)
 
-    def _write_last(self, data: bytes) -> None:
-        with suppress(OSError):
-            self._write(data)
+    def _write_soon(self, text: str) -> None:
+        """Writes this, unless the terminal accepts nothing for too long."""
 
-    def _write(self, data: bytes) -> None:
+        def write() -> None:
+            with suppress(OSError):
+                self._write(text)
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        thread.join(LAST_S)
+
+    def _write(self, text: str) -> None:
         # Not through the stream: an abandoned write would never release its lock.
+        data = text.encode(self._out.encoding or "utf-8", "replace")
         with self._writing:
             while data:
                 data = data[os.write(self._out.fileno(), data) :]
-
-    def _take_drawn(self) -> bytes:
-        """The output since the last call."""
-        drawn = self._drawn.getvalue()
-        self._drawn.seek(0)
-        self._drawn.truncate()
-        return drawn.encode(self._out.encoding or "utf-8", "replace")
 
 
 def _is_foreground(keys: TextIO) -> bool:

@@ -1,25 +1,26 @@
-"""Simulated users, each on a TCP connection, like a person with `nc`.
+"""Simulated users on TCP connections, like people with `nc`.
 
-They know the address of their gateway, and nothing of the sidecar. If a connection breaks,
-its user reconnects soon, as real clients do; after a random pause, so that not all do at
-once. They report what they do to the referee.
+They know where gateways listen, and nothing of sidecars. If a connection breaks, its user
+reconnects soon, as real clients do, to any host; after a random pause, so that not all do
+at once. They report what they do to the judge of each host.
 
     python -m liveness.lab.demo.users --port 7000        against a gateway that runs already
 """
 
-import json
-import re
 import sys
 from argparse import ArgumentParser
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from random import choice, uniform
-from typing import Final
+from typing import Any, Final
 
 import trio
 
+from liveness.lab.common.host_judge import HostJudge
+from liveness.lab.common.line_connection import LineConnection, open_connection
 from liveness.lab.demo.gateway import HOST, MOST_CONNECTIONS
 from liveness.lab.demo.plans import (
     LEAST_PAUSE,
@@ -29,149 +30,237 @@ from liveness.lab.demo.plans import (
     joining_s,
     planned,
 )
-from liveness.lab.demo.referee import Referee
 
 LEAST_BACK_S: Final = 0.05
+# No new connection to a host this long after the old one: until then the judge may read
+# the record of its end.
+REST_S: Final = 1.0
+# How long a user stays on a host, as a share of the timeout.
+LEAST_STAY, MOST_STAY = 0.5, 1.0
+LEAST_STAY_S: Final = 2.0
+# From being let in on the new host until the old connection is given up.
+OVERLAP_S: Final = 2.0
 # In `crowd`, the length of a plan. A user whose plan has no end leaves and comes back
 # after one to two of these.
 LIFE_S: Final = 60.0
 MOST_TIMEOUT_S: Final = 86_400
-REMINDER: Final = re.compile(rb'"uid": "([^"]*)", "reminder": "([^"]*)"')
 SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so long")
-# The lines of the gateway that a user looks for, "joined", "bye" and reminders, are
-# shorter than this.
-MAX_LINE: Final = 200
 
 
-@dataclass(eq=False, kw_only=True)
+def reminder_key(uid: str, what: str) -> str:
+    """The gateway's name for the timer of a reminder."""
+    return f"remind:{uid}:{what}"
+
+
+@dataclass(eq=False)
+class Door:
+    """Where users come in."""
+
+    address: str
+    port: int
+    judge: HostJudge  # is notified of what users do there
+
+
+@dataclass(eq=False)
+class Visit:
+    """One connection of a user, until it has ended."""
+
+    user: "User"
+    door: Door
+    has_joined: bool = False  # the gateway let it in
+    has_ended: bool = False
+    is_over: bool = False  # its user writes nothing there any more
+
+    def __post_init__(self) -> None:
+        self.answered = trio.Event()  # it has joined, or has ended
+        self._over = trio.Event()
+        self._logs_out = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its user is in the room and goes on writing."""
+        return self.has_joined and not self.is_over and not self.has_ended
+
+    def end(self, *, logout: bool, is_planned: bool = True) -> None:
+        """Logs out, or writes nothing from now on."""
+        if not self.is_over:
+            self.is_over, self._logs_out = True, logout
+            if not logout:
+                self.door.judge.falls_silent(self.user.uid, is_planned=is_planned)
+            self._over.set()
+
+    async def run(self) -> None:
+        """Uses the connection until it ends, or cannot be opened."""
+        uid, judge, reason = self.user.uid, self.door.judge, ""
+        judge.connects(uid, trio.current_time())
+        try:
+            async with (
+                open_connection(self.door.address, self.door.port) as connection,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(self._write, connection)
+                reason = await self._listen(connection)
+                nursery.cancel_scope.cancel()
+        except OSError:
+            pass  # the gateway is not up
+        judge.hung_up(uid, reason, trio.current_time())
+        self.has_ended = True
+        self.answered.set()
+
+    async def _write(self, connection: LineConnection) -> None:
+        await self._send(connection, login=self.user.uid)
+        while not self.is_over:
+            with trio.move_on_at(self.user.next_line_at()):
+                await self._over.wait()
+            if not self.is_over:
+                await self._send(connection, **self.user.next_line(self.door.judge))
+        if self._logs_out:
+            self.door.judge.leaves(self.user.uid, trio.current_time())
+            await self._send(connection, logout=1)
+
+    async def _send(self, connection: LineConnection, **line: object) -> None:
+        self.door.judge.wrote(self.user.uid, trio.current_time())
+        await connection.send(line)
+
+    async def _listen(self, connection: LineConnection) -> str:
+        """Reads what the gateway sends; returns why it hung up, if it said so."""
+        reason = ""
+        while (lines := await connection.receive()) is not None:
+            for line in lines:
+                if "joined" in line and not self.has_joined:
+                    self.door.judge.joined(self.user.uid, trio.current_time())
+                    self.has_joined = True
+                    self.answered.set()
+                elif "reminder" in line:
+                    key = reminder_key(str(line.get("uid")), str(line["reminder"]))
+                    self.door.judge.timers.heard(key)
+                reason = str(line.get("bye", ""))
+        return reason
+
+
+@dataclass(eq=False)
 class User:
     """One simulated user."""
 
     plan: Plan  # in seconds from the call of `live`
-    host: str = HOST
-    port: int
+    doors: Sequence[Door]  # of all hosts; it has one connection to each at most
     timeout_s: float  # the silence after which a user is offline
     back_s: float  # the longest pause before it reconnects
-    referee: Referee  # is notified of what the user does
 
     def __post_init__(self) -> None:
+        self.uid = self.plan.uid
         self.lines_said = 0
-        self.joined = trio.Event()  # the gateway let it in
-        self._leaving = trio.Event()
-        self._moment = 0.0
-        self._errands = deque[tuple[float, dict[str, object]]]()  # moments, and lines
-        self._is_done = False  # has left, or will never write again
-        self._received = b""  # the end of what the gateway sent
+        self.hops = 0
+        self._errands = deque[tuple[float, dict[str, Any]]]()  # moments, and lines
+        self._open = set[Door]()
+        self._visit: Visit | None = None  # the newest
+        self._wake = trio.Event()
+        self._must_hop = self._must_be_silent = False
 
     async def live(self) -> None:
-        """Follows the plan; returns when it is over and the gateway has hung up."""
+        """Follows the plan; returns when it is over and the gateways have hung up."""
         began = trio.current_time()
-        self._moment = began + self.plan.moment_s
-        if reminder := self.plan.reminder:
-            ask: dict[str, object] = {"remind": reminder.what, "in": reminder.in_s}
-            self._errands.append((began + reminder.asks_s, ask))
-            if reminder.forgets_s < inf:
-                forget: dict[str, object] = {"forget": reminder.what}
-                self._errands.append((began + reminder.forgets_s, forget))
+        moment = began + self.plan.moment_s
+        self._errands.extend((began + at_s, line) for at_s, line in self.plan.errands)
         await trio.sleep(self.plan.joins_s)
-        while True:
-            await self._connect()
-            if self._is_done:
-                return
-            await trio.sleep(uniform(LEAST_BACK_S, self.back_s))
+        async with trio.open_nursery() as nursery:
+            visit = await self._join(nursery, self.doors[self.plan.first])
+            while True:
+                with trio.move_on_at(min(self._next_hop(), moment)):
+                    while not (self._must_hop or self._must_be_silent):
+                        if visit.has_ended:
+                            break
+                        self._wake = trio.Event()
+                        await self._wake.wait()
+                if self._must_be_silent:
+                    visit.end(logout=False, is_planned=False)
+                    return
+                if trio.current_time() >= moment:
+                    visit.end(logout=self.plan.behaviour is Behaviour.LOGOUT)
+                    return
+                self._must_hop = False
+                visit = await self._hop(nursery, visit)
 
-    async def visit(self) -> None:
-        """Uses one connection until `leave`, or until it breaks or the gateway hangs up."""
-        self._moment = inf
-        await self._connect()
-
-    def leave(self) -> None:
-        """Logs out now, if the plan is to log out."""
-        self._leaving.set()
+    @property
+    def is_active(self) -> bool:
+        """Whether it is on a host and goes on writing."""
+        visit = self._visit
+        return visit is not None and visit.is_active and not self._must_be_silent
 
     def fall_silent(self) -> None:
         """Writes nothing from now on, whatever the plan."""
-        self._is_done = True
-        self.referee.silenced(self.plan.uid)
+        self._must_be_silent = True
+        self._wake.set()
 
-    async def _connect(self) -> None:
-        """Uses one connection until it ends, or cannot be opened."""
-        uid = self.plan.uid
-        self._received = b""
-        self.referee.connects(uid, trio.current_time())
-        try:
-            async with (
-                await trio.open_tcp_stream(self.host, self.port) as stream,
-                trio.open_nursery() as nursery,
-            ):
-                nursery.start_soon(self._listen, stream, nursery.cancel_scope)
-                await self._send(stream, login=uid)
-                await self._write(stream)
-        except* OSError:
-            pass  # the gateway is not up
-        except* trio.BrokenResourceError:
-            pass  # the gateway hung up first
-        self.referee.hung_up(uid, self._reason(), trio.current_time())
+    def hop(self) -> None:
+        """Goes to another host now, whatever the plan."""
+        self._must_hop = True
+        self._wake.set()
 
-    async def _write(self, stream: trio.SocketStream) -> None:
-        """Writes lines until the moment of the plan, and then logs out or falls silent."""
-        while trio.current_time() < self._moment and not self._is_done:
-            pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self.timeout_s
-            errand_at = self._errands[0][0] if self._errands else inf
-            next_at = trio.current_time() + pause_s
-            with trio.move_on_at(min(next_at, errand_at, self._moment)):
-                await self._leaving.wait()
-            if self._is_done:
-                return
-            if self._leaving.is_set():
-                break
-            await self._send(stream, **self._next_line())
-        if self._is_done:
-            return
-        self._is_done = True
-        if self.plan.behaviour is Behaviour.LOGOUT:
-            self.referee.leaves(self.plan.uid, trio.current_time())
-            await self._send(stream, logout=1)
-        else:
-            self.referee.falls_silent(self.plan.uid)
+    def next_line_at(self) -> float:
+        """When to write next: after a pause, or when an errand is due."""
+        pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self.timeout_s
+        errand_at = self._errands[0][0] if self._errands else inf
+        return min(trio.current_time() + pause_s, errand_at)
 
-    def _next_line(self) -> dict[str, object]:
-        """An errand that is due, or else chat or a ping."""
+    def next_line(self, judge: HostJudge) -> dict[str, Any]:
+        """An errand that is due, of which *judge* hears, or else chat or a ping."""
         now = trio.current_time()
         if self._errands and self._errands[0][0] <= now:
             _, line = self._errands.popleft()
-            self.referee.asks(self.plan.uid, line, now)
+            key = reminder_key(self.uid, line.get("remind") or line["forget"])
+            if "remind" in line:
+                judge.asks(self.uid, key, line["in"], now)
+            else:
+                judge.cancels(self.uid, key, now)
             return line
         if self.plan.behaviour is Behaviour.CHAT:
             self.lines_said += 1
             return {"say": choice(SAYINGS)}
         return {"ping": 1}
 
-    async def _listen(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
-        """Reads what the gateway sends; cancels *scope* when it hangs up."""
-        has_joined = False
-        async for data in stream:
-            self._received = self._received[-MAX_LINE:] + data
-            if not has_joined and b'{"joined"' in self._received:
-                has_joined = True
-                self.referee.joined(self.plan.uid, trio.current_time())
-                self.joined.set()
-            if b'"reminder"' in self._received:
-                for uid, what in REMINDER.findall(self._received):
-                    self.referee.heard(uid.decode(), what.decode())
-        scope.cancel()
+    def _next_hop(self) -> float:
+        if self.plan.behaviour not in (Behaviour.HOP, Behaviour.ROAM):
+            return inf
+        stay_s = uniform(LEAST_STAY, MOST_STAY) * self.timeout_s
+        return trio.current_time() + max(stay_s, LEAST_STAY_S)
 
-    def _reason(self) -> str:
-        """Why the gateway hung up, if it said so."""
-        *_, line = self._received.rstrip(b"\n").split(b"\n")
-        try:
-            return str(json.loads(line)["bye"])
-        except (ValueError, KeyError, TypeError):
-            return ""
+    async def _hop(self, nursery: trio.Nursery, old: Visit) -> Visit:
+        """Goes to a host to which it has no connection, if there is one."""
+        if old.has_ended:
+            return await self._join(nursery)
+        if len(self._open) == len(self.doors):
+            return old
+        self.hops += 1
+        if self.plan.behaviour is Behaviour.ROAM:
+            old.end(logout=False)
+            return await self._join(nursery)
+        visit = await self._join(nursery)
+        nursery.start_soon(self._leave_later, old)
+        return visit
 
-    async def _send(self, stream: trio.SocketStream, **content: object) -> None:
-        self.referee.wrote(self.plan.uid, trio.current_time())
-        await stream.send_all(json.dumps(content).encode() + b"\n")
+    async def _join(self, nursery: trio.Nursery, door: Door | None = None) -> Visit:
+        """Tries hosts until one lets it in; *door* first."""
+        while True:
+            if free := [each for each in self.doors if each not in self._open]:
+                self._visit = visit = Visit(self, door or choice(free))
+                self._open.add(visit.door)
+                nursery.start_soon(self._run, visit)
+                await visit.answered.wait()
+                if visit.has_joined:
+                    return visit
+            door = None
+            await trio.sleep(uniform(LEAST_BACK_S, self.back_s))
+
+    async def _run(self, visit: Visit) -> None:
+        await visit.run()
+        self._wake.set()
+        await trio.sleep(REST_S)
+        self._open.remove(visit.door)
+
+    async def _leave_later(self, visit: Visit) -> None:
+        await trio.sleep(OVERLAP_S)
+        visit.end(logout=True)
 
 
 async def crowd(host: str, port: int, *, count: int, timeout_s: float) -> None:
@@ -179,16 +268,16 @@ async def crowd(host: str, port: int, *, count: int, timeout_s: float) -> None:
 
     The gateway need not be up yet. The records are not checked.
     """
-    plans = planned(count, seconds=LIFE_S, timeout_s=timeout_s, flush_s=0)
-    back_s = joining_s(count)
-    user = partial(User, host=host, port=port, timeout_s=timeout_s, back_s=back_s)
+    plans = list(planned(count, seconds=LIFE_S, timeout_s=timeout_s, flush_s=0))
+    behaviours = {plan.uid: plan.behaviour for plan in plans}
+    judge = HostJudge(behaviours, timeout_s=timeout_s, flush_s=0)
+    doors, back_s = [Door(host, port, judge)], joining_s(count)
 
     async def live_again(plan: Plan) -> None:
         while True:
-            behaviours = {plan.uid: plan.behaviour}
-            referee = Referee(behaviours, timeout_s=timeout_s, flush_s=0)
+            user = User(plan, doors, timeout_s, back_s)
             with trio.move_on_after(uniform(1, 2) * LIFE_S):
-                await user(plan=plan, referee=referee).live()
+                await user.live()
             plan = replace(plan, joins_s=uniform(LEAST_BACK_S, back_s))
 
     async with trio.open_nursery() as nursery:

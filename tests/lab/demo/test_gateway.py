@@ -11,6 +11,7 @@ import pytest
 import trio
 
 import liveness
+from liveness.lab.common.line_connection import LineConnection
 from liveness.lab.demo import gateway as gateway_module
 from liveness.lab.demo.gateway import MAX_LINE_BYTES, Gateway
 from liveness.testing import Event, ScriptedSidecar, scripted_sidecar
@@ -18,12 +19,13 @@ from liveness.testing import Event, ScriptedSidecar, scripted_sidecar
 SOON_S: Final = 10  # long after everything here has happened
 
 
-class Client:
+class Client(LineConnection):
     """A person at a terminal, one line at a time."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
+        super().__init__(stream)
         self.stream = stream
-        self._unread = b""
+        self._lines: list[Any] = []
 
     async def type(self, *lines: str) -> None:
         await self.stream.send_all("".join(f"{line}\n" for line in lines).encode())
@@ -31,16 +33,12 @@ class Client:
     async def line(self) -> Any:
         """The next line, or None when the gateway has closed the connection."""
         with trio.fail_after(SOON_S):
-            while b"\n" not in self._unread:
-                try:
-                    data = await self.stream.receive_some()
-                except trio.BrokenResourceError:  # it did not read our last line
+            while not self._lines:
+                received = await self.receive()
+                if received is None:
                     return None
-                if not data:
-                    return None
-                self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return json.loads(line)
+                self._lines += received
+        return self._lines.pop(0)
 
     async def ask(self, line: str) -> Any:
         """Types a line, and reads the next one."""
@@ -74,15 +72,11 @@ class Room:
                 yield self
             nursery.cancel_scope.cancel()
 
-    async def connect(self) -> Client:
-        """Connects; the greeting is not read yet."""
-        stream = await trio.open_tcp_stream("127.0.0.1", self._port)
-        return Client(await self._clients.enter_async_context(stream))
-
-    async def come(self) -> Client:
+    async def come(self, greeting: str = "welcome") -> Client:
         """Connects, and reads the greeting."""
-        client = await self.connect()
-        assert "welcome" in await client.line()
+        stream = await trio.open_tcp_stream("127.0.0.1", self._port)
+        client = Client(await self._clients.enter_async_context(stream))
+        assert greeting in await client.line()
         return client
 
     async def enter(self, uid: str) -> tuple[Client, int]:
@@ -149,24 +143,15 @@ async def test_a_reminder_waits_until_somebody_is_in_the_room(room: Room) -> Non
     assert await bob.line() == {"uid": "ann", "reminder": "tea"}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "hello",
-        "",
-        "[" * 4_000,
-        '{"say": 7}',
-        '{"login": "ann again"}',
-        '{"shout": "hi"}',
-        "9" * 4_000,
-        "\x00",
-        '{"remind": "tea", "in": 0}',
-        '{"remind": "", "in": true}',
-        '{"remind": "' + "x" * 300 + '", "in": 5}',
-        '{"remind": "\\n", "in": NaN}',
-        '{"forget": "' + "x" * 300 + '"}',
-    ],
+BAD_LINES: Final = (
+    *("hello", "", "[" * 4_000, "9" * 4_000, "\x00", '{"say": 7}', '{"shout": "hi"}'),
+    *('{"login": "ann again"}', '{"remind": "tea", "in": 0}'),
+    *('{"remind": "", "in": true}', '{"remind": "\\n", "in": NaN}'),
+    *(f'{{"remind": "{"x" * 300}", "in": 5}}', f'{{"forget": "{"x" * 300}"}}'),
 )
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
 async def test_a_bad_line_is_answered_and_proves_its_user_alive(
     room: Room, line: str
 ) -> None:
@@ -248,8 +233,7 @@ async def test_a_user_who_comes_again_stays_on_the_newer_connection(room: Room) 
 async def test_a_full_gateway_refuses_connections_until_somebody_leaves() -> None:
     async with scripted_sidecar() as script, Room(script, most=1).open() as room:
         ann, _ = await room.enter("ann")
-        more = await room.connect()
-        assert await more.line() == {"bye": "the gateway is full, come back later"}
+        more = await room.come(greeting="bye")
         assert await more.line() is None
         await ann.stream.send_eof()
         assert await ann.line() is None
@@ -282,11 +266,11 @@ async def test_a_connection_without_a_login_in_time_is_closed(
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("flag", "value", "message"),
     [
-        (["--name", "x" * 65], "name is"),
-        (["--sidecar", "x" * 108], "107"),
-        (["--port", "TAKEN"], "gw-1: "),
+        ("--name", "x" * 65, "name is"),
+        ("--sidecar", "x" * 108, "107"),
+        ("--port", "TAKEN", "gw-1: "),
     ],
     ids=["name", "path", "port"],
 )
@@ -294,11 +278,11 @@ def test_a_gateway_that_cannot_serve_says_why_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    option: list[str],
+    flag: str,
+    value: str,
     message: str,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        flag, value = option
         value = value.replace("TAKEN", str(taken.getsockname()[1]))
         path = str(tmp_path / "none")
         monkeypatch.setattr("sys.argv", ["gateway", "--sidecar", path, flag, value])
