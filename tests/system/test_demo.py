@@ -18,10 +18,9 @@ from typing import IO, Any
 import pytest
 
 from liveness.cli import main
-from liveness.lab.demo import gateway as gateway_module
 from liveness.lab.demo import demo_host
+from liveness.lab.demo import gateway as gateway_module
 from liveness.lab.demo.plans import WITH_ONE_HOST
-from liveness.lab.demo.script import ACTIONS
 from tests.helpers.needs import needs
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar, eventually
@@ -234,15 +233,6 @@ def test_nobody_is_reported_falsely_whatever_is_killed_stopped_or_restarted() ->
     assert lines[5] == "restart: SIGTERM to the sidecar"
     assert "kill: kill -9 to the sidecar" in lines
     assert [float(at) for at, _ in steps] == sorted(float(at) for at, _ in steps)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("action", ACTIONS)
-def test_each_action_by_itself_ends_with_no_fault(action: str) -> None:
-    options = ["--users", 100, "--timeout", 2, "--seconds", 11]
-    shown = ended(demo(*options, "--script", f"4 {action}"))
-    assert (shown.code, shown.err) == (0, ""), shown.out
-    assert f"done: {action} 1\n" in shown.out
 
 
 @pytest.mark.slow

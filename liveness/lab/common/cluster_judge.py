@@ -118,14 +118,7 @@ class ClusterJudge:
     # --- records --------------------------------------------------------------------
 
     def take(
-        self,
-        partition: int,
-        kind: str,
-        user: str,
-        *,
-        host: str,
-        reason: str,
-        decided: float,
+        self, kind: str, user: str, host: str, reason: str, *, partition: int, at: float
     ) -> None:
         """Checks a record; its host is where the user is, or was until it went offline."""
         users = self._online.setdefault(partition, {})
@@ -133,11 +126,11 @@ class ClusterJudge:
         if kind == OFFLINE:
             self.ends[reason] += 1
             users.pop(user, None)
-            self._check_offline(user, decided, f"by {reason} on {host}")
+            self._check_offline(user, at, f"by {reason} on {host}")
         else:
             self.ends[MOVED] += kind == MOVED
             users[user] = host
-        self._note_lost(user, users.get(user), decided)
+        self._note_lost(user, users.get(user), at)
 
     def take_list(
         self, partition: int, now: dict[str, str], *, is_settled: bool, at: float
@@ -167,9 +160,12 @@ class ClusterJudge:
             expected = self.expected(uid, at)
             if expected is None or expected is (uid in online):
                 continue
-            what = "is on no host" if uid in online else "is on a host"
-            state = "online" if uid in online else "offline"
-            self._fault("missed", uid, f"{what}, and {state} in the cluster")
+            what = (
+                "is on no host, and online"
+                if uid in online
+                else "is on a host, offline"
+            )
+            self._fault("missed", uid, f"{what} in the cluster")
 
     # --- what users are by what they did ----------------------------------------------
 
@@ -218,7 +214,7 @@ class ClusterJudge:
         # Its connection died with the host, which does not know that. The host takes the
         # user for online until its gateway comes back without it, or its silence is
         # decided: the timeout begins anew.
-        return max(kill.up_at, self._hosts[name].calm_since) + self._timeout_s
+        return self._hosts[name].calm_since + self._timeout_s
 
     # --- checks -----------------------------------------------------------------------
 

@@ -115,13 +115,13 @@ class HostJudge:
         if not is_planned:
             user.plan = SILENCED
 
-    def asks(self, uid: str, key: str, seconds: float, at: float) -> None:
-        """A user is about to ask for a timer."""
-        self.timers.asks(key, seconds, at=at, is_calm=self._is_calm(uid, at))
-
-    def cancels(self, uid: str, key: str, at: float) -> None:
-        """A user is about to cancel a timer."""
-        self.timers.cancels(key, at=at, is_calm=self._is_calm(uid, at))
+    def orders(self, uid: str, key: str, in_s: float | None, at: float) -> None:
+        """A user is about to ask for a timer; None: to cancel it."""
+        is_calm = self._is_read(uid) and at >= self.calm_since
+        if in_s is None:
+            self.timers.cancels(key, at=at, is_calm=is_calm)
+        else:
+            self.timers.asks(key, in_s, at=at, is_calm=is_calm)
 
     def hung_up(self, uid: str, reason: str, at: float) -> None:
         """A user's connection has ended; a fault if it should have stayed.
@@ -211,9 +211,6 @@ class HostJudge:
         """Whether the gateway of a user's connection runs: it was not killed since."""
         return (self.users[uid].connected_at or -inf) > self._gateway_killed_at
 
-    def _is_calm(self, uid: str, at: float) -> bool:
-        return self._is_read(uid) and at >= self.calm_since
-
     def _timers_calm_since(self, at: float) -> float:
         """Since when there was no disruption and somebody in the room; inf if there is.
 
@@ -251,7 +248,7 @@ class HostJudge:
         self, uid: str, user: UserState, *, decided: float, at: float
     ) -> None:
         wrote = user.last_wrote(by=decided)
-        due, silence_s = wrote + self.timeout_s, decided - wrote
+        due = wrote + self.timeout_s
         found = ruling(
             decided - due,
             at - due,
@@ -259,8 +256,8 @@ class HostJudge:
             is_excused=bool(self._disruptions) or wrote < self._recovered_at,
             most_late_s=self.flush_s + GRACE_S,
         )
-        if silence_s < self.timeout_s:
-            what = f"was reported after {silence_s:.3f} s of silence"
+        if decided < due:
+            what = f"was reported after {decided - wrote:.3f} s of silence"
             self._fault(found.value, uid, Breach(1, what))
         elif found is Ruling.FALSE:
             what = f"was reported silent; its plan is to {user.plan}"

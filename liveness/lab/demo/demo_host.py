@@ -1,9 +1,12 @@
-"""A host of the demo: a sidecar, its gateway, and the judge that gets their records."""
+"""The hosts of the demo, each a sidecar and its gateway, and the Redis that joins them.
+
+They pass what the sidecars and Redis say to the judges.
+"""
 
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import uniform
@@ -12,9 +15,14 @@ from typing import Final
 import trio
 
 from liveness.client.watcher import LOG, Watch
+from liveness.cluster.cluster_watch import ClusterWatch
+from liveness.cluster.events import ClusterEvent, Listed
+from liveness.cluster.format import ClusterRecord
+from liveness.config.cluster import ClusterSettings
 from liveness.config.sources import load
 from liveness.console.gateway_program import filled
-from liveness.core.records import ONLINE
+from liveness.core.records import ONLINE, identity
+from liveness.lab.common.cluster_judge import ClusterJudge
 from liveness.lab.common.host_judge import HostJudge
 from liveness.lab.common.processes import (
     HOST,
@@ -22,6 +30,7 @@ from liveness.lab.common.processes import (
     Program,
     ProgramError,
     Sidecar,
+    redis_server,
     reserved_port,
     socket_in,
 )
@@ -38,6 +47,11 @@ GATEWAY: Final = (
     *(*PYTHON, "liveness.lab.demo.gateway", "--sidecar", "{socket}"),
     *("--name", "{name}", "--port", "{port}", "--most", "{most}"),
 )
+# Short, so that a lost host is noticed within the demo.
+LEASE_S: Final = 5.0
+PARTITIONS: Final = 4  # enough for some hundred users
+# Looking at all users on all hosts takes some milliseconds.
+LOOK_EVERY_S: Final = 1.0
 SETTINGS: Final = f"""
 [timers]
 run_timeout_s = {RUN_TIMEOUT_S}
@@ -46,7 +60,7 @@ retries = "{",".join([str(RETRY_S)] * 15)}"
 
 
 class KeptProgram:
-    """A program of the demo, and its state; leaving it as a context kills it."""
+    """A program of the demo, and its state."""
 
     def __init__(self, program: Program, name: str = "") -> None:
         self.program = program
@@ -196,3 +210,69 @@ def flush_s(folder: Path, timeout_s: float) -> float:
     options = {"--socket": str(socket_in(folder)), "--timeout": str(timeout_s)}
     no_file = folder / "none.toml"
     return load(options, environ={}, default_file=no_file).config.flush
+
+
+@dataclass(eq=False, kw_only=True)
+class DemoCluster:
+    """A Redis, which starts empty."""
+
+    folder: Path  # for its files
+    program: str  # the path of redis-server, or of valkey-server
+    hosts: Mapping[str, HostJudge]  # by name
+    on_end: Callable[[ClusterRecord], None]  # gets what ends or moves a session
+
+    def __post_init__(self) -> None:
+        self.reserved = reserved_port()
+        port = self.reserved.getsockname()[1]
+        words = ("--port", str(port), "--bind", HOST)
+        redis = redis_server(self.folder, *words, program=self.program)
+        self.redis = KeptProgram(redis, "Redis")
+        self.url = f"redis://{HOST}:{port}"
+        self.judge = ClusterJudge(self.hosts, lease_s=LEASE_S)
+        self._look_at = 0.0
+
+    def settings_of(self, host: str) -> str:
+        """TOML for the sidecar of a host."""
+        return (
+            f'[cluster]\nurl = "{self.url}"\nhost = "{host}"\n'
+            f"partitions = {PARTITIONS}\nlease_s = {LEASE_S}\n"
+        )
+
+    def check_overdue(self, at: float) -> None:
+        """Looks for what should have happened by *at*, from time to time."""
+        if at >= self._look_at:
+            self._look_at = at + LOOK_EVERY_S
+            self.judge.check_overdue(at)
+
+    async def watch(self) -> None:
+        """Reads every change of the cluster, across restarts of Redis."""
+        settings = ClusterSettings(url=self.url, partitions=PARTITIONS, lease_s=LEASE_S)
+        async with ClusterWatch(
+            settings,
+            lists=True,
+            report_line=lambda _: None,  # the director's lines say enough
+        ) as watch:
+            async for batch in watch.batches():
+                self._take(batch)
+
+    def _take(self, events: Sequence[ClusterEvent]) -> None:
+        now, wall_ms = trio.current_time(), time.time_ns() // 1_000_000
+        for event in events:
+            if isinstance(event, Listed):
+                places = {identity(it.user): it.host for it in event.places}
+                self.judge.take_list(
+                    event.partition, places, is_settled=event.is_settled, at=now
+                )
+            elif isinstance(event, ClusterRecord):
+                user, place = identity(event.user), event.place
+                at = now - age_s(event.at, wall_ms)
+                self.judge.take(
+                    event.kind,
+                    user,
+                    place.host,
+                    place.reason,
+                    partition=event.partition,
+                    at=at,
+                )
+                if event.kind != ONLINE:
+                    self.on_end(event)

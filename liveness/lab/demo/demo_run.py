@@ -13,12 +13,12 @@ from liveness.cluster.format import ClusterRecord
 from liveness.console.cluster_lines import event_line
 from liveness.console.own_command import as_typed
 from liveness.console.record_lines import text_line
+from liveness.core.records import TIMER
 from liveness.lab.common.host_judge import HostJudge
 from liveness.lab.common.promises import Record
-from liveness.lab.demo.demo_cluster import DemoCluster
-from liveness.lab.demo.demo_host import DemoHost, flush_s
+from liveness.lab.demo.demo_host import DemoCluster, DemoHost, flush_s
 from liveness.lab.demo.director import Director
-from liveness.lab.demo.plans import MOST_REMINDERS, joining_s, last_silence_s, planned
+from liveness.lab.demo.plans import MOST_REMINDERS, joining_s, planned
 from liveness.lab.demo.script import Step
 from liveness.lab.demo.users import User
 
@@ -45,7 +45,7 @@ class DemoRun:
     Args:
         folder: The folder.
         show: Gets each line about an action or a record, and what it is about: "action",
-            or the reason of the record.
+            or the reason of the record, or "timer".
         options: How many of what.
         redis: The path of redis-server; "" if there is one host.
         gateway_words: The command of another gateway than ours.
@@ -163,7 +163,7 @@ class DemoRun:
             line, reason = event_line(record).rpartition("  p ")[0], record.place.reason
         else:
             line = text_line(dict(record)).rpartition("  seq ")[0]
-            reason = record.get("reason", "")
+            reason = record.get("reason", TIMER)
         self._show(line[DATE:], reason)
 
     # --- what is shown ------------------------------------------------------------
@@ -198,12 +198,3 @@ class DemoRun:
             yield from as_typed(["watch", "--cluster"])
         else:
             yield from as_typed(["watch", "--socket", str(self.hosts[0].socket)])
-
-    def hints(self) -> Iterator[str]:
-        """The same with a word about it, and what the demo cannot show."""
-        yield 'see the live page; join the room, and type {"login": "ada"}; see records:'
-        yield from (f"  {place}" for place in self.places())
-        last_s = last_silence_s(self.seconds, self.timeout_s, self.flush_s)
-        if last_s < self.seconds / 2:
-            last = f"silence that begins after {last_s:.1f} s"
-            yield f"not shown: {last}, which would outlast the demo"

@@ -9,8 +9,7 @@ from typing import Final
 
 import trio
 
-from liveness.lab.demo.demo_cluster import DemoCluster
-from liveness.lab.demo.demo_host import DemoHost, KeptProgram
+from liveness.lab.demo.demo_host import DemoCluster, DemoHost, KeptProgram
 from liveness.lab.demo.script import Step, actions_of
 from liveness.lab.demo.users import User
 

@@ -23,11 +23,10 @@ from liveness.errors import LivenessError, StartError
 from liveness.lab.common.processes import ProgramError
 from liveness.lab.demo.demo_host import MOST_GUESTS
 from liveness.lab.demo.demo_run import DemoOptions, DemoRun
-from liveness.lab.demo.picture import Picture
+from liveness.lab.demo.picture import Picture, Terminal
 from liveness.lab.demo.plain_lines import PlainLines, report, say
 from liveness.lab.demo.plans import joining_s
 from liveness.lab.demo.script import ScriptError, actions_of, parsed_script
-from liveness.lab.demo.tty import Terminal
 
 USAGE: Final = 2
 # A silence can only be seen after joining, a timeout, the gateway's flush, and a second in

@@ -7,6 +7,7 @@ from typing import Final
 
 import trio
 
+from liveness.core.records import TIMER
 from liveness.lab.common.cluster_judge import LostHost
 from liveness.lab.common.faults import KINDS, Faults
 from liveness.lab.common.host_judge import GUEST, SILENCED
@@ -16,10 +17,12 @@ from liveness.lab.demo.demo_run import ACTION, DemoRun
 from liveness.lab.demo.plans import WITH_ONE_HOST
 from liveness.text import escaped
 
-TICK_S: Final = 2.0  # between two lines of status
-# Records shown in a tick; the others are only counted.
+SOON_S: Final = 0.1
+TICK_S: Final = 2.0  # from one line of status to the next
+# Records shown in that time; the others are only counted.
 MOST_RECORDS: Final = 4
-MOST_LOGGED: Final = 100  # lines about actions in a tick; a script has no more steps
+MOST_LOGGED: Final = 100  # lines about actions at once; a script has no more steps
+HINT: Final = '  live page; join by nc, and type {"login": "ada"}; see the records:'
 ENDS: Final = ("silence", "logout", "moved", "gateway_lost")
 
 # A print that is abandoned goes on in its thread, and keeps the limiter until it is done.
@@ -38,26 +41,23 @@ async def say(*lines: str) -> None:
 
 
 class PlainLines:
-    """Prints lines about actions at once, and all else every two seconds."""
+    """Prints lines about actions soon, and all else every two seconds."""
 
     def __init__(self) -> None:
-        self._logged: deque[str] = deque(maxlen=MOST_LOGGED)
-        self._has_logged = trio.Event()
+        self._soon: deque[str] = deque(maxlen=MOST_LOGGED)
         self._records: list[str] = []
         self._others = 0
-        self._has_silence = False
+        self._firsts = {"silence", TIMER}
 
     def add(self, line: str, what: str) -> None:
         """Prints a line about an action soon, and a record with the next status.
 
-        Records beyond a few are counted. The first silence is printed soon: it is what the
-        demo is about.
+        Records beyond a few are counted. The first silence and the first reminder are
+        printed soon: they are what the demo is about.
         """
-        is_first_silence = what == "silence" and not self._has_silence
-        self._has_silence |= is_first_silence
-        if what == ACTION or is_first_silence:
-            self._logged.append(line)
-            self._has_logged.set()
+        if what == ACTION or what in self._firsts:
+            self._firsts.discard(what)
+            self._soon.append(line)
         elif len(self._records) < MOST_RECORDS:
             self._records.append(line)
         else:
@@ -65,23 +65,17 @@ class PlainLines:
 
     async def run(self, demo: DemoRun) -> None:
         """Prints, until cancelled."""
-        await say(*(f"  {hint}" for hint in demo.hints()))
-        tick = trio.current_time()
+        await say(HINT, *(f"    {place}" for place in demo.places()))
+        tick = trio.current_time() + TICK_S
         while True:
-            tick += TICK_S
-            while trio.current_time() < tick:
-                with trio.move_on_at(tick):
-                    await self._has_logged.wait()
-                self._has_logged = trio.Event()
-                # Outside the timeout, which would lose the lines.
-                if lines := self._taken():
-                    await say(*lines)
-            await say(*self._taken(), *self.records(), status(demo))
-
-    def _taken(self) -> list[str]:
-        lines = list(self._logged)
-        self._logged.clear()
-        return lines
+            await trio.sleep(SOON_S)
+            lines = list(self._soon)
+            self._soon.clear()
+            if trio.current_time() >= tick:
+                tick += TICK_S
+                lines += [*self.records(), status(demo)]
+            if lines:
+                await say(*lines)
 
     def records(self) -> list[str]:
         """The records since the last call."""
@@ -107,7 +101,7 @@ def status(demo: DemoRun) -> str:
     counts["reminders"] = demo.hosts[0].judge.timers.fired
     counts.update(demo.faults + demo.faults_anywhere)
     return line + "".join(
-        f", {what} {count}" for what, count in counts.items() if count
+        f", {what} {number}" for what, number in counts.items() if number
     )
 
 
@@ -126,9 +120,9 @@ def table(demo: DemoRun) -> Iterator[str]:
         for user in judge.users.values():
             rows[user.plan].update(users=1, online=user.online_since is not None)
         rows[GUEST] = Counter(users=judge.guests, online=judge.guests)
-        for (plan, how), count in judge.ends_of.items():
-            rows[plan][how] += count
-            rows[plan]["users"] += plan == GUEST and count
+        for (plan, how), number in judge.ends_of.items():
+            rows[plan][how] += number
+            rows[plan]["users"] += plan == GUEST and number
         rows["all"] = sum(rows.values(), Counter())
     head = "".join(f"{column:>{len(column) + 2}}" for column in columns)
     yield f"{'':11}{head}"
@@ -143,13 +137,13 @@ def report(demo: DemoRun) -> Iterator[str]:
     yield from table(demo)
     yield ""
     if done := demo.director.done:
-        yield "done: " + ", ".join(f"{name} {count}" for name, count in done.items())
+        yield "done: " + ", ".join(f"{name} {times}" for name, times in done.items())
     yield from measures(demo)
     if demo.cluster:
         for lost in demo.cluster.judge.lost:
             yield from lost_lines(lost)
-        if count := demo.cluster.judge.not_judged:
-            yield f"offlines not judged: {count} (the user or Redis had just come)"
+        if number := demo.cluster.judge.not_judged:
+            yield f"offlines not judged: {number} (the user or Redis had just come)"
     yield from fault_lines(demo)
     for host in demo.hosts:
         of = f" ({host.name})" if demo.cluster else ""
@@ -206,8 +200,8 @@ def listed(faults: Faults) -> Iterator[str]:
 def lost_lines(lost: LostHost) -> Iterator[str]:
     """What became of the users of a host that was killed."""
     went = (("on another host", lost.moved_s), ("offline", lost.offline_s))
-    count = sum(len(took) for _, took in went) + len(lost.users) + lost.kept
-    yield f"{lost.name} killed with {count} users:"
+    known = sum(len(took) for _, took in went) + lost.kept
+    yield f"{lost.name} killed with {known + len(lost.users)} users:"
     for what, took in went:
         if took:
             half = f"{quantile(took, 0.5):.1f} s (half of them)"

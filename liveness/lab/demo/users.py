@@ -209,10 +209,7 @@ class User:
         if self._errands and self._errands[0][0] <= now:
             _, line = self._errands.popleft()
             key = reminder_key(self.uid, line.get("remind") or line["forget"])
-            if "remind" in line:
-                judge.asks(self.uid, key, line["in"], now)
-            else:
-                judge.cancels(self.uid, key, now)
+            judge.orders(self.uid, key, line.get("in"), now)
             return line
         if self.plan.behaviour is Behaviour.CHAT:
             self.lines_said += 1

@@ -6,19 +6,14 @@ import pytest
 
 from liveness.lab.common.cluster_judge import ClusterJudge
 from liveness.lab.common.host_judge import HostJudge
-from tests.lab.common.histories import histories
+from tests.lab.common.histories import Player, histories
 
 HOSTS: Final = ("a", "b", "c")
 LOST: Final = "100 comes ann a, 100 comes bob a, 105 kills a"
 
 
-class Journal:
-    """A judge of three hosts, with a timeout of 10 s and a lease of 5 s.
-
-    A script such as "100 joins ann a, 101 offline ann a logout" says what happens at which
-    moment, from 100 s on. Users that are on a host write there ten times a second, and as
-    often the judge looks for what is missing.
-    """
+class Journal(Player):
+    """A judge of three hosts, with a timeout of 10 s and a lease of 5 s."""
 
     def __init__(self, users: str) -> None:
         plans = dict.fromkeys(users.split(), "keepalive")
@@ -27,26 +22,10 @@ class Journal:
         }
         self.judge = ClusterJudge(self.hosts, lease_s=5)
         self._writing = set[tuple[str, str]]()  # users and their hosts
-        self._next_tenth = 1_000
 
-    def run(self, script: str) -> list[str]:
-        """Plays this; the faults so far."""
-        for step in script.split(", "):
-            at, *words = step.split()
-            self._look_until(float(at))
-            if words and hasattr(self, words[0]):
-                getattr(self, words[0])(float(at), *words[1:])
-            elif words:
-                getattr(self.judge, words[0])(*words[1:], float(at))
-        return [f"{fault.kind} {fault.who}" for fault in self.judge.faults.listed]
-
-    def _look_until(self, at: float) -> None:
-        while self._next_tenth <= int(at * 10):
-            now = self._next_tenth / 10
-            for uid, host in self._writing:
-                self.hosts[host].wrote(uid, now)
-            self.judge.check_overdue(now)
-            self._next_tenth += 1
+    def write(self, at: float) -> None:
+        for uid, host in self._writing:
+            self.hosts[host].wrote(uid, at)
 
     # --- what users and operators do ------------------------------------------------
 
@@ -104,7 +83,7 @@ class Journal:
         self.listed(at, is_settled=False)
 
     def _record(self, at: float, kind: str, uid: str, host: str, reason: str) -> None:
-        self.judge.take(0, kind, uid, host=host, reason=reason, decided=at)
+        self.judge.take(kind, uid, host, reason, partition=0, at=at)
 
 
 # What happens to ann and bob. A host that is started again lists its users before its

@@ -5,61 +5,33 @@ from typing import Any, Final
 import pytest
 
 from liveness.lab.common.host_judge import HostJudge
-from tests.lab.common.histories import histories
+from tests.lab.common.histories import Player, histories
 
 
 def record(kind: str, uid: str, reason: str, **more: Any) -> dict[str, Any]:
     return {"kind": kind, "uid": uid, "reason": reason, **more}
 
 
-# What the sidecar is until it is back.
-NAMES: Final = {"away": "disruption_begins", "back": "disruption_ends"}
-
-
-class Play:
+class Play(Player):
     """A judge with a timeout of 10 s and a flush of 0.3 s, and the world that it judges.
 
-    All users come, and write, at 100 s. After that a script such as
-    "110.1 offline ann silence, 112" says what happens at which moment; a method below
-    does it, or one of the judge. Meanwhile that looks ten times a second.
-
-    Args:
-        users: Uids with what each is to do, as in "ann chat, bob silent".
-        talking: The user that writes a line before each look.
+    All *users*, as in "ann chat, bob silent", come and write at 100 s; the one that is
+    *talking* writes before each look.
     """
 
     def __init__(self, users: str, talking: str = "") -> None:
         plans = dict(user.split() for user in users.split(", ") if user)
         self.judge = HostJudge(plans, timeout_s=10, flush_s=0.3)
         self._talking = talking
-        self._next_tenth = 1_000
         self._seq, self._sessions = 0, dict[str, int]()  # the open ones
         for uid, plan in plans.items():
             self.comes(100.0, uid)
             if plan == "silent":
                 self.judge.falls_silent(uid)
 
-    def run(self, script: str) -> list[str]:
-        """Plays a script; the faults so far."""
-        for step in script.split(", "):
-            at, *words = step.split()
-            self._look_until(float(at))
-            if words and hasattr(self, words[0]):
-                getattr(self, words[0])(float(at), *words[1:])
-            elif words:
-                name = NAMES.get(words[0], words[0])
-                getattr(self.judge, name)(*words[1:], float(at))
-        listed = self.judge.faults.listed
-        assert self.judge.faults.counts.total() == len(listed)
-        return [f"{fault.kind} {fault.who}" for fault in listed]
-
-    def _look_until(self, at: float) -> None:
-        while self._next_tenth <= int(at * 10):
-            now = self._next_tenth / 10
-            if self._talking:
-                self.judge.wrote(self._talking, now)
-            self.judge.check_overdue(now)
-            self._next_tenth += 1
+    def write(self, at: float) -> None:
+        if self._talking:
+            self.judge.wrote(self._talking, at)
 
     def comes(self, at: float, uid: str) -> None:
         """Joins, and is online."""
@@ -95,12 +67,19 @@ class Play:
     def restarted(self, at: float) -> None:
         self.judge.disruption_ends(at, of_gateway=True)
 
+    def away(self, at: float) -> None:
+        """The sidecar is, until it is back."""
+        self.judge.disruption_begins(at)
+
+    def back(self, at: float) -> None:
+        self.judge.disruption_ends(at)
+
     def asks(self, at: float) -> None:
         """Ann wants to be reminded of the tea in 5 s."""
-        self.judge.asks("ann", "tea", 5, at)
+        self.judge.orders("ann", "tea", 5, at)
 
     def forgets(self, at: float) -> None:
-        self.judge.cancels("ann", "tea", at)
+        self.judge.orders("ann", "tea", None, at)
 
     def fires(self, at: float, attempt: str = "1") -> None:
         fired = {"kind": "timer", "key": "tea", "attempt": int(attempt)}
