@@ -29,7 +29,7 @@ from liveness.lab.common.processes import (
     PYTHON,
     Program,
     ProgramError,
-    Sidecar,
+    SidecarProgram,
     redis_server,
     reserved_port,
     socket_in,
@@ -117,7 +117,7 @@ class DemoHost:
         self.reserved = reserved_port()
         self.door = Door(HOST, self.reserved.getsockname()[1], self.judge)
         of = "" if self.is_alone else f" of {self.name}"
-        sidecar = Sidecar(
+        sidecar = SidecarProgram(
             self.folder,
             timeout_s=self.judge.timeout_s,
             settings=SETTINGS + self.settings,
