@@ -27,7 +27,7 @@ from tests.helpers.processes import ran
 from tests.helpers.tree import ROOT
 
 MANIFESTS: Final = ROOT / "deploy" / "kubernetes"
-RESULTS: Final = ROOT / "liveness" / "bench" / "results"
+RESULTS: Final = ROOT / "docs/results"
 UNITS: Final = {"m": 1e-3, "Mi": 2**20, "Gi": 2**30, "": 1}
 # What docs/performance.md says of timers that are loaded, in bytes each.
 TIMER_BYTES: Final = 130

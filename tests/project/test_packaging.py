@@ -75,6 +75,7 @@ RUN_GIT: Final = {
     "tests/audit/test_audit.py",
     "tests/helpers/changes.py",
     "tests/helpers/tree.py",
+    "tests/lab/bench/test_bench.py",
     "tests/mutants/runner.py",
     "tests/project/test_machine_gate.py",
     "tests/project/test_mutants.py",
