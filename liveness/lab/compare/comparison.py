@@ -6,16 +6,17 @@ Pure: the caller passes in offlines of both sides as they come, and the current 
 For each user, the closest two offlines of different sides are paired first, then the
 closest two of the rest, and so on, as long as they are within the tolerance. So the result
 does not depend on the order of arrival, or on which side was first. An offline between the
-closest two would be closer to one of them, so only neighbours in time are compared, and k
-offlines of a user take O(k log k).
+closest two would be closer to one of them, so only neighbours in time are compared, and two
+neighbours can be paired as soon as neither is closer to its other neighbour.
 
 An offline is settled when no closer one can come any more: after the tolerance, and as
 much again for lines that are written late. An offline on one side alone counts only if the
 other side was watching for the whole tolerance before and after it.
 """
 
-from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
@@ -24,8 +25,8 @@ from liveness.core.records import LOGOUT, Record, Uid, identity
 # Takes 0.8 GB: a million users who go offline at once on both sides. Beyond it the oldest
 # are settled early, and counted.
 MOST_PENDING: Final = 2_000_000
-# A user who goes offline again and again within the tolerance would never be settled.
-# So offlines older than this many tolerances are settled all the same.
+# A user who goes offline again and again within the tolerance would never be settled. So
+# what is older than this many tolerances is settled up to the widest gap.
 LONGEST_RUN: Final = 10
 
 BOTH: Final = "both"
@@ -46,7 +47,6 @@ class Line(NamedTuple):
 
 
 Offline: TypeAlias = Record | Line
-Pair: TypeAlias = tuple[Record | None, Line | None]
 
 
 class Span(NamedTuple):
@@ -87,11 +87,10 @@ class Comparison:
         self._within_ms = within_ms
         self._here, self._there = here, there
         self._most = most
-        # By the identity of a user: its offlines, and when to look at them again. The heap
-        # has these moments, and older ones that no longer count.
+        # By the identity of a user: its offlines, in order of time.
         self._waiting: dict[str, list[Offline]] = {}
-        self._check_at: dict[str, float] = {}
-        self._checks: list[tuple[float, str]] = []
+        # A heap: when each of them was, and whose it is. Some are settled before their turn.
+        self._moments: list[tuple[int, str]] = []
         self._settled_to = -inf
         self.pending = 0
         self.before = 0  # lines from before this side began
@@ -104,126 +103,88 @@ class Comparison:
             self.before += 1
             return
         user = identity(offline.uid)
-        self._waiting.setdefault(user, []).append(offline)
-        # An offline up to a tolerance earlier than the user's check can wait for that.
-        if offline.at < self._check_at.get(user, inf) - self._within_ms:
-            self._check(user, offline.at)
+        # Of one moment by side and number: not in the order in which they came.
+        insort(
+            self._waiting.setdefault(user, []),
+            offline,
+            key=lambda it: (it.at, isinstance(it, Line), it[0]),
+        )
+        heappush(self._moments, (offline.at, user))
         self.pending += 1
         self.late += offline.at < self._settled_to
 
     def settle(self, now: float) -> Iterator[Outcome]:
         """Yields what is settled at *now* (Unix milliseconds), roughly in order of time."""
-        upto = now - 2 * self._within_ms
-        self._settled_to = max(self._settled_to, upto)
-        while self._checks:
-            at, user = self._checks[0]
-            if at >= upto and self.pending <= self._most:
-                return
-            heappop(self._checks)
-            if self._check_at.get(user) != at:
-                continue  # it was checked earlier
-            if at < upto:
-                yield from self._settle_user(user, upto, now)
-            else:
-                self.hurried += len(self._waiting[user])
-                yield from self._settle_user(user, inf, now)
+        return self._settle(now - 2 * self._within_ms, now)
 
     def finish(self, now: float) -> Iterator[Outcome]:
         """Settles everything that is waiting; neither side reports anything after *now*."""
-        for user in list(self._waiting):
-            yield from self._settle_user(user, inf, now)
-        self._checks.clear()
+        return self._settle(inf, now)
 
     # --- internals ------------------------------------------------------------
 
-    def _check(self, user: str, at: float) -> None:
-        self._check_at[user] = at
-        heappush(self._checks, (at, user))
+    def _settle(self, upto: float, now: float) -> Iterator[Outcome]:
+        self._settled_to = max(self._settled_to, upto)
+        moments = self._moments
+        while moments and (moments[0][0] < upto or self.pending > self._most):
+            at, user = heappop(moments)
+            waiting = self._waiting.get(user, [])
+            if at < upto:
+                count = self._settled(waiting, at)
+            else:
+                count = len(waiting)
+                self.hurried += count
+            for offlines in paired(waiting[:count], self._within_ms):
+                yield self._outcome(offlines, now)
+            self.pending -= count
+            del waiting[:count]
+            if not waiting:
+                self._waiting.pop(user, None)
 
-    def _settle_user(self, user: str, upto: float, now: float) -> list[Outcome]:
-        """Settles a user's offlines before *upto*; a pair only if both are before it."""
-        outcomes, left, check_at = list[Outcome](), list[Offline](), inf
-        del self._check_at[user]
-        for run in _runs(self._waiting.pop(user), self._within_ms):
-            if run[-1].at >= upto:
-                check_at = min(check_at, run[-1].at)
-                if run[0].at >= upto - LONGEST_RUN * self._within_ms:
-                    left += run
-                    continue
-            for here, there in paired(run, self._within_ms):
-                both = [side for side in (here, there) if side is not None]
-                if run[-1].at < upto or all(side.at < upto for side in both):
-                    outcomes.append(
-                        Outcome(self._verdict(here, there, now), here, there)
-                    )
-                    self.pending -= len(both)
-                else:
-                    left += both
-        if left:
-            self._waiting[user] = left
-            self._check(user, check_at)
-        return outcomes
+    def _settled(self, waiting: list[Offline], at: int) -> int:
+        """How many of a user's offlines are settled once all up to *at* have come."""
+        count = bisect_right(waiting, at, key=lambda it: it.at)
+        if count == len(waiting) or waiting[count].at - at > self._within_ms:
+            return count
+        if not count or at - waiting[0].at <= LONGEST_RUN * self._within_ms:
+            return 0  # what comes next may be a pair of one of these
+        return max(
+            range(1, count + 1), key=lambda n: (waiting[n].at - waiting[n - 1].at, n)
+        )
 
-    def _verdict(self, here: Record | None, there: Line | None, now: float) -> str:
-        if here is None:
-            assert there is not None
-            verdict, at, other = THERE, there.at, self._here
-        elif there is not None:
-            return BOTH
-        elif here.reason == LOGOUT:
-            return LOGGED_OUT
-        else:
-            verdict, at, other = HERE, here.at, self._there
+    def _outcome(self, offlines: Iterable[Offline], now: float) -> Outcome:
+        here = next((it for it in offlines if isinstance(it, Record)), None)
+        there = next((it for it in offlines if isinstance(it, Line)), None)
+        if here is not None and there is not None:
+            return Outcome(BOTH, here, there)
+        if here is not None and here.reason == LOGOUT:
+            return Outcome(LOGGED_OUT, here, there)
+        verdict, other = (THERE, self._here) if here is None else (HERE, self._there)
         begin = other.begin + self._within_ms
         end = min(other.end, now) - self._within_ms
-        return verdict if begin <= at <= end else NOT_JUDGED
+        is_judged = all(begin <= it.at <= end for it in offlines)
+        return Outcome(verdict if is_judged else NOT_JUDGED, here, there)
 
 
-def _runs(offlines: list[Offline], within_ms: int) -> Iterator[list[Offline]]:
-    """One user's offlines in order of time, split where the gap exceeds the tolerance."""
-    run = list[Offline]()
-    # Of one moment by side and number: not in the order in which they came.
-    for offline in sorted(
-        offlines, key=lambda it: (it.at, isinstance(it, Line), it[0])
-    ):
-        if run and offline.at - run[-1].at > within_ms:
-            yield run
-            run = []
-        run.append(offline)
-    yield run
+def paired(run: Iterable[Offline], within_ms: int) -> Iterator[tuple[Offline, ...]]:
+    """Pairs one user's offlines, given in order of time; some stay alone.
+
+    Those that wait for their neighbour to come are on a stack, each pair of neighbours
+    closer than the one below, so that only the last two can be the closest.
+    """
+    stack = list[Offline]()
+    for offline in (*run, None):
+        while len(stack) > 1 and _apart_ms(*stack[-2:]) <= min(
+            within_ms, _apart_ms(stack[-1], offline)
+        ):
+            yield stack.pop(), stack.pop()
+        if offline is not None:
+            stack.append(offline)
+    yield from ((alone,) for alone in stack)
 
 
-def paired(run: Sequence[Offline], within_ms: int) -> Iterator[Pair]:
-    """Pairs one user's offlines, given in order of time; None: the other side has none."""
-    size = len(run)
-    # The neighbours of each place, without those that are paired. Place -1 is the last
-    # entry, so that it stands for both ends.
-    before, after = [*range(-1, size)], [*range(1, size + 1), -1]
-    partner = dict[int, int]()
-
-    def apart(first: int) -> list[tuple[int, int, int]]:
-        """How far this place is from its neighbour, if these may be a pair."""
-        second = after[first]
-        if first == -1 or second == size:
-            return []
-        apart_ms = run[second].at - run[first].at
-        is_pair = isinstance(run[first], Line) != isinstance(run[second], Line)
-        return [(apart_ms, first, second)] if is_pair and apart_ms <= within_ms else []
-
-    pairs = [pair for first in range(size) for pair in apart(first)]
-    heapify(pairs)
-    while pairs:
-        _, first, second = heappop(pairs)
-        if first not in partner and second not in partner:
-            partner[first], partner[second] = second, first
-            left, right = before[first], after[second]
-            after[left], before[right] = right, left
-            for pair in apart(left):
-                heappush(pairs, pair)
-    for place, offline in enumerate(run):
-        other = run[partner[place]] if place in partner else None
-        if isinstance(offline, Line):
-            if other is None:
-                yield None, offline
-        elif other is None or isinstance(other, Line):
-            yield offline, other
+def _apart_ms(first: Offline, second: Offline | None) -> float:
+    """How far apart two neighbours are that may be a pair; infinite for others."""
+    if second is None or isinstance(first, Line) == isinstance(second, Line):
+        return inf
+    return second.at - first.at
