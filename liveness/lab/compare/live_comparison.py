@@ -51,14 +51,10 @@ async def compare_live(path: Path, options: ComparisonOptions, lookup: Lookup) -
         with command_errors(path):
             await watching.connected()
         live = _LiveComparison(path, watching, options, lookup)
-        failed = list[BaseExceptionGroup[CommandError]]()
         try:
             await live.run()
-        except* CommandError as errors:
-            failed.append(errors)
-    code = live.report.end()
-    if failed:  # said after the totals
-        raise failed[0]
+        finally:
+            code = live.report.end()  # an error is said after the totals
     return code
 
 
