@@ -3,7 +3,6 @@
 import re
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +89,9 @@ async def run(options: RunOptions) -> RunResult:
     Raises:
         NoRun: No socket can be made there, or no gateway has connected.
     """
-    findings = Findings()
-    frame_rules = FrameRules(findings, options.name)
-    tape = Tape(frame_rules.look)
+    findings, name = Findings(), options.name
+    rules = FrameRules(findings, name)
+    tape = Tape(rules.look)
     with temporary_folder() as folder:
         path = options.listen or folder / "gateway.sock"
         process, address = None, options.users
@@ -104,14 +103,7 @@ async def run(options: RunOptions) -> RunResult:
             nursery.start_soon(sidecar.serve)
             with process or nullcontext():
                 stage = Stage(
-                    options.name,
-                    sidecar,
-                    tape,
-                    findings,
-                    frame_rules,
-                    process,
-                    address,
-                    nursery,
+                    name, sidecar, tape, findings, rules, process, address, nursery
                 )
                 await _first_link(stage)
                 for each in SITUATIONS:
@@ -120,7 +112,7 @@ async def run(options: RunOptions) -> RunResult:
             nursery.cancel_scope.cancel()
     findings.untried[32] = [NO_TIMERS]
     return RunResult(
-        options.name,
+        name,
         [findings.verdict(rule) for rule in options.rules or RULES],
         frozenset(findings.failed),
         findings.broken_off,
@@ -177,10 +169,10 @@ async def _first_link(stage: Stage) -> None:
             f"no gateway {stage.name!r} said hello at {stage.sidecar.path} within "
             f"{START_S:g} s; start it with this socket, and see --name"
         )
-    why = f"did not say hello as {stage.name!r} within {START_S:g} s"
-    if stage.has_ended:
-        why = "has ended"
-    raise NoRun(f"the gateway {why}; correct --command. Its output: {stage.output()}")
+    raise NoRun(
+        f"no hello came as {stage.name!r}; correct --command. The gateway "
+        f"{stage.how_it_runs()}"
+    )
 
 
 async def _play(situation: Situation, stage: Stage) -> None:
@@ -201,17 +193,11 @@ async def _play(situation: Situation, stage: Stage) -> None:
             await stage.ready()
         await situation.play(stage)
     except* BrokeOff as errors:
-        why = f"{situation.name} broke off: {next(_leaves(errors))}"
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):  # groups within groups
+            first = first.exceptions[0]
+        why = f"{situation.name} broke off: {first}"
         findings.broken_off.append(why)
         findings.unfinished.update(situation.rules)
         findings.leave_out(why, *situation.rules)
     await stage.clear()
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in groups within groups."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaves(each)
-    else:
-        yield error

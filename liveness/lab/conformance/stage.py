@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import trio
 
 from liveness.core.framing import PIECE_BYTES, encode
-from liveness.core.records import OFFLINE, identity
+from liveness.core.records import OFFLINE, SILENCE, identity
 from liveness.lab.common.line_connection import LineConnection
 from liveness.lab.common.processes import Program
 from liveness.lab.conformance.frame_rules import FrameRules
@@ -28,20 +28,11 @@ LINK_S: Final = 15.0
 CONFIRMED_S: Final = 3 * FLUSH_S
 # The gateway may have to be compiled first.
 START_S: Final = 60.0
-MOST_NAME: Final = 32  # of a user, in characters
+MOST_NAME: Final = 29  # of a user, in characters, and a suffix makes 32
 CONNECTS_AT_ONCE: Final = 20
 RETRY_S: Final = 0.05
 GONE_S: Final = 1.0  # for the logouts of users who leave
-# Of records made by hand: what is the same in all.
-HAND_MADE: Final = {
-    "kind": "offline",
-    "reason": "silence",
-    "at": 1_795_168_800_000,
-    "session": 1,
-}
 MOST_HEARD: Final = 1_000  # characters
-
-Send: TypeAlias = Callable[..., Awaitable[None]]
 
 
 @dataclass(eq=False)
@@ -166,15 +157,14 @@ class Stage:
         """Whether the gateway's process has ended by itself."""
         return self.process is not None and self.process.code is not None
 
-    def output(self) -> str:
-        """The end of the output of the gateway's process, on one line."""
+    def how_it_runs(self) -> str:
+        """Whether the gateway's process runs, and the end of its output, on one line."""
         assert self.process is not None
         lines = self.process.last_lines().splitlines()
-        return " | ".join(line.strip() for line in lines) or "none"
-
-    def _how_it_ended(self) -> str:
-        code = None if self.process is None else self.process.code
-        return f"ended, exit code {code}; its output: {self.output()}"
+        output = " | ".join(line.strip() for line in lines) or "none"
+        code = self.process.code
+        state = "runs" if code is None else f"has ended, exit code {code}"
+        return f"{state}; its output: {output}"
 
     @property
     def link(self) -> int:
@@ -193,7 +183,7 @@ class Stage:
         if not self.sidecar.is_running:
             self.sidecar.start()
         if self.has_ended:
-            seen = f"the gateway's process has {self._how_it_ended()}"
+            seen = f"the gateway's process {self.how_it_runs()}"
             self.check(24, False, seen, "it serves on")
             self.start_process()
         if not await self.linked():
@@ -214,7 +204,7 @@ class Stage:
             self.sidecar.crash()
         self.mark()
         self.sidecar.start(**how)
-        self.need(await self.linked(), "the gateway did not come back")
+        await self.need_link()
 
     # --- what it reports --------------------------------------------------------------
 
@@ -260,13 +250,14 @@ class Stage:
 
     async def confirmed(self) -> None:
         """Give the gateway time to have all that it has sent confirmed by a pong."""
+
+        def is_answered() -> bool:
+            names = [seen.name for seen in self.tape.frames if seen.link == self.link]
+            return names.count("ping") <= names.count("pong")
+
         self.mark()
         await self.until(lambda: self.seen("ping"), CONFIRMED_S)
-        await self.until(lambda: not self._awaits_pong())
-
-    def _awaits_pong(self) -> bool:
-        names = [seen.name for seen in self.tape.frames if seen.link == self.link]
-        return names.count("ping") > names.count("pong")
+        await self.until(is_answered)
 
     async def check_never_offline(self, *users: TcpUser) -> None:
         """Check that no user with an open connection was offline in this situation."""
@@ -304,28 +295,23 @@ class Stage:
 
     # --- users ------------------------------------------------------------------------
 
-    def _own_name(self, name: str) -> str:
-        """A name that no other situation has: records of those may come again.
-
-        A name of digits stays one: some languages make an integer of it in an array's key.
-        """
-        if name.isdigit():
-            return f"{name}{self.played:02}"
-        return f"{name[: MOST_NAME - 3]}-{self.played:02}"
-
     async def joins(self, name: str) -> TcpUser:
         """Connect as a user, and wait until the gateway has let it in."""
         assert self.address is not None
-        stream, uid = None, self._own_name(name)
+        stream = None
         with trio.move_on_after(START_S):
             while stream is None:
-                with suppress(OSError):
+                try:
                     stream = await trio.open_tcp_stream(*self.address)
-                if stream is None:
+                except OSError:
                     await trio.sleep(RETRY_S)
         if stream is None:
             host, port = self.address
             raise BrokeOff(f"no user can connect to {host}:{port}")
+        # A name that no other situation has: records of those may come again. A name of
+        # digits stays one: some languages make an integer of it in an array's key.
+        dash = "" if name.isdigit() else "-"
+        uid = f"{name[:MOST_NAME]}{dash}{self.played:02}"
         user = TcpUser(uid, LineConnection(stream))
         self.users.append(user)
         self.nursery.start_soon(user.listen, self.tape.changed)
@@ -333,25 +319,25 @@ class Stage:
         joined = await self.until(lambda: user.has_joined or not user.is_open)
         why = f'the gateway did not let {name} in: awaited {{"joined": "{uid}"}}, read '
         why += user.heard or "nothing"
-        why += f"; it has {self._how_it_ended()}" if self.has_ended else ""
+        why += f"; it {self.how_it_runs()}" if self.process else ""
         self.need(joined and user.has_joined, why)
         return user
 
     async def enter(self, name: str) -> TcpUser:
         """Connect as a user, and wait until it is online with its conn."""
-        uid, known = self._own_name(name), len(self.reported("login"))
+        known = len(self.reported("login"))
+        user = await self.joins(name)
 
         def new() -> list[Reported]:
             logins = self.reported("login")[known:]
-            return [login for login in logins if login.user == uid]
+            return [login for login in logins if login.user == user.uid]
 
-        user = await self.joins(name)
         self.need(await self.until(new), f"no login of {name} was reported")
         conn = new()[-1].conn
         if type(conn) is not int:
             raise BrokeOff(f"the login of {name} has no usable conn")
         user.conn = conn
-        online = await self.until(lambda: (uid, user.conn) in self._online())
+        online = await self.until(lambda: (user.uid, conn) in self._online())
         self.need(online, f"the login of {name} was not accepted")
         return user
 
@@ -376,13 +362,10 @@ class Stage:
         await self.until(lambda: user.pongs > pongs or not user.is_open)
         return user.is_open and user.pongs > pongs
 
-    async def closed(self, user: TcpUser) -> bool:
-        """Wait until the gateway has ended this user's connection."""
-        return await self.until(lambda: not user.is_open)
-
     async def check_closed(self, rule: int, user: TcpUser, otherwise: str) -> None:
         """Check that the gateway ends this user's connection."""
-        self.check(rule, await self.closed(user), otherwise, "closed")
+        came = await self.until(lambda: not user.is_open)
+        self.check(rule, came, otherwise, "closed")
 
     async def check_served(self, rule: int, user: TcpUser, otherwise: str) -> None:
         """Check that the gateway answers this user."""
@@ -391,7 +374,8 @@ class Stage:
     async def leaves(self, user: TcpUser) -> None:
         """Log a user out, and wait until the gateway knows."""
         await user.connection.send({"logout": 1})
-        self.need(await self.closed(user), "a user who has logged out stays connected")
+        came = await self.until(lambda: not user.is_open)
+        self.need(came, "a user who has logged out stays connected")
 
     async def clear(self) -> None:
         """Have all users leave."""
@@ -410,7 +394,7 @@ class Stage:
     # --- other gateways ---------------------------------------------------------------
 
     @asynccontextmanager
-    async def rival(self, name: str) -> AsyncIterator[Send]:
+    async def rival(self, name: str) -> AsyncIterator[Callable[..., Awaitable[None]]]:
         """Another gateway: gives a function that writes a frame."""
         async with await trio.open_unix_socket(str(self.sidecar.path)) as stream:
 
@@ -425,8 +409,8 @@ class Stage:
 
     def silence_of(self, user: TcpUser) -> dict[str, object]:
         """A record that ends a user's connection, without its seq."""
-        own = {"uid": user.uid, "gateway": self.name, "conn": user.conn}
-        return {**HAND_MADE, **own}
+        own = {"uid": user.uid, "gateway": self.name, "conn": user.conn, "session": 1}
+        return {"kind": OFFLINE, "reason": SILENCE, "at": 1_795_168_800_000, **own}
 
     def deliver(self, *records: dict[str, object]) -> int:
         """Send the gateway records made by hand, a frame each; return the last one's seq.
@@ -434,13 +418,10 @@ class Stage:
         What passes is looked at from here on.
         """
         self.mark()
-        first = self.sidecar.record_others(len(records))
-        frames = [
-            ("notices", ({"seq": first + n, **record},))
-            for n, record in enumerate(records)
-        ]
-        self.sidecar.send(self.name, *frames)
-        return first + len(records) - 1
+        seq = self.sidecar.record_others(len(records))
+        numbered = [{"seq": n, **record} for n, record in enumerate(records, seq)]
+        self.sidecar.send(self.name, *(("notices", (record,)) for record in numbered))
+        return seq + len(records) - 1
 
 
 async def _read_away(stream: trio.SocketStream) -> None:

@@ -128,7 +128,7 @@ def test_the_command_runs_a_gateway_and_says_by_its_exit_code_whether_rules_are_
         ([], 2, "give either --command CMD or --listen PATH; see `… conformance --help`"),
         (["--command", "cat"], 2, "no user can connect to your gateway: write {port} into"),
         (["--command", "cat {prot} {port}"], os.EX_CONFIG, "the gateway's command has {prot}, which is none of {socket}, {name}, {port}"),
-        (["--command", "sh -c 'echo hm' {port}"], 1, "has ended; correct --command. Its output: hm"),
+        (["--command", "sh -c 'echo hm' {port}"], 1, "no hello came as 'gw-1'; correct --command. The gateway has ended, exit code 0; its output: hm"),
         (["--listen", "/no/x", "--rule", "G1"], 1, "/no/x: No such file or directory; name another path"),
         (["--users", "here", "--listen", "x"], 2, "'here' is no HOST:PORT, such as"),
         (["--users", "[::1:7", "--listen", "x"], 2, "'[::1:7' is no HOST:PORT, such as"),
