@@ -83,7 +83,7 @@ def _lines_of(path: Path, reader: LineReader) -> Iterator[Line]:
         raise CommandError(
             f"{path}: {error.strerror}; name a file of lines, or - for those on stdin"
         ) from None
-    yield from reader.end()
+    yield from reader.feed(b"")
 
 
 def _span(log: LogReader, folder: Path) -> Span:

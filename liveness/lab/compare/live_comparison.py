@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from sys import intern
@@ -17,7 +16,7 @@ from liveness.console.terminal import report_line
 from liveness.console.watching import command_errors
 from liveness.core.records import GAP, OFFLINE, Record
 from liveness.host_clock import wall_s
-from liveness.lab.compare.comparison import Comparison, Line, Span
+from liveness.lab.compare.comparison import Comparison, Span
 from liveness.lab.compare.comparison_report import (
     ComparisonOptions,
     ComparisonReport,
@@ -114,18 +113,16 @@ class _LiveComparison:
         # Not `sys.stdin`: a thread abandoned in a buffered read holds its lock for ever.
         read = partial(os.read, STDIN, PIECE_BYTES)
         try:
-            while data := await trio.to_thread.run_sync(read, abandon_on_cancel=True):
-                self._add(self._reader.feed(data))
+            data = b"\n"
+            while data:
+                data = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+                for line in self._reader.feed(data):
+                    self._comparison.add(line)
         except OSError as error:
             raise CommandError(
                 f"stdin cannot be read ({error.strerror}); give it lines"
             ) from None
-        self._add(self._reader.end())
         until.cancel()
-
-    def _add(self, lines: Iterable[Line]) -> None:
-        for line in lines:
-            self._comparison.add(line)
 
     async def _settle(self) -> None:
         while True:
@@ -141,11 +138,10 @@ def _now_ms() -> int:
 
 def record_of(shown: RecordMap) -> Record:
     """A record of a session, from its JSON or frame. Texts that repeat are kept once."""
-    keys = {"from": "from_gateway"}
-    values: dict[str, Any] = {
-        keys.get(key, key): intern(value) if type(value) is str else value
-        for key, value in shown.items()
+    values = {"conn": None, "from_gateway": shown.get("from"), **shown}
+    known: dict[str, Any] = {
+        name: intern(value) if type(value) is str else value
+        for name, value in values.items()
+        if name in Record._fields
     }
-    known = {name: values[name] for name in Record._fields if name in values}
-    known.setdefault("conn", None)
     return Record(**known)

@@ -44,17 +44,14 @@ class LineReader:
         self._buffer = b""
 
     def feed(self, data: bytes) -> Iterator[Line]:
-        """The offlines on the lines that *data* completes."""
+        """The offlines on the lines that *data* completes; no data ends the last one."""
+        if not data and self._buffer:
+            data = b"\n"
         *pieces, rest = data.split(b"\n")
         for piece in pieces:
             line, self._buffer = self._buffer + piece, b""
             yield from self._read(line)
         self._buffer = (self._buffer + rest)[: MAX_LINE_BYTES + 1]
-
-    def end(self) -> Iterator[Line]:
-        """The offline on a last line without a newline, if there is one."""
-        if self._buffer:
-            yield from self.feed(b"\n")
 
     def _read(self, line: bytes) -> Iterator[Line]:
         self.lines += 1
