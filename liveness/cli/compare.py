@@ -7,9 +7,9 @@ Both match offlines in the same way (`liveness.lab.compare.comparison`). For an 
 only the other detector reported, the command looks up what the sidecar knows of the user.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from heapq import merge
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +26,7 @@ from liveness.console.terminal import report_line
 from liveness.core.records import OFFLINE, Record, Uid
 from liveness.host_clock import wall_s
 from liveness.lab.compare.causes import Evidence
-from liveness.lab.compare.comparison import Comparison, Line, Outcome, Span
+from liveness.lab.compare.comparison import Comparison, Line, Offline, Outcome, Span
 from liveness.lab.compare.comparison_report import ComparisonOptions, ComparisonReport
 from liveness.lab.compare.live_comparison import PIECE_BYTES, compare_live, record_of
 from liveness.lab.compare.offline_lines import LineReader
@@ -109,16 +109,11 @@ def _settled(
     comparison: Comparison, lines: Iterable[Line], log: LogReader, query: RecordFilter
 ) -> Iterator[Outcome]:
     """The outcomes as lines and records are added in order of time."""
-    ahead = deque(lines)
-    for record in log.records(query):
-        assert isinstance(record, Record)
-        while ahead and ahead[0].at <= record.at:
-            comparison.add(ahead.popleft())
-        comparison.add(record)
-        yield from comparison.settle(record.at)
-    for line in ahead:
-        comparison.add(line)
-        yield from comparison.settle(line.at)
+    records = (each for each in log.records(query) if isinstance(each, Record))
+    both: tuple[Iterable[Offline], ...] = (lines, records)
+    for offline in merge(*both, key=lambda it: it.at):
+        comparison.add(offline)
+        yield from comparison.settle(offline.at)
     yield from comparison.finish(inf)
 
 
