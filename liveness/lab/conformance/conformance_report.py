@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,7 +16,6 @@ from liveness.lab.conformance.rules import (
     RULES,
     RuleVerdict,
 )
-from liveness.lab.conformance.tape import Seen
 from liveness.text import printable
 
 SUMMARY = {
@@ -54,36 +54,27 @@ def _findings(verdict: RuleVerdict) -> Iterator[str]:
 
 def json_report(result: RunResult) -> str:
     """One JSON document."""
+    rules = [
+        {
+            "rule": f"G{verdict.rule}",
+            "title": RULES[verdict.rule],
+            "verdict": verdict.outcome.lower(),
+            "why": verdict.why or None,
+            "findings": [
+                {**found._asdict(), "frames": [seen.as_json() for seen in found.frames]}
+                for found in verdict.findings
+            ],
+        }
+        for verdict in result.verdicts
+    ]
     document = {
         "gateway": result.name,
         "kept": result.is_kept,
         "seconds": round(result.seconds, 3),
         "broken_off": result.broken_off,
-        "rules": [_as_json(verdict) for verdict in result.verdicts],
+        "rules": rules,
     }
     return json.dumps(document, indent=2, default=str)
-
-
-def _as_json(verdict: RuleVerdict) -> dict[str, object]:
-    return {
-        "rule": f"G{verdict.rule}",
-        "title": RULES[verdict.rule],
-        "verdict": verdict.outcome.lower(),
-        "why": verdict.why or None,
-        "findings": [
-            {**finding._asdict(), "frames": [*map(_frame, finding.frames)]}
-            for finding in verdict.findings
-        ],
-    }
-
-
-def _frame(seen: Seen) -> dict[str, object]:
-    return {
-        "at": round(seen.at, 4),
-        "link": seen.link,
-        "to": "gateway" if seen.is_sent else "sidecar",
-        "frame": seen.shortened(),
-    }
 
 
 def write_junit(result: RunResult, file: Path) -> None:
@@ -93,28 +84,19 @@ def write_junit(result: RunResult, file: Path) -> None:
         OSError: The file cannot be written.
     """
     suite = ElementTree.Element("testsuite")
-
-    def case(name: str, kind: str, message: str = "", text: str = "") -> None:
-        made = ElementTree.SubElement(
-            suite, "testcase", classname="conformance", name=printable(name)
-        )
-        if kind:
-            options = {"message": printable(message)} if message else {}
-            ElementTree.SubElement(made, kind, options).text = text
-
+    case = partial(ElementTree.SubElement, suite, "testcase", classname="conformance")
     for verdict in result.verdicts:
-        name, text = (
-            f"G{verdict.rule} {RULES[verdict.rule]}",
-            "\n".join(_findings(verdict)),
-        )
+        of_rule = case(name=f"G{verdict.rule} {RULES[verdict.rule]}")
+        text = "\n".join(_findings(verdict))
         if verdict.outcome == FAIL:
-            case(name, "failure", verdict.findings[0].seen, text)
+            message = printable(verdict.findings[0].seen)
+            ElementTree.SubElement(of_rule, "failure", message=message).text = text
         elif verdict.outcome == NOT_TRIED:
-            case(name, "skipped", verdict.why)
-        else:
-            case(name, "system-out" if text else "", text=text)
-    for line in result.broken_off:
-        case(line, "error", line)
+            ElementTree.SubElement(of_rule, "skipped", message=printable(verdict.why))
+        elif text:
+            ElementTree.SubElement(of_rule, "system-out").text = text
+    for line in map(printable, result.broken_off):
+        ElementTree.SubElement(case(name=line), "error", message=line)
     counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
     suite.attrib |= {
         "name": f"liveness conformance of {result.name}",

@@ -70,6 +70,15 @@ class Seen(NamedTuple):
         )
         return f"{self.at:7.3f} s  link {self.link}  {arrow} {what}"
 
+    def as_json(self) -> dict[str, object]:
+        """It for a program."""
+        return {
+            "at": round(self.at, 4),
+            "link": self.link,
+            "to": "gateway" if self.is_sent else "sidecar",
+            "frame": self.shortened(),
+        }
+
     def shortened(self) -> list[object]:
         """The frame's elements, of long arrays and texts only the beginning."""
         return [_shortened(item, 0) for item in self.frame]
