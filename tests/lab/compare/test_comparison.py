@@ -54,22 +54,20 @@ def verdicts(settled: Iterable[Outcome]) -> list[str]:
     return [outcome.verdict for outcome in settled]
 
 
-def pairs(settled: Iterable[Outcome]) -> set[tuple[str, int | None, int | None]]:
-    """The users, by which record and by which line."""
-    return {
-        (str((here or there).uid), here and here.seq, there and there.number)  # type: ignore[union-attr]
-        for _, here, there in settled
-    }
+Pairs = set[frozenset[Record | Line | None]]
+
+
+def pairs(settled: Iterable[Outcome]) -> Pairs:
+    return {frozenset({here, there}) for _, here, there in settled}
 
 
 def place(offline: Record | Line) -> tuple[int, bool, int]:
     return offline.at, isinstance(offline, Line), offline[0]
 
 
-def model(offlines: Sequence[Record | Line]) -> set[tuple[str, Any, Any]]:
+def model(offlines: Sequence[Record | Line]) -> Pairs:
     """All pairs are looked at again and again, and the closest is taken out."""
-    left = sorted(offlines, key=place)
-    found = list[tuple[Record | Line, ...]]()
+    left, found = sorted(offlines, key=place), Pairs()
     while near := [
         (left[j].at - left[i].at, j - i, i, j)
         for i, j in itertools.combinations(range(len(left)), 2)
@@ -77,16 +75,8 @@ def model(offlines: Sequence[Record | Line]) -> set[tuple[str, Any, Any]]:
         and left[j].at - left[i].at <= WITHIN
     ]:
         *_, i, j = min(near)
-        found.append((left.pop(j), left.pop(i)))
-    found += [(offline,) for offline in left]
-    return {
-        (
-            str(pair[0].uid),
-            next((each.seq for each in pair if isinstance(each, Record)), None),
-            next((each.number for each in pair if isinstance(each, Line)), None),
-        )
-        for pair in found
-    }
+        found.add(frozenset({left.pop(j), left.pop(i)}))
+    return found | {frozenset({alone, None}) for alone in left}
 
 
 moments = st.integers(0, LONGEST_RUN * WITHIN)
@@ -111,7 +101,7 @@ def test_the_closest_belong_together_however_they_are_told(
         (line(n, at, uid) if is_there else record(n, at, uid), at + late)
         for n, (uid, is_there, at, late) in enumerate(drawn)
     ]
-    expected = set[tuple[str, Any, Any]]()
+    expected = Pairs()
     for name in ("ada", "7"):
         expected |= model([each for each, _ in told if str(each.uid) == name])
     # In any order at the end; and each as it comes, at most the tolerance late.
@@ -141,18 +131,13 @@ def test_an_offline_is_settled_when_nothing_closer_can_come_any_more() -> None:
 
 def test_alone_counts_only_where_the_other_side_could_have_told_it() -> None:
     edges = {9: False, 10: True, 90: True, 91: False}
-    lines, records = (
-        [line(at, at, at) for at in edges],
-        [record(at, at, at) for at in edges],
-    )
+    lines = [line(at, at, at) for at in edges]
+    records = [record(at, at, at) for at in edges]
     for of, verdict, end in (
         (comparison(*records, there=Span(0, 100)), "only here", LONG_AFTER),
         (comparison(*lines, here=Span(0, 100)), "only there", LONG_AFTER),
-        (
-            comparison(*lines, here=Span(0)),
-            "only there",
-            100,
-        ),  # the comparison ends, too
+        # The comparison ends, too.
+        (comparison(*lines, here=Span(0)), "only there", 100),
     ):
         expected = [
             verdict if is_judged else "not judged" for is_judged in edges.values()
