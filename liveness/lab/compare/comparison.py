@@ -78,15 +78,11 @@ class Comparison:
         within_ms: The tolerance: offlines that are further apart make no pair.
         here: When this side was watching.
         there: When the other side was.
-        most: How many offlines may wait to be settled.
     """
 
-    def __init__(
-        self, within_ms: int, *, here: Span, there: Span, most: int = MOST_PENDING
-    ) -> None:
+    def __init__(self, within_ms: int, *, here: Span, there: Span) -> None:
         self._within_ms = within_ms
         self._here, self._there = here, there
-        self._most = most
         # By the identity of a user: its offlines, in order of time.
         self._waiting: dict[str, list[Offline]] = {}
         # A heap: when each of them was, and whose it is. Some are settled before their turn.
@@ -126,7 +122,7 @@ class Comparison:
     def _settle(self, upto: float, now: float) -> Iterator[Outcome]:
         self._settled_to = max(self._settled_to, upto)
         moments = self._moments
-        while moments and (moments[0][0] < upto or self.pending > self._most):
+        while moments and (moments[0][0] < upto or self.pending > MOST_PENDING):
             at, user = heappop(moments)
             waiting = self._waiting.get(user, [])
             if at < upto:

@@ -17,6 +17,7 @@ from liveness.cli import compare as command
 from liveness.cli.main import main
 from liveness.core.records import Logged, OnlineRow, Record, Uid
 from liveness.core.restart import no_clocks
+from liveness.lab.compare import comparison as compare
 from liveness.lab.compare import comparison_report
 from liveness.lab.compare.causes import Evidence, cause_of
 from liveness.lab.compare.comparison import LONGEST_RUN, Comparison, Line, Outcome, Span
@@ -42,9 +43,9 @@ def line(number: int, at: int, uid: Uid = "ada") -> Line:
 
 
 def comparison(
-    *offlines: Record | Line, here: Span = ALWAYS, there: Span = ALWAYS, **more: int
+    *offlines: Record | Line, here: Span = ALWAYS, there: Span = ALWAYS
 ) -> Comparison:
-    made = Comparison(WITHIN, here=here, there=there, **more)
+    made = Comparison(WITHIN, here=here, there=there)
     for offline in offlines:
         made.add(offline)
     return made
@@ -178,8 +179,11 @@ def test_a_line_of_a_wrong_clock_holds_up_nobody() -> None:
     assert of.pending == 1
 
 
-def test_more_than_may_wait_are_settled_before_their_time_the_oldest_first() -> None:
-    of = comparison(*(record(n, 100 + n, n) for n in range(15)), most=10)
+def test_more_than_may_wait_are_settled_before_their_time_the_oldest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compare, "MOST_PENDING", 10)
+    of = comparison(*(record(n, 100 + n, n) for n in range(15)))
     settled = list(of.settle(115))
     assert [outcome.here and outcome.here.seq for outcome in settled] == [0, 1, 2, 3, 4]
     assert (of.pending, of.hurried) == (10, 5)
