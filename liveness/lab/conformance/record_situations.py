@@ -94,10 +94,10 @@ async def errors_that_are_not_fatal(stage: Stage) -> None:
         error = {"code": code, "message": BY_SCRIPT, "fatal": False, "n": 1}
         stage.sidecar.send(stage.name, ("error", {**error, "frame": "hello"}))
         newcomer = await stage.joins(f"after-{code}")
-        came = await stage.reports(newcomer, "login")
-        is_same = stage.link == link and stage.is_linked
         what = f"after an error {code}, not fatal, the link did not go on"
-        stage.check(rule, came and is_same, what, "it goes on")
+        await stage.check_report(rule, newcomer, what, "login")
+        is_same = stage.link == link and stage.is_linked
+        stage.check(rule, is_same, what, "it goes on")
         await stage.check_served(rule, user, f"an error {code} closed a user")
 
 

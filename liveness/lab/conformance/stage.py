@@ -223,10 +223,6 @@ class Stage:
             and (user.conn is None or report.conn in (user.conn, None))
         ]
 
-    async def reports(self, user: TcpUser, *events: str) -> bool:
-        """Wait for such a report; return whether it came."""
-        return await self.until(lambda: self.reported_of(user, *events))
-
     async def all_reported(self, users: list[TcpUser], *events: str) -> list[TcpUser]:
         """Wait until these events have named all these users; return who is missing."""
 
@@ -239,13 +235,14 @@ class Stage:
 
     async def need_report(self, user: TcpUser, *events: str) -> None:
         """Break the situation off unless such a report comes."""
-        self.need(await self.reports(user, *events), f"no {events[-1]} came")
+        came = await self.until(lambda: self.reported_of(user, *events))
+        self.need(came, f"no {events[-1]} came")
 
     async def check_report(
         self, rule: int, user: TcpUser, otherwise: str, *events: str
     ) -> None:
         """Check that such a report comes."""
-        came = await self.reports(user, *events)
+        came = await self.until(lambda: self.reported_of(user, *events))
         self.check(rule, came, otherwise, events[-1])
 
     async def confirmed(self) -> None:
