@@ -27,7 +27,6 @@ from liveness.lab.common.promises import (
     SessionLog,
     is_late,
 )
-from liveness.lab.common.timer_judge import TimerJudge
 
 GUEST: Final = "guest"
 SILENCED: Final = "silenced"
@@ -80,14 +79,12 @@ class HostJudge:
         self.timeout_s = timeout_s
         self.flush_s = flush_s
         self.users = {uid: UserState(plan) for uid, plan in plans.items()}
-        self.timers = TimerJudge(self._fault, grace_s=flush_s + GRACE_S)
         self._sessions = SessionLog()
         self._last_check: float | None = None
         self._stood_still_at = -inf
         self._gateway_killed_at = -inf
         self._disruptions = 0
         self._recovered_at = -inf  # from when on lateness can be measured
-        self._empty_at = -inf  # when the room was last empty
 
     # --- what users do ------------------------------------------------------------
 
@@ -115,14 +112,6 @@ class HostJudge:
         if not is_planned:
             user.plan = SILENCED
 
-    def orders(self, uid: str, key: str, in_s: float | None, at: float) -> None:
-        """A user is about to ask for a timer; None: to cancel it."""
-        is_calm = self._is_read(uid) and at >= self.calm_since
-        if in_s is None:
-            self.timers.cancels(key, at=at, is_calm=is_calm)
-        else:
-            self.timers.asks(key, in_s, at=at, is_calm=is_calm)
-
     def hung_up(self, uid: str, reason: str, at: float) -> None:
         """A user's connection has ended; a fault if it should have stayed.
 
@@ -142,7 +131,6 @@ class HostJudge:
     def disruption_begins(self, at: float, *, of_gateway: bool = False) -> None:
         """A process is about to be killed, stopped or restarted."""
         self._disruptions += 1
-        self.timers.disruption_begins(at)
         if of_gateway:
             self._gateway_killed_at = inf  # until it is over
 
@@ -161,11 +149,12 @@ class HostJudge:
     # --- records --------------------------------------------------------------------
 
     def check(self, record: Record, *, decided: float, at: float) -> None:
-        """Checks a record that was decided at one moment, and received at the other."""
+        """Checks a record that was decided at one moment, and received at the other.
+
+        Timers are not checked: only guests ask for them.
+        """
         self._note_standstill(at)
         if record["kind"] == TIMER:
-            calm_since = self._timers_calm_since(at)
-            self.timers.check(record, decided=decided, at=at, calm_since=calm_since)
             return
         kind, uid = record["kind"], identity(record["uid"])
         user = self.users.get(uid)
@@ -188,7 +177,6 @@ class HostJudge:
         self._last_check = at
         if self._disruptions:
             return
-        self.timers.check_overdue(at, calm_since=self._timers_calm_since(at))
         for uid, user in self.users.items():
             if user.online_since is None:
                 self._check_online(uid, user, at)
@@ -210,16 +198,6 @@ class HostJudge:
     def _is_read(self, uid: str) -> bool:
         """Whether the gateway of a user's connection runs: it was not killed since."""
         return (self.users[uid].connected_at or -inf) > self._gateway_killed_at
-
-    def _timers_calm_since(self, at: float) -> float:
-        """Since when there was no disruption and somebody in the room; inf if there is.
-
-        Then a reminder fires once and is heard. In an empty room the gateway has it
-        retried later.
-        """
-        if not self.online:
-            self._empty_at = at
-        return max(self.calm_since, self._empty_at)
 
     def _check_end(
         self, uid: str, user: UserState, how: str, *, decided: float, at: float

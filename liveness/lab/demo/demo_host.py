@@ -35,7 +35,6 @@ from liveness.lab.common.processes import (
     socket_in,
 )
 from liveness.lab.common.promises import Record
-from liveness.lab.common.timer_judge import RETRY_S, RUN_TIMEOUT_S
 from liveness.lab.demo.users import Door
 
 MOST_GUESTS: Final = 100
@@ -52,11 +51,6 @@ LEASE_S: Final = 5.0
 PARTITIONS: Final = 4  # enough for some hundred users
 # Looking at all users on all hosts takes some milliseconds.
 LOOK_EVERY_S: Final = 1.0
-SETTINGS: Final = f"""
-[timers]
-run_timeout_s = {RUN_TIMEOUT_S}
-retries = "{",".join([str(RETRY_S)] * 15)}"
-"""
 
 
 class KeptProgram:
@@ -120,7 +114,7 @@ class DemoHost:
         sidecar = SidecarProgram(
             self.folder,
             timeout_s=self.judge.timeout_s,
-            settings=SETTINGS + self.settings,
+            settings=self.settings,
             name=f"sidecar{of}",
         )
         self.socket = sidecar.socket

@@ -13,12 +13,11 @@ from liveness.cluster.format import ClusterRecord
 from liveness.console.cluster_lines import event_line
 from liveness.console.own_command import as_typed
 from liveness.console.record_lines import text_line
-from liveness.core.records import TIMER
 from liveness.lab.common.host_judge import HostJudge
 from liveness.lab.common.promises import Record
 from liveness.lab.demo.demo_host import DemoCluster, DemoHost, flush_s
 from liveness.lab.demo.director import Director
-from liveness.lab.demo.plans import MOST_REMINDERS, joining_s, planned
+from liveness.lab.demo.plans import joining_s, planned
 from liveness.lab.demo.script import Step
 from liveness.lab.demo.users import User
 
@@ -45,7 +44,7 @@ class DemoRun:
     Args:
         folder: The folder.
         show: Gets each line about an action or a record, and what it is about: "action",
-            or the reason of the record, or "timer".
+            or the reason of the record; "" for a timer, which only guests ask for.
         options: How many of what.
         redis: The path of redis-server; "" if there is one host.
         gateway_words: The command of another gateway than ours.
@@ -70,8 +69,6 @@ class DemoRun:
                 options.users,
                 hosts=options.hosts,
                 seconds=self.seconds,
-                # Reminders are timers, which another gateway need not have.
-                most_reminders=0 if gateway_words else MOST_REMINDERS,
                 **timing,
             )
         ]
@@ -163,7 +160,7 @@ class DemoRun:
             line, reason = event_line(record).rpartition("  p ")[0], record.place.reason
         else:
             line = text_line(dict(record)).rpartition("  seq ")[0]
-            reason = record.get("reason", TIMER)
+            reason = record.get("reason", "")
         self._show(line[DATE:], reason)
 
     # --- what is shown ------------------------------------------------------------

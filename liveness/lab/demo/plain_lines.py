@@ -7,7 +7,6 @@ from typing import Final
 
 import trio
 
-from liveness.core.records import TIMER
 from liveness.lab.common.cluster_judge import LostHost
 from liveness.lab.common.faults import KINDS, Faults
 from liveness.lab.common.host_judge import GUEST, SILENCED
@@ -47,16 +46,17 @@ class PlainLines:
         self._soon: deque[str] = deque(maxlen=MOST_LOGGED)
         self._records: list[str] = []
         self._others = 0
-        self._firsts = {"silence", TIMER}
+        self._has_silence = False
 
     def add(self, line: str, what: str) -> None:
         """Prints a line about an action soon, and a record with the next status.
 
-        Records beyond a few are counted. The first silence and the first reminder are
-        printed soon: they are what the demo is about.
+        Records beyond a few are counted. The first silence is printed soon: it is what
+        the demo is about.
         """
-        if what == ACTION or what in self._firsts:
-            self._firsts.discard(what)
+        is_first = what == "silence" and not self._has_silence
+        self._has_silence |= is_first
+        if what == ACTION or is_first:
             self._soon.append(line)
         elif len(self._records) < MOST_RECORDS:
             self._records.append(line)
@@ -98,7 +98,6 @@ def status(demo: DemoRun) -> str:
     counts = {
         how: demo.judge.ends[how] for how in (*ENDS, "host_lost") if how != "moved"
     }
-    counts["reminders"] = demo.hosts[0].judge.timers.fired
     counts.update(demo.faults + demo.faults_anywhere)
     return line + "".join(
         f", {what} {number}" for what, number in counts.items() if number
@@ -153,7 +152,7 @@ def report(demo: DemoRun) -> Iterator[str]:
 
 
 def measures(demo: DemoRun) -> Iterator[str]:
-    """How late silences and reminders were reported, and how many hops there were."""
+    """How late silences were reported, and how many hops there were."""
     found = [late_s for host in demo.hosts for late_s in host.judge.lateness_s]
     p50, p99, most = (quantile(found, q) for q in (0.5, 0.99, 1))
     measured = f"p50 {p50:.3f} s, p99 {p99:.3f} s, max {most:.3f} s"
@@ -165,14 +164,6 @@ def measures(demo: DemoRun) -> Iterator[str]:
         yield "    stopped or restarted, or this one stood still"
     if demo.cluster:
         yield f"hops: {demo.hops}"
-        return
-    timers = demo.hosts[0].judge.timers
-    asked, fired, cancelled = len(timers.by_key), timers.fired, timers.cancelled
-    line = f"reminders: {asked} asked, {fired} came, {cancelled} cancelled"
-    line += f", {asked - fired - cancelled} open"
-    if timers.lateness_s:
-        line += f"; at most {max(timers.lateness_s):.3f} s late"
-    yield line
 
 
 def fault_lines(demo: DemoRun) -> Iterator[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 MOST_JOINS_PER_S: Final = 250
 # The last logout comes this long before the end, and the last silence a timeout earlier: a
@@ -24,11 +24,6 @@ MAX_ROOM_LINES_PER_S: Final = 2_500
 # The pause between two lines, as a share of the timeout. The protocol advises to send at
 # least every half timeout.
 LEAST_PAUSE, MOST_PAUSE = 0.3, 0.5
-# Users that chat and ask for a reminder; every third of them cancels it.
-MOST_REMINDERS: Final = 30
-REMINDER_S: Final = 5.0
-SETTLED_S: Final = 0.5  # from joining to asking for a reminder, at least
-REMINDERS: Final = ("tea", "lunch", "the bus", "a walk")
 
 
 class Behaviour(StrEnum):
@@ -64,7 +59,6 @@ class Plan:
     first: int  # the number of its first host, from 0
     joins_s: float
     moment_s: float = inf  # of the logout, or of the last activity
-    errands: tuple[tuple[float, dict[str, Any]], ...] = ()  # when, and what it writes
 
 
 def joining_s(count: int) -> float:
@@ -84,44 +78,23 @@ def planned(
     seconds: float,
     timeout_s: float,
     flush_s: float,
-    most_reminders: int = MOST_REMINDERS,
 ) -> Iterator[Plan]:
     """The plans of *count* users; their moments are spread evenly over the *seconds*."""
     silence_s = max(last_silence_s(seconds, timeout_s, flush_s), 0)
     latest_s = {Behaviour.SILENT: silence_s, Behaviour.LOGOUT: seconds - LAST_S}
     pause_s = (LEAST_PAUSE + MOST_PAUSE) / 2 * timeout_s
     chats_left = max(1, int(MAX_ROOM_LINES_PER_S * pause_s / count))
-    reminders = 0
     kinds = WITH_ONE_HOST if hosts == 1 else WITH_SEVERAL
     for number in range(count):
         behaviour, share = kinds[number % len(kinds)], number / count
-        joins_s, errands = joining_s(count) * share, tuple[Any, ...]()
         if behaviour is Behaviour.CHAT and not chats_left:
             behaviour = Behaviour.KEEPALIVE
         elif behaviour is Behaviour.CHAT:
             chats_left -= 1
-            if reminders < most_reminders:
-                errands = tuple(_reminder(reminders, share, joins_s, seconds))
-                reminders += 1
         yield Plan(
             uid=f"user-{number + 1:0{len(str(count))}}",
             behaviour=behaviour,
             first=number % hosts,
-            joins_s=joins_s,
+            joins_s=joining_s(count) * share,
             moment_s=latest_s.get(behaviour, inf) * share,
-            errands=errands,
         )
-
-
-def _reminder(
-    number: int, share: float, joins_s: float, seconds: float
-) -> Iterator[tuple[float, dict[str, Any]]]:
-    """A reminder that fires before the end, and perhaps that it is cancelled."""
-    in_s = min(REMINDER_S, seconds / 5)
-    first_s, last_s = joins_s + SETTLED_S, seconds - LAST_S - in_s
-    if first_s <= last_s:
-        asks_s = first_s + (last_s - first_s) * share
-        what = REMINDERS[number % len(REMINDERS)]
-        yield asks_s, {"remind": what, "in": in_s}
-        if number % 3 == 2:
-            yield asks_s + in_s / 2, {"forget": what}

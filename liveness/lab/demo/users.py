@@ -9,13 +9,12 @@ at once. They report what they do to the judge of each host.
 
 import sys
 from argparse import ArgumentParser
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from random import choice, uniform
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -45,11 +44,6 @@ OVERLAP_S: Final = 2.0
 LIFE_S: Final = 60.0
 MOST_TIMEOUT_S: Final = 86_400
 SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so long")
-
-
-def reminder_key(uid: str, what: str) -> str:
-    """The gateway's name for the timer of a reminder."""
-    return f"remind:{uid}:{what}"
 
 
 @dataclass(eq=False)
@@ -110,10 +104,10 @@ class Visit:
     async def _write(self, connection: LineConnection) -> None:
         await self._send(connection, login=self.user.uid)
         while not self.is_over:
-            with trio.move_on_at(self.user.next_line_at()):
+            with trio.move_on_after(self.user.pause_s()):
                 await self._over.wait()
             if not self.is_over:
-                await self._send(connection, **self.user.next_line(self.door.judge))
+                await self._send(connection, **self.user.next_line())
         if self._logs_out:
             self.door.judge.leaves(self.user.uid, trio.current_time())
             await self._send(connection, logout=1)
@@ -131,9 +125,6 @@ class Visit:
                     self.door.judge.joined(self.user.uid, trio.current_time())
                     self.has_joined = True
                     self.answered.set()
-                elif "reminder" in line:
-                    key = reminder_key(str(line.get("uid")), str(line["reminder"]))
-                    self.door.judge.timers.heard(key)
                 reason = str(line.get("bye", ""))
         return reason
 
@@ -151,7 +142,6 @@ class User:
         self.uid = self.plan.uid
         self.lines_said = 0
         self.hops = 0
-        self._errands = deque[tuple[float, dict[str, Any]]]()  # moments, and lines
         self._open = set[Door]()
         self._visit: Visit | None = None  # the newest
         self._wake = trio.Event()
@@ -159,9 +149,7 @@ class User:
 
     async def live(self) -> None:
         """Follows the plan; returns when it is over and the gateways have hung up."""
-        began = trio.current_time()
-        moment = began + self.plan.moment_s
-        self._errands.extend((began + at_s, line) for at_s, line in self.plan.errands)
+        moment = trio.current_time() + self.plan.moment_s
         await trio.sleep(self.plan.joins_s)
         async with trio.open_nursery() as nursery:
             visit = await self._join(nursery, self.doors[self.plan.first])
@@ -197,20 +185,12 @@ class User:
         self._must_hop = True
         self._wake.set()
 
-    def next_line_at(self) -> float:
-        """When to write next: after a pause, or when an errand is due."""
-        pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self.timeout_s
-        errand_at = self._errands[0][0] if self._errands else inf
-        return min(trio.current_time() + pause_s, errand_at)
+    def pause_s(self) -> float:
+        """How long to write nothing now."""
+        return uniform(LEAST_PAUSE, MOST_PAUSE) * self.timeout_s
 
-    def next_line(self, judge: HostJudge) -> dict[str, Any]:
-        """An errand that is due, of which *judge* hears, or else chat or a ping."""
-        now = trio.current_time()
-        if self._errands and self._errands[0][0] <= now:
-            _, line = self._errands.popleft()
-            key = reminder_key(self.uid, line.get("remind") or line["forget"])
-            judge.orders(self.uid, key, line.get("in"), now)
-            return line
+    def next_line(self) -> dict[str, object]:
+        """What to write next: chat, or a ping."""
         if self.plan.behaviour is Behaviour.CHAT:
             self.lines_said += 1
             return {"say": choice(SAYINGS)}

@@ -1,4 +1,4 @@
-"""The judge of one sidecar's users and timers: wrong histories, and those that are right."""
+"""The judge of one sidecar's users: wrong histories, and those that are right."""
 
 from typing import Any, Final
 
@@ -74,20 +74,6 @@ class Play(Player):
     def back(self, at: float) -> None:
         self.judge.disruption_ends(at)
 
-    def asks(self, at: float) -> None:
-        """Ann wants to be reminded of the tea in 5 s."""
-        self.judge.orders("ann", "tea", 5, at)
-
-    def forgets(self, at: float) -> None:
-        self.judge.orders("ann", "tea", None, at)
-
-    def fires(self, at: float, attempt: str = "1") -> None:
-        fired = {"kind": "timer", "key": "tea", "attempt": int(attempt)}
-        self.judge.check(fired, decided=at, at=at)
-
-    def heard(self, _at: float) -> None:
-        self.judge.timers.heard("tea")
-
 
 # Who there is and what happens, the faults, and how late silences were reported (?: not to
 # be measured).
@@ -157,53 +143,3 @@ def test_what_was_due_while_the_process_stood_still_is_not_measured() -> None:
     play.hung_up(120.2, "bob")
     assert play.judge.faults.listed == []
     assert (play.judge.not_measured, [*play.judge.lateness_s]) == (2, [])
-
-
-# After ann, who talks, has asked at 100 s to be reminded at 105 s.
-REMINDED: Final = histories(
-    """
-when due, and heard: 105.25 fires, 105.25 heard, 120
-before its time: 104.999 fires => early tea
-twice: 105 fires, 105.3 fires => false tea
-again: 105 fires, 105.3 fires 2 => false tea
-not yet: 106.2
-never: 107 => missed tea
-not heard: 105 fires, 107 => missed tea
-though cancelled: 102 forgets, 105 fires => false tea
-cancelled just before: 104.9 forgets, 105 fires, 105 heard, 120
-not, cancelled just before: 104.9 forgets, 120
-not, gateway killed before it had passed it on: 100.5 killed, 101.5 comes ann, 101.5
-    restarted, 120
-not, gateway killed after it had passed it on: 103 killed, 104 comes ann, 104
-    restarted, 120 => missed tea
-not, asked just before the sidecar was away: 100.1 away, 106 back, 120
-not, asked long before the sidecar was away: 103 away, 106 back, 110.4 => missed tea
-though cancelled, just before the sidecar was away: 102 forgets, 102.1 away, 103 back,
-    106 fires, 106 heard, 120
-twice, to a gateway that was killed: 104 killed, 105 fires, 106 restarted, 108 fires
-again after a disturbance: 105 fires, 105 away, 106 back, 108 fires 2
-heard by the attempt after that of a killed gateway: {TAKEN}, 112.5 fires 2, 112.7
-    heard, 120
-not heard after that of a killed gateway: {TAKEN}, 113.5 => missed tea
-again after the room was empty: {EMPTY_ROOM} => false ann, missed ann
-a third time: {EMPTY_ROOM}, 110.6 fires 3 => false ann, missed ann, false tea
-""",
-    EMPTY_ROOM="104 offline ann logout, 105 fires, 110 comes ann, 110.3 fires 2, "
-    "110.3 heard",
-    TAKEN="105 fires, 105 killed, 105.1 hung_up ann, 106 restarted, 106 comes ann",
-)
-
-
-@pytest.mark.parametrize("case", REMINDED)
-def test_the_judge_finds_these_faults_of_timers(case: str) -> None:
-    script, faults = REMINDED[case]
-    assert Play("ann chat", talking="ann").run(f"100 asks, {script}") == faults
-
-
-def test_timers_are_counted_with_their_lateness() -> None:
-    play = Play("ann chat", talking="ann")
-    timers = play.judge.timers
-    play.run("100 asks, 105.25 fires")
-    assert (timers.fired, timers.cancelled, timers.lateness_s) == (1, 0, [0.25])
-    play.run("106 asks, 107 forgets")
-    assert (timers.fired, timers.cancelled) == (0, 1)
