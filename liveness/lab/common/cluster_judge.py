@@ -11,9 +11,9 @@ until it has decided what became of them. What nobody can tell is not judged: se
 `expected`.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -33,21 +33,6 @@ PUBLISH_S: Final = 1.0
 # The others notice a lost host after half a lease of silence and half a lease of looking
 # on, each up to a sixth late; then they end its sessions.
 LOST_LEASES: Final = 2.0
-
-MAX_LOST: Final = 100  # kills of hosts that are remembered, in a demo of a day
-
-
-@dataclass(slots=True)
-class LostHost:
-    """A host that was killed, and what became of the users whose newest session it had."""
-
-    name: str
-    killed_at: float
-    users: set[str]  # of which nothing is known yet
-    # Seconds until they were on another host, or offline.
-    moved_s: list[float] = field(default_factory=list)
-    offline_s: list[float] = field(default_factory=list)
-    kept: int = 0  # neither, before the host was started again
 
 
 @dataclass(slots=True)
@@ -70,7 +55,6 @@ class ClusterJudge:
     def __init__(self, hosts: Mapping[str, HostJudge], *, lease_s: float) -> None:
         self.faults = Faults()
         self.ends = Counter[str]()  # by reason, or "moved"
-        self.lost: deque[LostHost] = deque(maxlen=MAX_LOST)
         self.not_judged = 0  # offlines
         self._hosts = hosts
         self._lease_s = lease_s
@@ -78,7 +62,7 @@ class ClusterJudge:
         self._users = first.users.keys()
         self._timeout_s = first.timeout_s
         self._settling_s = first.flush_s + GRACE_S + PUBLISH_S
-        self._online: dict[int, dict[str, str]] = {}  # user and host, by partition
+        self._online = defaultdict[int, set[str]](set)  # by partition
         self._kills: dict[str, Kill] = {}  # the last one of each host
         self._redis_away: tuple[float, float] = (-inf, -inf)  # from, until; inf: still
 
@@ -87,16 +71,10 @@ class ClusterJudge:
     def host_killed(self, name: str, at: float) -> None:
         """A host was killed, with its sidecar and its gateway."""
         self._kills[name] = Kill(at)
-        users = {user for user, host in self._places() if host == name}
-        self.lost.append(LostHost(name, at, users))
 
     def host_starts(self, name: str, at: float) -> None:
         """It is started again, and settles itself what is left of its users."""
         self._kills[name].started_at = at
-        for lost in self.lost:
-            if lost.name == name:
-                lost.kept += len(lost.users)
-                lost.users.clear()
 
     def host_up(self, name: str, at: float) -> None:
         """Its sidecar and its gateway are ready."""
@@ -121,26 +99,22 @@ class ClusterJudge:
         self, kind: str, user: str, host: str, reason: str, *, partition: int, at: float
     ) -> None:
         """Checks a record; its host is where the user is, or was until it went offline."""
-        users = self._online.setdefault(partition, {})
         self.faults.forget(user)
         if kind == OFFLINE:
             self.ends[reason] += 1
-            users.pop(user, None)
+            self._online[partition].discard(user)
             self._check_offline(user, at, f"by {reason} on {host}")
         else:
             self.ends[MOVED] += kind == MOVED
-            users[user] = host
-        self._note_lost(user, users.get(user), at)
+            self._online[partition].add(user)
 
     def take_list(
-        self, partition: int, now: dict[str, str], *, is_settled: bool, at: float
+        self, partition: int, now: set[str], *, is_settled: bool, at: float
     ) -> None:
-        """Takes a list of users and their hosts: others went offline without a record."""
-        before = self._online.get(partition, {})
-        self._online[partition] = now
-        for user in {**before, **now}:
+        """Takes a list of users: others went offline without a record."""
+        before, self._online[partition] = self._online[partition], now
+        for user in before | now:
             self.faults.forget(user)
-            self._note_lost(user, now.get(user), at)
             if user not in now and is_settled:
                 self._check_offline(user, at, "and is in no list")
 
@@ -149,13 +123,9 @@ class ClusterJudge:
         """How many users and guests are online anywhere, by the records."""
         return sum(map(len, self._online.values()))
 
-    def online_on(self, name: str) -> int:
-        """How many of them have their newest session on a host."""
-        return sum(host == name for _, host in self._places())
-
     def check_overdue(self, at: float) -> None:
         """Looks for users that the cluster should have reported by *at*."""
-        online = {user for user, _ in self._places()}
+        online = {user for users in self._online.values() for user in users}
         for uid in self._users:
             expected = self.expected(uid, at)
             if expected is None or expected is (uid in online):
@@ -244,16 +214,6 @@ class ClusterJudge:
         if decided < up_at + self._lease_s:
             return True
         return away_at - PUBLISH_S <= since and decided < self.calm_since
-
-    def _note_lost(self, user: str, host: str | None, at: float) -> None:
-        for lost in self.lost:
-            if user in lost.users and host != lost.name:
-                lost.users.remove(user)
-                took = lost.offline_s if host is None else lost.moved_s
-                took.append(at - lost.killed_at)
-
-    def _places(self) -> list[tuple[str, str]]:
-        return [pair for users in self._online.values() for pair in users.items()]
 
     def _fault(self, kind: str, user: str, what: str) -> None:
         self.faults.add(kind, user, Breach(NO_PROMISE, what))

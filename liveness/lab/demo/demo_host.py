@@ -253,9 +253,9 @@ class DemoCluster:
         now, wall_ms = trio.current_time(), time.time_ns() // 1_000_000
         for event in events:
             if isinstance(event, Listed):
-                places = {identity(it.user): it.host for it in event.places}
+                users = {identity(place.user) for place in event.places}
                 self.judge.take_list(
-                    event.partition, places, is_settled=event.is_settled, at=now
+                    event.partition, users, is_settled=event.is_settled, at=now
                 )
             elif isinstance(event, ClusterRecord):
                 user, place = identity(event.user), event.place

@@ -22,7 +22,7 @@ from rich.text import Text
 from liveness.console.admin_client import CommandError, request_json
 from liveness.console.terminal import OutputError, terminal_size
 from liveness.lab.demo.demo_run import ACTION, DemoRun
-from liveness.lab.demo.plain_lines import fault_lines, lost_lines, measures, table
+from liveness.lab.demo.plain_lines import fault_lines, measures, table
 
 FRAME_S: Final = 0.3
 ANSWER_S: Final = 1.0  # it takes milliseconds, unless the sidecar is stopped
@@ -198,8 +198,6 @@ class Picture:
             wheel = self._wheel or {"slot_users": [], "hand": 0}
             yield from strip(wheel["slot_users"], int(wheel["hand"]))
         yield from map(Text, table(demo))
-        if demo.cluster and demo.cluster.judge.lost:
-            yield from map(Text, lost_lines(demo.cluster.judge.lost[-1]))
         yield from (Text(line) for line in measures(demo) if line[0] != " ")
         for line in fault_lines(demo):
             shown = Text(line)

@@ -7,7 +7,6 @@ from typing import Final
 
 import trio
 
-from liveness.lab.common.cluster_judge import LostHost
 from liveness.lab.common.faults import KINDS, Faults
 from liveness.lab.common.host_judge import GUEST, SILENCED
 from liveness.lab.common.judge import quantile
@@ -138,11 +137,8 @@ def report(demo: DemoRun) -> Iterator[str]:
     if done := demo.director.done:
         yield "done: " + ", ".join(f"{name} {times}" for name, times in done.items())
     yield from measures(demo)
-    if demo.cluster:
-        for lost in demo.cluster.judge.lost:
-            yield from lost_lines(lost)
-        if number := demo.cluster.judge.not_judged:
-            yield f"offlines not judged: {number} (the user or Redis had just come)"
+    if demo.cluster and (number := demo.cluster.judge.not_judged):
+        yield f"offlines not judged: {number} (the user or Redis had just come)"
     yield from fault_lines(demo)
     for host in demo.hosts:
         of = f" ({host.name})" if demo.cluster else ""
@@ -186,18 +182,3 @@ def listed(faults: Faults) -> Iterator[str]:
         yield line
     if unlisted := faults.counts.total() - len(faults.listed):
         yield f"    and {unlisted} more"
-
-
-def lost_lines(lost: LostHost) -> Iterator[str]:
-    """What became of the users of a host that was killed."""
-    went = (("on another host", lost.moved_s), ("offline", lost.offline_s))
-    known = sum(len(took) for _, took in went) + lost.kept
-    yield f"{lost.name} killed with {known + len(lost.users)} users:"
-    for what, took in went:
-        if took:
-            half = f"{quantile(took, 0.5):.1f} s (half of them)"
-            yield f"    {len(took)} {what} after {half}, {max(took):.1f} s (all)"
-    if lost.kept:
-        yield f"    {lost.kept} still there when it was started again"
-    if lost.users:
-        yield f"    {len(lost.users)} not known yet"

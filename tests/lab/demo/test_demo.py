@@ -15,12 +15,11 @@ from rich.text import Text
 
 from liveness.cli import main
 from liveness.errors import StartError
-from liveness.lab.common.cluster_judge import LostHost
 from liveness.lab.common.faults import Faults
 from liveness.lab.common.promises import Breach
 from liveness.lab.demo.launcher import found_redis
 from liveness.lab.demo.picture import fitted, strip
-from liveness.lab.demo.plain_lines import PlainLines, listed, lost_lines
+from liveness.lab.demo.plain_lines import PlainLines, listed
 from liveness.lab.demo.plans import Behaviour, planned
 from liveness.lab.demo.script import (
     MOST_STEPS,
@@ -153,19 +152,11 @@ def test_in_a_large_room_few_may_chat() -> None:
 # --- lines and the picture ----------------------------------------------------------------
 
 
-def test_faults_and_the_users_of_a_lost_host_are_listed() -> None:
+def test_faults_are_listed_with_their_promises() -> None:
     faults = Faults()
     faults.add("early", "e\x1bve", Breach(1, "was reported after 5 s"))
     shown = [r"    early: e\x1bve was reported after 5 s (promise 1)"]
     assert [*listed(faults)] == shown
-    lost = LostHost("host-2", 5.0, {"ann"}, moved_s=[1.0, 2.0], offline_s=[6.0], kept=1)
-    assert [*lost_lines(lost)] == [
-        "host-2 killed with 5 users:",
-        "    2 on another host after 1.0 s (half of them), 2.0 s (all)",
-        "    1 offline after 6.0 s (half of them), 6.0 s (all)",
-        "    1 still there when it was started again",
-        "    1 not known yet",
-    ]
 
 
 def test_the_lines_show_a_few_records_but_the_first_silence_at_once() -> None:
