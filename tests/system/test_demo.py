@@ -336,7 +336,6 @@ def picture(seconds: int = END_S, **environment: Any) -> Iterator[Tty]:
 def test_on_a_terminal_it_is_a_picture_with_keys() -> None:
     with Tty("-m", "liveness", "demo", *OPTIONS, END_S) as tty:
         tty.until(r"gateway up   sidecar up   \d+ online")
-        tty.until("▲ the hand")
         assert TAKEN in tty.out
         assert COLOUR.search(tty.out)
         assert not tty.is_as_it_was

@@ -1,4 +1,4 @@
-"""The live picture: programs, keys, the wheel, users, faults and records.
+"""The live picture: programs, keys, users, faults and records.
 
 Pictures are drawn into memory, and a thread writes them: a terminal stopped by Ctrl-S delays
 nothing else. The settings of the terminal are restored however this ends.
@@ -9,9 +9,8 @@ import termios
 import threading
 import tty
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from io import StringIO
 from typing import Any, Final, Self, TextIO
 
@@ -19,18 +18,13 @@ import trio
 from rich.console import Console
 from rich.text import Text
 
-from liveness.console.admin_client import CommandError, request_json
 from liveness.console.terminal import OutputError, terminal_size
 from liveness.lab.demo.demo_run import ACTION, DemoRun
 from liveness.lab.demo.plain_lines import fault_lines, measures, table
 
 FRAME_S: Final = 0.3
-ANSWER_S: Final = 1.0  # it takes milliseconds, unless the sidecar is stopped
 MOST_LOGGED: Final = 4
 MOST_RECORDS: Final = 50  # more than most terminals have room for
-BARS: Final = " ▁▂▃▄▅▆▇█"
-ROWS: Final = 3  # of bars
-WIDTH: Final = 2  # of a bar
 # How long to wait at the end for a terminal that accepts no output, not even after Ctrl-Q.
 LAST_S: Final = 1.0
 MOST_KEYS: Final = 64
@@ -150,9 +144,6 @@ class Picture:
         self._terminal = terminal
         self._logged: deque[str] = deque(maxlen=MOST_LOGGED)
         self._records: deque[str] = deque(maxlen=MOST_RECORDS)
-        self._wheel: Mapping[str, Any] | None = (
-            None  # as the sidecar's live page has it
-        )
 
     def add(self, line: str, what: str) -> None:
         """Shows a line until newer ones take its place."""
@@ -162,24 +153,12 @@ class Picture:
         """Draws a few pictures a second, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._terminal.read_keys, demo.press)
-            if not demo.cluster:
-                nursery.start_soon(self._read_wheel, demo)
             while True:
                 lines = [*self._drawn(demo)]
                 lines += [Text(line, style="bold") for line in self._logged]
                 lines = fitted(lines, self._records, *self._terminal.size)
                 await self._terminal.paint(Text("\n").join(lines))
                 await trio.sleep(FRAME_S)
-
-    async def _read_wheel(self, demo: DemoRun) -> None:
-        socket = demo.hosts[0].socket
-        ask = partial(request_json, socket, "/v1/wheel", timeout_s=ANSWER_S)
-        while True:
-            try:
-                self._wheel = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
-            except CommandError:
-                self._wheel = None  # it is stopped, or restarts
-            await trio.sleep(FRAME_S)
 
     def _drawn(self, demo: DemoRun) -> Iterator[Text]:
         time = f"{demo.elapsed_s:.0f} s of {demo.seconds:g}"
@@ -192,11 +171,15 @@ class Picture:
             states.append("   ")
         yield states.append(f"{demo.judge.online} online")
         yield from (Text(place, style="dim") for place in demo.places())
-        keys = {action.key: action.what for action in demo.director.actions.values()}
-        yield keys_line({**keys, "q": "end"} if self._terminal.has_keys else {})
-        if not demo.cluster:
-            wheel = self._wheel or {"slot_users": [], "hand": 0}
-            yield from strip(wheel["slot_users"], int(wheel["hand"]))
+        if self._terminal.has_keys:
+            keys = Text()
+            for action in demo.director.actions.values():
+                keys.append(action.key, style="bold reverse").append(
+                    f" {action.what}  "
+                )
+            yield keys.append("q", style="bold reverse").append(" end")
+        else:
+            yield Text("no keys, as stdin is not this terminal", style="dim")
         yield from map(Text, table(demo))
         yield from (Text(line) for line in measures(demo) if line[0] != " ")
         for line in fault_lines(demo):
@@ -216,34 +199,3 @@ def fitted(
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]
-
-
-def keys_line(keys: Mapping[str, str]) -> Text:
-    """What each key does."""
-    if not keys:
-        return Text("no keys, as stdin is not this terminal", style="dim")
-    line = Text()
-    for key, what in keys.items():
-        line.append(key, style="bold reverse").append(f" {what}  ")
-    return line
-
-
-def strip(slots: Sequence[int], hand: int) -> Iterator[Text]:
-    """The slots of the wheel as bars side by side, and its hand below.
-
-    Red is the half that is due first; users that keep sending stay in the green one.
-    """
-    most, steps = max(slots, default=0), len(BARS) - 1
-    for row in reversed(range(ROWS)):
-        line = Text()
-        for slot, users in enumerate(slots):
-            # A slot with users always shows something.
-            full = max(round(users / most * steps * ROWS), 1) if users else 0
-            bar = BARS[min(max(full - steps * row, 0), steps)]
-            ahead = (slot - hand) % len(slots)
-            style = "red" if 0 < ahead < len(slots) / 2 else "green"
-            line.append(bar * WIDTH, style=style)
-        yield line
-    hint = f"▲ the hand: whom it reaches was silent too long; fullest slot {most}"
-    yield Text(" " * hand * WIDTH + "▲")
-    yield Text(hint, style="dim")

@@ -18,7 +18,7 @@ from liveness.errors import StartError
 from liveness.lab.common.faults import Faults
 from liveness.lab.common.promises import Breach
 from liveness.lab.demo.launcher import found_redis
-from liveness.lab.demo.picture import fitted, strip
+from liveness.lab.demo.picture import fitted
 from liveness.lab.demo.plain_lines import PlainLines, listed
 from liveness.lab.demo.plans import Behaviour, planned
 from liveness.lab.demo.script import (
@@ -174,12 +174,3 @@ def test_a_picture_never_outgrows_its_terminal(size: tuple[int, int]) -> None:
     assert len(lines) == size[1]
     assert all(line.cell_len <= size[0] for line in lines)
     assert lines[-1].plain in ("record 49", "…")
-
-
-def test_the_wheel_is_a_strip_of_bars_with_the_hand_below() -> None:
-    *bars, hand, hint = [line.plain for line in strip([0, 8, *[4] * 27, 1_234], 29)]
-    assert [bar[-2:] for bar in bars] == ["██"] * 3
-    assert bars[-1][:6] == "  ▁▁▁▁"
-    assert hand == " " * 58 + "▲"
-    assert hint.endswith("1234")
-    assert len([*strip([], 0)]) == 5
