@@ -94,11 +94,12 @@ async def run(options: DemoOptions) -> int:
 async def _until_signal(
     run: Callable[[], Awaitable[None]], terminal: Terminal | None
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_handle_signals, terminal)
-        with terminal or nullcontext():
+    # A terminal stopped by Ctrl-S holds up its own end: a signal ends the process then.
+    with terminal or nullcontext():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_handle_signals, terminal)
             await run()
-        nursery.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
 
 
 async def _handle_signals(

@@ -25,8 +25,6 @@ from liveness.lab.demo.plain_lines import fault_lines, measures, table
 FRAME_S: Final = 0.3
 MOST_LOGGED: Final = 4
 MOST_RECORDS: Final = 50  # more than most terminals have room for
-# How long to wait at the end for a terminal that accepts no output, not even after Ctrl-Q.
-LAST_S: Final = 1.0
 MOST_KEYS: Final = 64
 # The other screen, without a cursor; and the first one again.
 TAKEN: Final = "\x1b[?1049h\x1b[?25l"
@@ -100,26 +98,13 @@ class Terminal:
         if self.has_keys:
             self._original = termios.tcgetattr(self._keys)
             tty.setcbreak(self._keys, termios.TCSANOW)
-        self._write_soon(TAKEN)
+        self._write(TAKEN)
 
     def _give_back(self) -> None:
-        with suppress(termios.error):
-            termios.tcflow(self._out.fileno(), termios.TCOON)  # as Ctrl-Q does
-        self._write_soon(GIVEN_BACK)
-        if self._original is not None:
-            with suppress(termios.error):  # the terminal is gone
+        with suppress(termios.error, OSError):  # the terminal is gone
+            if self._original is not None:
                 termios.tcsetattr(self._keys, termios.TCSANOW, self._original)
-
-    def _write_soon(self, text: str) -> None:
-        """Writes this, unless the terminal accepts nothing for too long."""
-
-        def write() -> None:
-            with suppress(OSError):
-                self._write(text)
-
-        thread = threading.Thread(target=write, daemon=True)
-        thread.start()
-        thread.join(LAST_S)
+            self._write(GIVEN_BACK)
 
     def _write(self, text: str) -> None:
         # Not through the stream: an abandoned write would never release its lock.
