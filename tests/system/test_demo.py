@@ -258,9 +258,9 @@ def test_nobody_is_offline_that_is_on_another_host_whatever_is_killed() -> None:
     lines = [line for line in shown.out.splitlines() if "liveness watch" not in line]
     assert all(len(line) <= 80 for line in lines), shown.out
     for line in (
-        "host: kill -9 to sidecar and gateway of host-2",
+        "host: kill -9 to host-2",
         "redis: kill -9 to Redis",
-        "redis: Redis is up again, and empty",
+        "redis: Redis is up again, after ",
         "host: host-2 is up again, after ",
     ):
         assert f" s   {line}" in shown.out
@@ -274,7 +274,7 @@ def test_on_a_terminal_keys_kill_hosts_and_redis_and_start_them_again() -> None:
             ("2", "host-2 down"),
             ("r", "Redis down"),
             ("h", "active users go to another host"),
-            ("r", "Redis is up again, and empty"),
+            ("r", "Redis is up again"),
             ("2", "host-2 is up again"),
             ("s", r"silence: \d+ active users stop writing"),
         ):
@@ -343,7 +343,7 @@ def test_on_a_terminal_it_is_a_picture_with_keys() -> None:
             ("s", r"silence: \d+ active users stop writing"),
             ("z", "sidecar stopped"),
             ("r", "restart: not while the sidecar is stopped"),
-            ("z", "SIGCONT, after"),
+            ("", "SIGCONT, after"),
             ("g", "the gateway is up again"),
             ("r", "restart: the sidecar is up again"),
             ("k", "kill: the sidecar is up again"),

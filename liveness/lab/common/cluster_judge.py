@@ -13,7 +13,6 @@ until it has decided what became of them. What nobody can tell is not judged: se
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -35,15 +34,6 @@ PUBLISH_S: Final = 1.0
 LOST_LEASES: Final = 2.0
 
 
-@dataclass(slots=True)
-class Kill:
-    """The last time that a host was killed."""
-
-    at: float
-    started_at: float = inf  # from then on it may list its users again
-    up_at: float = inf
-
-
 class ClusterJudge:
     """Checks the records of the cluster against the judges of its hosts.
 
@@ -63,22 +53,9 @@ class ClusterJudge:
         self._timeout_s = first.timeout_s
         self._settling_s = first.flush_s + GRACE_S + PUBLISH_S
         self._online = defaultdict[int, set[str]](set)  # by partition
-        self._kills: dict[str, Kill] = {}  # the last one of each host
         self._redis_away: tuple[float, float] = (-inf, -inf)  # from, until; inf: still
 
     # --- disruptions ----------------------------------------------------------------
-
-    def host_killed(self, name: str, at: float) -> None:
-        """A host was killed, with its sidecar and its gateway."""
-        self._kills[name] = Kill(at)
-
-    def host_starts(self, name: str, at: float) -> None:
-        """It is started again, and settles itself what is left of its users."""
-        self._kills[name].started_at = at
-
-    def host_up(self, name: str, at: float) -> None:
-        """Its sidecar and its gateway are ready."""
-        self._kills[name].up_at = at
 
     def redis_killed(self, at: float) -> None:
         """Redis was killed, with all that it knew."""
@@ -147,44 +124,38 @@ class ClusterJudge:
         if at < self.calm_since:
             return None
         alive_since, over_at = list[float](), -inf
-        for name, judge in self._hosts.items():
+        for judge in self._hosts.values():
             user = judge.users[uid]
-            since = self._alive_since(name, user, at)
+            since = self._alive_since(judge, user, at)
             if since is not None:
                 alive_since.append(since)
-            over_at = max(over_at, self._over_at(name, user))
+            over_at = max(over_at, self._over_at(judge, user))
         since = max(min(alive_since, default=over_at), self.calm_since)
         return bool(alive_since) if at - since > self._settling_s else None
 
-    def _is_down(self, name: str) -> bool:
-        """Whether a host was killed, and is not up again."""
-        kill = self._kills.get(name)
-        return kill is not None and kill.up_at == inf
-
-    def _alive_since(self, name: str, user: UserState, at: float) -> float | None:
+    def _alive_since(
+        self, judge: HostJudge, user: UserState, at: float
+    ) -> float | None:
         """Since when a user is on a host that runs; None: it is not there."""
         is_heard = at - user.last_wrote(by=at) < self._timeout_s
-        is_there = user.joined_at is not None and user.left_at is None and is_heard
-        if not is_there or self._is_down(name):
+        if user.joined_at is None or user.left_at is not None or not is_heard:
             return None
-        assert user.joined_at is not None
-        return max(user.joined_at, self._hosts[name].calm_since)
+        return None if judge.up_at == inf else max(user.joined_at, judge.calm_since)
 
-    def _over_at(self, name: str, user: UserState) -> float:
+    def _over_at(self, judge: HostJudge, user: UserState) -> float:
         """When the sessions of a user on a host have to be over; -inf: it had none."""
-        wrote, kill = user.last_wrote(by=inf), self._kills.get(name)
+        wrote = user.last_wrote(by=inf)
         over_at = wrote + self._timeout_s if user.left_at is None else user.left_at
-        is_old = kill is not None and wrote < kill.up_at  # not from after its return
-        if kill is None or not is_old or over_at < kill.at - self._settling_s:
-            calm_since = -inf if self._is_down(name) else self._hosts[name].calm_since
-            return max(over_at, calm_since)
-        if kill.started_at == inf:
+        is_of_now = wrote >= judge.up_at  # from after the last kill
+        if is_of_now or over_at < judge.killed_at - self._settling_s:
+            return max(over_at, -inf if judge.up_at == inf else judge.calm_since)
+        if judge.started_at == inf:
             # Those who watch it begin anew when Redis comes back.
-            return max(kill.at, self.calm_since) + LOST_LEASES * self._lease_s
+            return max(judge.killed_at, self.calm_since) + LOST_LEASES * self._lease_s
         # Its connection died with the host, which does not know that. The host takes the
         # user for online until its gateway comes back without it, or its silence is
         # decided: the timeout begins anew.
-        return self._hosts[name].calm_since + self._timeout_s
+        return judge.calm_since + self._timeout_s
 
     # --- checks -----------------------------------------------------------------------
 
@@ -192,7 +163,7 @@ class ClusterJudge:
         """An offline is false if the user had been on another host for long enough."""
         hosts = list[str]()
         for name, judge in self._hosts.items() if user in self._users else ():
-            since = self._alive_since(name, judge.users[user], decided)
+            since = self._alive_since(judge, judge.users[user], decided)
             if since is None:
                 continue
             if decided - since <= PUBLISH_S or self._may_be_unknown(since, decided):

@@ -82,7 +82,8 @@ class HostJudge:
         self._sessions = SessionLog()
         self._last_check: float | None = None
         self._stood_still_at = -inf
-        self._gateway_killed_at = -inf
+        # The last kill of the gateway, its next start, and its end; inf: not yet.
+        self.killed_at = self.started_at = self.up_at = -inf
         self._disruptions = 0
         self._recovered_at = -inf  # from when on lateness can be measured
 
@@ -132,14 +133,18 @@ class HostJudge:
         """A process is about to be killed, stopped or restarted."""
         self._disruptions += 1
         if of_gateway:
-            self._gateway_killed_at = inf  # until it is over
+            self.killed_at, self.started_at, self.up_at = at, inf, inf
+
+    def host_starts(self, at: float) -> None:
+        """Gateway and sidecar are started again: it may list its users from now on."""
+        self.started_at = at
 
     def disruption_ends(self, at: float, *, of_gateway: bool = False) -> None:
         """That process is up again."""
         self._disruptions -= 1
         self._recovered_at = max(self._recovered_at, at + RECOVERY_S)
         if of_gateway:
-            self._gateway_killed_at = at
+            self.up_at = at
 
     @property
     def calm_since(self) -> float:
@@ -197,7 +202,7 @@ class HostJudge:
 
     def _is_read(self, uid: str) -> bool:
         """Whether the gateway of a user's connection runs: it was not killed since."""
-        return (self.users[uid].connected_at or -inf) > self._gateway_killed_at
+        return (self.users[uid].connected_at or -inf) > self.up_at
 
     def _check_end(
         self, uid: str, user: UserState, how: str, *, decided: float, at: float

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import uniform
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 
@@ -56,9 +56,9 @@ LOOK_EVERY_S: Final = 1.0
 class KeptProgram:
     """A program of the demo, and its state."""
 
-    def __init__(self, program: Program, name: str = "") -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
-        self.name = name or program.name
+        self.name = program.name
         self.state = "starting"
 
     async def start(self) -> None:
@@ -77,13 +77,11 @@ class KeptProgram:
         if waiting.cancelled_caught:
             raise ProgramError(self.program, f"did not end within {END_S:g} s")
 
-    def freeze(self) -> None:
-        """Stops it, as a frozen machine would."""
+    async def stop(self, seconds: float) -> None:
+        """Stops it for a while, as a frozen machine would."""
         self.program.signal(signal.SIGSTOP)
         self.state = "stopped"
-
-    def thaw(self) -> None:
-        """Ends the `freeze`."""
+        await trio.sleep(seconds)
         self.program.signal(signal.SIGCONT)
         self.state = "up"
 
@@ -163,6 +161,7 @@ class DemoHost:
 
     async def start(self) -> None:
         """Starts both after `kill`; returns when they are ready."""
+        self.judge.host_starts(trio.current_time())
         for each in self.programs:
             await each.start()
         self.judge.disruption_ends(trio.current_time(), of_gateway=True)
@@ -210,6 +209,7 @@ def flush_s(folder: Path, timeout_s: float) -> float:
 class DemoCluster:
     """A Redis, which starts empty."""
 
+    name: ClassVar = "Redis"
     folder: Path  # for its files
     program: str  # the path of redis-server, or of valkey-server
     hosts: Mapping[str, HostJudge]  # by name
@@ -220,10 +220,29 @@ class DemoCluster:
         port = self.reserved.getsockname()[1]
         words = ("--port", str(port), "--bind", HOST)
         redis = redis_server(self.folder, *words, program=self.program)
-        self.redis = KeptProgram(redis, "Redis")
+        self.redis = KeptProgram(redis)
         self.url = f"redis://{HOST}:{port}"
         self.judge = ClusterJudge(self.hosts, lease_s=LEASE_S)
         self._look_at = 0.0
+
+    @property
+    def state(self) -> str:
+        """That of Redis."""
+        return self.redis.state
+
+    def check(self) -> None:
+        """Raises a ProgramError if Redis has ended by itself."""
+        self.redis.check()
+
+    async def kill(self) -> None:
+        """Kills Redis, with all that it knows; it stays down until `start`."""
+        self.judge.redis_killed(trio.current_time())
+        await self.redis.end(signal.SIGKILL)
+
+    async def start(self) -> None:
+        """Starts Redis after `kill`; returns when it is ready."""
+        await self.redis.start()
+        self.judge.redis_up(trio.current_time())
 
     def settings_of(self, host: str) -> str:
         """TOML for the sidecar of a host."""

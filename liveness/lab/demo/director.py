@@ -5,13 +5,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import sample
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
 from liveness.lab.demo.demo_host import DemoCluster, DemoHost, KeptProgram
 from liveness.lab.demo.script import Step, actions_of
 from liveness.lab.demo.users import User
+
+Target: TypeAlias = KeptProgram | DemoHost | DemoCluster
 
 # What ends a program that is restarted, and how that is called.
 SIGNALS: Final = {
@@ -34,14 +36,11 @@ class Director:
         self.done = Counter[str]()
         self.actions = actions_of(len(self.hosts))
         one = self.hosts[0]
-        self.targets: list[KeptProgram | DemoHost] = (
-            [*self.hosts, self.cluster.redis]
-            if self.cluster
-            else [one.gateway, one.sidecar]
+        self.targets: list[Target] = (
+            [*self.hosts, self.cluster] if self.cluster else [one.gateway, one.sidecar]
         )
         self._locks = {target.name: trio.Lock() for target in self.targets}
         self._nursery: trio.Nursery | None = None  # while it runs
-        self._thaw = trio.Event()
 
     async def run(self, steps: Sequence[Step]) -> None:
         """Performs each step at its time, and what keys ask for, until cancelled.
@@ -60,8 +59,7 @@ class Director:
         name, number = "", 0.0
         for each, action in self.actions.items():
             if action.key == key:
-                # A stop by key lasts until the key is pressed again.
-                name, number = each, action.most if each == "stop" else action.number
+                name, number = each, action.number
         if self.cluster and key in map(str, range(1, len(self.hosts) + 1)):
             name, number = "host", float(key)
         if not name or self._nursery is None:
@@ -69,11 +67,8 @@ class Director:
         target = self._target(name, number)
         if target is None or not self._locks[target.name].locked():
             self._nursery.start_soon(self.perform, name, number)
-        elif name == "stop" and target.state == "stopped":
-            self._thaw.set()
         else:
-            hint = "; z lets it go on" if target.state == "stopped" else ""
-            self.log(f"{name}: not while the {target.name} is {target.state}{hint}")
+            self.log(f"{name}: not while the {target.name} is {target.state}")
 
     async def perform(self, name: str, number: float) -> None:
         """Performs an action; returns when it is over."""
@@ -84,20 +79,20 @@ class Director:
             return
         async with self._locks[target.name]:
             self.done[name] += 1
-            if isinstance(target, DemoHost):
-                await self._switch_host(target)
-            elif name == "redis":
-                await self._switch_redis(target)
+            if not isinstance(target, KeptProgram):
+                await self._switch(name, target)
             else:
                 is_gateway, judge = name == "gateway", self.hosts[0].judge
                 judge.disruption_begins(trio.current_time(), of_gateway=is_gateway)
                 if name == "stop":
-                    await self._stop(target, number)
+                    self.log("stop: SIGSTOP to the sidecar")
+                    await target.stop(number)
+                    self.log(f"stop: SIGCONT, after {number:.1f} s")
                 else:
                     await self._restart(name, target)
                 judge.disruption_ends(trio.current_time(), of_gateway=is_gateway)
 
-    def _target(self, name: str, number: float) -> KeptProgram | DemoHost | None:
+    def _target(self, name: str, number: float) -> Target | None:
         """What an action is about; None: users."""
         match name:
             case "silence" | "hop":
@@ -128,37 +123,13 @@ class Director:
         took_s = trio.current_time() - began
         self.log(f"{name}: the {program.name} is up again, after {took_s:.1f} s")
 
-    async def _stop(self, program: KeptProgram, most_s: float) -> None:
-        self._thaw = trio.Event()
+    async def _switch(self, name: str, target: DemoHost | DemoCluster) -> None:
+        """Kills all programs of a host, or Redis; or starts them again."""
         began = trio.current_time()
-        self.log("stop: SIGSTOP to the sidecar")
-        program.freeze()
-        with trio.move_on_after(most_s):
-            await self._thaw.wait()
-        program.thaw()
-        self.log(f"stop: SIGCONT, after {trio.current_time() - began:.1f} s")
-
-    async def _switch_redis(self, redis: KeptProgram) -> None:
-        assert self.cluster is not None
-        if redis.state == "up":
-            self.log("redis: kill -9 to Redis")
-            self.cluster.judge.redis_killed(trio.current_time())
-            await redis.end(signal.SIGKILL)
+        if target.state == "up":
+            self.log(f"{name}: kill -9 to {target.name}")
+            await target.kill()
         else:
-            await redis.start()
-            self.cluster.judge.redis_up(trio.current_time())
-            self.log("redis: Redis is up again, and empty")
-
-    async def _switch_host(self, host: DemoHost) -> None:
-        assert self.cluster is not None
-        judge, began = self.cluster.judge, trio.current_time()
-        if host.state == "up":
-            self.log(f"host: kill -9 to sidecar and gateway of {host.name}")
-            judge.host_killed(host.name, began)
-            await host.kill()
-        else:
-            judge.host_starts(host.name, began)
-            await host.start()
-            judge.host_up(host.name, trio.current_time())
+            await target.start()
             took_s = trio.current_time() - began
-            self.log(f"host: {host.name} is up again, after {took_s:.1f} s")
+            self.log(f"{name}: {target.name} is up again, after {took_s:.1f} s")

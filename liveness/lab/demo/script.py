@@ -29,7 +29,7 @@ class Action:
 ACTIONS: Final = {
     "silence": Action(key="s", what="silence", number=100, least=1, most=10_000),
     "gateway": Action(key="g", what="kill gateway"),
-    "stop": Action(key="z", what="stop/go sidecar", number=3, least=0.1, most=60),
+    "stop": Action(key="z", what="stop sidecar", number=3, least=0.1, most=60),
     "restart": Action(key="r", what="restart it"),
     "kill": Action(key="k", what="kill it"),
 }

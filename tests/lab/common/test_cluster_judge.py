@@ -50,16 +50,17 @@ class Journal(Player):
         self.hosts[host].leaves(uid, at)
 
     def kills(self, at: float, host: str) -> None:
-        self.judge.host_killed(host, at)
         self.hosts[host].disruption_begins(at, of_gateway=True)
         for uid, place in [*self._writing]:
             if place == host:
                 self._writing.remove((uid, host))
                 self.hosts[host].hung_up(uid, "", at)
 
+    def host_starts(self, at: float, host: str) -> None:
+        self.hosts[host].host_starts(at)
+
     def is_up(self, at: float, host: str) -> None:
         self.hosts[host].disruption_ends(at, of_gateway=True)
-        self.judge.host_up(host, at)
 
     # --- what the cluster says ------------------------------------------------------
 
