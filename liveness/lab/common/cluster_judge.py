@@ -17,10 +17,10 @@ from math import inf
 from typing import Final
 
 from liveness.core.records import MOVED, OFFLINE
-from liveness.lab.common.faults import Faults
 from liveness.lab.common.host_judge import (
     GRACE_S,
     RECOVERY_S,
+    Faults,
     HostJudge,
     UserState,
 )

@@ -15,10 +15,9 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from liveness.core.records import TIMER, identity
-from liveness.lab.common.faults import Faults
 from liveness.lab.common.judge import Ruling, ruling
 from liveness.lab.common.promises import (
     NO_PROMISE,
@@ -38,7 +37,10 @@ STANDSTILL_S: Final = 0.5
 # The longest that a sidecar takes to recover after an absence: it waits until its gateways
 # have reconnected and sent what they have collected.
 RECOVERY_S: Final = 3.0
+# Both in a demo that runs for a day.
 MAX_LATENESSES: Final = 100_000
+MAX_LISTED: Final = 1_000
+KINDS: Final = ("early", "missed", "false")
 
 
 @dataclass(slots=True)
@@ -57,6 +59,41 @@ class UserState:
     def last_wrote(self, by: float) -> float:
         """When it last wrote, up to *by*; -inf if it did not."""
         return next((at for at in reversed(self.wrote) if at <= by), -inf)
+
+
+class Fault(NamedTuple):
+    """Something that must not happen: its kind, the user, and what was broken."""
+
+    kind: str
+    who: str
+    breach: Breach
+
+
+class Faults:
+    """Counts faults, and lists the first ones."""
+
+    def __init__(self) -> None:
+        self.listed: list[Fault] = []
+        self.counts = Counter[str]()  # by kind
+        self._open = set[tuple[str, str]]()  # kind and user, until `forget`
+
+    def add(self, kind: str, who: str, breach: Breach) -> None:
+        """Counts a fault, unless the same one is counted already."""
+        if (kind, who) in self._open:
+            return
+        self._open.add((kind, who))
+        self.counts[kind] += 1
+        if len(self.listed) < MAX_LISTED:
+            self.listed.append(Fault(kind, who, breach))
+
+    def excuse(self, kind: str, who: str) -> None:
+        """Counts no such fault until `forget`: it would follow from another one."""
+        self._open.add((kind, who))
+
+    def forget(self, who: str) -> None:
+        """The next fault of this user is another one."""
+        for kind in KINDS:
+            self._open.discard((kind, who))
 
 
 class HostJudge:

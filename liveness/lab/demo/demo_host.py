@@ -132,16 +132,6 @@ class DemoHost:
         self.programs = (self.sidecar, self.gateway)
 
     @property
-    def page(self) -> str:
-        """The address of the sidecar's live page."""
-        return f"http://{self.sidecar.program.address}/"
-
-    @property
-    def nc(self) -> str:
-        """The command by which a guest joins."""
-        return f"nc {self.door.address} {self.door.port}"
-
-    @property
     def state(self) -> str:
         """Of both programs: "up", or that of the first one which is not."""
         states = (each.state for each in self.programs)

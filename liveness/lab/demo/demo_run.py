@@ -189,7 +189,8 @@ class DemoRun:
         """The live page of each host, how to join it, and how to see the records."""
         for host in self.hosts:
             name = f"{host.name}   " if self.cluster else ""
-            yield f"{name}{host.page}   {host.nc}"
+            page, door = f"http://{host.sidecar.program.address}/", host.door
+            yield f"{name}{page}   nc {door.address} {door.port}"
         if self.cluster:
             yield f"LIVENESS_CLUSTER_URL={self.cluster.url} \\"
             yield from as_typed(["watch", "--cluster"])

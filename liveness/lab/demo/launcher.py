@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,12 @@ from typing import Final
 import trio
 
 from liveness.console.gateway_program import gateway_words
-from liveness.console.terminal import can_move_cursor, report_line
+from liveness.console.terminal import report_line
 from liveness.errors import LivenessError, StartError
 from liveness.lab.common.processes import ProgramError
 from liveness.lab.demo.demo_host import MOST_GUESTS
 from liveness.lab.demo.demo_run import DemoOptions, DemoRun
-from liveness.lab.demo.picture import Picture, Terminal
+from liveness.lab.demo.picture import Picture, Terminal, can_take
 from liveness.lab.demo.plain_lines import PlainLines, report, say
 from liveness.lab.demo.plans import joining_s
 from liveness.lab.demo.script import ScriptError, actions_of, parsed_script
@@ -74,7 +74,8 @@ async def run(options: DemoOptions) -> int:
         f"{what} and {options.users} users, for {seconds:g} s:",
         f"a user silent for {options.timeout:g} s is offline",
     )
-    terminal = Terminal(sys.stdout, sys.stdin) if can_move_cursor(sys.stdout) else None
+    has_terminal = can_take(sys.stdout, sys.stdin)
+    terminal = Terminal(sys.stdout, sys.stdin) if has_terminal else None
     display = Picture(terminal) if terminal else PlainLines()
     with TemporaryDirectory(prefix="liveness-demo-") as folder:
         demo = DemoRun(Path(folder), display.add, options, redis, words)
@@ -94,33 +95,28 @@ async def run(options: DemoOptions) -> int:
 async def _until_signal(
     run: Callable[[], Awaitable[None]], terminal: Terminal | None
 ) -> None:
-    # A terminal stopped by Ctrl-S holds up its own end: a signal ends the process then.
-    with terminal or nullcontext():
-        async with trio.open_nursery() as nursery:
-            await nursery.start(_handle_signals, terminal)
-            await run()
-            nursery.cancel_scope.cancel()
-
-
-async def _handle_signals(
-    terminal: Terminal | None,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Ends the demo from this task; Python would raise KeyboardInterrupt anywhere."""
+    """Ends the demo from a task; Python would raise KeyboardInterrupt anywhere."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
         numbers.append(signal.SIGHUP)
     if terminal:
         numbers.append(signal.SIGTSTP)  # Ctrl-Z
-    with trio.open_signal_receiver(*numbers) as signals:
-        task_status.started()
-        async for number in signals:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            if number != signal.SIGTSTP:
-                raise Stopped(f"ended by {signal.Signals(number).name}")
-            assert terminal is not None
-            terminal.pause(partial(os.kill, os.getpid(), signal.SIGSTOP))
+    # A terminal stopped by Ctrl-S holds up its own end: a signal ends the process then.
+    with terminal or nullcontext(), trio.open_signal_receiver(*numbers) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_handle, signals, terminal)
+            await run()
+            nursery.cancel_scope.cancel()
+
+
+async def _handle(signals: AsyncIterator[int], terminal: Terminal | None) -> None:
+    async for number in signals:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number != signal.SIGTSTP:
+            raise Stopped(f"ended by {signal.Signals(number).name}")
+        assert terminal is not None
+        terminal.pause(partial(os.kill, os.getpid(), signal.SIGSTOP))
 
 
 def _impossible(options: DemoOptions) -> str:

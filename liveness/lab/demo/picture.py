@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from io import StringIO
-from typing import Any, Final, Self, TextIO
+from typing import Final, Self, TextIO
 
 import trio
 from rich.console import Console
 from rich.text import Text
 
-from liveness.console.terminal import OutputError, terminal_size
+from liveness.console.terminal import OutputError, can_move_cursor, terminal_size
 from liveness.lab.demo.demo_run import ACTION, DemoRun
 from liveness.lab.demo.plain_lines import fault_lines, measures, table
 
@@ -33,16 +33,11 @@ REDRAWN: Final = "\x1b[H\x1b[J"
 
 
 class Terminal:
-    """Takes over a terminal while it is entered.
-
-    Keys are read if we are in the foreground of their terminal.
-    """
+    """Takes over a terminal while it is entered, and reads its keys."""
 
     def __init__(self, out: TextIO, keys: TextIO) -> None:
-        self.has_keys = _is_foreground(keys)
         self._out = out
-        self._keys = keys.fileno() if self.has_keys else -1
-        self._original: list[Any] | None = None
+        self._keys = keys.fileno()
         self._writing = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -77,7 +72,7 @@ class Terminal:
 
     async def read_keys(self, press: Callable[[str], None]) -> None:
         """Passes each key to *press*, until cancelled or the terminal is gone."""
-        while self.has_keys:
+        while True:
             await trio.lowlevel.wait_readable(self._keys)
             try:
                 keys = os.read(self._keys, MOST_KEYS)
@@ -95,15 +90,13 @@ class Terminal:
         self._take()
 
     def _take(self) -> None:
-        if self.has_keys:
-            self._original = termios.tcgetattr(self._keys)
-            tty.setcbreak(self._keys, termios.TCSANOW)
+        self._original = termios.tcgetattr(self._keys)
+        tty.setcbreak(self._keys, termios.TCSANOW)
         self._write(TAKEN)
 
     def _give_back(self) -> None:
         with suppress(termios.error, OSError):  # the terminal is gone
-            if self._original is not None:
-                termios.tcsetattr(self._keys, termios.TCSANOW, self._original)
+            termios.tcsetattr(self._keys, termios.TCSANOW, self._original)
             self._write(GIVEN_BACK)
 
     def _write(self, text: str) -> None:
@@ -114,10 +107,10 @@ class Terminal:
                 data = data[os.write(self._out.fileno(), data) :]
 
 
-def _is_foreground(keys: TextIO) -> bool:
-    """Whether we may read *keys*; a process in the background would be stopped."""
+def can_take(out: TextIO, keys: TextIO) -> bool:
+    """Whether to take a terminal; a process in the background that reads is stopped."""
     try:
-        return os.tcgetpgrp(keys.fileno()) == os.getpgrp()
+        return can_move_cursor(out) and os.tcgetpgrp(keys.fileno()) == os.getpgrp()
     except OSError:  # no terminal, or not that of this session
         return False
 
@@ -156,22 +149,14 @@ class Picture:
             states.append("   ")
         yield states.append(f"{demo.judge.online} online")
         yield from (Text(place, style="dim") for place in demo.places())
-        if self._terminal.has_keys:
-            keys = Text()
-            for action in demo.director.actions.values():
-                keys.append(action.key, style="bold reverse").append(
-                    f" {action.what}  "
-                )
-            yield keys.append("q", style="bold reverse").append(" end")
-        else:
-            yield Text("no keys, as stdin is not this terminal", style="dim")
+        keys = Text()
+        for action in demo.director.actions.values():
+            keys.append(action.key, style="bold reverse").append(f" {action.what}  ")
+        yield keys.append("q", style="bold reverse").append(" end")
         yield from map(Text, table(demo))
         yield from (Text(line) for line in measures(demo) if line[0] != " ")
-        for line in fault_lines(demo):
-            shown = Text(line)
-            shown.highlight_regex(r"\b0\b", "green")
-            shown.highlight_regex(r"\b[1-9]\d*\b", "bold red")
-            yield shown
+        style = "bold red" if demo.faults or demo.faults_anywhere else "green"
+        yield from (Text(line, style=style) for line in fault_lines(demo))
 
 
 def fitted(

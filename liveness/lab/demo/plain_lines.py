@@ -7,8 +7,7 @@ from typing import Final
 
 import trio
 
-from liveness.lab.common.faults import KINDS, Faults
-from liveness.lab.common.host_judge import GUEST, SILENCED
+from liveness.lab.common.host_judge import GUEST, KINDS, SILENCED, Faults
 from liveness.lab.common.judge import quantile
 from liveness.lab.common.promises import NO_PROMISE
 from liveness.lab.demo.demo_run import ACTION, DemoRun

@@ -66,11 +66,6 @@ def joining_s(count: int) -> float:
     return max(count / MOST_JOINS_PER_S, 1.0)
 
 
-def last_silence_s(seconds: float, timeout_s: float, flush_s: float) -> float:
-    """The latest moment to fall silent such that the demo still sees the offline."""
-    return seconds - timeout_s - flush_s - LAST_S
-
-
 def planned(
     count: int,
     *,
@@ -80,7 +75,7 @@ def planned(
     flush_s: float,
 ) -> Iterator[Plan]:
     """The plans of *count* users; their moments are spread evenly over the *seconds*."""
-    silence_s = max(last_silence_s(seconds, timeout_s, flush_s), 0)
+    silence_s = max(seconds - LAST_S - timeout_s - flush_s, 0)
     latest_s = {Behaviour.SILENT: silence_s, Behaviour.LOGOUT: seconds - LAST_S}
     pause_s = (LEAST_PAUSE + MOST_PAUSE) / 2 * timeout_s
     chats_left = max(1, int(MAX_ROOM_LINES_PER_S * pause_s / count))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from liveness.cli import main
 from liveness.errors import StartError
-from liveness.lab.common.faults import Faults
+from liveness.lab.common.host_judge import Faults
 from liveness.lab.common.promises import Breach
 from liveness.lab.demo.launcher import found_redis
 from liveness.lab.demo.picture import fitted
