@@ -35,7 +35,7 @@ def demo(
         str,
         Parameter(
             help="what happens when: SECONDS and silence [N], gateway, stop [S], restart "
-            "or kill; with several hosts silence [N], hop [N], host [N] or redis, where "
+            "or kill; with several hosts silence [N], host [N] or redis, where "
             "the last two start again what they killed, as in '5 silence, 10 gateway'",
             metavar="STEPS",
             converter=as_written,

@@ -1,4 +1,4 @@
-"""Kills, stops and restarts programs, and has users fall silent or hop, on request."""
+"""Kills, stops and restarts programs, and has users fall silent, on request."""
 
 import signal
 from collections import Counter
@@ -75,7 +75,7 @@ class Director:
         target = self._target(name, number)
         if target is None:
             self.done[name] += 1
-            self._choose(name, int(number))
+            self._silence(int(number))
             return
         async with self._locks[target.name]:
             self.done[name] += 1
@@ -95,7 +95,7 @@ class Director:
     def _target(self, name: str, number: float) -> Target | None:
         """What an action is about; None: users."""
         match name:
-            case "silence" | "hop":
+            case "silence":
                 return None
             case "host":
                 return self.hosts[int(number) - 1]
@@ -104,16 +104,12 @@ class Director:
             case _:  # Redis, or the sidecar
                 return self.targets[-1]
 
-    def _choose(self, name: str, count: int) -> None:
+    def _silence(self, count: int) -> None:
         active = [user for user in self.users if user.is_active]
         chosen = sample(active, min(count, len(active)))
         for user in chosen:
-            if name == "hop":
-                user.hop()
-            else:
-                user.fall_silent()
-        what = "go to another host" if name == "hop" else "stop writing"
-        self.log(f"{name}: {len(chosen)} active users {what}")
+            user.fall_silent()
+        self.log(f"silence: {len(chosen)} active users stop writing")
 
     async def _restart(self, name: str, program: KeptProgram) -> None:
         began, (number, how) = trio.current_time(), SIGNALS[name]

@@ -44,7 +44,6 @@ def actions_of(hosts: int) -> dict[str, Action]:
         return ACTIONS
     return {
         "silence": Action(key="s", what="silence", number=20, least=1, most=10_000),
-        "hop": Action(key="h", what="hop", number=20, least=1, most=10_000),
         "host": Action(
             key=f"1-{hosts}", what="kill/start host", number=1, least=1, most=hosts
         ),

@@ -145,7 +145,7 @@ class User:
         self._open = set[Door]()
         self._visit: Visit | None = None  # the newest
         self._wake = trio.Event()
-        self._must_hop = self._must_be_silent = False
+        self._must_be_silent = False
 
     async def live(self) -> None:
         """Follows the plan; returns when it is over and the gateways have hung up."""
@@ -155,9 +155,7 @@ class User:
             visit = await self._join(nursery, self.doors[self.plan.first])
             while True:
                 with trio.move_on_at(min(self._next_hop(), moment)):
-                    while not (self._must_hop or self._must_be_silent):
-                        if visit.has_ended:
-                            break
+                    while not (self._must_be_silent or visit.has_ended):
                         self._wake = trio.Event()
                         await self._wake.wait()
                 if self._must_be_silent:
@@ -166,7 +164,6 @@ class User:
                 if trio.current_time() >= moment:
                     visit.end(logout=self.plan.behaviour is Behaviour.LOGOUT)
                     return
-                self._must_hop = False
                 visit = await self._hop(nursery, visit)
 
     @property
@@ -178,11 +175,6 @@ class User:
     def fall_silent(self) -> None:
         """Writes nothing from now on, whatever the plan."""
         self._must_be_silent = True
-        self._wake.set()
-
-    def hop(self) -> None:
-        """Goes to another host now, whatever the plan."""
-        self._must_hop = True
         self._wake.set()
 
     def pause_s(self) -> float:

@@ -119,7 +119,7 @@ def test_a_script_is_followed_in_order_of_time() -> None:
         (1, "5 stop nan", "stop takes 0.1 to 60"),
         (1, "5 silence," * MOST_STEPS + "5 silence", "has 101 steps; use 100 or fewer"),
         (3, "5 host 4", "host takes 1 to 3"),
-        (3, "5 gateway", "use silence, hop, host or redis"),
+        (3, "5 gateway", "use silence, host or redis"),
     ],
 )
 def test_a_bad_script_says_what_where_and_what_to_do(
