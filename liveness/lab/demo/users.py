@@ -145,7 +145,6 @@ class User:
         self._open = set[Door]()
         self._visit: Visit | None = None  # the newest
         self._wake = trio.Event()
-        self._must_be_silent = False
 
     async def live(self) -> None:
         """Follows the plan; returns when it is over and the gateways have hung up."""
@@ -155,12 +154,11 @@ class User:
             visit = await self._join(nursery, self.doors[self.plan.first])
             while True:
                 with trio.move_on_at(min(self._next_hop(), moment)):
-                    while not (self._must_be_silent or visit.has_ended):
+                    while not (visit.is_over or visit.has_ended):
                         self._wake = trio.Event()
                         await self._wake.wait()
-                if self._must_be_silent:
-                    visit.end(logout=False, is_planned=False)
-                    return
+                if visit.is_over:
+                    return  # it was made to fall silent
                 if trio.current_time() >= moment:
                     visit.end(logout=self.plan.behaviour is Behaviour.LOGOUT)
                     return
@@ -169,12 +167,12 @@ class User:
     @property
     def is_active(self) -> bool:
         """Whether it is on a host and goes on writing."""
-        visit = self._visit
-        return visit is not None and visit.is_active and not self._must_be_silent
+        return self._visit is not None and self._visit.is_active
 
     def fall_silent(self) -> None:
-        """Writes nothing from now on, whatever the plan."""
-        self._must_be_silent = True
+        """An active user writes nothing from now on, whatever the plan."""
+        assert self._visit is not None
+        self._visit.end(logout=False, is_planned=False)
         self._wake.set()
 
     def pause_s(self) -> float:
