@@ -62,8 +62,10 @@ class ClusterJudge:
         self._redis_away = (at, inf)
 
     def redis_up(self, at: float) -> None:
-        """Redis is up again, and empty."""
-        self._redis_away = (self._redis_away[0], at)
+        """Redis is up again, and empty; before the first kill this says nothing."""
+        away_at, up_at = self._redis_away
+        if up_at == inf:
+            self._redis_away = (away_at, at)
 
     @property
     def calm_since(self) -> float:

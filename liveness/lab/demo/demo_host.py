@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import uniform
-from typing import ClassVar, Final
+from typing import Final
 
 import trio
 
@@ -195,43 +195,41 @@ def flush_s(folder: Path, timeout_s: float) -> float:
     return load(options, environ={}, default_file=no_file).config.flush
 
 
-@dataclass(eq=False, kw_only=True)
-class DemoCluster:
-    """A Redis, which starts empty."""
+class DemoCluster(KeptProgram):
+    """A Redis, which starts empty, and the judge of what hosts publish there.
 
-    name: ClassVar = "Redis"
-    folder: Path  # for its files
-    program: str  # the path of redis-server, or of valkey-server
-    hosts: Mapping[str, HostJudge]  # by name
-    on_end: Callable[[ClusterRecord], None]  # gets what ends or moves a session
+    Args:
+        folder: For its files.
+        program: The path of redis-server, or of valkey-server.
+        hosts: The judge of each host, by its name.
+        on_end: Gets what ends or moves a session.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        program: str,
+        hosts: Mapping[str, HostJudge],
+        on_end: Callable[[ClusterRecord], None],
+    ) -> None:
         self.reserved = reserved_port()
         port = self.reserved.getsockname()[1]
         words = ("--port", str(port), "--bind", HOST)
-        redis = redis_server(self.folder, *words, program=self.program)
-        self.redis = KeptProgram(redis)
+        super().__init__(redis_server(folder, *words, program=program))
+        self.name = "Redis"
         self.url = f"redis://{HOST}:{port}"
-        self.judge = ClusterJudge(self.hosts, lease_s=LEASE_S)
+        self.judge = ClusterJudge(hosts, lease_s=LEASE_S)
+        self._on_end = on_end
         self._look_at = 0.0
-
-    @property
-    def state(self) -> str:
-        """That of Redis."""
-        return self.redis.state
-
-    def check(self) -> None:
-        """Raises a ProgramError if Redis has ended by itself."""
-        self.redis.check()
 
     async def kill(self) -> None:
         """Kills Redis, with all that it knows; it stays down until `start`."""
         self.judge.redis_killed(trio.current_time())
-        await self.redis.end(signal.SIGKILL)
+        await self.end(signal.SIGKILL)
 
     async def start(self) -> None:
-        """Starts Redis after `kill`; returns when it is ready."""
-        await self.redis.start()
+        """Starts Redis, also after `kill`; returns when it is ready."""
+        await super().start()
         self.judge.redis_up(trio.current_time())
 
     def settings_of(self, host: str) -> str:
@@ -278,4 +276,4 @@ class DemoCluster:
                     at=at,
                 )
                 if event.kind != ONLINE:
-                    self.on_end(event)
+                    self._on_end(event)

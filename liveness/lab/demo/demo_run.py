@@ -75,11 +75,7 @@ class DemoRun:
         behaviours = {plan.uid: plan.behaviour for plan in plans}
         names = [f"host-{number}" for number in range(1, options.hosts + 1)]
         judges = {name: HostJudge(behaviours, **timing) for name in names}
-        self.cluster = (
-            DemoCluster(folder=folder, program=redis, hosts=judges, on_end=self._add)
-            if redis
-            else None
-        )
+        self.cluster = DemoCluster(folder, redis, judges, self._add) if redis else None
         self.judge = self.cluster.judge if self.cluster else judges[names[0]]
         self.hosts = [
             DemoHost(
@@ -134,8 +130,8 @@ class DemoRun:
     async def _start(self, stack: ExitStack, nursery: trio.Nursery) -> None:
         if self.cluster:
             stack.enter_context(self.cluster.reserved)
-            stack.enter_context(self.cluster.redis.program)
-            await self.cluster.redis.start()
+            stack.enter_context(self.cluster.program)
+            await self.cluster.start()
             nursery.start_soon(self.cluster.watch)
         for host in self.hosts:  # one by one: each is ready within the same time
             stack.enter_context(host.reserved)

@@ -13,7 +13,7 @@ from liveness.lab.demo.demo_host import DemoCluster, DemoHost, KeptProgram
 from liveness.lab.demo.script import Step, actions_of
 from liveness.lab.demo.users import User
 
-Target: TypeAlias = KeptProgram | DemoHost | DemoCluster
+Target: TypeAlias = KeptProgram | DemoHost  # and Redis, a KeptProgram
 
 # What ends a program that is restarted, and how that is called.
 SIGNALS: Final = {
@@ -79,7 +79,7 @@ class Director:
             return
         async with self._locks[target.name]:
             self.done[name] += 1
-            if not isinstance(target, KeptProgram):
+            if isinstance(target, DemoHost | DemoCluster):
                 await self._switch(name, target)
             else:
                 is_gateway, judge = name == "gateway", self.hosts[0].judge
