@@ -64,16 +64,10 @@ class DemoRun:
         self._has_quit = False
         self._began = 0.0
         timing = {"timeout_s": self.timeout_s, "flush_s": self.flush_s}
-        plans = [
-            *planned(
-                options.users,
-                hosts=options.hosts,
-                seconds=self.seconds,
-                **timing,
-            )
-        ]
+        count, hosts = options.users, options.hosts
+        plans = [*planned(count, hosts=hosts, seconds=self.seconds, **timing)]
         behaviours = {plan.uid: plan.behaviour for plan in plans}
-        names = [f"host-{number}" for number in range(1, options.hosts + 1)]
+        names = [f"host-{number}" for number in range(1, hosts + 1)]
         judges = {name: HostJudge(behaviours, **timing) for name in names}
         self.cluster = DemoCluster(folder, redis, judges, self._add) if redis else None
         self.judge = self.cluster.judge if self.cluster else judges[names[0]]
@@ -83,14 +77,14 @@ class DemoRun:
                 folder=folder / name,
                 judge=judge,
                 is_alone=not redis,
-                most_users=options.users,
+                most_users=count,
                 settings=self.cluster.settings_of(name) if self.cluster else "",
                 gateway_words=gateway_words,
                 on_end=(lambda record: None) if redis else self._add,
             )
             for name, judge in judges.items()
         ]
-        doors, back_s = [host.door for host in self.hosts], joining_s(options.users)
+        doors, back_s = [host.door for host in self.hosts], joining_s(count)
         self.users = [User(plan, doors, self.timeout_s, back_s) for plan in plans]
         self.director = Director(
             self.hosts,

@@ -1,6 +1,6 @@
 """The demo in plain lines, few enough to follow, and the report at its end."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -14,11 +14,9 @@ from liveness.lab.demo.demo_run import ACTION, DemoRun
 from liveness.lab.demo.plans import WITH_ONE_HOST
 from liveness.text import escaped
 
-SOON_S: Final = 0.1
-TICK_S: Final = 2.0  # from one line of status to the next
+TICK_S: Final = 1.0  # from one line of status to the next
 # Records shown in that time; the others are only counted.
 MOST_RECORDS: Final = 4
-MOST_LOGGED: Final = 100  # lines about actions at once; a script has no more steps
 HINT: Final = '  live page; join by nc, and type {"login": "ada"}; see the records:'
 ENDS: Final = ("silence", "logout", "moved", "gateway_lost")
 
@@ -38,48 +36,30 @@ async def say(*lines: str) -> None:
 
 
 class PlainLines:
-    """Prints lines about actions soon, and all else every two seconds."""
+    """Prints every second what was done, a few records, and the state of the run."""
 
     def __init__(self) -> None:
-        self._soon: deque[str] = deque(maxlen=MOST_LOGGED)
-        self._records: list[str] = []
-        self._others = 0
-        self._has_silence = False
+        self._lines: list[str] = []
+        self._records = 0
 
     def add(self, line: str, what: str) -> None:
-        """Prints a line about an action soon, and a record with the next status.
-
-        Records beyond a few are counted. The first silence is printed soon: it is what
-        the demo is about.
-        """
-        is_first = what == "silence" and not self._has_silence
-        self._has_silence |= is_first
-        if what == ACTION or is_first:
-            self._soon.append(line)
-        elif len(self._records) < MOST_RECORDS:
-            self._records.append(line)
-        else:
-            self._others += 1
+        """Prints a line within a second; of the records the first few, and a count."""
+        if what == ACTION or self._records < MOST_RECORDS:
+            self._lines.append(line)
+        self._records += what != ACTION
 
     async def run(self, demo: DemoRun) -> None:
         """Prints, until cancelled."""
         await say(HINT, *(f"    {place}" for place in demo.places()))
-        tick = trio.current_time() + TICK_S
         while True:
-            await trio.sleep(SOON_S)
-            lines = list(self._soon)
-            self._soon.clear()
-            if trio.current_time() >= tick:
-                tick += TICK_S
-                lines += [*self.records(), status(demo)]
-            if lines:
-                await say(*lines)
+            await trio.sleep(TICK_S)
+            await say(*self.lines(), status(demo))
 
-    def records(self) -> list[str]:
-        """The records since the last call."""
-        lines, others = self._records, self._others
-        self._records, self._others = [], 0
-        return [*lines, f"{'':14}and {others} more"] if others else lines
+    def lines(self) -> list[str]:
+        """The lines since the last call."""
+        lines, others = self._lines, self._records - MOST_RECORDS
+        self._lines, self._records = [], 0
+        return [*lines, f"{'':14}and {others} more"] if others > 0 else lines
 
 
 def status(demo: DemoRun) -> str:

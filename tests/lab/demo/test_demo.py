@@ -17,6 +17,7 @@ from liveness.cli import main
 from liveness.errors import StartError
 from liveness.lab.common.host_judge import Faults
 from liveness.lab.common.promises import Breach
+from liveness.lab.demo.demo_run import ACTION
 from liveness.lab.demo.launcher import found_redis
 from liveness.lab.demo.picture import fitted
 from liveness.lab.demo.plain_lines import PlainLines, listed
@@ -159,13 +160,14 @@ def test_faults_are_listed_with_their_promises() -> None:
     assert [*listed(faults)] == shown
 
 
-def test_the_lines_show_a_few_records_but_the_first_silence_at_once() -> None:
+def test_the_lines_show_all_actions_and_a_few_records() -> None:
     lines = PlainLines()
     for number in range(9):
         lines.add(f"record {number}", "silence")
-    shown = [line.strip() for line in lines.records()]
-    assert shown == [*(f"record {number}" for number in range(1, 5)), "and 4 more"]
-    assert lines.records() == []
+    lines.add("kill", ACTION)
+    records = [f"record {number}" for number in range(4)]
+    assert [line.strip() for line in lines.lines()] == [*records, "kill", "and 5 more"]
+    assert lines.lines() == []
 
 
 @pytest.mark.parametrize("size", [(20, 5), (1, 1), (80, 24)])
