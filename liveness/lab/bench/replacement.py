@@ -1,8 +1,8 @@
 """Replaces the sidecar under load, with its socket kept open: how much later are offlines?
 
-The gateways use the client library. Most users stay and send in turns. Others arrive all
-the time: half of them log out after they were reported online, half send nothing after
-their login. The next process must report all of them.
+A gateway uses the client library. Most users stay and send in turns. Others arrive all
+the time: half of them log out, half send nothing after their login. The next process must
+report all of them.
 """
 
 import logging
@@ -19,7 +19,7 @@ import trio.lowlevel
 import liveness
 from liveness.client.reconnecting_link import logger
 from liveness.console.progress import Stage, time_share
-from liveness.core.records import LOGOUT, OFFLINE, ONLINE
+from liveness.core.records import LOGOUT
 from liveness.lab.bench import BenchOptions
 from liveness.lab.bench.floors import AWAITED_S, NONE, REPLACED_S, STOP_S, promised
 from liveness.lab.bench.sidecars import MANY_USERS, watched
@@ -27,7 +27,6 @@ from liveness.lab.common.figures import Figure, mistakes
 from liveness.lab.common.judge import Judge, Moment, Notices, quantile
 from liveness.lab.common.load import LoadGateway, now, uid
 from liveness.lab.common.processes import SidecarProgram, socket_in, temporary_folder
-from liveness.lab.common.promises import SessionLog
 
 ARRIVALS_PER_S: Final = 100.0
 TICK_S: Final = 0.02  # what is due within a tick is reported together
@@ -37,7 +36,7 @@ LOGINS_PER_CHECKPOINT: Final = 2_000
 # Users that stay, at most: the client library of this process has objects for each.
 MOST_STAYERS: Final = 1_000_000
 PATIENCE_S: Final = 60.0
-STAYING: Final = "stay"  # the gateway of the users that stay
+GATEWAY: Final = "replaced"
 
 
 class Replacement(NamedTuple):
@@ -49,15 +48,14 @@ class Replacement(NamedTuple):
 
 
 class ReplacementLoad:
-    """Two gateways with their users, and what is reported of those that arrive."""
+    """A gateway with its users, and what is reported of them."""
 
     def __init__(self, options: BenchOptions) -> None:
         self.options = options
         self.stayers: dict[int, str] = {}  # uids by conn
         # Of each silence: when it was due (monotonic), and how late it was received.
         self.silences: list[tuple[float, float]] = []
-        self.leaving: dict[str, trio.Event] = {}  # until they log out; set once online
-        self.false = 0  # offlines of users that stay, and sessions that end twice
+        self.leaving: set[str] = set()  # until their logout is reported
         self.first_seq = 0  # of the first record
         self._silent: dict[str, Moment] = {}  # until they are reported
         self.judge = Judge(self._silent, timeout_s=options.timeout_s)
@@ -85,11 +83,6 @@ class ReplacementLoad:
                 sent += 1
             await trio.sleep(TICK_S)
 
-    async def count_false(self, sidecar: liveness.Sidecar) -> None:
-        """No user that stays may go offline."""
-        async for _ in sidecar.ended():
-            self.false += 1
-
     async def arrive(self, sidecar: liveness.Sidecar, nursery: trio.Nursery) -> None:
         """Users arrive, until this is cancelled; each leaves by itself."""
         began = time.perf_counter()
@@ -98,7 +91,7 @@ class ReplacementLoad:
             if number % 2:
                 self._silent[name] = now()
             else:
-                self.leaving[name] = trio.Event()
+                self.leaving.add(name)
                 nursery.start_soon(self._log_out, sidecar, name, conn)
             sidecar.login(name, conn=conn)
             ahead_s = began + (number + 1) / ARRIVALS_PER_S - time.perf_counter()
@@ -106,27 +99,22 @@ class ReplacementLoad:
 
     async def _log_out(self, sidecar: liveness.Sidecar, name: str, conn: int) -> None:
         # A logout before the login was decided would leave no record at all.
-        await self.leaving[name].wait()
+        await sidecar.flush()
         await trio.sleep(self.options.timeout_s / 2)
         sidecar.logout(name, conn=conn)
 
     async def read_records(self, sidecar: liveness.Sidecar) -> None:
-        """Judges what is reported of users that arrive."""
-        sessions, timeout_s = SessionLog(), self.options.timeout_s
+        """Judges what is reported; of a user that stays, every record is false."""
         async for record in sidecar.records():
             received, name = time.perf_counter(), record["uid"]
             self.first_seq = self.first_seq or record["seq"]
-            self.false += len(sessions.take(record))
-            if record["kind"] == ONLINE:
-                if name in self.leaving:
-                    self.leaving[name].set()
-            elif name in self.leaving and record["reason"] == LOGOUT:
-                del self.leaving[name]
-            else:
-                if moment := self._silent.get(name):
-                    due = moment.mono + timeout_s
-                    self.silences.append((due, received - due))
-                self.judge.take(Notices(received, [dict(record)]))
+            if name in self.leaving and record.get("reason") == LOGOUT:
+                self.leaving.remove(name)
+                continue
+            if moment := self._silent.get(name):
+                due = moment.mono + self.options.timeout_s
+                self.silences.append((due, received - due))
+            self.judge.take(Notices(received, [dict(record)]))
 
     async def all_reported(self) -> None:
         """Return when each user that arrived went offline, or a while later."""
@@ -143,34 +131,29 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
     with (
         temporary_folder(options.folder) as folder,
         socket.socket(socket.AF_UNIX) as listener,
+        watched(
+            SidecarProgram(
+                folder, timeout_s=options.timeout_s, env=MANY_USERS, listener=listener
+            )
+        ) as sidecar,
     ):
         listener.bind(str(socket_in(folder)))
         listener.listen()
-        timeout_s = options.timeout_s
-        with watched(
-            SidecarProgram(
-                folder, timeout_s=timeout_s, env=MANY_USERS, listener=listener
-            )
-        ) as sidecar:
-            try:
-                planned, crash = trio.run(_replaced_twice, sidecar, load, stage)
-            except BaseExceptionGroup as errors:  # of a nursery
-                error: BaseException = errors
-                while isinstance(error, BaseExceptionGroup):
-                    error = error.exceptions[0]
-                raise error from None
-            with LoadGateway(sidecar.socket, name=STAYING) as gateway:
-                # A session that began again has a number after those of the first arrivals.
-                kept = sum(
-                    session < load.first_seq for _, session in gateway.sessions()
-                )
-    verdict = load.judge.verdict()
-    verdict.false += load.false
+        try:
+            planned, crash = trio.run(_replaced_twice, sidecar, load, stage)
+        except BaseExceptionGroup as errors:  # of a nursery
+            error: BaseException = errors
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
+        with LoadGateway(sidecar.socket, name=GATEWAY) as gateway:
+            # A session that began again has a number after those of the first arrivals.
+            kept = sum(session < load.first_seq for _, session in gateway.sessions())
     return [
         *_durations(load, planned, crash),
         Figure("restart", "sessions lost", len(load.stayers) - kept, "", NONE),
         Figure("restart", "logouts lost", len(load.leaving), "", NONE),
-        *mistakes("restart", verdict),
+        *mistakes("restart", load.judge.verdict()),
     ]
 
 
@@ -181,20 +164,15 @@ async def _replaced_twice(
     sidecar.launch()
     await sidecar.until_ready()
     async with (
-        # Without onlines: they would delay the records of arrivals by a million.
-        liveness.connect(sidecar.socket, name=STAYING, strict=True) as staying,
-        liveness.connect(
-            sidecar.socket, name="come", kinds=(ONLINE, OFFLINE), strict=True
-        ) as coming,
+        liveness.connect(sidecar.socket, name=GATEWAY, strict=True) as gateway,
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(load.count_false, staying)
-        nursery.start_soon(load.read_records, coming)
+        nursery.start_soon(load.read_records, gateway)
         stage("everyone logs in through the library", None)
-        await load.log_in(staying)
-        nursery.start_soon(load.send_keepalives, staying)
+        await load.log_in(gateway)
+        nursery.start_soon(load.send_keepalives, gateway)
         async with trio.open_nursery() as arrivals:
-            arrivals.start_soon(load.arrive, coming, nursery)
+            arrivals.start_soon(load.arrive, gateway, nursery)
             stage("users arrive, send, log out and fall silent", time_share(after_s))
             await trio.sleep(after_s)
             stage("a planned replacement under load", time_share(after_s))
@@ -226,29 +204,26 @@ def _durations(
     """How long both took, and how much later than usual silences were received."""
     timeout_s, ready_s = load.options.timeout_s, promised(load.options).ready_s
     planned_s, crash_s = planned.ready - planned.asked, crash.ready - crash.asked
-    before, later, at_once, crashed = (list[float]() for _ in range(4))
-    for due, late_s in load.silences:
-        if due < planned.asked:
-            before.append(late_s)
-        elif due < planned.ready + timeout_s:
-            # After a planned stop a user's timeout continues where it was.
-            is_soon = due < planned.asked + AWAITED_S
-            (at_once if is_soon else later).append(late_s - planned_s)
-        elif crash.asked <= due < crash.ready + timeout_s:
-            # After a crash it starts again.
-            crashed.append(late_s - crash_s - timeout_s)
-    usual_s = quantile(before, 0.5)
-    later_s, crashed_s = quantile(later, 0.99), quantile(crashed, 0.99)
-    at_once_s = quantile(at_once, 1)
+
+    def late_s(first: float, end: float, q: float) -> float:
+        """Of users that were due from *first* to *end*."""
+        return quantile([late for due, late in load.silences if first <= due < end], q)
+
+    usual_s = late_s(0.0, planned.asked, 0.5)
+    soon = planned.asked + AWAITED_S
+    # After a planned stop a user's timeout continues where it was, after a crash it starts
+    # again.
+    at_once_s = late_s(planned.asked, soon, 1.0) - planned_s - usual_s
+    later_s = late_s(soon, planned.ready + timeout_s, 0.99) - planned_s - usual_s
+    crashed_s = late_s(crash.asked, crash.ready + timeout_s, 0.99) - crash_s - usual_s
     for name, value, most in (
         ("stopped after SIGTERM", planned.ended - planned.asked, STOP_S),
         ("ready after a planned stop", planned.ready - planned.ended, ready_s),
         ("ready after kill -9", crash.ready - crash.ended, ready_s),
-        ("usual lateness", usual_s, None),
         ("SIGTERM to ready", planned_s, None),
-        ("late beyond that p99", later_s - usual_s, REPLACED_S),
-        ("late beyond that, if due at once", at_once_s - usual_s, AWAITED_S),
+        ("late beyond that p99", later_s, REPLACED_S),
+        ("late beyond that, if due at once", at_once_s, AWAITED_S),
         ("kill -9 to ready", crash_s, None),
-        ("late beyond that and a timeout p99", crashed_s - usual_s, REPLACED_S),
+        ("late beyond that and a timeout p99", crashed_s - timeout_s, REPLACED_S),
     ):
         yield Figure("restart", name, value, "s", most)
