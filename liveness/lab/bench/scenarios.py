@@ -1,24 +1,23 @@
 """Scenarios that measure the sidecar alone, each on a fresh process."""
 
 import time
+from itertools import cycle, islice
 from typing import Final
 
 from liveness.console.progress import Stage, time_share
 from liveness.lab.bench import BenchOptions, floors
 from liveness.lab.bench.floors import promised
 from liveness.lab.bench.sidecars import Window, fresh_sidecar, linked_sidecar
-from liveness.lab.bench.stragglers import FIRST_S, Stragglers
+from liveness.lab.bench.stragglers import FIRST_S, PER_S, Stragglers
 from liveness.lab.bench.systems import LOGINS_AT_ONCE, LONG_S
 from liveness.lab.common.figures import Figure, mistakes
-from liveness.lab.common.judge import Judge, judge, p99_ms, quantile
+from liveness.lab.common.judge import Judge, p99_ms, quantile
 from liveness.lab.common.load import LoadGateway, LoadUsers, Moment, Pace, cut, now
 
 IDLE_SETTLE_S: Final = 1.0  # until the work after a start is over
 IDLE_S: Final = 5.0
 LOGINS_S: Final = 60.0  # longer than the logins of ten million users take
 STEADY_SETTLE_S: Final = 1.0  # after the logins
-# Users that fall silent each second in `steady`. They have the short timeout.
-FALLS_PER_S: Final = 50
 
 
 def idle(options: BenchOptions, stage: Stage) -> list[Figure]:
@@ -54,119 +53,58 @@ def logins(options: BenchOptions, stage: Stage) -> list[Figure]:
             gateway.send(frames)
             gateway.ping()
         memory_mb = sidecar.memory_mb()
-        others = stragglers.figures(
-            "logins", began, decided_ms=floors.DECIDED_MS, delivered_ms=None
-        )
+        others = stragglers.figures("logins", began)
     login_ns = window.server_ns(len(users))
     return [
         Figure("logins", "all on disk", window.took_s, "s", floor.logins_s),
-        Figure("logins", "logins a second", len(users) / window.took_s, ""),
         Figure("logins", "server CPU a login", login_ns, "ns", floor.login_ns),
         Figure("logins", "server memory with all online", memory_mb, "MB"),
-        Figure("logins", "load CPU", window.load_percent, "%"),
         *others,
     ]
 
 
-def impossible_rate(options: BenchOptions) -> str:
-    """Why the rate is too low for these users, and what to do; "" if it is not."""
-    falling = _falling(options)
-    least = round(falling / (options.timeout_s / 2)) + 1
-    if options.rate < least:
-        return (
-            f"{options.rate} frames a second are too few for {falling} users who send "
-            f"every {options.timeout_s / 2:g} s; use --rate {least} or more"
-        )
-    return ""
-
-
 def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """Single keepalives: at first of all users, then some of the users fall silent.
+    """Single keepalives of all users: alone at first, then others fall silent meanwhile.
 
-    Users that fall silent have the short timeout, and send every half of it until then.
-    All others take turns, which would be too slow for it, so they have a longer one. CPU
-    is measured in two windows. Between them the first users are silent, but not yet due.
+    CPU is measured in two windows, the second while another gateway's users come due.
     """
-    users, falling, order = LoadUsers(options.users), _falling(options), _order(options)
+    users, floor, seconds = LoadUsers(options.users), promised(options), options.seconds
     singles = [users.single(number) for number in range(len(users))]
-    frames = [singles[number] for number in order]
-    silent = round(options.rate * options.seconds)
-    due = silent + round(options.rate * options.timeout_s)
-    floor = promised(options)
+    # Between the windows the load goes on, until the first of the others is due.
+    count, between = round(options.rate * seconds), round(options.rate * FIRST_S)
+    frames = [*islice(cycle(singles), 2 * count + between)]
     # Long enough for all logins, and for a turn of all users.
     long_s = options.timeout_s + 3 * options.users / options.rate
     with linked_sidecar(options.folder, timeout_s=long_s) as (sidecar, gateway):
         stage("everyone logs in", None)
-        gateway.send(users.logins(range(falling, len(users))))
-        gateway.ping()  # so that the short timeouts do not pass while these go to disk
-        gateway.send(users.logins(range(falling), timeout=options.timeout_s))
+        gateway.send(users.logins(range(len(users))))
         gateway.ping()
-        # Less than half a timeout, after which their first activity comes.
-        time.sleep(min(STEADY_SETTLE_S, options.timeout_s / 4))
-        pace = Pace(gateway, rate=options.rate)
-        stage("users send, some fall silent", lambda: pace.count / len(order))
-        with Window(sidecar) as sending:
-            pace.run(frames[:silent])
-        pace.run(frames[silent:due])
-        with Window(sidecar) as window:
-            pace.run(frames[due:])
-        gateway.wait_for(falling, until=time.perf_counter() + floor.patience_s)
+        time.sleep(options.at_most_s(STEADY_SETTLE_S))
+        first_s = seconds + FIRST_S
+        with Stragglers(sidecar.socket, first_s=first_s, seconds=seconds) as stragglers:
+            pace = Pace(gateway, rate=options.rate)
+            stage("all send, then others fall silent", lambda: pace.count / len(frames))
+            with Window(sidecar) as sending:
+                pace.run(frames[:count])
+            pace.run(frames[count : count + between])
+            began = time.perf_counter()
+            with Window(sidecar) as window:
+                pace.run(frames[count + between :])
+            verdict = stragglers.verdict(began)
         gateway.ping()
-    # Of several activities of a user the last one remains.
-    last = {
-        users.uid(number): moment
-        for number, moment in zip(order, pace.moments(), strict=True)
-        if number < falling
-    }
-    verdict = judge(gateway.notices, last, timeout_s=options.timeout_s)
-    sending_cpu, cpu = sending.server_percent, window.server_percent
-    falling_name = f"server CPU with {FALLS_PER_S} offlines a second"
+    verdict.false += gateway.count
+    falling_name = f"server CPU with {PER_S} offlines a second"
     sending_name = "server CPU while all speak, nobody due"
-    count = len(order) - due
+    speaking, falling = floor.speaking_cpu_percent, floor.steady_cpu_percent
     rows: list[tuple[str, float, str, float | None]] = [
         ("decided p99", p99_ms(verdict.decided_s), "ms", floors.DECIDED_MS),
         ("delivered p99", p99_ms(verdict.delivered_s), "ms", floor.delivered_ms),
-        ("delivered last", 1000 * quantile(verdict.delivered_s, 1.0), "ms", None),
-        (sending_name, sending_cpu, "%", floor.speaking_cpu_percent),
-        (falling_name, cpu, "%", floor.steady_cpu_percent),
-        ("server CPU a frame", window.server_ns(count), "ns", None),
-        ("frames a second", count / window.took_s, "", None),
-        ("load CPU", window.load_percent, "%", None),
+        (sending_name, sending.server_percent, "%", speaking),
+        (falling_name, window.server_percent, "%", falling),
+        # Here alone the load has a pace to keep, and could be what limits.
         ("load behind its pace p99", p99_ms(pace.lags_s), "ms", None),
     ]
-    figures = [Figure("steady", *row) for row in rows]
-    return [*figures, *mistakes("steady", verdict)]
-
-
-def _falling(options: BenchOptions) -> int:
-    """How many users fall silent."""
-    return min(round(FALLS_PER_S * options.seconds), options.users // 2)
-
-
-def _order(options: BenchOptions) -> list[int]:
-    """The user that sends each frame.
-
-    At first all users send, for as long as users fall silent afterwards. Then user `n` of
-    those that fall silent stops after n / FALLS_PER_S seconds. All others take turns in
-    the remaining frames, until the last silent user is due.
-    """
-    falling, half_s = _falling(options), options.timeout_s / 2
-    activities: list[tuple[int, int]] = []
-    for number in range(falling):
-        at_s = options.seconds + number / FALLS_PER_S
-        while at_s >= 0:
-            activities.append((round(at_s * options.rate), number))
-            at_s -= half_s
-    activities.sort(reverse=True)
-    order, other = list[int](), falling
-    total_s = 2 * options.seconds + options.timeout_s
-    for position in range(round(total_s * options.rate)):
-        if activities and activities[-1][0] <= position:
-            order.append(activities.pop()[1])
-        else:
-            order.append(other)
-            other = other + 1 if other + 1 < options.users else falling
-    return order
+    return [Figure("steady", *row) for row in rows] + mistakes("steady", verdict)
 
 
 def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
@@ -213,8 +151,8 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
                 others = stragglers.figures(
                     "silence",
                     first_due,
-                    decided_ms=floors.OTHERS_DECIDED_MS,
-                    delivered_ms=floors.OTHERS_DELIVERED_MS,
+                    floors.OTHERS_DECIDED_MS,
+                    floors.OTHERS_DELIVERED_MS,
                 )
     verdict = judge.verdict()
     decided_s = quantile(verdict.decided_s, 1.0)
@@ -228,5 +166,4 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
         *others,
         Figure("silence", "memory growth", growth_mb, "MB", floor.silence_mb),
         Figure("silence", "server CPU an offline", offline_ns, "ns", floor.offline_ns),
-        Figure("silence", "load CPU", 100 * window.load_s / acked_s, "%"),
     ]

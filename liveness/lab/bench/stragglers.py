@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from liveness.lab.bench.floors import NONE
+from liveness.lab.bench.floors import DECIDED_MS, NONE
 from liveness.lab.common.figures import Figure
-from liveness.lab.common.judge import judge, p99_ms
+from liveness.lab.common.judge import Verdict, judge, p99_ms
 from liveness.lab.common.load import LoadGateway, LoadUsers, Moment, Notices, now
 
 PER_S: Final = 50
@@ -51,18 +51,8 @@ class Stragglers(LoadGateway):
         first = next(iter(self._due.values()))
         time.sleep(max(0.0, first.mono - time.perf_counter()))
 
-    def figures(
-        self,
-        scenario: str,
-        began: float,
-        *,
-        decided_ms: float,
-        delivered_ms: float | None,
-    ) -> list[Figure]:
-        """The figures of the users that came due from a monotonic moment until now.
-
-        Their floors are *decided_ms* and *delivered_ms*.
-        """
+    def verdict(self, began: float) -> Verdict:
+        """Judge those that came due from a monotonic moment until now."""
         until = max(time.perf_counter(), began + LEAST_S)
         time.sleep(max(0.0, until - time.perf_counter()))
         expected = sum(due.mono <= until for due in self._due.values())
@@ -72,7 +62,17 @@ class Stragglers(LoadGateway):
             Notices(received, [one for one in records if one.get("uid") in due])
             for received, records in self.notices
         ]
-        verdict = judge(notices, due)
+        return judge(notices, due)
+
+    def figures(
+        self,
+        scenario: str,
+        began: float,
+        decided_ms: float = DECIDED_MS,
+        delivered_ms: float | None = None,
+    ) -> list[Figure]:
+        """The figures of `verdict`, whose floors are *decided_ms* and *delivered_ms*."""
+        verdict = self.verdict(began)
         return [
             Figure(scenario, f"others {name}", value, unit, most)
             for name, value, unit, most in (

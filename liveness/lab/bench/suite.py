@@ -51,7 +51,7 @@ SCENARIOS: Final = {
     for scenario in (
         Scenario(scenarios.idle, 2.0, 0.17, 0.0, 0.0),
         Scenario(scenarios.logins, 4.0, 0.0, 0.0, 1.0),
-        Scenario(scenarios.steady, 2.5, 2.0, 1.0, 1.0, scenarios.impossible_rate),
+        Scenario(scenarios.steady, 5.0, 2.0, 0.0, 1.0),
         Scenario(scenarios.silence, 3.0, 0.0, 1.0, 1.5),
         Scenario(restart, 3.0, 0.3, 4.0, 3.0),
         Scenario(timers, 9.0, 2.0, 0.0, 115.0),

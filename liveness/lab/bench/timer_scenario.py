@@ -82,7 +82,6 @@ def timers(options: BenchOptions, stage: Stage) -> list[Figure]:
         growth_mb = sidecar.memory_mb() - empty_mb
         with TimerGateway(sidecar.socket, name="timers") as gateway:
             return [
-                _figure("pending", pending, ""),
                 _figure("ready with them", ready_s, "s", floors.PENDING_READY_S),
                 _figure("memory growth with them", growth_mb, "MB", floors.PENDING_MB),
                 *_fire(gateway, options, stage),
@@ -133,18 +132,20 @@ def _fire(gateway: LoadGateway, options: BenchOptions, stage: Stage) -> list[Fig
     left, after_s = range(options.users, 0, -1), options.at_most_s(CREATING_S)
     delays_s = [after_s + number / CREATING_PER_S for number in left]
     together = _fired(gateway, delays_s, CREATING_PER_S)
-    decided_ms, delivered_ms = p99_ms(steady.decided_s), p99_ms(steady.delivered_s)
+    decided_ms = p99_ms(steady.decided_s)
     last_s, most_s = quantile(together.delivered_s, 1.0), floors.SAME_SECOND_S
     return [
         _figure("fired p99, 1,000 a second", decided_ms, "ms", floors.DECIDED_MS),
-        _figure("delivered p99, 1,000 a second", delivered_ms, "ms"),
         _figure(f"{options.users:,} due together", last_s, "s", most_s),
-        _figure("early, of a steady flow", steady.early, "", floors.NONE),
-        _figure("twice, of a steady flow", steady.false, "", floors.NONE),
-        _figure("missing, of a steady flow", steady.missing, "", floors.NONE),
-        _figure("early, due together", together.early, "", floors.NONE),
-        _figure("twice, due together", together.false, "", floors.NONE),
-        _figure("missing, due together", together.missing, "", floors.NONE),
+        *(
+            _figure(f"{name}, {flow}", value, "", floors.NONE)
+            for flow, it in (("of a steady flow", steady), ("due together", together))
+            for name, value in (
+                ("early", it.early),
+                ("twice", it.false),
+                ("missing", it.missing),
+            )
+        ),
     ]
 
 
@@ -203,9 +204,7 @@ def _create_and_cancel(
             with Window(sidecar) as window:
                 pace.run(frames)
                 gateway.ping()
-            others = stragglers.figures(
-                "timers", began, decided_ms=floors.DECIDED_MS, delivered_ms=None
-            )
+            others = stragglers.figures("timers", began)
         speaking.result()
     gateway.send(b"".join(cancels[-AHEAD:]))
     gateway.ping()
@@ -216,7 +215,5 @@ def _create_and_cancel(
         _figure("asked for a second", per_s, "", least=least),
         _figure("and cancelled a second", per_s, "", least=least),
         *others,
-        _figure("server CPU an order", window.server_ns(len(frames)), "ns"),
-        _figure("load behind its pace p99", p99_ms(pace.lags_s), "ms"),
         _figure("cancelled that fired", fired, "", floors.NONE),
     ]

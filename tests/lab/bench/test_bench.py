@@ -27,11 +27,6 @@ OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            "steady --quick --rate 10",
-            "liveness: steady cannot be measured: 10 frames a second are too few for 50 "
-            "users who send every 1 s; use --rate 51 or more\n",
-        ),
         ("day", 'Invalid value "day"'),
         *(("cost --without memcached", name) for name in COMPARED_SYSTEMS),
         *(
