@@ -132,8 +132,8 @@ def measured(runs: Sequence[PerformanceReport]) -> Iterator[Sequence[str]]:
     for run in runs:
         content, machine = run.content, run.content["machine"]
         facts = (
-            "{cores} cores ({cpu}), {memory_mb:,} MB, {disk}, Linux {kernel}, huge pages "
-            "{huge_pages}, Python {python}, SQLite {sqlite}, {wheel} wheel"
+            "{cores} cores ({cpu}), {memory_mb:,} MB, {disk}, Linux {kernel}, "
+            "Python {python}, {wheel} wheel"
         ).format(**machine)
         for name in ("redis", "valkey", "etcd"):
             facts += f", {name} {machine[name]}" if machine.get(name) else ""

@@ -1,9 +1,8 @@
-"""The floors: the values that the documents promise, by the number of users.
+"""The floors: the values that the documents promise.
 
 A figure whose floor is None is measured, but not promised.
 """
 
-from dataclasses import dataclass, replace
 from typing import Final
 
 from liveness.lab.bench import FULL, BenchOptions, full_options
@@ -30,70 +29,24 @@ SUSTAINED_PER_S: Final = 10_000.0
 SAME_SECOND_S: Final = 8.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floors:
-    """The floors that depend on the number of users."""
-
-    logins_s: float | None = None  # from the first login until all are on disk
-    # In `steady`: the server's share of a core while all users send, and while users also
-    # go offline; the 99th percentile of the delivery.
-    speaking_cpu_percent: float | None = None
-    steady_cpu_percent: float | None = None
-    delivered_ms: float | None = None
-    # In `silence`: from the first deadline until all offlines are acknowledged, and the
-    # growth of the server's memory meanwhile.
-    silence_s: float | None = None
-    silence_mb: float | None = None
-    # The server's CPU time of a login and of an offline, while all come at once. With few
-    # users it would be that of everything else.
-    login_ns: float | None = None
-    offline_ns: float | None = None
-    ready_s: float | None = None  # from exec to ready, with all users restored
-    # A user that is not reported this long after its deadline counts as missing: twice the
-    # promised time, or ten minutes if none is promised.
-    patience_s: float = 600.0
+def of_users(
+    options: BenchOptions, usual: float | None, million: float | None = None
+) -> float | None:
+    """*usual*, *million* or None: for up to 100,000 users, up to a million, or more."""
+    if options.users <= FULL.users:
+        return usual
+    return million if options.users <= 1_000_000 else None
 
 
-# By the largest number of users that they are promised for.
-PROMISED: Final[dict[int, Floors]] = {
-    100_000: Floors(
-        logins_s=2.0,
-        speaking_cpu_percent=3.0,
-        steady_cpu_percent=10.0,
-        silence_s=8.0,
-        silence_mb=100.0,
-        login_ns=3_000.0,
-        offline_ns=5_000.0,
-        ready_s=1.0,
-        patience_s=16.0,
-    ),
-    1_000_000: Floors(
-        logins_s=8.0,
-        delivered_ms=100.0,
-        silence_s=20.0,
-        silence_mb=250.0,
-        ready_s=2.5,
-        patience_s=40.0,
-    ),
-}
+def of_load(
+    options: BenchOptions, usual: float | None, million: float | None = None
+) -> float | None:
+    """As `of_users`, but only with the load of `full_options`, and 100,000 users or more.
 
-
-def promised(options: BenchOptions) -> Floors:
-    """The floors of a run; some apply only with the load and the users of `full_options`."""
-    usual = full_options(options.users)
-    of_users = (floors for most, floors in PROMISED.items() if options.users <= most)
-    found = next(of_users, Floors())
-    load = (options.rate, options.seconds, options.timeout_s)
-    if (
-        load == (usual.rate, usual.seconds, usual.timeout_s)
-        and options.users >= FULL.users
-    ):
-        return found
-    return replace(
-        found,
-        speaking_cpu_percent=None,
-        steady_cpu_percent=None,
-        delivered_ms=None,
-        login_ns=None,
-        offline_ns=None,
-    )
+    With few users, the CPU time of one would be that of everything else.
+    """
+    full = full_options(options.users)
+    names = ("rate", "seconds", "timeout_s")
+    is_full = all(getattr(options, name) == getattr(full, name) for name in names)
+    is_full = is_full and options.users >= FULL.users
+    return of_users(options, usual, million) if is_full else None

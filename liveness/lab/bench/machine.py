@@ -4,7 +4,6 @@ import os
 import platform
 import re
 import shutil
-import sqlite3
 import subprocess
 import tempfile
 from pathlib import Path
@@ -38,10 +37,8 @@ def facts(folder: Path | None) -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "wheel": WHEEL,
-        "sqlite": sqlite3.sqlite_version,
         "redis": _version("redis-server"),
         "valkey": _version("valkey-server"),
-        "huge_pages": _huge_pages(),
     }
 
 
@@ -60,12 +57,8 @@ def as_line(machine: dict[str, Any]) -> str:
 
 def _first(path: str, name: str) -> str:
     """The first value of this name in a /proc file."""
-    found = re.search(rf"^{name}\s*: *(.*)$", _read(path), re.M)
+    found = re.search(rf"^{name}\s*: *(.*)$", Path(path).read_text("utf-8"), re.M)
     return found[1] if found else "unknown"  # some architectures have no "model name"
-
-
-def _read(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")
 
 
 def _printed(*command: str) -> str:
@@ -82,17 +75,7 @@ def _version(server: str) -> str | None:
     return found[1] if found else None
 
 
-def _huge_pages() -> str:
-    """The mode of transparent huge pages, on which memory figures depend."""
-    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not modes.exists():
-        return "none"  # the kernel was built without them
-    return _read(str(modes)).split("[")[1].split("]")[0]
-
-
 def _disk(folder: Path) -> str:
     """Filesystem and device; on tmpfs the figures "on disk" mean nothing."""
-    mounts = [line.split()[:3] for line in _read("/proc/self/mounts").splitlines()]
-    above = [mount for mount in mounts if folder.resolve().is_relative_to(mount[1])]
-    device, _, kind = max(above, key=lambda mount: len(Path(mount[1]).parts))
-    return f"{kind} on {device}"
+    words = ("findmnt", "--noheadings", "--output=FSTYPE,SOURCE", "--target")
+    return " on ".join(_printed(*words, str(folder)).split()) or "unknown"

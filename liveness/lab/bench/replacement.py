@@ -21,7 +21,7 @@ from liveness.client.reconnecting_link import logger
 from liveness.console.progress import Stage, time_share
 from liveness.core.records import LOGOUT
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.floors import AWAITED_S, NONE, REPLACED_S, STOP_S, promised
+from liveness.lab.bench.floors import AWAITED_S, NONE, REPLACED_S, STOP_S, of_users
 from liveness.lab.bench.sidecars import MANY_USERS, watched
 from liveness.lab.common.figures import Figure, mistakes
 from liveness.lab.common.judge import Judge, Moment, Notices, quantile
@@ -202,7 +202,7 @@ def _durations(
     load: ReplacementLoad, planned: Replacement, crash: Replacement
 ) -> Iterator[Figure]:
     """How long both took, and how much later than usual silences were received."""
-    timeout_s, ready_s = load.options.timeout_s, promised(load.options).ready_s
+    timeout_s, ready_s = load.options.timeout_s, of_users(load.options, 1.0, 2.5)
     planned_s, crash_s = planned.ready - planned.asked, crash.ready - crash.asked
 
     def late_s(first: float, end: float, q: float) -> float:

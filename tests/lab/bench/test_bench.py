@@ -13,7 +13,7 @@ from liveness import __version__
 from liveness.cli import main
 from liveness.lab.bench import FULL, QUICK, BenchOptions, full_options, machine, systems
 from liveness.lab.bench.cost import ratios
-from liveness.lab.bench.floors import PROMISED, Floors, promised
+from liveness.lab.bench.floors import of_load, of_users
 from liveness.lab.bench.suite import SCENARIOS, estimated_s
 from liveness.lab.bench.systems import COMPARED_SYSTEMS, plan
 from liveness.lab.common.figures import Figure
@@ -75,9 +75,8 @@ def test_the_users_of_a_run_choose_its_load_its_sizes_and_its_floors() -> None:
     million = full_options(1_000_000)
     assert (million.rate, full_options(100_000).rate) == (33_000, 3_000)
     assert million.sizes == (10_000, 100_000, 1_000_000, 4_000_000)
-    assert promised(full_options(100_000)) is PROMISED[100_000]
-    assert promised(million) is promised(full_options(100_001)) is PROMISED[1_000_000]
-    assert promised(full_options(1_000_001)) == Floors()
+    for users, promised in ((100, 1.0), (100_001, 2.0), (1_000_001, None)):
+        assert of_users(full_options(users), 1.0, 2.0) == promised
 
 
 @pytest.mark.parametrize(
@@ -86,13 +85,8 @@ def test_the_users_of_a_run_choose_its_load_its_sizes_and_its_floors() -> None:
 def test_what_depends_on_the_load_is_promised_of_the_usual_one_only(
     other: dict[str, Any],
 ) -> None:
-    of_load = ("speaking_cpu_percent", "steady_cpu_percent", "login_ns", "offline_ns")
-    usual, unusual = promised(FULL), promised(replace(FULL, **other))
-    assert all(getattr(usual, name) is not None for name in of_load)
-    without: dict[str, Any] = dict.fromkeys(of_load)
-    assert unusual == replace(usual, **without)
-    million = replace(full_options(1_000_000), rate=1)
-    assert promised(million).delivered_ms is None
+    assert of_load(FULL, 1.0) == of_load(full_options(1_000_000), None, 1.0) == 1.0
+    assert of_load(replace(FULL, **other), 1.0) is None
 
 
 def test_a_quick_run_is_estimated_within_the_time_that_it_may_take() -> None:
