@@ -35,7 +35,7 @@ from liveness.cluster.functions import functions
 from liveness.console.progress import Stage
 from liveness.core.records import ONLINE
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.sidecars import Window, fresh_sidecar, watched
+from liveness.lab.bench.sidecars import Window, fresh_sidecar, running_redis
 from liveness.lab.bench.systems import LONG_S
 from liveness.lab.bench.transitions import (
     AHEAD,
@@ -52,9 +52,7 @@ from liveness.lab.common.load import LoadError, now
 from liveness.lab.common.processes import (
     HOST,
     Program,
-    redis_server,
     reserved_port,
-    temporary_folder,
 )
 from liveness.lab.common.redis_link import RedisLink, command
 
@@ -101,13 +99,11 @@ def cluster(options: BenchOptions, stage: Stage) -> list[Figure]:
 @contextmanager
 def _redis(folder: Path | None) -> Iterator[tuple[Program, RedisLink, str]]:
     """A redis-server, a link to it, and the settings of a sidecar that publishes there."""
-    with temporary_folder(folder) as own, reserved_port() as reserved:
-        path, port = own / "redis.sock", reserved.getsockname()[1]
-        words = ["--bind", HOST, "--port", str(port), "--unixsocket", str(path)]
-        with watched(redis_server(own, *words)) as program:
-            program.start()
-            with RedisLink(path) as link:
-                yield program, link, f'[cluster]\nurl = "redis://{HOST}:{port}"\n'
+    with reserved_port() as reserved:
+        _, port = reserved.getsockname()
+        words = ["--bind", HOST, "--port", str(port)]
+        with running_redis(folder, *words) as (program, path), RedisLink(path) as link:
+            yield program, link, f'[cluster]\nurl = "redis://{HOST}:{port}"\n'
 
 
 # --- Redis ------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from statistics import median
 from threading import Thread
 from typing import Final, NamedTuple
 
 from liveness.console.progress import Stage
 from liveness.lab.bench import BenchOptions
-from liveness.lab.bench.sidecars import MANY_USERS, Window, watched
+from liveness.lab.bench.sidecars import Window, fresh_sidecar
 from liveness.lab.bench.systems import LONG_S
 from liveness.lab.bench.transitions import (
     KEEPING,
@@ -30,12 +29,7 @@ from liveness.lab.bench.transitions import (
 )
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.load import LoadError, LoadGateway, LoadUsers
-from liveness.lab.common.processes import (
-    HOST,
-    SidecarProgram,
-    reserved_port,
-    temporary_folder,
-)
+from liveness.lab.common.processes import HOST, SidecarProgram, reserved_port
 
 # The floors.
 WEBHOOK_PER_S: Final = 20_000.0
@@ -67,9 +61,9 @@ def missing_for_outlets() -> str:
 def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
     """How fast outlets send, what a record costs, and what dead outlets cost."""
     figures = []
-    with temporary_folder(options.folder) as folder:
+    with fresh_sidecar(options.folder, timeout_s=LONG_S) as sidecar:
         stage("a log is written", None)
-        records = _write_log(folder, options.users)
+        records = _write_log(sidecar, options.users)
         for kind, opened, least_per_s, most_ns in (
             ("webhook", _webhook(HTTPStatus.OK), WEBHOOK_PER_S, None),
             ("Kafka", _kafka(), KAFKA_PER_S, KAFKA_NS),
@@ -78,7 +72,7 @@ def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
                 runs = []
                 for number in range(1, options.rounds + 1):
                     stage(f"{kind}: the log is sent, run {number}", None)
-                    runs.append(_drain(folder, receiver, number, records))
+                    runs.append(_drain(sidecar, receiver, number, records))
             per_s, cpu_ns = zip(*runs, strict=True)
             figures += [
                 _figure(f"{kind}: records a second", max(per_s), "", least=least_per_s),
@@ -162,35 +156,27 @@ def _topic(brokers: str) -> str:
     return f'brokers = "{brokers}"\ntopic = "{TOPIC}"\n'
 
 
-def _write_log(folder: Path, count: int) -> int:
+def _write_log(sidecar: SidecarProgram, count: int) -> int:
     """Log users in and out, twice; return how many records that made."""
     users = LoadUsers(count)
     logins, logouts = users.logins(range(count)), users.logouts(range(count))
-    with _sidecar(folder, "") as sidecar, LoadGateway(sidecar.socket) as gateway:
+    sidecar.start()
+    with LoadGateway(sidecar.socket) as gateway:
         for frames in (logins, logouts) * 2:
             gateway.send(frames)
             gateway.ping()
     return 4 * count
 
 
-@contextmanager
-def _sidecar(folder: Path, settings: str) -> Iterator[SidecarProgram]:
-    """A sidecar that runs, on the log in *folder*."""
-    sidecar = SidecarProgram(
-        folder, timeout_s=LONG_S, settings=settings, env=MANY_USERS
-    )
-    with watched(sidecar):
-        sidecar.start()
-        yield sidecar
-
-
 def _drain(
-    folder: Path, receiver: Receiver, number: int, records: int
+    sidecar: SidecarProgram, receiver: Receiver, number: int, records: int
 ) -> tuple[float, float]:
     """Send the whole log: records a second, and CPU nanoseconds of each."""
     settings = f'[{receiver.table}.run-{number}]\n{receiver.settings}begin = "oldest"\n'
+    sidecar.settings.write_text(settings, encoding="utf-8")
     until, last = time.perf_counter() + AWAITED_S, receiver.received() + records
-    with _sidecar(folder, settings) as sidecar, Window(sidecar) as window:
+    sidecar.start()
+    with Window(sidecar) as window:
         first = receiver.received()
         while (found := receiver.received()) < last:
             sidecar.check()

@@ -22,11 +22,11 @@ from liveness.console.progress import Stage, time_share
 from liveness.core.records import LOGOUT
 from liveness.lab.bench import BenchOptions
 from liveness.lab.bench.floors import AWAITED_S, NONE, REPLACED_S, STOP_S, of_users
-from liveness.lab.bench.sidecars import MANY_USERS, watched
+from liveness.lab.bench.sidecars import fresh_sidecar
 from liveness.lab.common.figures import Figure, mistakes
 from liveness.lab.common.judge import Judge, Moment, Notices, quantile
 from liveness.lab.common.load import LoadGateway, now, uid
-from liveness.lab.common.processes import SidecarProgram, socket_in, temporary_folder
+from liveness.lab.common.processes import SidecarProgram
 
 ARRIVALS_PER_S: Final = 100.0
 TICK_S: Final = 0.02  # what is due within a tick is reported together
@@ -129,15 +129,12 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
     logger.addHandler(logging.NullHandler())
     load = ReplacementLoad(options)
     with (
-        temporary_folder(options.folder) as folder,
         socket.socket(socket.AF_UNIX) as listener,
-        watched(
-            SidecarProgram(
-                folder, timeout_s=options.timeout_s, env=MANY_USERS, listener=listener
-            )
+        fresh_sidecar(
+            options.folder, timeout_s=options.timeout_s, listener=listener
         ) as sidecar,
     ):
-        listener.bind(str(socket_in(folder)))
+        listener.bind(str(sidecar.socket))
         listener.listen()
         try:
             planned, crash = trio.run(_replaced_twice, sidecar, load, stage)

@@ -1,18 +1,15 @@
 """Sidecars under test, each in a folder of its own, and what a block of work cost them."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Self, TypeVar
 
 from liveness.lab.common.load import LoadError, LoadGateway
-from liveness.lab.common.processes import (
-    NOTHING,
-    Program,
-    SidecarProgram,
-    temporary_folder,
-)
+from liveness.lab.common.processes import Program, SidecarProgram, redis_server
 
 P = TypeVar("P", bound=Program)
 
@@ -25,13 +22,23 @@ MANY_USERS: Final = {
 
 
 @contextmanager
-def watched(program: P) -> Iterator[P]:
-    """A program that is killed at the end; if it had ended by itself, that is the error.
+def watched(folder: Path | None, make: Callable[[Path], P]) -> Iterator[P]:
+    """A program that is not started yet, on files of its own.
+
+    At the end it is killed and its files are removed; if it had ended by itself, that is
+    the error.
+
+    Args:
+        folder: Where its own folder is made; None: the temporary folder.
+        make: Makes the program, from its folder.
 
     Raises:
         ProgramError: It ended by itself.
     """
-    with program:
+    with (
+        TemporaryDirectory(prefix="liveness-lab-", dir=folder) as own,
+        make(Path(own)) as program,
+    ):
         try:
             yield program
         except (LoadError, OSError):
@@ -40,22 +47,11 @@ def watched(program: P) -> Iterator[P]:
         program.check()
 
 
-@contextmanager
 def fresh_sidecar(
-    folder: Path | None, *, env: Mapping[str, str] = NOTHING, **options: Any
-) -> Iterator[SidecarProgram]:
-    """A sidecar that is not started yet; it and its files are removed at the end.
-
-    Args:
-        folder: Where its own folder is made; None: the temporary folder.
-        env: Added to its environment.
-        options: Those of `SidecarProgram`, as `timeout_s` and `settings`.
-    """
-    with (
-        temporary_folder(folder) as own,
-        watched(SidecarProgram(own, env={**MANY_USERS, **env}, **options)) as sidecar,
-    ):
-        yield sidecar
+    folder: Path | None, **options: Any
+) -> AbstractContextManager[SidecarProgram]:
+    """As `watched`, a sidecar; *options* as of `SidecarProgram`."""
+    return watched(folder, partial(SidecarProgram, env=MANY_USERS, **options))
 
 
 @contextmanager
@@ -67,6 +63,21 @@ def linked_sidecar(
         sidecar.start()
         with LoadGateway(sidecar.socket) as gateway:
             yield sidecar, gateway
+
+
+@contextmanager
+def running_redis(
+    folder: Path | None, *words: str, program: str = "redis-server"
+) -> Iterator[tuple[Program, Path]]:
+    """As `watched`, a Redis that runs, and its socket; the rest as of `redis_server`."""
+
+    def made(own: Path) -> Program:
+        path = str(own / "socket")
+        return redis_server(own, "--unixsocket", path, *words, program=program)
+
+    with watched(folder, made) as server:
+        server.start()
+        yield server, server.log.with_name("socket")
 
 
 class Window:

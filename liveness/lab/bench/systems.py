@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from liveness.lab.bench import BenchOptions
 from liveness.lab.bench.machine import available_bytes
-from liveness.lab.bench.sidecars import linked_sidecar, watched
+from liveness.lab.bench.sidecars import linked_sidecar, running_redis, watched
 from liveness.lab.common.figures import OURS
 from liveness.lab.common.load import (
     BATCH,
@@ -23,12 +23,7 @@ from liveness.lab.common.load import (
     now,
     uid,
 )
-from liveness.lab.common.processes import (
-    PYTHON,
-    Program,
-    redis_server,
-    temporary_folder,
-)
+from liveness.lab.common.processes import PYTHON, Program
 from liveness.lab.common.redis_link import RedisLink, command
 
 # Timeout of all users that do not fall silent: no run is so long, and a longer timeout
@@ -234,21 +229,24 @@ def opened(name: str, folder: Path | None, users: int) -> Iterator[System]:
         with linked_sidecar(folder, timeout_s=LONG_S, slots=LONG_S) as (sidecar, link):
             yield GatewaySystem(sidecar, link, LoadUsers(users))
         return
-    with temporary_folder(folder) as own:
-        path = own / "socket"
-        if name == "asyncio":
-            words = [*PYTHON, "liveness.lab.bench.asyncio_timers", str(path)]
-            ready = re.compile("serving")
-            server = Program(name=name, command=words, log=own / "log", ready=ready)
-            with watched(server):
-                server.start()
-                with LoadGateway(path) as link:
-                    yield GatewaySystem(server, link, LoadUsers(users))
-            return
-        words = ["--port", "0", "--unixsocket", str(path)]
-        words += ["--notify-keyspace-events", "Ex"]
-        with watched(redis_server(own, *words, program=_program(name))) as server:
+    if name == "asyncio":
+        with watched(folder, asyncio_server) as server:
             server.start()
-            with RedisLink(path) as commands, RedisLink(path) as offlines:
-                offlines("SUBSCRIBE", EXPIRED)
-                yield (Zset if name == "zset" else Setex)(server, commands, offlines)
+            with LoadGateway(server.log.with_name("socket")) as link:
+                yield GatewaySystem(server, link, LoadUsers(users))
+        return
+    words = ["--port", "0", "--notify-keyspace-events", "Ex"]
+    with (
+        running_redis(folder, *words, program=_program(name)) as (server, path),
+        RedisLink(path) as commands,
+        RedisLink(path) as offlines,
+    ):
+        offlines("SUBSCRIBE", EXPIRED)
+        yield (Zset if name == "zset" else Setex)(server, commands, offlines)
+
+
+def asyncio_server(folder: Path) -> Program:
+    """The server with a timer for each user."""
+    module, path = "liveness.lab.bench.asyncio_timers", str(folder / "socket")
+    command, ready = [*PYTHON, module, path], re.compile("serving")
+    return Program(name="asyncio", command=command, log=folder / "log", ready=ready)

@@ -11,10 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -244,13 +242,6 @@ class Program:
         return ProgramError(self, f"{what} {self.ready.pattern}")
 
 
-@contextmanager
-def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A new folder in *parent* (None: the temporary folder), removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="liveness-lab-", dir=parent) as folder:
-        yield Path(folder)
-
-
 def reserved_port() -> socket.socket:
     """A socket that reserves a free port for a program across its restarts.
 
@@ -292,9 +283,9 @@ class SidecarProgram(Program):
     ) -> None:
         self.socket = socket_in(folder)
         self.state = folder / "state"
-        file = folder / "liveness.toml"
-        file.write_text(settings, encoding="utf-8")
-        command = [*PYTHON, "liveness", "serve", "--config", str(file)]
+        self.settings = folder / "liveness.toml"  # it reads them at each start
+        self.settings.write_text(settings, encoding="utf-8")
+        command = [*PYTHON, "liveness", "serve", "--config", str(self.settings)]
         command += ["--socket", str(self.socket), "--http", f"{HOST}:0"]
         command += ["--state", str(self.state), "--timeout", str(timeout_s)]
         if slots is not None:

@@ -6,6 +6,7 @@ import sys
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 import trio
@@ -17,7 +18,6 @@ from liveness.lab.common.processes import (
     HOST,
     Program,
     reserved_port,
-    temporary_folder,
 )
 from liveness.lab.conformance import (
     connection_situations,
@@ -92,7 +92,8 @@ async def run(options: RunOptions) -> RunResult:
     findings, name = Findings(), options.name
     rules = FrameRules(findings, name)
     tape = Tape(rules.look)
-    with temporary_folder() as folder:
+    with TemporaryDirectory(prefix="liveness-lab-") as own:
+        folder = Path(own)
         path = options.listen or folder / "gateway.sock"
         process, address = None, options.users
         if options.words:
