@@ -64,7 +64,7 @@ OTHERS_MS: Final = 50.0
 HOST_NS: Final = 40_000.0
 STREAM_MS: Final = 100.0
 
-CALLS: Final = (1, 10, 20, 100, 500)  # transitions in a call
+CALLS: Final = (20, 100, 500)  # transitions in a call
 # While a host is reaped, another one pauses so long between calls of so many transitions.
 OTHERS_PAUSE_S: Final = 0.002
 OTHERS_SIZE: Final = 20
@@ -187,14 +187,10 @@ def _redis_costs(
     host, empty = LoadHost("other", 1, link), _memory(link)
     stage("everyone logs in", None)
     host.toggle(parts)
-    with_stream = _memory(link)
     for keys in KEYS:
         link("XTRIM", keys.stream, "MAXLEN", 0)
-    without = _memory(link)
-    user_b = (without - empty) / options.users
-    record_b = (with_stream - without) / options.users
+    user_b = (_memory(link) - empty) / options.users
     yield _figure("Redis: memory a user", user_b, "B", MEMORY_B)
-    yield _figure("Redis: memory a record of the stream", record_b, "B")
     # From now on half of the users of each call go online, half offline.
     host.toggle([part[::2] for part in parts])
     some = [part[: 100_000 // PARTITIONS] for part in parts]
@@ -208,7 +204,7 @@ def _redis_costs(
                     host.make(calls)
             costs_ns.append(window.server_ns(sum(map(len, some))))
         name = f"Redis: CPU a transition, calls of {size}"
-        yield _figure(name, min(costs_ns), "ns", CALL_20_NS if size >= 20 else None)
+        yield _figure(name, min(costs_ns), "ns", CALL_20_NS)
     stage("another host logs its users in, and is lost", None)
     LoadHost("lost", 2, link).toggle(_spread("lost", range(options.users)))
     settings += 'host = "watching"\nlease_s = 3\n'  # the shortest

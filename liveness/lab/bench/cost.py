@@ -77,9 +77,7 @@ def _measured(
     settle_s = options.at_most_s(SETTLE_S)
     time.sleep(settle_s)
     empty_mb = system.program.memory_mb()
-    began = time.perf_counter()
     system.log_in(range(users))
-    yield figure("made known in", time.perf_counter() - began, "s")
     orders, events = _orders(users, 2 * options.rounds), min(users, EVENTS)
     for name, size in ((SINGLES, 1), (BATCHES, BATCH)):
         windows = [*_windows(system, orders, options, size)]
@@ -89,13 +87,11 @@ def _measured(
             took_s = min(window.took_s for window in windows)
             yield figure(name, best.server_ns(events), "ns")
             yield figure(f"events a second, {how}", events / took_s, "")
-            yield figure(f"load CPU, {how}", best.load_percent, "%")
     time.sleep(settle_s)
     memory_mb = system.program.memory_mb()
     of_a_user = figure(MEMORY, (memory_mb - empty_mb) * 1e6 / users, "B")
     most_b = MOST_MEMORY_B.get(users) if of_a_user.system == OURS else None
     yield replace(of_a_user, most=most_b)
-    yield figure("memory", memory_mb, "MB")
 
 
 def _orders(users: int, count: int) -> Iterator[Sequence[int]]:
@@ -188,7 +184,6 @@ def _lateness(
         figures += [
             figure("told p50", 1000 * quantile(late_s, 0.5), "ms"),
             figure("told p99", p99_ms(late_s), "ms"),
-            figure("told last", 1000 * quantile(late_s, 1.0), "ms"),
         ]
     if name == OURS:
         figures += [

@@ -81,9 +81,9 @@ def running_redis(
 
 
 class Window:
-    """Measures a block: its duration, and the CPU time of the program and of the load."""
+    """Measures a block: its duration, and the CPU time of the program."""
 
-    took_s = server_s = load_s = 0.0
+    took_s = server_s = 0.0
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -94,20 +94,15 @@ class Window:
 
     def __exit__(self, *_: object) -> None:
         spent = [b - a for a, b in zip(self._began, self._read(), strict=True)]
-        self.took_s, self.server_s, self.load_s = spent
+        self.took_s, self.server_s = spent
 
-    def _read(self) -> tuple[float, float, float]:
-        return time.perf_counter(), self._program.cpu_s(), time.process_time()
+    def _read(self) -> tuple[float, float]:
+        return time.perf_counter(), self._program.cpu_s()
 
     @property
     def server_percent(self) -> float:
         """The program's CPU time, as a share of one core."""
         return 100 * self.server_s / self.took_s
-
-    @property
-    def load_percent(self) -> float:
-        """The load's CPU time, as a share of one core."""
-        return 100 * self.load_s / self.took_s
 
     def server_ns(self, count: int) -> float:
         """The program's CPU time for each of *count* events."""

@@ -1,8 +1,8 @@
 """The load: a gateway that speaks the wire protocol, and users encoded beforehand.
 
 The load must not limit what is measured. So every byte is encoded before the clock starts,
-a thread reads and stamps what arrives, and the load's CPU time, and how far it fell behind
-its own pace, are reported as figures.
+a thread reads and stamps what arrives, and how far the load fell behind its own pace is a
+figure of `steady`.
 """
 
 import queue

@@ -6,7 +6,7 @@ The load encodes its commands beforehand, which no client library allows.
 from pathlib import Path
 from typing import Any, Final, Self
 
-from liveness.lab.common.load import ANSWER_S, LoadError, connected, shut_down
+from liveness.lab.common.load import ANSWER_S, LoadError, connected
 
 READ_BYTES: Final = 65_536
 
@@ -47,10 +47,6 @@ class RedisLink:
     def send(self, data: bytes | memoryview) -> None:
         """Write encoded commands."""
         self._sock.sendall(data)
-
-    def shut_down(self) -> None:
-        """End it, also for a thread that waits for a reply."""
-        shut_down(self._sock)
 
     def reply(self, within_s: float = ANSWER_S) -> Any:
         """The next reply: bytes, int, None, or a list of these.
