@@ -136,13 +136,7 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
     ):
         listener.bind(str(sidecar.socket))
         listener.listen()
-        try:
-            planned, crash = trio.run(_replaced_twice, sidecar, load, stage)
-        except BaseExceptionGroup as errors:  # of a nursery
-            error: BaseException = errors
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            raise error from None
+        planned, crash = trio.run(_replaced_twice, sidecar, load, stage)
         with LoadGateway(sidecar.socket, name=GATEWAY) as gateway:
             # A session that began again has a number after those of the first arrivals.
             kept = sum(session < load.first_seq for _, session in gateway.sessions())

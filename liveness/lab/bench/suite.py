@@ -22,7 +22,7 @@ from liveness.lab.bench.outlet_cost import missing_for_outlets, outlets
 from liveness.lab.bench.replacement import restart
 from liveness.lab.bench.timer_scenario import timers
 from liveness.lab.common.figures import Figure, are_met, as_table, summary
-from liveness.lab.common.processes import ProgramError
+from liveness.lab.common.processes import ProgramError, first_error
 
 MISSED: Final = 1
 USAGE: Final = 2
@@ -165,7 +165,10 @@ def measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[F
                     show(f"{position}: {what}", share)
 
                 figures += SCENARIOS[name].measure(options, stage)
-    except (LivenessError, OSError) as error:
+    except (LivenessError, OSError, ExceptionGroup) as raised:
+        error = first_error(raised)
+        if not isinstance(error, LivenessError | OSError):
+            raise
         if isinstance(error, ProgramError):
             print(error.last_lines, file=sys.stderr)
         raise BenchError(f"{name} could not be measured: {error}") from error

@@ -45,6 +45,13 @@ class ProgramError(LivenessError):
         self.last_lines = program.last_lines()
 
 
+def first_error(error: BaseException) -> BaseException:
+    """The first error in groups within groups, as nurseries raise them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 @dataclass(eq=False, kw_only=True)
 class Program:
     """A program that can be started and ended several times on the same files.

@@ -17,6 +17,7 @@ from liveness.errors import LivenessError
 from liveness.lab.common.processes import (
     HOST,
     Program,
+    first_error,
     reserved_port,
 )
 from liveness.lab.conformance import (
@@ -194,10 +195,7 @@ async def _play(situation: Situation, stage: Stage) -> None:
             await stage.ready()
         await situation.play(stage)
     except* BrokeOff as errors:
-        first: BaseException = errors
-        while isinstance(first, BaseExceptionGroup):  # groups within groups
-            first = first.exceptions[0]
-        why = f"{situation.name} broke off: {first}"
+        why = f"{situation.name} broke off: {first_error(errors)}"
         findings.broken_off.append(why)
         findings.unfinished.update(situation.rules)
         findings.leave_out(why, *situation.rules)

@@ -20,7 +20,7 @@ import trio
 from liveness.console.gateway_program import gateway_words
 from liveness.console.terminal import report_line
 from liveness.errors import LivenessError, StartError
-from liveness.lab.common.processes import ProgramError
+from liveness.lab.common.processes import ProgramError, first_error
 from liveness.lab.demo.demo_host import MOST_GUESTS
 from liveness.lab.demo.demo_run import DemoOptions, DemoRun
 from liveness.lab.demo.picture import Picture, Terminal, can_take
@@ -82,9 +82,7 @@ async def run(options: DemoOptions) -> int:
         try:
             await _until_signal(partial(demo.run, steps, display.run), terminal)
         except* ProgramError as errors:
-            lost: Exception = errors
-            while isinstance(lost, ExceptionGroup):
-                lost = lost.exceptions[0]
+            lost = first_error(errors)
             assert isinstance(lost, ProgramError)
             print(lost.last_lines, file=sys.stderr)
             raise

@@ -158,10 +158,10 @@ class User:
                         self._wake = trio.Event()
                         await self._wake.wait()
                 if visit.is_over:
-                    return  # it was made to fall silent
+                    break  # it was made to fall silent
                 if trio.current_time() >= moment:
                     visit.end(logout=self.plan.behaviour is Behaviour.LOGOUT)
-                    return
+                    break
                 visit = await self._hop(nursery, visit)
 
     @property
