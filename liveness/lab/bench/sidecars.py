@@ -36,7 +36,8 @@ def watched(folder: Path | None, make: Callable[[Path], P]) -> Iterator[P]:
         ProgramError: It ended by itself.
     """
     with (
-        TemporaryDirectory(prefix="liveness-lab-", dir=folder) as own,
+        # Short: the path of a socket has room for 107 bytes.
+        TemporaryDirectory(prefix="bench-", dir=folder) as own,
         make(Path(own)) as program,
     ):
         try:
