@@ -57,13 +57,13 @@ def test_a_report_names_the_release_and_the_commit_that_were_measured() -> None:
         Run(
             100_000,
             liveness="0.3.0",
-            commit="c0ffee123456",
+            commit="112233445566",
             date="2026-12-01T10:00:00Z",
         ),
         Run(100_000, liveness="0.3.1", commit=None),
     ]
     _head, clone, wheel = SCRIPT.measured(runs)
-    assert clone[:2] == ("2026-12-01", "0.3.0, commit c0ffee123456")
+    assert clone[:2] == ("2026-12-01", "0.3.0, commit 112233445566")
     assert wheel[1] == "0.3.1"
 
 

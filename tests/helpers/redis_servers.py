@@ -149,7 +149,7 @@ class RedisCluster:
 
     @property
     def _running(self) -> list[RedisServer]:
-        return [node for node in self.nodes if node.is_ready()]
+        return [node for node in self.nodes if node.code is None]
 
     def slot_of(self, key: str) -> int:
         """The hash slot of a key."""

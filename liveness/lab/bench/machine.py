@@ -57,7 +57,9 @@ def as_line(machine: dict[str, Any]) -> str:
 
 def _first(path: str, name: str) -> str:
     """The first value of this name in a /proc file."""
-    found = re.search(rf"^{name}\s*: *(.*)$", Path(path).read_text("utf-8"), re.M)
+    found = re.search(
+        rf"^{name}\s*: *(.*)$", Path(path).read_text(encoding="utf-8"), re.M
+    )
     return found[1] if found else "unknown"  # some architectures have no "model name"
 
 
