@@ -56,7 +56,7 @@ def test_the_text_has_a_line_for_each_rule_and_the_frames_that_led_there() -> No
         "     seen: é\\x00",
         "     expected: none",
         "         1.500 s  link 3  ← notices "
-        + '[{"uid": "\\u001b[2J<&", "seq": 2}, ' * 1
+        + '[{"uid": "\\u001b[2J<&", "seq": 2}, '
         + '{"uid": "\\u001b[2J<&", "seq": 2}, {"uid": "\\u001b[2J<&", "seq": 2}, '
         + '"… 6 more"]',
         "         1.600 s  link 3  → keepalive "
