@@ -36,10 +36,10 @@ from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.redis_servers import (
     Certificates,
     RedisServer,
-    free_port,
     redis_replica,
     redis_server,
 )
+from tests.helpers.tcp import free_port
 
 Args: TypeAlias = list[str | int | bytes]
 

@@ -8,7 +8,6 @@ same options, as `valkey-server`.
 import os
 import re
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -23,6 +22,7 @@ from liveness.lab.common.processes import Program
 from tests.helpers.needs import require
 from tests.helpers.processes import ran, succeeded
 from tests.helpers.redis_connection import RedisConnection
+from tests.helpers.tcp import free_port
 
 # Read here: while tests run, the settings of this host are hidden from them.
 PROGRAM: Final = os.environ.get("LIVENESS_TEST_REDIS", "redis-server")
@@ -326,12 +326,6 @@ def make_certificates(folder: Path) -> Certificates:
         )
     names = ("ca.crt", "server.crt", "server.key", "client.crt", "client.key")
     return Certificates(*(folder / name for name in names))
-
-
-def free_port() -> int:
-    """A port of loopback that nobody has."""
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 
 from tests.helpers.needs import needs
 from tests.helpers.pages import blocks, example
-from tests.helpers.redis_servers import free_port
+from tests.helpers.tcp import free_port
 from tests.integrations.conftest import SOON_S, listening
 from tests.integrations.silent import silent_websocket
 from tests.system.sidecar import Sidecar, eventually

@@ -31,7 +31,7 @@ from tests.helpers.pages import MANUAL, blocks, example, shell_lines
 from tests.helpers.peer import listening, timer
 from tests.helpers.processes import NO_SETTINGS, ran, succeeded
 from tests.helpers.redis_servers import RedisServer
-from tests.helpers.tcp import is_held
+from tests.helpers.tcp import free_port, is_held
 from tests.helpers.tree import ROOT
 from tests.system.client import Client
 from tests.system.sidecar import eventually
@@ -420,11 +420,6 @@ def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(tmp_path: Path) ->
     uid, at_ms = offline_in(line)
     assert uid == "ada"
     assert began_ms <= at_ms <= datetime.now(UTC).timestamp() * 1000 + 1
-
-
-def free_port() -> int:
-    with socket.create_server(("localhost", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @contextmanager

@@ -8,7 +8,6 @@ the sidecar itself.
 import json
 import os
 import re
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -31,6 +30,7 @@ from playwright.sync_api import (
 from liveness.cli.main import main
 from liveness.metrics import OutletNow
 from tests.helpers.needs import require
+from tests.helpers.tcp import free_port
 from tests.system.client import Client
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
@@ -774,8 +774,7 @@ def read_back(plot: Locator, name: str) -> list[float]:
 def on_one_port(folder: Path, **settings: object) -> Sidecar:
     """A sidecar that is at the same address after a restart."""
     sidecar = Sidecar(folder, **settings)  # type: ignore[arg-type]  # by name
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        sidecar.http = f"127.0.0.1:{free.getsockname()[1]}"
+    sidecar.http = f"127.0.0.1:{free_port()}"
     return sidecar
 
 

@@ -29,7 +29,8 @@ from liveness.outlets.webhooks.sender import (
 from liveness.service.common.clock import Clock
 from liveness.service.common.turnstile import Turnstile
 from tests.helpers.parsing import Parsing
-from tests.helpers.redis_servers import Certificates, free_port
+from tests.helpers.redis_servers import Certificates
+from tests.helpers.tcp import free_port
 from tests.outlets.webhooks.receiver import (
     LOOPBACK,
     OK,
