@@ -191,6 +191,7 @@ def flush_s(folder: Path, timeout_s: float) -> float:
         ConfigError: No sidecar can run there.
     """
     options = {"--socket": str(socket_in(folder)), "--timeout": str(timeout_s)}
+    options["--state"] = str(folder / "state")  # the default one needs a HOME
     no_file = folder / "none.toml"
     return load(options, environ={}, default_file=no_file).config.flush
 

@@ -17,6 +17,7 @@ from liveness.cli import main
 from liveness.errors import StartError
 from liveness.lab.common.host_judge import Faults
 from liveness.lab.common.promises import Breach
+from liveness.lab.demo.demo_host import flush_s
 from liveness.lab.demo.demo_run import ACTION
 from liveness.lab.demo.launcher import found_redis
 from liveness.lab.demo.picture import fitted
@@ -29,6 +30,7 @@ from liveness.lab.demo.script import (
     actions_of,
     parsed_script,
 )
+from tests.helpers.needs import require_root
 
 # --- what it refuses ----------------------------------------------------------------------
 
@@ -90,6 +92,16 @@ def test_a_missing_redis_is_named_and_an_old_one_refused(
     program.chmod(0o755)
     with pytest.raises(StartError, match=f"{SEVERAL} version 7 or newer of {program}"):
         found_redis()
+
+
+def test_it_needs_no_home_of_an_ordinary_user() -> None:
+    require_root()
+    os.seteuid(54_321)
+    try:
+        found = flush_s(Path("/absent"), 9.0)
+    finally:
+        os.seteuid(0)
+    assert found == 0.3
 
 
 # --- scripts and plans --------------------------------------------------------------------
