@@ -33,9 +33,9 @@ COLUMNS: Final = {
     "in batches": BATCHES,
     "events per second": "events a second, one-uid frames",
     "memory per user": MEMORY,
-    "reported p50": "told p50",
-    "reported p99": "told p99",
-    "reported within a minute": "told within 60 s",
+    "reported p50": "reported p50",
+    "reported p99": "reported p99",
+    "reported within a minute": "reported within 60 s",
     "of": "fell silent",
 }
 RESTARTS: Final = {
@@ -59,8 +59,10 @@ class PerformanceReport:
 
 def _figure(row: dict[str, Any]) -> Figure:
     fields = {name: value for name, value in row.items() if name != "met"}
-    # Earlier reports measured a restart both with a load and without one.
-    fields["name"] = row["name"].removesuffix(" under load")
+    # Earlier reports measured a restart both with a load and without one, and had another
+    # word for what is reported.
+    name = row["name"].removesuffix(" under load")
+    fields["name"] = name.replace("told ", "reported ")
     fields["value"] = math.nan if row["value"] is None else row["value"]
     return Figure(**fields)
 
@@ -167,7 +169,7 @@ TABLES: Final = {
 
 
 def filled(page: str, runs: Sequence[PerformanceReport]) -> str:
-    """The page with its tables made anew."""
+    """The page with its tables rewritten."""
     for name, table in TABLES.items():
         before, begin, rest = page.partition(BEGIN.format(name))
         _, end, after = rest.partition(END)

@@ -11,7 +11,7 @@ from tests.helpers.tree import ROOT
 
 
 def loaded() -> Any:
-    """The script beside the page, which is in no package."""
+    """The script in the folder of the page, which is in no package."""
     spec = importlib.util.spec_from_file_location(
         "docs_performance", ROOT / "docs/performance.py"
     )
@@ -67,7 +67,7 @@ def test_a_report_names_the_release_and_the_commit_that_were_measured() -> None:
     assert wheel[1] == "0.3.1"
 
 
-def test_each_promise_is_beside_what_was_measured_and_a_miss_is_told() -> None:
+def test_each_promise_is_next_to_what_was_measured_and_a_miss_is_shown() -> None:
     run = Run(
         1_000_000,
         Figure("silence", "all decided", 21.5, "s", 20.0),

@@ -140,7 +140,7 @@ def test_the_report_has_finite_figures_of_every_scenario_and_keeps_its_schema(
     assert systems >= {OURS, *COMPARED_SYSTEMS} - {"valkey"}
     assert [*dict.fromkeys(figure["scenario"] for figure in figures)] == [*SCENARIOS]
     assert all(math.isfinite(figure["value"]) for figure in figures)
-    early = {one["value"] for one in figures if one["name"] == "told too early"}
+    early = {one["value"] for one in figures if one["name"] == "reported too early"}
     assert early == {0}
     met = all(figure["met"] is not False for figure in figures)
     assert (run.code, run.report["met"]) == ((0, True) if met else (1, False))

@@ -110,7 +110,7 @@ def _redis(folder: Path | None) -> Iterator[tuple[Program, RedisLink, str]]:
 
 
 class LoadHost:
-    """A host that publishes whatever it is told to, without a log."""
+    """A host that publishes what the bench gives it, without a log."""
 
     def __init__(self, name: str, incarnation: int, link: RedisLink) -> None:
         self._name, self._incarnation, self._link = name, incarnation, link

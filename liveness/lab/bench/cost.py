@@ -178,16 +178,16 @@ def _lateness(
     late_s = [late_s for late_s in verdict.delivered_s if late_s <= patience_s]
     figures = [
         figure("fell silent", silent, ""),
-        figure(f"told within {patience_s:g} s", len(late_s), ""),
+        figure(f"reported within {patience_s:g} s", len(late_s), ""),
     ]
     if late_s:
         figures += [
-            figure("told p50", 1000 * quantile(late_s, 0.5), "ms"),
-            figure("told p99", p99_ms(late_s), "ms"),
+            figure("reported p50", 1000 * quantile(late_s, 0.5), "ms"),
+            figure("reported p99", p99_ms(late_s), "ms"),
         ]
     if name == OURS:
         figures += [
-            figure("told too early", verdict.early, "", NONE),
+            figure("reported too early", verdict.early, "", NONE),
             figure("decided p99", p99_ms(verdict.decided_s), "ms", DECIDED_MS),
         ]
     return figures

@@ -59,6 +59,7 @@ class ReplacementLoad:
         self.first_seq = 0  # of the first record
         self._silent: dict[str, Moment] = {}  # until they are reported
         self.judge = Judge(self._silent, timeout_s=options.timeout_s)
+        self._was_read = trio.lowlevel.ParkingLot()  # a record
 
     async def log_in(self, sidecar: liveness.Sidecar) -> None:
         """Log in the users that stay; their timeout outlasts the pause of two turns."""
@@ -108,6 +109,7 @@ class ReplacementLoad:
         async for record in sidecar.records():
             received, name = time.perf_counter(), record["uid"]
             self.first_seq = self.first_seq or record["seq"]
+            self._was_read.unpark_all()
             if name in self.leaving and record.get("reason") == LOGOUT:
                 self.leaving.remove(name)
                 continue
@@ -119,8 +121,8 @@ class ReplacementLoad:
     async def all_reported(self) -> None:
         """Return when each user that arrived went offline, or a while later."""
         with trio.move_on_after(PATIENCE_S):
-            while self._silent or self.leaving:  # noqa: ASYNC110 - of another process
-                await trio.sleep(TICK_S)
+            while self._silent or self.leaving:
+                await self._was_read.park()
 
 
 def restart(options: BenchOptions, stage: Stage) -> list[Figure]:

@@ -7,7 +7,7 @@ when its last session ends, on whichever host.
 Like the other judge it has no clock: every moment is in seconds of one monotonic clock.
 While Redis is away nothing is known. A host that was killed keeps its users until the
 others notice; when it comes back it lists those that it knows, and they are online again
-until it has decided what became of them. What nobody can tell is not judged: see
+until it has decided what became of them. What cannot be known is not judged: see
 `expected`.
 """
 
@@ -69,7 +69,7 @@ class ClusterJudge:
 
     @property
     def calm_since(self) -> float:
-        """When the hosts had told Redis all they know, after it was away; inf: not yet."""
+        """When the hosts had sent Redis all they know, after it was away; inf: not yet."""
         return self._redis_away[1] + self._lease_s + RECOVERY_S
 
     # --- records --------------------------------------------------------------------
@@ -152,11 +152,11 @@ class ClusterJudge:
         if is_of_now or over_at < judge.killed_at - self._settling_s:
             return max(over_at, -inf if judge.up_at == inf else judge.calm_since)
         if judge.started_at == inf:
-            # Those who watch it begin anew when Redis comes back.
+            # The hosts that watch it start over when Redis comes back.
             return max(judge.killed_at, self.calm_since) + LOST_LEASES * self._lease_s
         # Its connection died with the host, which does not know that. The host takes the
         # user for online until its gateway comes back without it, or its silence is
-        # decided: the timeout begins anew.
+        # decided: the timeout starts over.
         return judge.calm_since + self._timeout_s
 
     # --- checks -----------------------------------------------------------------------
@@ -178,9 +178,9 @@ class ClusterJudge:
             self.faults.excuse("missed", user)  # that it is offline is the same fault
 
     def _may_be_unknown(self, since: float, decided: float) -> bool:
-        """Whether Redis may not have been told of a session that began at *since*.
+        """Whether Redis may not know yet of a session that began at *since*.
 
-        A Redis that starts empty is told by one host after the other, within a lease. A
+        To a Redis that starts empty one host after the other sends its users, within a lease. A
         session that began while it was away, or shortly before, may take longer.
         """
         away_at, up_at = self._redis_away

@@ -9,7 +9,7 @@ ALIVE: Final = "alive"  # heard again later, without another login
 STILL_ONLINE: Final = "online"
 ALREADY: Final = "already"  # offline
 UNKNOWN: Final = "unknown"
-UNLOOKED: Final = "unlooked"  # nobody has looked
+UNLOOKED: Final = "unlooked"  # not searched for
 CAUSES: Final = (ALIVE, STILL_ONLINE, ALREADY, UNKNOWN, UNLOOKED)
 
 

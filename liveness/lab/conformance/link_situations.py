@@ -158,7 +158,7 @@ async def two_connections_of_a_user_wait_for_a_link(stage: Stage) -> None:
         with stage.sidecar.shutting_out(stage.name):
             older, newer = [await stage.joins(f"twice-{attempt}") for _ in range(2)]
         await stage.need_link()
-        await stage.until(lambda: not (older.is_open and newer.is_open))  # noqa: B023
+        await stage.until_closed(older, newer)
         what = "of two logins that waited, the older connection's won"
         stage.check(14, newer.is_open, what, "logins in their order")
         logins = stage.reported_of(newer, "login")

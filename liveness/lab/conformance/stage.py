@@ -199,7 +199,7 @@ class Stage:
         self.process.launch()
 
     async def start_sidecar(self, **how: Any) -> None:
-        """Start the sidecar anew, by a crash if it runs; wait for the gateway."""
+        """Restart the sidecar, by a crash if it runs; wait for the gateway."""
         if self.sidecar.is_running:
             self.sidecar.crash()
         self.mark()
@@ -359,10 +359,13 @@ class Stage:
         await self.until(lambda: user.pongs > pongs or not user.is_open)
         return user.is_open and user.pongs > pongs
 
+    async def until_closed(self, *users: TcpUser) -> bool:
+        """Wait until the gateway has ended the connection of one of these users."""
+        return await self.until(lambda: not all(user.is_open for user in users))
+
     async def check_closed(self, rule: int, user: TcpUser, otherwise: str) -> None:
         """Check that the gateway ends this user's connection."""
-        came = await self.until(lambda: not user.is_open)
-        self.check(rule, came, otherwise, "closed")
+        self.check(rule, await self.until_closed(user), otherwise, "closed")
 
     async def check_served(self, rule: int, user: TcpUser, otherwise: str) -> None:
         """Check that the gateway answers this user."""
@@ -371,8 +374,8 @@ class Stage:
     async def leaves(self, user: TcpUser) -> None:
         """Log a user out, and wait until the gateway knows."""
         await user.connection.send({"logout": 1})
-        came = await self.until(lambda: not user.is_open)
-        self.need(came, "a user who has logged out stays connected")
+        closed = await self.until_closed(user)
+        self.need(closed, "a user who has logged out stays connected")
 
     async def clear(self) -> None:
         """Have all users leave."""

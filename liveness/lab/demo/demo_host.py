@@ -35,7 +35,7 @@ from liveness.lab.common.processes import (
     socket_in,
 )
 from liveness.lab.common.promises import Record
-from liveness.lab.demo.users import Door
+from liveness.lab.demo.users import GatewayAddress
 
 MOST_GUESTS: Final = 100
 # Short: no other watchers compete with this one when it reconnects.
@@ -107,7 +107,8 @@ class DemoHost:
     def __post_init__(self) -> None:
         self.folder.mkdir()
         self.reserved = reserved_port()
-        self.door = Door(HOST, self.reserved.getsockname()[1], self.judge)
+        port = self.reserved.getsockname()[1]
+        self.address = GatewayAddress(HOST, port, self.judge)
         of = "" if self.is_alone else f" of {self.name}"
         sidecar = SidecarProgram(
             self.folder,
@@ -119,7 +120,7 @@ class DemoHost:
         values = {
             "socket": self.socket,
             "name": f"gw-{self.name[-1]}",
-            "port": self.door.port,
+            "port": port,
             "most": self.most_users + MOST_GUESTS,
         }
         gateway = Program(

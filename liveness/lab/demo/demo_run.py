@@ -84,8 +84,8 @@ class DemoRun:
             )
             for name, judge in judges.items()
         ]
-        doors, back_s = [host.door for host in self.hosts], joining_s(count)
-        self.users = [User(plan, doors, self.timeout_s, back_s) for plan in plans]
+        gateways, back_s = [host.address for host in self.hosts], joining_s(count)
+        self.users = [User(plan, gateways, self.timeout_s, back_s) for plan in plans]
         self.director = Director(
             self.hosts,
             self.cluster,
@@ -179,8 +179,8 @@ class DemoRun:
         """The live page of each host, how to join it, and how to see the records."""
         for host in self.hosts:
             name = f"{host.name}   " if self.cluster else ""
-            page, door = f"http://{host.sidecar.program.address}/", host.door
-            yield f"{name}{page}   nc {door.address} {door.port}"
+            page, chat = f"http://{host.sidecar.program.address}/", host.address
+            yield f"{name}{page}   nc {chat.host} {chat.port}"
         if self.cluster:
             yield f"LIVENESS_CLUSTER_URL={self.cluster.url} \\"
             yield from as_typed(["watch", "--cluster"])

@@ -47,10 +47,10 @@ SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so lo
 
 
 @dataclass(eq=False)
-class Door:
-    """Where users come in."""
+class GatewayAddress:
+    """Where users connect to a gateway."""
 
-    address: str
+    host: str
     port: int
     judge: HostJudge  # is notified of what users do there
 
@@ -60,7 +60,7 @@ class Visit:
     """One connection of a user, until it has ended."""
 
     user: "User"
-    door: Door
+    gateway: GatewayAddress
     has_joined: bool = False  # the gateway let it in
     has_ended: bool = False
     is_over: bool = False  # its user writes nothing there any more
@@ -80,16 +80,16 @@ class Visit:
         if not self.is_over:
             self.is_over, self._logs_out = True, logout
             if not logout:
-                self.door.judge.falls_silent(self.user.uid, is_planned=is_planned)
+                self.gateway.judge.falls_silent(self.user.uid, is_planned=is_planned)
             self._over.set()
 
     async def run(self) -> None:
         """Uses the connection until it ends, or cannot be opened."""
-        uid, judge, reason = self.user.uid, self.door.judge, ""
+        uid, judge, reason = self.user.uid, self.gateway.judge, ""
         judge.connects(uid, trio.current_time())
         try:
             async with (
-                open_connection(self.door.address, self.door.port) as connection,
+                open_connection(self.gateway.host, self.gateway.port) as connection,
                 trio.open_nursery() as nursery,
             ):
                 nursery.start_soon(self._write, connection)
@@ -109,11 +109,11 @@ class Visit:
             if not self.is_over:
                 await self._send(connection, **self.user.next_line())
         if self._logs_out:
-            self.door.judge.leaves(self.user.uid, trio.current_time())
+            self.gateway.judge.leaves(self.user.uid, trio.current_time())
             await self._send(connection, logout=1)
 
     async def _send(self, connection: LineConnection, **line: object) -> None:
-        self.door.judge.wrote(self.user.uid, trio.current_time())
+        self.gateway.judge.wrote(self.user.uid, trio.current_time())
         await connection.send(line)
 
     async def _listen(self, connection: LineConnection) -> str:
@@ -122,7 +122,7 @@ class Visit:
         while (lines := await connection.receive()) is not None:
             for line in lines:
                 if "joined" in line and not self.has_joined:
-                    self.door.judge.joined(self.user.uid, trio.current_time())
+                    self.gateway.judge.joined(self.user.uid, trio.current_time())
                     self.has_joined = True
                     self.answered.set()
                 reason = str(line.get("bye", ""))
@@ -134,7 +134,9 @@ class User:
     """One simulated user."""
 
     plan: Plan  # in seconds from the call of `live`
-    doors: Sequence[Door]  # of all hosts; it has one connection to each at most
+    gateways: Sequence[
+        GatewayAddress
+    ]  # of all hosts; it has one connection to each at most
     timeout_s: float  # the silence after which a user is offline
     back_s: float  # the longest pause before it reconnects
 
@@ -142,7 +144,7 @@ class User:
         self.uid = self.plan.uid
         self.lines_said = 0
         self.hops = 0
-        self._open = set[Door]()
+        self._open = set[GatewayAddress]()
         self._visit: Visit | None = None  # the newest
         self._wake = trio.Event()
 
@@ -151,7 +153,7 @@ class User:
         moment = trio.current_time() + self.plan.moment_s
         await trio.sleep(self.plan.joins_s)
         async with trio.open_nursery() as nursery:
-            visit = await self._join(nursery, self.doors[self.plan.first])
+            visit = await self._join(nursery, self.gateways[self.plan.first])
             while True:
                 with trio.move_on_at(min(self._next_hop(), moment)):
                     while not (visit.is_over or visit.has_ended):
@@ -196,7 +198,7 @@ class User:
         """Goes to a host to which it has no connection, if there is one."""
         if old.has_ended:
             return await self._join(nursery)
-        if len(self._open) == len(self.doors):
+        if len(self._open) == len(self.gateways):
             return old
         self.hops += 1
         if self.plan.behaviour is Behaviour.ROAM:
@@ -206,24 +208,26 @@ class User:
         nursery.start_soon(self._leave_later, old)
         return visit
 
-    async def _join(self, nursery: trio.Nursery, door: Door | None = None) -> Visit:
-        """Tries hosts until one lets it in; *door* first."""
+    async def _join(
+        self, nursery: trio.Nursery, gateway: GatewayAddress | None = None
+    ) -> Visit:
+        """Tries hosts until one lets it in; *gateway* first."""
         while True:
-            if free := [each for each in self.doors if each not in self._open]:
-                self._visit = visit = Visit(self, door or choice(free))
-                self._open.add(visit.door)
+            if free := [each for each in self.gateways if each not in self._open]:
+                self._visit = visit = Visit(self, gateway or choice(free))
+                self._open.add(visit.gateway)
                 nursery.start_soon(self._run, visit)
                 await visit.answered.wait()
                 if visit.has_joined:
                     return visit
-            door = None
+            gateway = None
             await trio.sleep(uniform(LEAST_BACK_S, self.back_s))
 
     async def _run(self, visit: Visit) -> None:
         await visit.run()
         self._wake.set()
         await trio.sleep(REST_S)
-        self._open.remove(visit.door)
+        self._open.remove(visit.gateway)
 
     async def _leave_later(self, visit: Visit) -> None:
         await trio.sleep(OVERLAP_S)
@@ -238,11 +242,11 @@ async def crowd(host: str, port: int, *, count: int, timeout_s: float) -> None:
     plans = list(planned(count, seconds=LIFE_S, timeout_s=timeout_s, flush_s=0))
     behaviours = {plan.uid: plan.behaviour for plan in plans}
     judge = HostJudge(behaviours, timeout_s=timeout_s, flush_s=0)
-    doors, back_s = [Door(host, port, judge)], joining_s(count)
+    gateways, back_s = [GatewayAddress(host, port, judge)], joining_s(count)
 
     async def live_again(plan: Plan) -> None:
         while True:
-            user = User(plan, doors, timeout_s, back_s)
+            user = User(plan, gateways, timeout_s, back_s)
             with trio.move_on_after(uniform(1, 2) * LIFE_S):
                 await user.live()
             plan = replace(plan, joins_s=uniform(LEAST_BACK_S, back_s))

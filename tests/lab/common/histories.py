@@ -1,5 +1,6 @@
 """Histories for judges, as lines of text: what happens, and which faults that has."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 
@@ -19,7 +20,7 @@ def histories(text: str, **parts: str) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-class Player:
+class Player(ABC):
     """Plays a script such as "100 joins ann, 112", from 100 s on, to a judge.
 
     A step is a method of this, or else one of the judge. Between the steps the judge looks
@@ -45,6 +46,6 @@ class Player:
         assert faults.counts.total() == len(faults.listed)
         return [f"{fault.kind} {fault.who}" for fault in faults.listed]
 
+    @abstractmethod
     def write(self, at: float) -> None:
-        """Those write that go on writing."""
-        raise NotImplementedError
+        """Have the users write that are to go on writing."""

@@ -135,7 +135,7 @@ host never ready again: {GONE}, 121 online ann a, 200
 Redis away: 100 comes ann c, 105 redis_killed, 106 leaves ann c, 150
 Redis emptied, all listed again: {EMPTIED}, 113 listed ann, 150
 Redis emptied, not settled yet: {EMPTIED}, 108.5 listed_early, 109 online ann c, 150
-Redis emptied, told by one host before the other: 100 comes ann a, 102 joins ann c,
+Redis emptied, filled by one host before the other: 100 comes ann a, 102 joins ann c,
     102 moved ann c, 105 redis_killed, 108 redis_up, 108.1 online ann a, 108.2 leaves
     ann a, 108.3 offline ann a logout, 108.4 online ann c, 150
 Redis emptied, one forgotten: {EMPTIED}, 113 listed, 114 online ann c, 150 => false

@@ -95,21 +95,21 @@ sides = st.lists(
     Random(0),
 )
 @given(sides, st.randoms(use_true_random=False))
-def test_the_closest_belong_together_however_they_are_told(
+def test_the_closest_belong_together_in_whatever_order_they_come(
     drawn: list[tuple[Uid, bool, int, int]], random: Any
 ) -> None:
-    told = [
+    offlines = [
         (line(n, at, uid) if is_there else record(n, at, uid), at + late)
         for n, (uid, is_there, at, late) in enumerate(drawn)
     ]
     expected = Pairs()
     for name in ("ada", "7"):
-        expected |= model([each for each, _ in told if str(each.uid) == name])
+        expected |= model([each for each, _ in offlines if str(each.uid) == name])
     # In any order at the end; and each as it comes, at most the tolerance late.
-    at_once = comparison(*(each for each, _ in random.sample(told, len(told))))
+    at_once = comparison(*(each for each, _ in random.sample(offlines, len(offlines))))
     assert pairs(at_once.finish(LONG_AFTER)) == expected
     coming, settled = comparison(), list[Outcome]()
-    for each, now in sorted(told, key=lambda it: it[1]):
+    for each, now in sorted(offlines, key=lambda it: it[1]):
         settled += coming.settle(now)
         coming.add(each)
     settled += coming.settle(LONG_AFTER)
@@ -130,7 +130,7 @@ def test_an_offline_is_settled_when_nothing_closer_can_come_any_more() -> None:
     assert (both.verdict, both.later_ms) == ("both", 10)
 
 
-def test_alone_counts_only_where_the_other_side_could_have_told_it() -> None:
+def test_alone_counts_only_where_the_other_side_could_have_reported_it() -> None:
     edges = {9: False, 10: True, 90: True, 91: False}
     lines = [line(at, at, at) for at in edges]
     records = [record(at, at, at) for at in edges]
@@ -197,7 +197,7 @@ END = record(5, 9_000, seen=8_000)
 
 
 @pytest.mark.parametrize(
-    ("at", "known", "kind", "told"),
+    ("at", "known", "kind", "text"),
     [
         (5_000, Evidence(True, 7_500, [LOGIN], True), "alive", "online here: heard 2.500 s after that"),
         (5_000, Evidence(True, 4_000, [LOGIN], True), "online", "online here: last heard 1.000 s before that"),
@@ -213,9 +213,9 @@ END = record(5, 9_000, seen=8_000)
     ],
 )  # fmt: skip
 def test_the_cause_of_an_offline_that_only_they_reported(
-    at: int, known: Evidence, kind: str, told: str
+    at: int, known: Evidence, kind: str, text: str
 ) -> None:
-    assert cause_of(at, known) == (kind, told)
+    assert cause_of(at, known) == (kind, text)
 
 
 # --- the account ----------------------------------------------------------------------
@@ -293,7 +293,7 @@ def compared(
 
 
 def test_a_file_of_the_past_is_compared_with_the_log(compared: Compare) -> None:
-    code, shown, told = compared(
+    code, shown, errors = compared(
         [
             {"uid": "eve", "at": SILENT + 100},  # in no order
             {"uid": "bob", "at": BEGAN + 400},
@@ -321,8 +321,8 @@ def test_a_file_of_the_past_is_compared_with_the_log(compared: Compare) -> None:
         "logouts here  1  (not reported there)",
         "lines         6  (before 1)",
     ]
-    assert told.startswith("liveness: comparing with the log in ")
-    assert told.endswith(" to now\n")
+    assert errors.startswith("liveness: comparing with the log in ")
+    assert errors.endswith(" to now\n")
 
 
 def test_after_a_planned_stop_nothing_is_missed_here(
@@ -334,8 +334,8 @@ def test_after_a_planned_stop_nothing_is_missed_here(
     _, shown, _ = compared(lines)
     assert "bob  line 2" in shown
     clocks_file.write(state, log=log, seq=7, at_ms=SILENT + 500, clocks=no_clocks())
-    _, shown, told = compared(lines)
-    assert told.endswith("the sidecar's stop\n")
+    _, shown, errors = compared(lines)
+    assert errors.endswith("the sidecar's stop\n")
     assert "bob  line 2" not in shown
 
 
@@ -343,10 +343,10 @@ def test_a_file_is_read_up_to_a_bound_whatever_is_in_it(
     compared: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "MOST_LINES", 2)
-    code, shown, told = compared([{}, {}, {}])
+    code, shown, errors = compared([{}, {}, {}])
     assert (code, shown) == (1, "")
-    assert "theirs.jsonl has more than " in told
-    assert "; split it\n" in told
+    assert "theirs.jsonl has more than " in errors
+    assert "; split it\n" in errors
 
 
 def test_both_sides_agree_only_where_somebody_was_compared(compared: Compare) -> None:

@@ -43,7 +43,7 @@ def test_every_user_is_told_apart_as_in_our_own_lines(uid: str | int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "warnings"),
     [
         ("ada", 'it is not a JSON object such as {"uid": "ada", "at": 1789000030004}'),
         ('["ada", 1789000030004]', "it is not a JSON object"),
@@ -62,8 +62,8 @@ def test_every_user_is_told_apart_as_in_our_own_lines(uid: str | int) -> None:
         *((json.dumps({"uid": value, "at": AT}), "uid") for value in NO_UIDS if not isinstance(value, bytes)),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_line_is_said(line: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_what_is_wrong_with_a_line_is_said(line: str, warnings: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(warnings)):
         offline_in(line.encode(errors="surrogateescape"))
 
 
@@ -94,10 +94,10 @@ def test_lines_are_the_same_however_they_are_read(
 
 
 def test_ten_wrong_lines_are_reported_and_the_others_counted() -> None:
-    told = list[str]()
-    reader = LineReader(told.append)
+    warnings = list[str]()
+    reader = LineReader(warnings.append)
     assert [*reader.feed(b"x\n" * 9 + b"y" * (MAX_LINE_BYTES + 1) + b"\nz\n")] == []
-    assert told[0].startswith("line 1 is left out: it is not a JSON object such as")
-    assert told[9] == "line 10 is left out: it has more than 65536 bytes"
-    assert told[10:] == ["further lines that are left out are only counted"]
+    assert warnings[0].startswith("line 1 is left out: it is not a JSON object such as")
+    assert warnings[9] == "line 10 is left out: it has more than 65536 bytes"
+    assert warnings[10:] == ["further lines that are left out are only counted"]
     assert reader.bad == 11
