@@ -31,6 +31,7 @@ from liveness.cluster.nodes import KINDS, Address
 from liveness.config.cluster import ClusterSettings
 from liveness.config.secret_file import MAX_BYTES
 from liveness.errors import StartError
+from liveness.lab.common.processes import free_port
 from tests.helpers.needs import needs
 from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.redis_servers import (
@@ -39,7 +40,6 @@ from tests.helpers.redis_servers import (
     redis_replica,
     redis_server,
 )
-from tests.helpers.tcp import free_port
 
 Args: TypeAlias = list[str | int | bytes]
 

@@ -18,11 +18,10 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from liveness.config.cluster import ClusterSettings
-from liveness.lab.common.processes import Program
+from liveness.lab.common.processes import Program, free_port
 from tests.helpers.needs import require
 from tests.helpers.processes import ran, succeeded
 from tests.helpers.redis_connection import RedisConnection
-from tests.helpers.tcp import free_port
 
 # Read here: while tests run, the settings of this host are hidden from them.
 PROGRAM: Final = os.environ.get("LIVENESS_TEST_REDIS", "redis-server")

@@ -1,24 +1,11 @@
-"""TCP ports for servers, and connections of users who read nothing."""
+"""TCP connections of users who read nothing, and whether their other end is still there."""
 
-import secrets
 import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 ESTABLISHED: Final = "01"
-# Below those that Linux gives outgoing connections, from 32,768: one of these could be
-# taken between its choice and the start of the server that is to listen there.
-PORTS: Final = range(10_000, 30_000)
-
-
-def free_port() -> int:
-    """A free port of loopback, which no outgoing connection will have."""
-    while True:
-        port = secrets.choice(PORTS)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def narrow_connection(port: int, within_s: float) -> socket.socket:

@@ -14,9 +14,9 @@ from typing import Any, Final
 import pytest
 from websockets.sync.client import connect
 
+from liveness.lab.common.processes import free_port
 from tests.helpers.needs import needs
 from tests.helpers.pages import blocks, example
-from tests.helpers.tcp import free_port
 from tests.integrations.conftest import SOON_S, listening
 from tests.integrations.silent import silent_websocket
 from tests.system.sidecar import Sidecar, eventually

@@ -24,14 +24,14 @@ from typing import IO, Any, Final
 import pytest
 import trio
 
-from liveness.lab.common.processes import redis_server
+from liveness.lab.common.processes import free_port, redis_server
 from liveness.lab.compare.offline_lines import offline_in
 from tests.helpers.needs import needs
 from tests.helpers.pages import MANUAL, blocks, example, shell_lines
 from tests.helpers.peer import listening, timer
 from tests.helpers.processes import NO_SETTINGS, ran, succeeded
 from tests.helpers.redis_servers import RedisServer
-from tests.helpers.tcp import free_port, is_held
+from tests.helpers.tcp import is_held
 from tests.helpers.tree import ROOT
 from tests.system.client import Client
 from tests.system.sidecar import eventually

@@ -28,9 +28,9 @@ from playwright.sync_api import (
 )
 
 from liveness.cli.main import main
+from liveness.lab.common.processes import free_port
 from liveness.metrics import OutletNow
 from tests.helpers.needs import require
-from tests.helpers.tcp import free_port
 from tests.system.client import Client
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar

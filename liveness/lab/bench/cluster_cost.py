@@ -52,7 +52,7 @@ from liveness.lab.common.load import LoadError, now
 from liveness.lab.common.processes import (
     HOST,
     Program,
-    reserved_port,
+    free_port,
 )
 from liveness.lab.common.redis_link import RedisLink, command
 
@@ -99,11 +99,10 @@ def cluster(options: BenchOptions, stage: Stage) -> list[Figure]:
 @contextmanager
 def _redis(folder: Path | None) -> Iterator[tuple[Program, RedisLink, str]]:
     """A redis-server, a link to it, and the settings of a sidecar that publishes there."""
-    with reserved_port() as reserved:
-        _, port = reserved.getsockname()
-        words = ["--bind", HOST, "--port", str(port)]
-        with running_redis(folder, *words) as (program, path), RedisLink(path) as link:
-            yield program, link, f'[cluster]\nurl = "redis://{HOST}:{port}"\n'
+    port = free_port()
+    words = ["--bind", HOST, "--port", str(port)]
+    with running_redis(folder, *words) as (program, path), RedisLink(path) as link:
+        yield program, link, f'[cluster]\nurl = "redis://{HOST}:{port}"\n'
 
 
 # --- Redis ------------------------------------------------------------------------------

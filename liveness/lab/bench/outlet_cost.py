@@ -29,7 +29,7 @@ from liveness.lab.bench.transitions import (
 )
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.load import LoadError, LoadGateway, LoadUsers
-from liveness.lab.common.processes import HOST, SidecarProgram, reserved_port
+from liveness.lab.common.processes import HOST, SidecarProgram, free_port
 
 # The floors.
 WEBHOOK_PER_S: Final = 20_000.0
@@ -195,9 +195,8 @@ def _beside_outlets(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
     with (
         _webhook(HTTPStatus.BAD_REQUEST) as refusing,
         socket.create_server((HOST, 0)) as silent,  # connects, and nobody reads
-        reserved_port() as closed,  # refuses connections
     ):
-        (_, answerless), (_, refused) = silent.getsockname(), closed.getsockname()
+        (_, answerless), refused = silent.getsockname(), free_port()
         settings = {
             "none": "",
             "dead": f"[webhooks.silent]\n{_url(answerless)}"

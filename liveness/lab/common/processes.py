@@ -6,6 +6,7 @@ However this process ends, the kernel ends them too (see `launch.py`). `Program`
 
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +28,7 @@ from liveness.errors import LivenessError
 # Runs a module of this environment.
 PYTHON: Final = (sys.executable, "-m")
 HOST: Final = "127.0.0.1"
+PORTS: Final = range(10_000, 30_000)
 # Far longer than any start or stop that works, also with ten million users: without it a
 # run could hang.
 START_S: Final = 60.0
@@ -249,16 +252,16 @@ class Program:
         return ProgramError(self, f"{what} {self.ready.pattern}")
 
 
-def reserved_port() -> socket.socket:
-    """A socket that reserves a free port for a program across its restarts.
+def free_port() -> int:
+    """A port of loopback that nobody uses, for a program, also after it was down.
 
-    It is bound and never listens. So the program can listen on the port, and the kernel
-    gives it to no outgoing connection while the program is down.
+    Between the choice and the program's start, the kernel gives it to no outgoing
+    connection: those have ports from 32,768 on, as Linux comes.
     """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((HOST, 0))
-    return reserved
+    while True:
+        port = secrets.choice(PORTS)
+        with suppress(OSError), socket.create_server((HOST, port)):
+            return port
 
 
 # --- the programs that several need ---------------------------------------------------

@@ -18,7 +18,7 @@ from liveness.lab.common.processes import (
     HOST,
     Program,
     first_error,
-    reserved_port,
+    free_port,
 )
 from liveness.lab.conformance import (
     connection_situations,
@@ -126,8 +126,7 @@ def _program(
     options: RunOptions, path: Path, folder: Path
 ) -> tuple[Program, tuple[str, int] | None]:
     """The gateway that the run starts, and where its users connect, if it has a port."""
-    with reserved_port() as reserved:
-        port = reserved.getsockname()[1]
+    port = free_port()
     values = {"socket": path, "name": options.name, "port": port}
     program = Program(
         name="gateway",

@@ -30,8 +30,8 @@ from liveness.lab.common.processes import (
     Program,
     ProgramError,
     SidecarProgram,
+    free_port,
     redis_server,
-    reserved_port,
     socket_in,
 )
 from liveness.lab.common.promises import Record
@@ -106,8 +106,7 @@ class DemoHost:
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
-        self.reserved = reserved_port()
-        port = self.reserved.getsockname()[1]
+        port = free_port()
         self.address = GatewayAddress(HOST, port, self.judge)
         of = "" if self.is_alone else f" of {self.name}"
         sidecar = SidecarProgram(
@@ -214,8 +213,7 @@ class DemoCluster(KeptProgram):
         hosts: Mapping[str, HostJudge],
         on_end: Callable[[ClusterRecord], None],
     ) -> None:
-        self.reserved = reserved_port()
-        port = self.reserved.getsockname()[1]
+        port = free_port()
         words = ("--port", str(port), "--bind", HOST)
         super().__init__(redis_server(folder, *words, program=program))
         self.name = "Redis"

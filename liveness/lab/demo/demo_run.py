@@ -123,12 +123,10 @@ class DemoRun:
 
     async def _start(self, stack: ExitStack, nursery: trio.Nursery) -> None:
         if self.cluster:
-            stack.enter_context(self.cluster.reserved)
             stack.enter_context(self.cluster.program)
             await self.cluster.start()
             nursery.start_soon(self.cluster.watch)
         for host in self.hosts:  # one by one: each is ready within the same time
-            stack.enter_context(host.reserved)
             for each in host.programs:
                 stack.enter_context(each.program)
                 await each.start()

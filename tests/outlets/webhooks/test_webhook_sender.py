@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.errors import ConfigError, StartError
+from liveness.lab.common.processes import free_port
 from liveness.outlets.webhooks.answers import PostAnswer, PostOutcome
 from liveness.outlets.webhooks.post_connection import (
     HEAD_BYTES,
@@ -30,7 +31,6 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.turnstile import Turnstile
 from tests.helpers.parsing import Parsing
 from tests.helpers.redis_servers import Certificates
-from tests.helpers.tcp import free_port
 from tests.outlets.webhooks.receiver import (
     LOOPBACK,
     OK,
