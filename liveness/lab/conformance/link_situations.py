@@ -8,8 +8,9 @@ import trio
 
 from liveness.core.framing import encode
 from liveness.lab.conformance.frame_rules import BY_SCRIPT
-from liveness.lab.conformance.stage import LINK_S, Stage, TcpUser, situation
+from liveness.lab.conformance.stage import LINK_S, Stage, situation
 from liveness.lab.conformance.tape import ENDED, OPENED
+from liveness.lab.conformance.tcp_user import TcpUser
 
 # A gateway that comes back within a second may be late by this: the machine may be busy.
 BYE_S: Final = 1.0

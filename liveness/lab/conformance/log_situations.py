@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from liveness.lab.conformance.stage import Stage, TcpUser, situation
+from liveness.lab.conformance.stage import Stage, situation
 from liveness.lab.conformance.tape import ACTIVITY
+from liveness.lab.conformance.tcp_user import TcpUser
 
 # Connections in one batch of logins have one age. So batches of logins stay small by
 # themselves, and those of activity become large: with names as long as the users'

@@ -20,6 +20,7 @@ from liveness.lab.conformance.staged_sidecar import (
     StagedSidecar,
 )
 from liveness.lab.conformance.tape import OPENED, Reported, Seen, Tape, records, reports
+from liveness.lab.conformance.tcp_user import TcpUser
 
 LOOK_S: Final = 0.2  # between looks at what no frame and no user reports
 # A gateway that was refused may pause for up to 10 s.
@@ -32,42 +33,6 @@ MOST_NAME: Final = 29  # of a user, in characters, and a suffix makes 32
 CONNECTS_AT_ONCE: Final = 20
 RETRY_S: Final = 0.05
 GONE_S: Final = 1.0  # for the logouts of users who leave
-MOST_HEARD: Final = 1_000  # characters
-
-
-@dataclass(eq=False)
-class TcpUser:
-    """A user on one connection."""
-
-    uid: str
-    connection: LineConnection
-    conn: int | None = None  # by its login event
-    has_joined: bool = False  # the gateway has let it in
-    heard: str = ""  # what the gateway has sent last
-    closed_at: float | None = None  # by the gateway, on trio's clock
-    pongs: int = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the gateway has neither said bye nor closed the connection."""
-        return self.closed_at is None
-
-    async def ping(self) -> None:
-        """Be alive."""
-        await self.connection.send({"ping": 1})
-
-    async def listen(self, changed: trio.lowlevel.ParkingLot) -> None:
-        """Read until the connection ends."""
-        lines: list[dict[str, Any]] | None = []
-        while lines is not None:
-            lines = await self.connection.receive()
-            for line in lines or ():
-                self.heard = f"{self.heard} {line}".strip()[-MOST_HEARD:]
-                self.has_joined |= line.get("joined") == self.uid
-                self.pongs += "pong" in line
-            if lines is None or any("bye" in line for line in lines):
-                self.closed_at = self.closed_at or trio.current_time()
-            changed.unpark_all()
 
 
 @dataclass(eq=False)

@@ -1,0 +1,45 @@
+"""A user of the gateway under test, on a TCP connection: what it reads, and when it ends."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+
+from liveness.lab.common.line_connection import LineConnection
+
+MOST_HEARD: Final = 1_000  # characters
+
+
+@dataclass(eq=False)
+class TcpUser:
+    """A user on one connection."""
+
+    uid: str
+    connection: LineConnection
+    conn: int | None = None  # by its login event
+    has_joined: bool = False  # the gateway has let it in
+    heard: str = ""  # what the gateway has sent last
+    closed_at: float | None = None  # by the gateway, on trio's clock
+    pongs: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the gateway has neither said bye nor closed the connection."""
+        return self.closed_at is None
+
+    async def ping(self) -> None:
+        """Be alive."""
+        await self.connection.send({"ping": 1})
+
+    async def listen(self, changed: trio.lowlevel.ParkingLot) -> None:
+        """Read until the connection ends."""
+        lines: list[dict[str, Any]] | None = []
+        while lines is not None:
+            lines = await self.connection.receive()
+            for line in lines or ():
+                self.heard = f"{self.heard} {line}".strip()[-MOST_HEARD:]
+                self.has_joined |= line.get("joined") == self.uid
+                self.pongs += "pong" in line
+            if lines is None or any("bye" in line for line in lines):
+                self.closed_at = self.closed_at or trio.current_time()
+            changed.unpark_all()
