@@ -49,11 +49,7 @@ from liveness.lab.bench.transitions import (
 from liveness.lab.common.figures import Figure
 from liveness.lab.common.judge import p99_ms, quantile
 from liveness.lab.common.load import LoadError, now
-from liveness.lab.common.processes import (
-    HOST,
-    Program,
-    free_port,
-)
+from liveness.lab.common.processes import HOST, Program, free_port
 from liveness.lab.common.redis_link import RedisLink, command
 
 # The floors.

@@ -14,12 +14,7 @@ import trio
 from liveness.console.gateway_program import filled
 from liveness.console.terminal import report_line
 from liveness.errors import LivenessError
-from liveness.lab.common.processes import (
-    HOST,
-    Program,
-    first_error,
-    free_port,
-)
+from liveness.lab.common.processes import HOST, Program, first_error, free_port
 from liveness.lab.conformance import (
     connection_situations,
     link_situations,
