@@ -185,7 +185,8 @@ def test_a_silent_user_leaves_and_the_feed_says_why(
 ) -> None:
     page = open_page(quick)
     page.evaluate(WATCH_FIRED)
-    gateway = arrive(quick, name, "silent", "leaving", 4711)
+    gateway = arrive(quick, name, "silent", 4711)
+    gateway.send("login", "leaving", {"timeout": 3_600})  # longer than any test takes
     gateway.send("logout", ["leaving"])
     gateway.sync()
     page.wait_for_selector("#records .record[data-reason=silence]")
@@ -387,7 +388,7 @@ def test_a_page_opens_with_the_newest_records_and_goes_on_behind_them(
     page = open_page(quick)
     users = page.locator("#records .record", has_text=name)
     expect(users).to_have_count(2)
-    gateway.send("login", [f"later {name}"])
+    gateway.send("login", f"later {name}", {"timeout": 3_600})  # it stays
     gateway.sync()
     expect(users.first).to_contain_text(f"later {name}")
     expect(users).to_have_count(3)
