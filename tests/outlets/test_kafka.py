@@ -17,7 +17,7 @@ from liveness.config.outlet_settings import KafkaSettings
 from liveness.core.records import TIMER, TimerRecord
 from liveness.outlets.common.outlet_log import LogBatch
 from liveness.outlets.kafka import kafka_outlet, kafka_producer
-from liveness.outlets.kafka.kafka_client import KafkaClients, Producer
+from liveness.outlets.kafka.kafka_client import KafkaClients, KafkaError, Producer
 from liveness.outlets.kafka.kafka_producer import KafkaProducer
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
@@ -187,9 +187,21 @@ async def test_an_answer_older_than_an_acknowledgement_does_not_hide_it(
     check(reader, 20)
 
 
+@pytest.mark.parametrize("all_down", ["said", "not said"])
 async def test_an_outlet_with_nothing_to_send_shows_that_brokers_are_away(
-    running: Running, cluster: KafkaCluster, reader: TopicReader
+    running: Running,
+    cluster: KafkaCluster,
+    reader: TopicReader,
+    monkeypatch: pytest.MonkeyPatch,
+    all_down: str,
 ) -> None:
+    def note(producer: KafkaProducer, error: KafkaError) -> None:
+        """Pass over what librdkafka does not say about brokers that it has no need of."""
+        if all_down == "said" or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            note_error(producer, error)
+
+    note_error = KafkaProducer._note_error
+    monkeypatch.setattr(KafkaProducer, "_note_error", note)
     async with running(client=SOON_BACK) as service:
         await service.until(lambda: service.outlet._log.cursor == 0)
         for _ in range(2):

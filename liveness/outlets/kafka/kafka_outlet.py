@@ -40,8 +40,8 @@ RETRY_S: Final = 1.0
 MOST_RETRY_S: Final = 60.0
 # Without an acknowledgement for this long, the brokers count as away.
 LATE_S: Final = 5.0
-# A client asks for the topic when it begins, and while it is idle and has no broker. It waits
-# this long for an answer; librdkafka tries to connect twenty times a second meanwhile.
+# A client asks for the topic when it begins, and when a broker fails while it is idle. It
+# waits this long for an answer; librdkafka tries to connect twenty times a second meanwhile.
 ASK_S: Final = 2.0
 ASK_EVERY_S: Final = 10.0
 # A stop of the sidecar waits this long for acknowledgements,
@@ -171,7 +171,7 @@ class KafkaOutlet:
                     self._show(self._advice_about(error))
             await trio.sleep_until(asked_at + ASK_EVERY_S)
             if producer.has_topic and not producer.in_flight:
-                await producer.all_down.wait()
+                await producer.broker_failed.wait()
 
     async def _send(self, producer: KafkaProducer) -> None:
         """Give the client what it has room for, once it has found the topic."""

@@ -74,7 +74,7 @@ class KafkaProducer:
         self.given = Notifier()
         self.found = trio.Event()  # the topic, for the first time
         self.has_topic = False  # so the brokers said when they were asked last
-        self.all_down = Notifier()  # no broker is connected, says librdkafka
+        self.broker_failed = Notifier()  # since the last question for the topic
         self._topic = topic
         self._turnstile = turnstile
         self._log_header: _Header = ("log", log.encode())
@@ -95,13 +95,13 @@ class KafkaProducer:
         assert self._producer is not None
         ask = partial(self._producer.list_topics, self._topic, within_s)
         self.has_topic = False
+        self.broker_failed.clear()
         try:
             answer = await in_thread(ask, limiter=limiter, abandon_on_cancel=True)
         except KafkaException as error:
             self.serve()  # what librdkafka reported meanwhile says why
             return self.newest_error or error.args[0]
         self.newest_error = None
-        self.all_down.clear()
         wrong: KafkaError | None = answer.topics[self._topic].error
         # A topic that has just been made has no leader yet; the client waits for one.
         if wrong is not None and wrong.code() != KafkaError.LEADER_NOT_AVAILABLE:
@@ -189,10 +189,10 @@ class KafkaProducer:
         self._producer = None
 
     def _note_error(self, error: KafkaError) -> None:
+        self.broker_failed.notify()
+        # "All are down" follows an error of each broker, which says why: keep that. It may
+        # never come: brokers that an idle client has no need of do not count as down.
         is_of_all = error.code() == KafkaError._ALL_BROKERS_DOWN
-        if is_of_all:
-            self.all_down.notify()
-        # This error follows one of each broker, which says why: keep that.
         if self.newest_error is None or not is_of_all:
             self.newest_error = error
 
