@@ -232,6 +232,12 @@ def test_nobody_is_reported_falsely_whatever_is_killed_stopped_or_restarted() ->
     assert [float(at) for at, _ in steps] == sorted(float(at) for at, _ in steps)
 
 
+def test_the_demo_ends_when_its_time_and_its_script_are_over() -> None:
+    shown = ended(demo(*SMALL, 10, "--script", "9.5 stop 2"))
+    assert (shown.code, shown.err) == (0, ""), shown.out
+    assert "s   stop: SIGCONT, after 2." in shown.out
+
+
 @pytest.mark.slow
 def test_all_actions_under_the_load_of_the_defaults_end_with_no_fault() -> None:
     script = "5 silence, 12 gateway, 16 stop 3, 22 restart, 26 kill, 27 gateway"

@@ -96,7 +96,7 @@ class DemoRun:
     async def run(
         self, steps: Sequence[Step], display: Callable[["DemoRun"], Awaitable[None]]
     ) -> None:
-        """Runs until the time is over, or somebody quits.
+        """Runs until the time and the script are over, or somebody quits.
 
         Raises:
             ProgramError: A program did not start, or ended by itself.
@@ -109,10 +109,12 @@ class DemoRun:
                     nursery.start_soon(user.live)
                 nursery.start_soon(display, self)
                 nursery.start_soon(self.director.run, steps)
-                with trio.move_on_after(self.seconds):
-                    while not self._has_quit:
-                        self._check()
-                        await trio.sleep(CHECK_EVERY_S)
+                ends = self._began + self.seconds
+                while not self._has_quit and (
+                    trio.current_time() < ends or not self.director.script_is_over
+                ):
+                    self._check()
+                    await trio.sleep(CHECK_EVERY_S)
                 self._check()
                 nursery.cancel_scope.cancel()
 

@@ -40,6 +40,7 @@ class Director:
             [*self.hosts, self.cluster] if self.cluster else [one.gateway, one.sidecar]
         )
         self._locks = {target.name: trio.Lock() for target in self.targets}
+        self.script_is_over = False
         self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self, steps: Sequence[Step]) -> None:
@@ -49,9 +50,11 @@ class Director:
         """
         began = trio.current_time()
         async with trio.open_nursery() as self._nursery:
-            for step in steps:
-                await trio.sleep_until(began + step.at_s)
-                self._nursery.start_soon(self.perform, step.name, step.number)
+            async with trio.open_nursery() as script:
+                for step in steps:
+                    await trio.sleep_until(began + step.at_s)
+                    script.start_soon(self.perform, step.name, step.number)
+            self.script_is_over = True
             await trio.sleep_forever()
 
     def press(self, key: str) -> None:

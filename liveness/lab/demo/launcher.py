@@ -86,7 +86,8 @@ async def run(options: DemoOptions) -> int:
             assert isinstance(lost, ProgramError)
             print(lost.last_lines, file=sys.stderr)
             raise
-    await say(*report(demo))
+    last = display.lines() if isinstance(display, PlainLines) else []
+    await say(*last, *report(demo))
     return 1 if demo.faults or demo.faults_anywhere else 0
 
 
