@@ -180,8 +180,8 @@ class ClusterJudge:
     def _may_be_unknown(self, since: float, decided: float) -> bool:
         """Whether Redis may not know yet of a session that began at *since*.
 
-        To a Redis that starts empty one host after the other sends its users, within a lease. A
-        session that began while it was away, or shortly before, may take longer.
+        To a Redis that starts empty one host after the other sends its users, within a
+        lease. A session that began while it was away, or shortly before, may take longer.
         """
         away_at, up_at = self._redis_away
         if decided < up_at + self._lease_s:

@@ -134,9 +134,7 @@ class User:
     """One simulated user."""
 
     plan: Plan  # in seconds from the call of `live`
-    gateways: Sequence[
-        GatewayAddress
-    ]  # of all hosts; it has one connection to each at most
+    gateways: Sequence[GatewayAddress]  # of all hosts; to each one connection at most
     timeout_s: float  # the silence after which a user is offline
     back_s: float  # the longest pause before it reconnects
 
