@@ -49,7 +49,7 @@ LOCK_audit := requirements/audit.lock
 KEY := $(shell { "$(PYTHON)" -c 'import sys; print(sys.version)' || :; echo "$(CURDIR)" "$(VENV)"; \
 	cat requirements/*.lock; } 2>/dev/null | sha256sum | cut -c 1-16)
 STAMP = $(VENV)/.stamp-$(1)-$(KEY)
-SOURCES := setup.py $(wildcard liveness/core/_*.pyx liveness/core/_*.pxd)
+SOURCES := setup.py $(wildcard liveness/core/*/_*.pyx liveness/core/*/_*.pxd)
 HEADERS := $(shell "$(PYTHON)" -c 'import sysconfig; print(sysconfig.get_config_var("INCLUDEPY"))' 2>/dev/null)
 COMPILED := $(VENV)/.compiled-$(KEY)-$(shell { cat $(SOURCES) || :; \
 	gcc -E -I "$(HEADERS)" -include Python.h -x c /dev/null >&2 && echo compiles || :; \
@@ -187,7 +187,7 @@ uninstall:  ## What install made (PURGE=1: settings, state and user too)
 
 clean:  ## Remove the virtual environment, .liveness, and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
-	rm -rf .liveness build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/_*.so
+	rm -rf .liveness build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/*/_*.so
 	find liveness tests grafana -name __pycache__ -prune -exec rm -rf {} +
 
 # The install log doubles as the mark of a folder that is ours to empty.
@@ -249,6 +249,6 @@ $(COMPILED): | $(call STAMP,runtime)
 	say "installing liveness"
 	# First, and alone: were it empty as Python fails, the sources would be removed.
 	suffix=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
-	rm -f $(VENV)/.compiled-* liveness/core/_*"$$suffix"
+	rm -f $(VENV)/.compiled-* liveness/core/*/_*"$$suffix"
 	log $(VENV)/bin/python -m pip install --no-deps --no-build-isolation --editable .
 	touch $@

@@ -114,7 +114,7 @@ setup(
     if os.environ.get("LIVENESS_PURE_WHEEL") == "1"
     else [
         Extension(
-            f"liveness.core.{path.stem}",
+            ".".join(path.with_suffix("").parts),
             [str(path)],
             # Nothing is for this machine's processor alone, as what is built may be
             # carried elsewhere. CFLAGS take the place of all flags: a sanitizer's build
@@ -126,7 +126,7 @@ setup(
             # Not CI, which many set who only want a gateway's library and have no gcc.
             optional=os.environ.get("REQUIRE_COMPILED") != "1",
         )
-        for path in sorted(Path("liveness/core").glob("_*.pyx"))
+        for path in sorted(Path("liveness/core").glob("*/_*.pyx"))
     ],
     cmdclass={
         "bdist_wheel": NameAfterwards,

@@ -10,19 +10,19 @@ from liveness import __version__
 from liveness.compiled import CommandsUnderWay, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access
-from liveness.core.attended_clock import AttendedClock
-from liveness.core.back_pressure import DiskLimits
 from liveness.core.changes import Decisions, Disk
-from liveness.core.cluster_questions import QuestionLimits
-from liveness.core.conversation import Conversation, ConversationLimits
-from liveness.core.handshake import Terms
-from liveness.core.link_registry import LinkCounts, LinkRegistryLimits
-from liveness.core.outbox import OutboxLimits, UnreadReplies
-from liveness.core.presence import Presence
+from liveness.core.links.back_pressure import DiskLimits
+from liveness.core.links.cluster_questions import QuestionLimits
+from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.links.handshake import Terms
+from liveness.core.links.link_registry import LinkCounts, LinkRegistryLimits
+from liveness.core.links.outbox import OutboxLimits, UnreadReplies
 from liveness.core.records import Instant
 from liveness.core.server import Server, ServerLimits
-from liveness.core.storm_guard import GuardRules
-from liveness.core.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
+from liveness.core.sessions.attended_clock import AttendedClock
+from liveness.core.sessions.presence import Presence
+from liveness.core.sessions.storm_guard import GuardRules
+from liveness.core.timers.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
 
 # After a restart, a long absence or a lost link, a gateway gets time to send what it has
 # collected: a second to reconnect, and one flush interval, of a second at most.

@@ -18,14 +18,14 @@ from liveness.errors import ConfigError
 PURE_WHEEL: Final = "LIVENESS_PURE_WHEEL"
 
 _COMPILED: Final = (
-    "liveness.core._table",
-    "liveness.core._devices",
-    "liveness.core._restart",
-    "liveness.core._timer_commands",
-    "liveness.core._timer_requests",
-    "liveness.core._wheel",
-    "liveness.core._wire",
-    "liveness.core._records",
+    "liveness.core.wheel._table",
+    "liveness.core.wheel._devices",
+    "liveness.core.wheel._restart",
+    "liveness.core.timers._timer_commands",
+    "liveness.core.wire._timer_requests",
+    "liveness.core.wheel._wheel",
+    "liveness.core.wire._wire",
+    "liveness.core.wheel._records",
 )
 _REMEDY: Final = (
     "apt install gcc python3-dev, then install liveness again (in a clone: make setup)"
@@ -61,23 +61,23 @@ WHY_PURE_PYTHON: Final = _why_reference(os.environ.get(PURE_WHEEL, ""))
 WHEEL: Final = "reference" if WHY_PURE_PYTHON else "compiled"
 
 if WHY_PURE_PYTHON:
-    from liveness.core.framing import Reader
-    from liveness.core.timer_commands import (
+    from liveness.core.timers.timer_commands import (
         CommandsUnderWay,
         TimerTransaction,
         by_gateway,
         named_by,
     )
-    from liveness.core.wheel import Wheel
+    from liveness.core.wheel.wheel import Wheel
+    from liveness.core.wire.framing import Reader
 else:
-    from liveness.core._timer_commands import (
+    from liveness.core.timers._timer_commands import (
         CommandsUnderWay,
         TimerTransaction,
         by_gateway,
         named_by,
     )
-    from liveness.core._wheel import Wheel
-    from liveness.core._wire import Reader
+    from liveness.core.wheel._wheel import Wheel
+    from liveness.core.wire._wire import Reader
 
 __all__ = [
     "PURE_WHEEL",

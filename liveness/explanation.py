@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from liveness.core.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
 from liveness.core.cursors import (
     FORGOTTEN,
     NOT_LINKED,
@@ -22,7 +21,6 @@ from liveness.core.cursors import (
     UNWANTED,
     Unacknowledged,
 )
-from liveness.core.presence import UserStatus
 from liveness.core.records import (
     GATEWAY_LOST,
     LOGIN,
@@ -35,6 +33,8 @@ from liveness.core.records import (
     Record,
     Uid,
 )
+from liveness.core.sessions.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
+from liveness.core.sessions.presence import UserStatus
 from liveness.text import duration, escaped, json_ready, uid_text
 
 RECORDS: Final = 20  # how many of a user's records are shown, without a `limit`

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from liveness.core.records import identity
-from liveness.core.uids import MAX_UID_BYTES, is_uid
+from liveness.core.wire.uids import MAX_UID_BYTES, is_uid
 
 # Many readers of JSON use doubles, in which larger integers are not exact.
 EXACT_IN_JSON: Final = 2**53

@@ -32,8 +32,8 @@ from liveness.console.admin_client import (
     unexpected_answer,
 )
 from liveness.console.terminal import report_line
-from liveness.core.devices import user_of
 from liveness.core.records import LogPosition, Uid, identity
+from liveness.core.wheel.devices import user_of
 from liveness.errors import StateError
 from liveness.explanation import (
     DEVICES,

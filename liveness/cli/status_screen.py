@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from liveness.console.admin_client import CommandError, request_json, unexpected_answer
 from liveness.core.cursors import UNACKNOWLEDGED
-from liveness.core.intervals import TIMES, is_short
-from liveness.core.link_troubles import REFUSED, REPLACED
+from liveness.core.links.link_troubles import REFUSED, REPLACED
 from liveness.core.timer_states import FAILED, FIRED, PENDING
+from liveness.core.wheel.intervals import TIMES, is_short
 from liveness.metrics import OTHER
 from liveness.text import duration, escaped
 

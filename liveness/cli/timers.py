@@ -25,8 +25,8 @@ from liveness.config.sources import socket_path
 from liveness.console.admin_client import CommandError, request_json, unexpected_answer
 from liveness.console.paged_list import print_list
 from liveness.console.record_lines import ascii_json
-from liveness.core.frames import MAX_KEY_BYTES
 from liveness.core.timer_states import FIRED, PENDING, STATES
+from liveness.core.wire.frames import MAX_KEY_BYTES
 from liveness.text import escaped, relative, shortened, utc_time
 
 # The sidecar waits up to twice 5 s for its disk before it answers that it cannot write.

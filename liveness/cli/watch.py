@@ -28,8 +28,8 @@ from liveness.console.record_lines import (
 )
 from liveness.console.terminal import AUTO, COLORS, report_line, wants_colours
 from liveness.console.watching import command_errors
-from liveness.core.damping import MOST_SETTLE_S
 from liveness.core.records import TIMER
+from liveness.core.sessions.damping import MOST_SETTLE_S
 
 
 async def watch(

@@ -1,4 +1,4 @@
-"""Damps the records of a watch with `settle_s`; `core.damping` says why, and how.
+"""Damps the records of a watch with `settle_s`; `core.sessions.damping` says why, and how.
 
 While records arrive, their stamps say which offlines have settled. Once none has arrived for
 a moment, the watch asks by a ping: the pong comes when all that was decided before is on
@@ -17,7 +17,8 @@ from typing import Final
 import anyio
 
 from liveness.client.inbox import RecordMap
-from liveness.core.damping import (
+from liveness.core.records import GAP, MOVED, SESSION_KINDS, identity
+from liveness.core.sessions.damping import (
     MOST_SETTLE_S,
     DampedRecord,
     Damper,
@@ -25,7 +26,6 @@ from liveness.core.damping import (
     Passed,
     SettlingRoom,
 )
-from liveness.core.records import GAP, MOVED, SESSION_KINDS, identity
 from liveness.errors import ReportError
 
 # That moment: so it asks a few times a second at most.
@@ -211,7 +211,7 @@ def settle_s_in(settle_s: object) -> float:
 
 
 def _moved(offline: RecordMap, online: RecordMap) -> RecordMap:
-    """As `core.damping.moved`."""
+    """As `core.sessions.damping.moved`."""
     record = {**online, "kind": MOVED, "from": offline["gateway"]}
     record["from_session"] = offline["session"]
     if "conn" in offline:

@@ -1,4 +1,4 @@
-"""A gateway's end of the protocol, without I/O; the sidecar's is `core.conversation`.
+"""A gateway's end of the protocol, without I/O; the sidecar's is `core.links.conversation`.
 
 One `Client` outlives many links. It makes the hello of each link, takes the sidecar's
 frames, and makes the frames to write: reports, acks and pings. The pong to a ping
@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 from liveness.client.inbox import Arrival, End, Inbox, RecordMap
 from liveness.client.reports import Reports
 from liveness.client.tasks import Attempt, TaskQueues
-from liveness.core.frames import PROTOCOL, BadFrame, parse_hello
-from liveness.core.framing import Frame, encode
 from liveness.core.records import MOVED, TIMER, HostTime, Uid, identity
+from liveness.core.wire.frames import PROTOCOL, BadFrame, parse_hello
+from liveness.core.wire.framing import Frame, encode
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 
 # Promised in the hello. A gateway that is silent for twice as long counts as frozen, and

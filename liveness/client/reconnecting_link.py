@@ -24,7 +24,7 @@ from liveness.client.link_state import (
     replaced_line,
 )
 from liveness.client.protocol import EMPTY_KEEPALIVE, FINAL_CODES, Client
-from liveness.core.framing import PIECE_BYTES, Reader
+from liveness.core.wire.framing import PIECE_BYTES, Reader
 from liveness.errors import Refused, Replaced, WireError
 from liveness.host_clock import read_host
 

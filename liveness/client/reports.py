@@ -23,15 +23,15 @@ from operator import itemgetter
 from typing import Final, TypeAlias, TypeVar
 
 from liveness.client.timer_requests import TimerRequests
-from liveness.core.frames import (
+from liveness.core.records import KEEPALIVE, LOGIN, LOGOUT, MESSAGE, Uid, identity
+from liveness.core.wire.frames import (
     MAX_TIMEOUT_S,
     MIN_TIMEOUT_S,
     bad_uid_text,
     is_within,
 )
-from liveness.core.framing import encode
-from liveness.core.records import KEEPALIVE, LOGIN, LOGOUT, MESSAGE, Uid, identity
-from liveness.core.uids import is_natural, is_uid
+from liveness.core.wire.framing import encode
+from liveness.core.wire.uids import is_natural, is_uid
 from liveness.errors import ReportError
 
 T = TypeVar("T")

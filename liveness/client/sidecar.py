@@ -39,8 +39,8 @@ from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import ReconnectingLink
 from liveness.client.task_runner import F, TaskRunner, is_async
 from liveness.client.tasks import DEFAULT_AT_ONCE
-from liveness.core.frames import MAX_AGE_S
 from liveness.core.records import MOVED, OFFLINE, Uid
+from liveness.core.wire.frames import MAX_AGE_S
 from liveness.errors import (
     ConfigError,
     LivenessError,

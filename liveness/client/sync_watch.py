@@ -22,8 +22,8 @@ from liveness.client.sidecar import socket_at
 from liveness.client.threaded_watch import ThreadedWatch, background_loop
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
 from liveness.client.watcher_link import ReportLine
-from liveness.core.damping import DampingCounts
 from liveness.core.records import Uid
+from liveness.core.sessions.damping import DampingCounts
 
 __all__ = ["SyncWatch", "watch_sync"]
 

@@ -50,10 +50,10 @@ from liveness.client.watcher_link import (
     watcher_hello,
     wrong_form,
 )
-from liveness.core.damping import DampingCounts, Passed
-from liveness.core.frames import BadFrame, parse_hello
-from liveness.core.framing import Frame
 from liveness.core.records import SESSION_KINDS, Uid
+from liveness.core.sessions.damping import DampingCounts, Passed
+from liveness.core.wire.frames import BadFrame, parse_hello
+from liveness.core.wire.framing import Frame
 from liveness.errors import LivenessError, Replaced, ReportError
 from liveness.host_clock import wall_s as host_wall_s
 from liveness.text import escaped

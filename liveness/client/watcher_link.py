@@ -28,9 +28,9 @@ from liveness.client.reconnecting_link import (
     WELCOME_S,
     logger,
 )
-from liveness.core.frames import PROTOCOL
-from liveness.core.framing import Frame, Reader, encode
 from liveness.core.records import WATCHER
+from liveness.core.wire.frames import PROTOCOL
+from liveness.core.wire.framing import Frame, Reader, encode
 from liveness.errors import Code, LivenessError, Refused, Replaced, WireError
 from liveness.text import escaped
 

@@ -4,5 +4,5 @@ coredis is imported only when a connection is made: a sidecar without a cluster 
 settings does not need it.
 """
 
-# Imports: config, core, errors.
+# Imports: config, core, core.wheel, errors.
 # Never: trio, sqlite3, structlog, starlette, hypercorn, cyclopts.

@@ -20,8 +20,8 @@ from liveness.cluster.format import (
     partition_of,
     place_of,
 )
-from liveness.core.devices import user_of
 from liveness.core.records import Uid, identity
+from liveness.core.wheel.devices import user_of
 from liveness.errors import LivenessError
 
 # Who asks waits no longer: a gateway routes a message, an operator looks.

@@ -9,9 +9,9 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
-from liveness.core.devices import MAX_SEPARATOR_CHARS
-from liveness.core.frames import MAX_NAME_BYTES
-from liveness.core.uids import is_text
+from liveness.core.wheel.devices import MAX_SEPARATOR_CHARS
+from liveness.core.wire.frames import MAX_NAME_BYTES
+from liveness.core.wire.uids import is_text
 
 # `sockaddr_un.sun_path` is 108 bytes on Linux, the last of them a NUL.
 MAX_SOCKET_PATH_BYTES: Final = 107

@@ -9,8 +9,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from liveness.config.checks import ADDRESSES, as_list, check_addresses, split_address
 from liveness.config.schema import about, fixed, setting
-from liveness.core.frames import MAX_NAME_BYTES
-from liveness.core.uids import is_text
+from liveness.core.wire.frames import MAX_NAME_BYTES
+from liveness.core.wire.uids import is_text
 
 SCHEMES: Final = ("redis", "rediss")
 REDIS_PORT: Final = 6379

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from liveness.core.link_requests import Hello
 from liveness.core.records import GATEWAY
+from liveness.core.wire.link_requests import Hello
 
 
 class Peer(NamedTuple):

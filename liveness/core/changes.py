@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from liveness.core.cursors import Cursors
-from liveness.core.record_batch import Opening, RecordBatch
 from liveness.core.records import Logged, OnlineRow
 from liveness.core.timer_states import TimerCommand
+from liveness.core.wheel.record_batch import Opening, RecordBatch
 
 
 @dataclass(slots=True)

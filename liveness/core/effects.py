@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from liveness.core.changes import Commit
 from liveness.core.cursors import ReadPosition
-from liveness.core.link_requests import Refusal
 from liveness.core.records import Uid
+from liveness.core.wire.link_requests import Refusal
 
 
 class Send(NamedTuple):

@@ -18,12 +18,7 @@ from enum import Enum
 from typing import Final
 
 from liveness.core.access import Access, Peer
-from liveness.core.attended_clock import AttendedClock
-from liveness.core.back_pressure import BackPressure, DiskLimits
 from liveness.core.changes import Decisions, Disk
-from liveness.core.clearance import GatewayState
-from liveness.core.cluster_questions import ClusterSession, Partial, QuestionLimits
-from liveness.core.conversation import Conversation
 from liveness.core.cursors import (
     FORGOTTEN,
     NOT_LINKED,
@@ -34,17 +29,24 @@ from liveness.core.cursors import (
     losing_gateway,
 )
 from liveness.core.effects import Effect, LogLine, WriteAttempt
-from liveness.core.handshake import Handshake, Terms
-from liveness.core.link import Link
-from liveness.core.link_registry import (
+from liveness.core.links.back_pressure import BackPressure, DiskLimits
+from liveness.core.links.cluster_questions import (
+    ClusterSession,
+    Partial,
+    QuestionLimits,
+)
+from liveness.core.links.conversation import Conversation
+from liveness.core.links.handshake import Handshake, Terms
+from liveness.core.links.link import Link
+from liveness.core.links.link_registry import (
     LinkCounts,
     LinkRegistry,
     LinkRegistryLimits,
 )
-from liveness.core.link_requests import Cancel
-from liveness.core.operator_warnings import OperatorWarnings
-from liveness.core.outbox import Outbox, OutboxLimits, UnreadReplies
-from liveness.core.presence import Presence
+from liveness.core.links.operator_warnings import OperatorWarnings
+from liveness.core.links.outbox import Outbox, OutboxLimits, UnreadReplies
+from liveness.core.links.requests import Requests
+from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import (
     GATEWAY,
     HostReading,
@@ -53,11 +55,13 @@ from liveness.core.records import (
     OnlineFields,
     TimerRecord,
 )
-from liveness.core.requests import Requests
-from liveness.core.restart import Clocks
-from liveness.core.skipped_ranges import SkippedRanges
-from liveness.core.storm_guard import Storm
-from liveness.core.timer_scheduler import Due, TimerScheduler
+from liveness.core.sessions.attended_clock import AttendedClock
+from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.presence import Presence
+from liveness.core.sessions.storm_guard import Storm
+from liveness.core.timers.timer_scheduler import Due, TimerScheduler
+from liveness.core.wheel.restart import Clocks
+from liveness.core.wire.link_requests import Cancel
 from liveness.errors import Code
 
 # Timers read and fired at a time: some milliseconds of reading, and a page of the log.

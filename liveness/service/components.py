@@ -17,10 +17,10 @@ from liveness.compiled import Reader, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
-from liveness.core.conversation import Conversation
 from liveness.core.cursors import Cursors
-from liveness.core.timer_commands import TimerTransaction
+from liveness.core.links.conversation import Conversation
 from liveness.core.timer_states import TimerCommand
+from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.errors import StateError
 from liveness.metrics import Collector, Counts, HttpRefusal, Now
 from liveness.service.common.clock import Clock

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from liveness.config.outlet_settings import OutletSettings
 from liveness.config.settings import Config
-from liveness.core.presence import Presence
 from liveness.core.records import MOVED, OFFLINE, Record
+from liveness.core.sessions.presence import Presence
 from liveness.service.common.clock import Clock
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.links.spools import Spools

@@ -19,10 +19,10 @@ from liveness.config.settings import (
     StateSettings,
     TimerSettings,
 )
-from liveness.core.link_requests import Refusal
 from liveness.core.records import GATEWAY, OFFLINE, Record, Uid, identity
-from liveness.core.timer_scheduler import Due
 from liveness.core.timer_states import REPLACED, STATES
+from liveness.core.timers.timer_scheduler import Due
+from liveness.core.wire.link_requests import Refusal
 from liveness.errors import NOT_FATAL, Code
 from liveness.testing.scripted_disk import FULL, ScriptedDisk
 from liveness.testing.scripted_host import REFUSED, ROUNDING_S, UNLIMITED, ScriptedHost

@@ -7,8 +7,8 @@ from typing import Final
 
 import anyio
 
-from liveness.core.link_requests import Login
 from liveness.core.records import HostReading
+from liveness.core.wire.link_requests import Login
 from liveness.host_clock import read_host
 
 # While time stands still, the time of logins runs at this share of real time, so that the

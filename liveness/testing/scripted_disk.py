@@ -8,12 +8,17 @@ from secrets import token_hex
 from liveness.compiled import TimerTransaction
 from liveness.core.changes import Commit
 from liveness.core.cursors import CursorRow, Cursors
-from liveness.core.framing import encode
-from liveness.core.outbox import NOTICES_BYTES
+from liveness.core.links.outbox import NOTICES_BYTES
 from liveness.core.records import Gap, Logged, OnlineRow, Subscription
-from liveness.core.restart import Clocks
-from liveness.core.timer_scheduler import Coming, Due, LoadedWindow, TimerScheduler
 from liveness.core.timer_states import RETRY_POLICY
+from liveness.core.timers.timer_scheduler import (
+    Coming,
+    Due,
+    LoadedWindow,
+    TimerScheduler,
+)
+from liveness.core.wheel.restart import Clocks
+from liveness.core.wire.framing import encode
 
 LIST_ROWS = 1_000
 FULL = "the disk is full, as the script says"

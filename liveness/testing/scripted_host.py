@@ -20,7 +20,6 @@ from liveness.compiled import Reader, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
-from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.cursors import Cursors
 from liveness.core.effects import (
     AskCluster,
@@ -35,18 +34,8 @@ from liveness.core.effects import (
     SendList,
     WriteAttempt,
 )
-from liveness.core.framing import encode_notices
-from liveness.core.link import Link
-from liveness.core.link_requests import (
-    ActivityBatch,
-    After,
-    Hello,
-    Login,
-    Logout,
-    Refusal,
-    Request,
-    TimerBatch,
-)
+from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.links.link import Link
 from liveness.core.records import (
     EVENTS,
     GATEWAY,
@@ -56,10 +45,21 @@ from liveness.core.records import (
     TimerRecord,
     Uid,
 )
-from liveness.core.restart import no_clocks
 from liveness.core.server import MayRead
-from liveness.core.uids import is_uid
-from liveness.core.wheel import BUCKET_S
+from liveness.core.wheel.restart import no_clocks
+from liveness.core.wheel.wheel import BUCKET_S
+from liveness.core.wire.framing import encode_notices
+from liveness.core.wire.link_requests import (
+    ActivityBatch,
+    After,
+    Hello,
+    Login,
+    Logout,
+    Refusal,
+    Request,
+    TimerBatch,
+)
+from liveness.core.wire.uids import is_uid
 from liveness.errors import Code
 from liveness.testing.scripted_clock import ScriptedClock
 from liveness.testing.scripted_disk import ScriptedDisk

@@ -9,7 +9,7 @@ from fcntl import ioctl
 from termios import FIONREAD
 
 from liveness.core.cursors import ReadPosition
-from liveness.core.link import Link
+from liveness.core.links.link import Link
 
 
 class LinkTap:

@@ -9,11 +9,19 @@ from datetime import datetime
 
 import pytest
 
-from liveness.core.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD, WHY_HELD
 from liveness.core.cursors import Unacknowledged
-from liveness.core.presence import UserStatus
 from liveness.core.records import OFFLINE_REASONS, LogPosition, OnlineRow, Record
-from liveness.core.wheel import Slot
+from liveness.core.sessions.clearance import (
+    AWAY,
+    DISK,
+    MUTE,
+    PAUSED,
+    STORM,
+    UNREAD,
+    WHY_HELD,
+)
+from liveness.core.sessions.presence import UserStatus
+from liveness.core.wheel.wheel import Slot
 from liveness.explanation import (
     Known,
     UserDevices,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from liveness.core.uids import is_uid
+from liveness.core.wire.uids import is_uid
 from liveness.text import (
     escaped,
     from_json,

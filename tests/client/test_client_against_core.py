@@ -18,21 +18,8 @@ from hypothesis import strategies as st
 from liveness.client.inbox import Arrival, End, ReaderQueue, RecordMap
 from liveness.client.protocol import EMPTY_KEEPALIVE, Client
 from liveness.client.reports import AGE_STEP_S
-from liveness.core.attended_clock import AttendedClock
 from liveness.core.changes import Changes, Decisions
-from liveness.core.clearance import GatewayState
-from liveness.core.conversation import Conversation, ConversationLimits
-from liveness.core.framing import Reader, decode, encode, encode_notices
-from liveness.core.link_requests import (
-    Ack,
-    ActivityBatch,
-    Hello,
-    Login,
-    Logout,
-    Ping,
-    Request,
-)
-from liveness.core.presence import WHY_OLDER, Presence
+from liveness.core.links.conversation import Conversation, ConversationLimits
 from liveness.core.records import (
     LOGOUT,
     MOVED,
@@ -46,8 +33,21 @@ from liveness.core.records import (
     Record,
     Uid,
 )
-from liveness.core.restart import Clocks, no_clocks
-from liveness.core.wheel import Wheel
+from liveness.core.sessions.attended_clock import AttendedClock
+from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.presence import WHY_OLDER, Presence
+from liveness.core.wheel.restart import Clocks, no_clocks
+from liveness.core.wheel.wheel import Wheel
+from liveness.core.wire.framing import Reader, decode, encode, encode_notices
+from liveness.core.wire.link_requests import (
+    Ack,
+    ActivityBatch,
+    Hello,
+    Login,
+    Logout,
+    Ping,
+    Request,
+)
 from tests.helpers.strategies import BOUNDED, examples, pieces
 
 STEP_S: Final = 0.25

@@ -11,10 +11,10 @@ from liveness.client.inbox import Arrival, End, ReaderQueue
 from liveness.client.protocol import FINAL_CODES, PING_S, Client
 from liveness.client.tasks import Attempt
 from liveness.client.timer_requests import MAX_REQUESTS_PER_WRITE
-from liveness.core.clearance import LEAST_LATE_S
-from liveness.core.frames import parse_hello
-from liveness.core.framing import Frame, Reader, decode
 from liveness.core.records import HostTime, Uid
+from liveness.core.sessions.clearance import LEAST_LATE_S
+from liveness.core.wire.frames import parse_hello
+from liveness.core.wire.framing import Frame, Reader, decode
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 from tests.helpers.strategies import BOUNDED, frames, no_uids, uids, values
 

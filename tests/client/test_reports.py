@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from liveness.client.reports import AGE_STEP_S, MAX_CHANGES_PER_WRITE, Reports
 from liveness.client.sidecar import client_of
-from liveness.core.framing import decode
 from liveness.core.records import Uid
+from liveness.core.wire.framing import decode
 from liveness.errors import ReportError
 from tests.helpers.strategies import BOUNDED, HARD_UIDS, examples, no_uids
 

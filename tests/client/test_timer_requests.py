@@ -14,7 +14,7 @@ from liveness.client.timer_requests import (
     POSTPONED_S,
     TimerRequests,
 )
-from liveness.core.framing import decode
+from liveness.core.wire.framing import decode
 from liveness.errors import ReportError
 from tests.helpers.strategies import BOUNDED
 

@@ -129,7 +129,7 @@ def test_a_user_who_is_back_soon_was_not_away(run: Run) -> None:
         gateway.logout("ada", conn=conn)
         await gateway.flush()
         await report(gateway, "ada", "bob")
-        # An offline that was there at the start may have come before: see `core.damping`.
+        # An offline that was there at the start may have come before: see `core.sessions.damping`.
         async with read_by(script, after=0, settle_s=5) as watch:
             assert [(await anext(watch))["seq"] for _ in "abc"] == [1, 3, 4]
             assert watch.damping.left_out == 1

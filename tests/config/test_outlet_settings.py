@@ -24,8 +24,8 @@ from liveness.config.outlet_settings import (
 from liveness.config.schema import Setting
 from liveness.config.secret_file import NotReadable
 from liveness.config.settings import Config, outlet_settings
-from liveness.core.damping import MOST_SETTLE_S
 from liveness.core.records import SESSION_KINDS
+from liveness.core.sessions.damping import MOST_SETTLE_S
 from liveness.errors import ConfigError
 from tests.config.test_settings import BARE, EXAMPLE, loaded, refused
 from tests.helpers.needs import require_root

@@ -32,9 +32,9 @@ from liveness.config.sources import (
     load,
     socket_path,
 )
-from liveness.core.frames import MAX_AFTER_S, MAX_KEY_BYTES, MAX_TEXT_BYTES
-from liveness.core.framing import encode
-from liveness.core.uids import MAX_UID_BYTES
+from liveness.core.wire.frames import MAX_AFTER_S, MAX_KEY_BYTES, MAX_TEXT_BYTES
+from liveness.core.wire.framing import encode
+from liveness.core.wire.uids import MAX_UID_BYTES
 from liveness.errors import ConfigError
 from tests.helpers.tree import ROOT
 

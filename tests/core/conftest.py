@@ -4,10 +4,14 @@ from types import ModuleType
 
 import pytest
 
-from liveness.core import framing, timer_commands, wheel
+from liveness.core.timers import timer_commands
+from liveness.core.wheel import wheel
+from liveness.core.wire import framing
 
 try:
-    from liveness.core import _timer_commands, _wheel, _wire
+    from liveness.core.timers import _timer_commands
+    from liveness.core.wheel import _wheel
+    from liveness.core.wire import _wire
 # Not compiled here? `tests/project/test_compiled.py` says whether it should be.
 except ImportError:
     WHEELS: list[ModuleType] = [wheel]

@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from liveness.core.conversation import Conversation, ConversationLimits
-from liveness.core.framing import Reader
-from liveness.core.link_requests import (
+from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.wire.framing import Reader
+from liveness.core.wire.link_requests import (
     ActivityBatch,
     ListedActivity,
     Refusal,
     Request,
     TimerBatch,
 )
-from liveness.core.uids import is_uid
+from liveness.core.wire.uids import is_uid
 from liveness.errors import Code
 
 

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from liveness.core.changes import Changes, Decisions
-from liveness.core.clearance import GatewayState
-from liveness.core.conversation import Conversation, ConversationLimits
-from liveness.core.framing import encode
-from liveness.core.link_requests import ActivityBatch, Login, Logout
-from liveness.core.presence import Presence
+from liveness.core.links.conversation import Conversation, ConversationLimits
 from liveness.core.records import Instant, OnlineRow, Record, Uid
-from liveness.core.restart import no_clocks
-from liveness.core.storm_guard import GuardRules
-from liveness.core.wheel import Wheel
+from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.presence import Presence
+from liveness.core.sessions.storm_guard import GuardRules
+from liveness.core.wheel.restart import no_clocks
+from liveness.core.wheel.wheel import Wheel
+from liveness.core.wire.framing import encode
+from liveness.core.wire.link_requests import ActivityBatch, Login, Logout
 
 ALL: Final = 10**9
 # The two clocks differ, so that neither can be taken for the other.

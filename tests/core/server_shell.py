@@ -16,13 +16,13 @@ from liveness.config.settings import (
 )
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
-from liveness.core.conversation import Conversation
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.effects import Effect, LogLine, LogRefusal
-from liveness.core.framing import encode
-from liveness.core.link import Link
+from liveness.core.links.conversation import Conversation
+from liveness.core.links.link import Link
 from liveness.core.records import Instant
 from liveness.core.server import Server
+from liveness.core.wire.framing import encode
 from liveness.testing.scripted_disk import ScriptedDisk
 from liveness.testing.scripted_link import LinkCounters
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from liveness.core.access import Access, Allowed, Peer
-from liveness.core.frames import parse_hello
+from liveness.core.wire.frames import parse_hello
 
 NOBODY: Final = Allowed()
 ALL: Final = Allowed(anyone=True)

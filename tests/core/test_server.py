@@ -19,10 +19,10 @@ from liveness.core.effects import (
     Send,
     SendList,
 )
-from liveness.core.framing import Reader, decode, encode
-from liveness.core.link import Link
+from liveness.core.links.link import Link
 from liveness.core.records import SESSION_KINDS, Record, Subscription
 from liveness.core.server import MayRead
+from liveness.core.wire.framing import Reader, decode, encode
 from liveness.testing.scripted_disk import FULL
 from tests.core.server_shell import Shell, hello
 

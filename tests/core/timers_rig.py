@@ -13,16 +13,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from liveness.core.changes import Decisions
-from liveness.core.link_requests import After, Answer, Cancel
 from liveness.core.records import Instant, TimerRecord
-from liveness.core.timer_commands import TimerTransaction
-from liveness.core.timer_scheduler import (
-    RING_SLOTS,
-    Coming,
-    Due,
-    LoadedWindow,
-    TimerScheduler,
-)
 from liveness.core.timer_states import (
     RETRY_POLICY,
     CancelTimer,
@@ -31,7 +22,16 @@ from liveness.core.timer_states import (
     TimerState,
     key_of,
 )
-from liveness.core.wheel import Wheel
+from liveness.core.timers.timer_commands import TimerTransaction
+from liveness.core.timers.timer_scheduler import (
+    RING_SLOTS,
+    Coming,
+    Due,
+    LoadedWindow,
+    TimerScheduler,
+)
+from liveness.core.wheel.wheel import Wheel
+from liveness.core.wire.link_requests import After, Answer, Cancel
 from tests.core.conftest import commands_with
 
 # An engine sleeps no shorter; and a ring that is begun must not keep it awake for ever.

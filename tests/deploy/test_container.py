@@ -90,7 +90,7 @@ def test_the_image_has_what_the_sidecar_needs_and_no_more(image: Stage) -> None:
         for extra in there["liveness-sidecar"].metadata.get_all("Provides-Extra", [])
     ]
     assert there.keys() == {"liveness-sidecar"}.union(*needed)
-    assert list(site.glob("liveness/core/_*.so"))
+    assert list(site.glob("liveness/core/*/_*.so"))
     assert not list(image.root.glob("src"))
     left = [*image.folder.glob("local/lib/python3.*/site-packages/*")]
     assert [one for one in left if not one.is_char_device()] == [], "of the base"
@@ -197,8 +197,8 @@ def test_the_image_serves_and_ends(image: Stage, net: int, tmp_path: Path) -> No
         ("liveness/cli/main.py", True),
         ("liveness/service/http/page/index.html", True),
         ("requirements/runtime.lock", True),
-        ("liveness/core/_wheel.cpython-311-x86_64-linux-gnu.so", False),
-        ("liveness/core/__pycache__/wheel.cpython-311.pyc", False),
+        ("liveness/core/wheel/_wheel.cpython-311-x86_64-linux-gnu.so", False),
+        ("liveness/core/wheel/__pycache__/wheel.cpython-311.pyc", False),
         ("deploy/container/token", False),
         (".git/config", False),
         ("tests/conftest.py", False),

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from liveness.core.framing import encode
-from tests.core.test_vectors import BEFORE, TO_SIDECAR, octets
+from liveness.core.wire.framing import encode
+from tests.core.wire.test_vectors import BEFORE, TO_SIDECAR, octets
 from tests.fuzz.targets import LIMITS
 
 # Of longer ones all but a few bytes are one and the same.

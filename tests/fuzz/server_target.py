@@ -4,9 +4,9 @@ from typing import Final
 
 from liveness.core.changes import Commit
 from liveness.core.effects import Close, LogLine, ReadFirst
-from liveness.core.framing import encode
-from liveness.core.link import Link
+from liveness.core.links.link import Link
 from liveness.core.server import MayRead
+from liveness.core.wire.framing import encode
 from liveness.testing.scripted_disk import FULL
 from tests.core.server_shell import Shell, hello
 

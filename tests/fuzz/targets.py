@@ -6,7 +6,7 @@ Four targets, each the core alone, as it is and as it is compiled:
 - `link`: the same, to the requests and refusals that a link makes of it;
 - `server`: links, time and a disk, at the whole server (`tests.fuzz.server_target`);
 - `presence`: two gateways over time, their links, the users that they tell of and the
-  restarts between, on both wheels, each held to the rules of `tests.core.sessions`.
+  restarts between, on both wheels, each held to the rules of `tests.core.sessions.sessions_rig`.
 
 How the bytes are read is part of the corpus: a change of it makes another corpus.
 """
@@ -17,16 +17,18 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from liveness.core.conversation import Conversation, ConversationLimits
-from liveness.core.frames import MIN_TIMEOUT_S, bad_uid_text
-from liveness.core.framing import (
+from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.records import GATEWAY, Uid
+from liveness.core.wheel.wheel import Wheel
+from liveness.core.wire.frames import MIN_TIMEOUT_S, bad_uid_text
+from liveness.core.wire.framing import (
     MAX_DEPTH,
     Frame,
     Reader,
     encode,
     most_values,
 )
-from liveness.core.link_requests import (
+from liveness.core.wire.link_requests import (
     ActivityBatch,
     Hello,
     Login,
@@ -35,13 +37,11 @@ from liveness.core.link_requests import (
     Request,
     Where,
 )
-from liveness.core.records import GATEWAY, Uid
-from liveness.core.wheel import Wheel
 from liveness.errors import Code, WireError
 from tests.core.conftest import READERS, WHEELS
 from tests.core.link_trace import told
 from tests.core.scene import Shown
-from tests.core.sessions import Sessions
+from tests.core.sessions.sessions_rig import Sessions
 from tests.fuzz.server_target import server
 
 # Small ones, so that a short input is often at a limit, and the defaults.
@@ -276,7 +276,7 @@ class World:
 
 
 def on_grid(seconds: float) -> float:
-    """The nearest quarter of a second: see `tests.core.sessions`."""
+    """The nearest quarter of a second: see `tests.core.sessions.sessions_rig`."""
     return round(4 * seconds) / 4
 
 

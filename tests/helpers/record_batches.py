@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from liveness.compiled import Wheel
-from liveness.core.record_batch import Opening, RecordBatch
 from liveness.core.records import Logged, OnlineRow
+from liveness.core.wheel.record_batch import Opening, RecordBatch
 
 
 def batch_of(

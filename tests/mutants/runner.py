@@ -5,7 +5,7 @@ a sentence which, and what breaks; then it names tests, each of which must fail 
 
     Users are judged though nobody has read what their gateway says: false silence.
 
-    Test: tests/core/test_clearance.py::test_a_new_link_has_to_be_read_empty_itself
+    Test: tests/core/sessions/test_clearance.py::test_a_new_link_has_to_be_read_empty_itself
 
 Any test will do, a whole simulation as well as one of a function. Named without its
 parameters it stands for all its cases.

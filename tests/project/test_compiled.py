@@ -107,7 +107,7 @@ def test_half_of_what_is_compiled_does_not_serve(tmp_path: Path, module: str) ->
 def test_what_was_compiled_and_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "liveness", tmp_path / "liveness", ignore=without("*.so"))
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    broken = tmp_path / "liveness" / "core" / f"_table{suffix}"
+    broken = tmp_path / f"liveness/core/wheel/_table{suffix}"
     broken.write_bytes(b"\x7fELF, and no more")
     shown = python("-c", SHOW, cwd=tmp_path).stdout
     assert shown.startswith("reference: the compiled modules cannot be loaded (")

@@ -40,8 +40,13 @@ SUFFIX: Final = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES: Final = {
     f"liveness/core/{name}{SUFFIX}"
     for name in (
-        *("_devices", "_records", "_restart", "_table"),
-        *("_timer_commands", "_timer_requests", "_wheel", "_wire"),
+        *("wheel/_devices", "wheel/_records", "wheel/_restart", "wheel/_table"),
+        *(
+            "timers/_timer_commands",
+            "wire/_timer_requests",
+            "wheel/_wheel",
+            "wire/_wire",
+        ),
     )
 }
 # Of which no file may be handed on; one lists another, as what there was once.
@@ -49,9 +54,9 @@ LEFT: Final = (
     ".venv/lib/left.py",
     ".pytest_cache/left",
     "build/lib/liveness/left.py",
-    "liveness/core/_wheel.c.pyc",
-    f"liveness/core/_wheel{SUFFIX}",
-    "liveness/core/__pycache__/wheel.cpython-311.pyc",
+    "liveness/core/wheel/_wheel.c.pyc",
+    f"liveness/core/wheel/_wheel{SUFFIX}",
+    "liveness/core/wheel/__pycache__/wheel.cpython-311.pyc",
     "tests/__pycache__/tree.cpython-311.pyc",
     "liveness_sidecar.egg-info/SOURCES.txt",
     "notes.txt",
@@ -63,7 +68,7 @@ OF_SETUPTOOLS: Final = re.compile(
 # Few and quick, but of everything: the core, proto, deploy, the locks, a process.
 SAMPLE: Final = (
     "tests/core/test_architecture.py",
-    "tests/core/test_vectors.py::test_the_page_names_the_frames_that_are_known",
+    "tests/core/wire/test_vectors.py::test_the_page_names_the_frames_that_are_known",
     "tests/config/test_settings.py",
     "tests/project/test_repository.py::test_a_lock_holds_hashed_pins_of_what_the_project_asks_for",
     "tests/project/test_repository.py::test_the_gate_takes_its_steps_without_standard_input",

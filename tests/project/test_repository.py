@@ -121,8 +121,8 @@ def copy(tmp_path: Path) -> Copy:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "bin").mkdir()
-    (tmp_path / "liveness/core").mkdir(parents=True)
-    (tmp_path / "liveness/core/_wheel.pyx").touch()
+    (tmp_path / "liveness/core/wheel").mkdir(parents=True)
+    (tmp_path / "liveness/core/wheel/_wheel.pyx").touch()
     (tmp_path / "setup.py").touch()
     (tmp_path / "headers").mkdir()
     (tmp_path / "headers/Python.h").touch()
@@ -236,7 +236,12 @@ def test_a_higher_level_serves_the_lower_ones(copy: Copy) -> None:
         ("tests", "", ["tests"], True),
         ("tests", "-k wheel", ["tests"], True),
         ("tests", "tests/core", ["tests/core"], True),
-        ("tests", "tests/core/test_wheel.py", ["tests/core/test_wheel.py"], False),
+        (
+            "tests",
+            "tests/core/wheel/test_wheel.py",
+            ["tests/core/wheel/test_wheel.py"],
+            False,
+        ),
         ("tests", "tests/a.py tests/b.py", ["tests/a.py", "tests/b.py"], True),
         ("slow", "", ["tests"], False),
         ("slow", "tests/a.py::test_a", ["tests/a.py::test_a"], False),
@@ -275,9 +280,9 @@ def test_another_lock_or_python_means_another_environment(copy: Copy) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        "echo >>liveness/core/_wheel.pyx",
-        "echo >liveness/core/_wire.pyx",
-        "echo >liveness/core/_wire.pxd",
+        "echo >>liveness/core/wheel/_wheel.pyx",
+        "echo >liveness/core/wire/_wire.pyx",
+        "echo >liveness/core/wire/_wire.pxd",
         "echo >>setup.py",
         "rm headers/Python.h",
         "echo exit 1 >bin/gcc",
@@ -300,7 +305,7 @@ def test_an_interrupted_compilation_is_redone(ready: Copy) -> None:
 
 def test_only_what_this_python_compiled_before_is_removed(copy: Copy) -> None:
     old, other = (
-        copy.path / f"liveness/core/_wheel{suffix}"
+        copy.path / f"liveness/core/wheel/_wheel{suffix}"
         for suffix in (sysconfig.get_config_var("EXT_SUFFIX"), ".cpython-38.so")
     )
     old.touch()

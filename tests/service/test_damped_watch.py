@@ -18,9 +18,9 @@ from liveness.client import damped_records
 from liveness.client.inbox import RecordMap
 from liveness.client.watcher import Watch
 from liveness.client.watcher_link import WatcherLink
-from liveness.core import frames
-from liveness.core.framing import Frame
 from liveness.core.records import MOVED, OFFLINE, ONLINE
+from liveness.core.wire import frames
+from liveness.core.wire.framing import Frame
 from tests.service import rig as rig_module
 from tests.service.rig import WALL_MS, Caller, Rig, VirtualWallClock, running, slowed
 
@@ -299,7 +299,7 @@ async def test_an_older_sidecar_gets_an_ack_of_what_is_safe(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = tuple(name for name in frames.FEATURES if name != "cursor")
-    monkeypatch.setattr("liveness.core.handshake.FEATURES", features)
+    monkeypatch.setattr("liveness.core.links.handshake.FEATURES", features)
     gateway = await rig.gateway_of(["ada"], kinds=[])
     lines: list[str] = []
     async with reading(rig, name=NAME, report_line=lines.append) as watch:

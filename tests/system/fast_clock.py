@@ -7,7 +7,7 @@ takes a sidecar that is broken. Run in place of the command that stands behind i
 import sys
 
 from liveness.cli.main import main
-from liveness.core.attended_clock import AttendedClock
+from liveness.core.sessions.attended_clock import AttendedClock
 
 right = AttendedClock.turn
 

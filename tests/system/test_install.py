@@ -139,7 +139,7 @@ def test_an_installation_is_these_files(installed: Path) -> None:
     assert packages >= {"liveness_sidecar", "trio", "cyclopts"}
     assert packages >= {"coredis", "h11", "standardwebhooks", "confluent_kafka"}
     assert not packages & {"pip", "setuptools", "wheel", "cython"}
-    assert list(made.glob("lib/*/site-packages/liveness/core/_wheel.*.so"))
+    assert list(made.glob("lib/*/site-packages/liveness/core/wheel/_wheel.*.so"))
 
 
 def test_everybody_may_read_it_and_only_root_may_change_it(installed: Path) -> None:

@@ -1,6 +1,6 @@
 """Which of two connections is the newer one, by the clock that all processes share.
 
-The decision itself is tested in `tests/core/test_presence.py`.
+The decision itself is tested in `tests/core/sessions/test_presence.py`.
 """
 
 import signal

@@ -2,7 +2,7 @@
 
 Each offence stands between frames that are right, sent in one piece with them, so that
 it shows how far they are applied. Meanwhile another gateway has a link that must not
-notice anything. What else is refused: `proto/vectors/`, and `tests/core/test_vectors.py`.
+notice anything. What else is refused: `proto/vectors/`, and `tests/core/wire/test_vectors.py`.
 """
 
 from collections.abc import Iterator

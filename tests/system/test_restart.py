@@ -1,7 +1,7 @@
 """A restart loses nothing after a planned stop, and only the clocks after a crash.
 
 Clocks, holds and the time that gateways get to come back are tested on virtual time:
-`tests/core/test_presence.py`, `tests/service/links/test_links.py`, `test_replacement.py`. The
+`tests/core/sessions/test_presence.py`, `tests/service/links/test_links.py`, `test_replacement.py`. The
 scripted sidecar runs some of these tests too (`tests/testing/test_scripted.py`).
 """
 

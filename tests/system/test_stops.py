@@ -2,7 +2,7 @@
 
 No user who was reported may be taken for silent because of that, and a silent user ends
 once. The decisions (holds, replaced links, fresh gateways) are those of
-`tests/core/test_clearance.py` and `tests/service/links/test_links.py`.
+`tests/core/sessions/test_clearance.py` and `tests/service/links/test_links.py`.
 """
 
 from contextlib import ExitStack

@@ -19,7 +19,7 @@ from liveness.core.cursors import CursorRow
 from liveness.core.records import EVENTS
 from liveness.core.records import Record as Decided
 from liveness.testing import ScriptedSidecar, scripted_sidecar
-from tests.core.test_vectors import BEFORE, TO_SIDECAR, exact, name_of, octets
+from tests.core.wire.test_vectors import BEFORE, TO_SIDECAR, exact, name_of, octets
 from tests.helpers.wire import packed
 from tests.system.client import Client
 from tests.system.conftest import Start

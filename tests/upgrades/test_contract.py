@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 
 from liveness.config.sources import load
-from tests.core import test_vectors as vectors
 from tests.core.conftest import READERS
+from tests.core.wire import test_vectors as vectors
 from tests.helpers.tree import ROOT
 
 Case = dict[str, Any]

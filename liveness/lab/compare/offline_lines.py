@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from liveness.core.records import Uid
-from liveness.core.uids import is_uid
+from liveness.core.wire.uids import is_uid
 from liveness.lab.compare.comparison import Line
 from liveness.text import uid_of
 

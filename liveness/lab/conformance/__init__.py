@@ -5,5 +5,5 @@ is the author's: a process that connects to it. Users are TCP connections that s
 line protocol of the demo's gateway.
 """
 
-# Imports: config, console, core, errors, lab.common, testing, text.
+# Imports: config, console, core, core.wire, errors, lab.common, testing, text.
 # Never: sqlite3, starlette, structlog.

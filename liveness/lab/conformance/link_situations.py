@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from liveness.core.framing import encode
+from liveness.core.wire.framing import encode
 from liveness.lab.conformance.frame_rules import BY_SCRIPT
 from liveness.lab.conformance.stage import LINK_S, Stage, situation
 from liveness.lab.conformance.tape import ENDED, OPENED

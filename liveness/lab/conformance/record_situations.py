@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from liveness.core.framing import encode
+from liveness.core.wire.framing import encode
 from liveness.lab.conformance.frame_rules import BY_SCRIPT
 from liveness.lab.conformance.stage import Stage, situation
 

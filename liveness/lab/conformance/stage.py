@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
 
-from liveness.core.framing import PIECE_BYTES, encode
 from liveness.core.records import OFFLINE, SILENCE, identity
+from liveness.core.wire.framing import PIECE_BYTES, encode
 from liveness.lab.common.line_connection import LineConnection
 from liveness.lab.common.processes import Program
 from liveness.lab.conformance.frame_rules import FrameRules

@@ -10,8 +10,8 @@ from typing import Final
 import trio
 
 from liveness.config.settings import LimitSettings
-from liveness.core.framing import encode
 from liveness.core.records import GATEWAY, OFFLINE, SILENCE, Record
+from liveness.core.wire.framing import encode
 from liveness.errors import Code
 from liveness.lab.conformance.rules import BrokeOff
 from liveness.lab.conformance.tape import Tape

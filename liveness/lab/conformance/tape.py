@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from liveness.core.framing import Frame, Reader
 from liveness.core.records import identity
-from liveness.core.uids import is_uid
+from liveness.core.wire.framing import Frame, Reader
+from liveness.core.wire.uids import is_uid
 from liveness.errors import WireError
 from liveness.testing.scripted_link import LinkTap
 

@@ -4,5 +4,6 @@
 means. `publisher` reads the log, makes the calls and measures them.
 """
 
-# Imports: cluster, config, core, metrics, service.common, service.links, service.storage.
+# Imports: cluster, config, core, core.wheel, metrics, service.common, service.links,
+#   service.storage.
 # Never: starlette, hypercorn, cyclopts.

@@ -8,8 +8,8 @@ holds none of the others up, neither then nor while it catches up.
 from collections.abc import Callable, Iterable
 
 from liveness.cluster.format import field_of, gateway_of, partition_of
-from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
+from liveness.core.wheel.devices import user_of
 from liveness.outlets.cluster.host_state import HostIdentity
 from liveness.outlets.cluster.partition import LIMITS, Limits, Mode, Partition
 from liveness.outlets.cluster.session_changes import Change

@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from liveness.config.outlet_settings import OutletSettings
-from liveness.core.damping import DampingCounts, SettlingRoom
 from liveness.core.records import TIMER, Gap, Logged, Record, Subscription
+from liveness.core.sessions.damping import DampingCounts, SettlingRoom
 from liveness.outlets.common.outlet_store import (
     OutletStore,
     StoredCursor,

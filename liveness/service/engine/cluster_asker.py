@@ -6,8 +6,8 @@ import trio
 
 from liveness.cluster.format import Place
 from liveness.cluster.questions import ClusterQuestions, Unanswered
-from liveness.core.cluster_questions import ClusterSession, Partial
 from liveness.core.effects import AskCluster
+from liveness.core.links.cluster_questions import ClusterSession, Partial
 from liveness.service.engine.engine import Engine
 
 

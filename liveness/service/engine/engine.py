@@ -13,10 +13,7 @@ from typing import Final, NoReturn, assert_never
 
 import trio
 
-from liveness.core.attended_clock import AttendedClock, WindowedMax
 from liveness.core.changes import Commit
-from liveness.core.clearance import DISK, PAUSED
-from liveness.core.cluster_questions import ClusterSession, Partial
 from liveness.core.effects import (
     AskCluster,
     Close,
@@ -30,10 +27,13 @@ from liveness.core.effects import (
     SendList,
     WriteAttempt,
 )
-from liveness.core.presence import UserStatus
+from liveness.core.links.cluster_questions import ClusterSession, Partial
 from liveness.core.records import GATEWAY, Instant, TimerRecord, Uid
 from liveness.core.server import Server
-from liveness.core.storm_guard import Storm
+from liveness.core.sessions.attended_clock import AttendedClock, WindowedMax
+from liveness.core.sessions.clearance import DISK, PAUSED
+from liveness.core.sessions.presence import UserStatus
+from liveness.core.sessions.storm_guard import Storm
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 from liveness.service.engine.link_reader import LinkReader

@@ -8,9 +8,9 @@ that sends less is still read empty, so that its due users can go offline.
 from collections.abc import Callable
 from typing import Final
 
-from liveness.core.attended_clock import AttendedClock
-from liveness.core.link import Link
+from liveness.core.links.link import Link
 from liveness.core.server import MayRead, Server
+from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.service.common.clock import Clock
 from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
 

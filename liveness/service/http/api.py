@@ -17,10 +17,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from liveness.core.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
 from liveness.core.records import KINDS, ROLES, Subscription, Uid
 from liveness.core.timer_states import STATES
-from liveness.core.uids import is_text
+from liveness.core.wire.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
+from liveness.core.wire.uids import is_text
 from liveness.errors import LivenessError
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import uid_of

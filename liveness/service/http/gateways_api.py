@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.records import GATEWAY
-from liveness.core.storm_guard import Storm
+from liveness.core.sessions.storm_guard import Storm
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http.api import (

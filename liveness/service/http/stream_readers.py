@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from liveness.core.damping import MOST_SETTLE_S, DampingCounts, SettlingRoom
 from liveness.core.records import Gap, Subscription
+from liveness.core.sessions.damping import MOST_SETTLE_S, DampingCounts, SettlingRoom
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from liveness.core.clearance import GatewayState
+from liveness.core.sessions.clearance import GatewayState
 from liveness.metrics import MOST_GATEWAYS, Now, quantile
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine

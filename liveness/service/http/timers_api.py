@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.timer_states import CANCELLED, DONE, FAILED, FIRED, LIVE, PENDING
-from liveness.core.uids import MAX_INTEGER
+from liveness.core.wire.uids import MAX_INTEGER
 from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine

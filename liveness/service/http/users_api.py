@@ -28,9 +28,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from liveness.core.frames import bad_uid_text
 from liveness.core.records import Uid, identity
-from liveness.core.uids import is_natural
+from liveness.core.wire.frames import bad_uid_text
+from liveness.core.wire.uids import is_natural
 from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
 from liveness.metrics import Counts
 from liveness.service.common.notifier import Notifier

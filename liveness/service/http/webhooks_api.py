@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.records import KINDS
-from liveness.core.uids import MAX_INTEGER
+from liveness.core.wire.uids import MAX_INTEGER
 from liveness.errors import LivenessError
 from liveness.outlets.webhooks.results import DeadLetter, SendResult, Unfinished
 from liveness.service.http.api import (

@@ -7,9 +7,9 @@ from fcntl import ioctl
 from termios import FIONREAD
 from typing import Final
 
-from liveness.core.framing import encode
-from liveness.core.link import Link
-from liveness.core.link_requests import Refusal
+from liveness.core.links.link import Link
+from liveness.core.wire.framing import encode
+from liveness.core.wire.link_requests import Refusal
 from liveness.errors import Code
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.link_writer import LinkWriter

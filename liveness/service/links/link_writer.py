@@ -16,9 +16,9 @@ import structlog
 import trio
 
 from liveness.core.cursors import ReadPosition
-from liveness.core.framing import encode_notices
-from liveness.core.outbox import NOTICES_BYTES, LimitMet, Outbox
-from liveness.core.record_batch import Encoded
+from liveness.core.links.outbox import NOTICES_BYTES, LimitMet, Outbox
+from liveness.core.wheel.record_batch import Encoded
+from liveness.core.wire.framing import encode_notices
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle

@@ -15,8 +15,8 @@ from typing import Final
 
 import structlog
 
-from liveness.core.framing import decode, encode
-from liveness.core.restart import Clocks, no_clocks
+from liveness.core.wheel.restart import Clocks, no_clocks
+from liveness.core.wire.framing import decode, encode
 from liveness.errors import StateError
 
 NAME: Final = "stopped"

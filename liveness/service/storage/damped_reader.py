@@ -1,7 +1,7 @@
 """Reads the log as a `TailReader` does, without the offlines of users who soon come back.
 
 Records may leave it in another order than that of their seqs, as offlines wait
-(`core.damping`). So it has a position of its own, before everything that waits.
+(`core.sessions.damping`). So it has a position of its own, before everything that waits.
 
 An offline settles when the log was read up to a later moment. At the end of the log that is
 the moment up to which everything decided is on disk. Stamps are compared in milliseconds of
@@ -13,14 +13,6 @@ from math import inf
 from typing import Final
 
 from liveness.core.cursors import ReadPosition
-from liveness.core.damping import (
-    Damper,
-    DampingCounts,
-    Passed,
-    SettlingRoom,
-    damped_record,
-    moved,
-)
 from liveness.core.records import (
     MOVED,
     SESSION_KINDS,
@@ -28,6 +20,14 @@ from liveness.core.records import (
     Logged,
     Record,
     Subscription,
+)
+from liveness.core.sessions.damping import (
+    Damper,
+    DampingCounts,
+    Passed,
+    SettlingRoom,
+    damped_record,
+    moved,
 )
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_tail import (

@@ -10,7 +10,7 @@ import json
 import sqlite3
 from typing import Final, NamedTuple
 
-from liveness.core.uids import is_natural
+from liveness.core.wire.uids import is_natural
 from liveness.service.storage import log_pages
 from liveness.service.storage.database import damage_error, meta
 

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from liveness.core.framing import decode
-from liveness.core.record_batch import RecordBatch
 from liveness.core.records import TIMER, Logged, Record, TimerRecord, record_of
+from liveness.core.wheel.record_batch import RecordBatch
+from liveness.core.wire.framing import decode
 from liveness.service.storage.damaged_records import SeqRange
 
 # The most records of a page. They are encoded in one step, which holds the interpreter

@@ -35,8 +35,6 @@ from liveness.core.cursors import (
     Unacknowledged,
     losing_gateway,
 )
-from liveness.core.devices import user_of
-from liveness.core.framing import encode
 from liveness.core.records import (
     KINDS,
     SESSION_KINDS,
@@ -47,7 +45,9 @@ from liveness.core.records import (
     Uid,
     identity,
 )
-from liveness.core.uids import names_of
+from liveness.core.wheel.devices import user_of
+from liveness.core.wire.framing import encode
+from liveness.core.wire.uids import names_of
 from liveness.service.storage import log_pages
 from liveness.service.storage.damaged_records import SeqRange, merged
 from liveness.service.storage.database import check_wal, damage_error, meta

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
 from liveness.core.state_time import StateTime
-from liveness.core.uids import MAX_UID_BYTES
+from liveness.core.wire.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
+from liveness.core.wire.uids import MAX_UID_BYTES
 from liveness.service.storage.database import damage_error, meta
 
 SCHEMA: Final = 4
@@ -120,7 +120,7 @@ def _timeout(column: str) -> str:
 
 
 # By table. For a million rows of `online`, the query takes half a second: a start leaves
-# it out, as `core/restart.py` finds the same damage.
+# it out, as `core/wheel/restart.py` finds the same damage.
 _SOUND: Final = {
     "online": (
         "session between 1 and :next - 1 "

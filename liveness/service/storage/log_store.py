@@ -28,8 +28,6 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from liveness.core.cursors import CursorRow
-from liveness.core.framing import encode
-from liveness.core.record_batch import RecordBatch
 from liveness.core.records import (
     TIMER,
     Logged,
@@ -39,7 +37,9 @@ from liveness.core.records import (
 )
 from liveness.core.state_time import StateTime
 from liveness.core.timer_states import Fire
-from liveness.core.uids import is_natural, names_of
+from liveness.core.wheel.record_batch import RecordBatch
+from liveness.core.wire.framing import encode
+from liveness.core.wire.uids import is_natural, names_of
 from liveness.service.storage import log_pages, migrations, online_list, timer_store
 from liveness.service.storage.checkpoints import Wal
 from liveness.service.storage.damaged_records import DamagedRecords
@@ -308,7 +308,7 @@ class LogStore:
         """At the start: raise DatabaseError if a table other than the log is damaged.
 
         The log is not read: it may have gigabytes, and readers get a gap for damage. The
-        rows of `online` are checked when they are restored (`core/restart.py`).
+        rows of `online` are checked when they are restored (`core/wheel/restart.py`).
         """
         check_structure(self._db, TABLES_BESIDE_LOG)
         _, next_seq = self.bounds()

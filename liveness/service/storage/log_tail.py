@@ -15,9 +15,9 @@ from typing import Final, Protocol
 import trio
 
 from liveness.core.cursors import ReadPosition
-from liveness.core.framing import encode
-from liveness.core.record_batch import Encoded, RecordBatch
 from liveness.core.records import Gap, Logged, Subscription
+from liveness.core.wheel.record_batch import Encoded, RecordBatch
+from liveness.core.wire.framing import encode
 from liveness.service.common.threads import in_thread
 from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_writer import LogWriter

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from liveness.core.framing import encode
+from liveness.core.wire.framing import encode
 from liveness.errors import StateError
 from liveness.service.storage.database import schema_of, transaction
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from liveness.core.framing import encode
 from liveness.core.records import OnlineRow
+from liveness.core.wire.framing import encode
 from liveness.service.storage import log_pages
 from liveness.service.storage.database import reading
 from liveness.text import EXACT_IN_JSON, json_line, on_one_line, uid_text

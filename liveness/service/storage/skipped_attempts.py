@@ -1,6 +1,6 @@
 """Searches the records that gateways skipped for attempts of their timers.
 
-What is skipped, and why, is in `core.skipped_ranges`.
+What is skipped, and why, is in `core.links.skipped_ranges`.
 """
 
 import sqlite3
@@ -11,8 +11,8 @@ from typing import Final
 import structlog
 import trio
 
+from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import TIMER, Subscription, TimerRecord
-from liveness.core.skipped_ranges import SkippedRanges
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier

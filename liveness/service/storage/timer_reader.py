@@ -17,8 +17,8 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from liveness.core.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.core.timer_states import FIRED, LIVE, PENDING, TimerState
+from liveness.core.timers.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.service.storage.timer_sql import (
     IS_VALID,
     TIMER_COLUMNS,

@@ -14,7 +14,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from liveness.core.timer_commands import ADDED, CHANGED, ENDED
 from liveness.core.timer_states import (
     CANCELLED,
     DONE,
@@ -23,6 +22,7 @@ from liveness.core.timer_states import (
     STATES,
     TimerState,
 )
+from liveness.core.timers.timer_commands import ADDED, CHANGED, ENDED
 from liveness.service.storage.database import ROWS_AT_ONCE
 
 ENDED_STATES: Final = (DONE, FAILED, CANCELLED, REPLACED)

@@ -26,7 +26,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.compiled import TimerTransaction, named_by
 from liveness.core.state_time import StateTime
-from liveness.core.timer_commands import Named
 from liveness.core.timer_states import (
     LIVE,
     RETRY_POLICY,
@@ -36,6 +35,7 @@ from liveness.core.timer_states import (
     TimerCommand,
     split_new_timers,
 )
+from liveness.core.timers.timer_commands import Named
 from liveness.service.storage import migrations, timer_damage, timer_sql
 from liveness.service.storage.checkpoints import SHORT_BYTES, Wal
 from liveness.service.storage.database import (

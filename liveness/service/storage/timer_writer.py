@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 import trio
 
 from liveness.compiled import TimerTransaction, by_gateway
-from liveness.core.fair_share import fair_share
+from liveness.core.sessions.fair_share import fair_share
 from liveness.core.timer_states import (
     Fire,
     TimerCommand,

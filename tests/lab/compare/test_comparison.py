@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from liveness.cli import compare as command
 from liveness.cli.main import main
 from liveness.core.records import Logged, OnlineRow, Record, Uid
-from liveness.core.restart import no_clocks
+from liveness.core.wheel.restart import no_clocks
 from liveness.lab.compare import comparison as compare
 from liveness.lab.compare import comparison_report
 from liveness.lab.compare.causes import Evidence, cause_of

@@ -23,7 +23,7 @@ from liveness.client.inbox import Inbox
 from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import ReconnectingLink
 from liveness.client.reports import Reports
-from liveness.core.framing import Reader, decode, encode
+from liveness.core.wire.framing import Reader, decode, encode
 from liveness.errors import Code, Refused, WireError
 from liveness.lab.demo import gateway
 

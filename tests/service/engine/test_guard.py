@@ -6,7 +6,14 @@ import pytest
 import trio
 
 from liveness.config.settings import GuardSettings
-from liveness.core.storm_guard import ALL, ALONE, BY_CALM, BY_COMMAND, BY_TIME, ONLY
+from liveness.core.sessions.storm_guard import (
+    ALL,
+    ALONE,
+    BY_CALM,
+    BY_COMMAND,
+    BY_TIME,
+    ONLY,
+)
 from tests.service.rig import WAITING_PER_S, Rig
 
 ON: Final = GuardSettings(enabled=True)

@@ -9,7 +9,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from liveness.core.clearance import MISSES
+from liveness.core.sessions.clearance import MISSES
 from tests.service.rig import Caller, Rig, running
 
 Lines = list[Any]

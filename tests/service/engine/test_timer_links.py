@@ -9,8 +9,8 @@ import trio
 from structlog.testing import capture_logs
 
 from liveness.config.settings import TimerSettings
-from liveness.core.clearance import UNREAD
 from liveness.core.records import GATEWAY
+from liveness.core.sessions.clearance import UNREAD
 from liveness.core.timer_states import UNANSWERED
 from liveness.service.storage.log_store import LogRows
 from tests.helpers import disk

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from liveness.config.settings import TimerSettings
-from liveness.core.outbox import STALLED_S
+from liveness.core.links.outbox import STALLED_S
 from tests.service.rig import Caller, Rig
 
 USERS: Final = [f"u{n}" for n in range(160)]

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.config.settings import HttpSettings
-from liveness.core.outbox import STALLED_S
+from liveness.core.links.outbox import STALLED_S
 from liveness.core.records import TIMER, TimerRecord
 from liveness.service.http import live_api
 from liveness.service.http.event_stream import QUIET_S, STOPPING

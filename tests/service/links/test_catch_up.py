@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from liveness.compiled import Wheel
 from liveness.core.records import TIMER, Logged, TimerRecord
-from liveness.core.timer_commands import TimerTransaction
 from liveness.core.timer_states import (
     RETRY_POLICY,
     CancelTimer,
@@ -29,6 +28,7 @@ from liveness.core.timer_states import (
     TimerState,
     key_of,
 )
+from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.service import app
 from liveness.service.app import _catch_up
 from liveness.service.storage import log_store

@@ -8,7 +8,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from liveness.core.framing import encode
+from liveness.core.wire.framing import encode
 from tests.helpers import disk
 from tests.service.rig import LONG_S, running
 

@@ -15,10 +15,10 @@ import trio
 from trio.testing import MockClock
 
 from liveness.config.settings import TimerSettings
-from liveness.core.outbox import NOTICES_PER_FRAME
-from liveness.core.record_batch import Encoded
+from liveness.core.links.outbox import NOTICES_PER_FRAME
+from liveness.core.links.requests import RESET_STEPS
 from liveness.core.records import Record, Uid
-from liveness.core.requests import RESET_STEPS
+from liveness.core.wheel.record_batch import Encoded
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import link_reader

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import trio
 
-from liveness.core.record_batch import Encoded
+from liveness.core.wheel.record_batch import Encoded
 from liveness.service.links.link_writer import LINGER_S
 from liveness.service.links.spools import SpoolFull, Spools, TooLarge
 from tests.helpers.wire import contents

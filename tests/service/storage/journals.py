@@ -20,8 +20,8 @@ from liveness.core.records import (
     Subscription,
     Uid,
 )
-from liveness.core.timer_commands import TimerTransaction
 from liveness.core.timer_states import TimerCommand, TimerState
+from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_pages import END

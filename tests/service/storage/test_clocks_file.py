@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from liveness.core.restart import Clocks
+from liveness.core.wheel.restart import Clocks
 from liveness.errors import StateError
 from liveness.service.storage import clocks_file
 

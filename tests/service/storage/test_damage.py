@@ -12,7 +12,7 @@ import pytest
 
 from liveness.core.cursors import CursorRow
 from liveness.core.records import Subscription
-from liveness.core.uids import is_uid
+from liveness.core.wire.uids import is_uid
 from liveness.errors import StateError
 from liveness.service.storage.database import (
     LARGER_THAN_MEMORY,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from liveness.core.changes import Changes
-from liveness.core.damping import DampingCounts, SettlingRoom
 from liveness.core.records import Gap, Logged, Record, Subscription
+from liveness.core.sessions.damping import DampingCounts, SettlingRoom
 from liveness.service.common.clock import Clock
 from liveness.service.storage.damped_reader import STEPS, DampedReader
 from tests.helpers.record_batches import batch_of

@@ -12,8 +12,8 @@ import pytest
 from liveness.cli.check_state import check_state
 from liveness.console.admin_client import CommandError
 from liveness.core.cursors import CursorRow
-from liveness.core.restart import no_clocks
 from liveness.core.timer_states import CreateTimer
+from liveness.core.wheel.restart import no_clocks
 from liveness.errors import StateError
 from liveness.service.storage import clocks_file, integrity
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveness.core.cursors import CursorRow
-from liveness.core.frames import MAX_TEXT_BYTES
 from liveness.core.records import (
     KINDS,
     SESSION_KINDS,
@@ -27,6 +26,7 @@ from liveness.core.records import (
     Uid,
 )
 from liveness.core.state_time import StateTime
+from liveness.core.wire.frames import MAX_TEXT_BYTES
 from liveness.service.storage.log_pages import END, PAGE_BYTES, PAGE_RECORDS
 from liveness.service.storage.log_store import (
     SCAN_RECORDS,

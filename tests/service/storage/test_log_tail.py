@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.core.cursors import CursorRow
-from liveness.core.frames import MAX_TEXT_BYTES
-from liveness.core.framing import encode
 from liveness.core.records import (
     KINDS,
     SESSION_KINDS,
@@ -24,6 +22,8 @@ from liveness.core.records import (
     Subscription,
     TimerRecord,
 )
+from liveness.core.wire.frames import MAX_TEXT_BYTES
+from liveness.core.wire.framing import encode
 from liveness.service.storage.log_pages import PAGE_BYTES
 from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_tail import LogTail, TailEntry, TailReader

@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 
 from liveness.compiled import Wheel
 from liveness.core.changes import Changes
-from liveness.core.timer_commands import TimerTransaction
-from liveness.core.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.core.timer_states import (
     CANCELLED,
     DONE,
@@ -34,6 +32,8 @@ from liveness.core.timer_states import (
     TimerCommand,
     TimerState,
 )
+from liveness.core.timers.timer_commands import TimerTransaction
+from liveness.core.timers.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.errors import StateError
 from liveness.service.storage import integrity, timer_damage, timer_reader
 from liveness.service.storage.database import ROWS_AT_ONCE, reading

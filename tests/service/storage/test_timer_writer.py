@@ -24,7 +24,6 @@ from liveness.compiled import Wheel
 from liveness.core.changes import Changes, Decisions
 from liveness.core.cursors import Cursors
 from liveness.core.records import TIMER, Logged, TimerRecord
-from liveness.core.timer_commands import TimerTransaction
 from liveness.core.timer_states import (
     CancelTimer,
     CompleteTimer,
@@ -33,6 +32,7 @@ from liveness.core.timer_states import (
     TimerCommand,
     gateway_of,
 )
+from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.storage import log_writer, timer_store, timer_writer

@@ -5,8 +5,8 @@ from math import inf
 from typing import Final
 
 from liveness.cluster.format import configuration_of
-from liveness.core.devices import user_of
 from liveness.core.records import MOVED, OFFLINE, ONLINE, OnlineRow, Record
+from liveness.core.wheel.devices import user_of
 from liveness.outlets.cluster.host import ClusterHost
 from liveness.outlets.cluster.host_state import HostIdentity, HostTerms, nonce_of
 from liveness.outlets.cluster.partition import MALFORMED, Partition

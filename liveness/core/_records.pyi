@@ -1,3 +1,0 @@
-"""Records that were decided together, compiled; `record_batch.RecordBatch` documents it."""
-
-from liveness.core.record_batch import RecordBatch as RecordBatch

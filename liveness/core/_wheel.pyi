@@ -1,3 +1,0 @@
-"""The wheel, compiled; `wheel.Wheel` documents it."""
-
-from liveness.core.wheel import Wheel as Wheel

@@ -1,0 +1,151 @@
+"""Holds back firing and reading while the disk is behind.
+
+Three bounds keep what was decided but is not on disk yet small. While many offlines wait,
+few users are fired, then none. While many records wait, links are read by one small piece
+a turn, then not at all. And a gateway with too many timer commands waiting is not read.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from liveness.core.changes import Disk
+from liveness.core.effects import Effect, LogLine
+from liveness.core.links.link_registry import LinkCounts, LinkRegistry
+from liveness.core.records import GATEWAY
+from liveness.core.sessions.clearance import GatewayState
+
+# Offlines decided in one turn, over all gateways. Turns follow each other at once while
+# there are more, so this bounds the length of a turn, not the rate.
+FIRE_PER_TURN: Final = 1_000
+# Offlines decided in one turn between limits.pause_firing and twice as many that wait for
+# the disk. A mass offline of one gateway then does not hold up the few of another, which
+# come first in an equal share.
+FIRE_WHILE_THROTTLED: Final = 50
+# A lasting condition is reported again this often.
+REPEAT_REPORT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskLimits:
+    """How much may wait for the disk before the server waits too."""
+
+    pause_firing: int  # decisions
+    pause_reading: int  # records
+    max_pending_commands: int  # of timers
+
+
+class BackPressure:
+    """Compares what waits for the disk with its bounds, once a turn."""
+
+    def __init__(
+        self,
+        effects: deque[Effect],
+        disk: Disk,
+        registry: LinkRegistry,
+        *,
+        counts: LinkCounts,
+        limits: DiskLimits,
+    ) -> None:
+        # As of the last `look`.
+        self.firing_was_throttled = False
+        self.reading_is_paused = False
+        # Gateways that are not read, as too many of their timer commands wait for the disk.
+        self.held_back: dict[str, GatewayState] = {}
+        self._effects = effects
+        self._disk = disk
+        self._registry = registry
+        self._counts = counts
+        self._limits = limits
+
+    def look(self, now: float) -> None:
+        """Compare, count each bound that was reached, and choose whom to hold back."""
+        was_throttled, was_paused = self.firing_was_throttled, self.reading_is_paused
+        self.firing_was_throttled = self.is_firing_throttled
+        pending = self._disk.records_pending
+        self.reading_is_paused = pending >= self._limits.pause_reading
+        met = self._counts.limits_met
+        met["limits.pause_firing"] += self.firing_was_throttled and not was_throttled
+        met["limits.pause_reading"] += self.reading_is_paused and not was_paused
+        self._hold_back(now)
+
+    @property
+    def is_firing_throttled(self) -> bool:
+        """Whether so much waits for the disk that few or no users may be fired."""
+        return self._disk.pending_ends >= self._limits.pause_firing
+
+    @property
+    def reads_small_pieces(self) -> bool:
+        """Whether many records wait: each link is read by one small piece a turn.
+
+        From half of the bound on, a storm of logins then fills the queue no faster than
+        the disk empties it, while links that send little are read as before.
+        """
+        return 2 * self._disk.records_pending >= self._limits.pause_reading
+
+    @property
+    def fire_limit(self) -> int:
+        """How many users may be fired in this turn."""
+        if not self.is_firing_throttled:
+            return FIRE_PER_TURN
+        is_half = self._disk.pending_ends < 2 * self._limits.pause_firing
+        return FIRE_WHILE_THROTTLED if is_half else 0
+
+    # --- gateways whose timer commands wait for the disk -----------------------
+
+    @property
+    def commands_per_gateway(self) -> int:
+        """How many timer commands of one gateway may wait for the disk.
+
+        As many as there is still room for: a single gateway gets half of the bound, two
+        a third each, and so on, and there is always room for one more. At least an equal
+        share of the bound, so that gateways with few commands never wait for others.
+
+        Source: Choudhury & Hahne 1998, dynamic queue lengths in a shared memory.
+        """
+        most = self._limits.max_pending_commands
+        room = most - self._disk.commands_pending
+        return max(room, most // (self._registry.linked(GATEWAY) + 1))
+
+    @property
+    def gateways_without_timers(self) -> set[str]:
+        """The gateways whose timers may not fire until more of their commands are on disk."""
+        # Twice the number at which a gateway is held back: otherwise a gateway that keeps
+        # sending commands would keep its own timers from firing.
+        most = 2 * self.commands_per_gateway
+        by_gateway = self._disk.commands_by_gateway
+        return {name for name, pending in by_gateway.items() if pending > most}
+
+    def _hold_back(self, now: float) -> None:
+        """Choose the gateways that are not read until more of their commands are on disk."""
+        by_gateway = self._disk.commands_by_gateway
+        held_back = dict[str, GatewayState]()
+        if 2 * self._disk.commands_pending > self._limits.max_pending_commands:
+            share = self.commands_per_gateway
+            for name, pending in by_gateway.items():
+                link = self._registry.named.get((GATEWAY, name))
+                if pending > share and link is not None and link.gateway is not None:
+                    held_back[name] = link.gateway
+        for name, gateway in self.held_back.items():
+            if name not in held_back:
+                gateway.reading_resumed(now)
+        for gateway in held_back.values():
+            if gateway.reading_paused_at is None:
+                gateway.reading_paused(now)
+                self._counts.limits_met["timers.max_pending"] += 1
+                fields: dict[str, object] = {
+                    "name": gateway.name,
+                    "pending": by_gateway[gateway.name],
+                }
+                self._effects.append(
+                    LogLine(
+                        "link",
+                        "warning",
+                        "a gateway is not read while its timer commands wait for the "
+                        "disk: have it send fewer (timers.max_pending)",
+                        fields,
+                        key=gateway.name,
+                        every_s=REPEAT_REPORT_S,
+                    )
+                )
+        self.held_back = held_back

@@ -1,0 +1,202 @@
+"""Questions about the users of all hosts, while the shell asks the cluster.
+
+A `where` for the cluster waits for an answer from outside, 2 s at most. Nothing else waits
+with it: on its link, answers to later frames overtake it. Only these answers keep their
+order among themselves, as that is how a link matches them.
+
+Both bounds are for the memory of questions and for the load of the cluster. Beyond them a
+link's questions are answered at once, without the other hosts.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from typing import Final, NamedTuple, TypeAlias
+
+from liveness.core.effects import AskCluster, Effect
+from liveness.core.links.link import Link
+from liveness.core.records import Instant, Uid, identity
+from liveness.core.wire.frames import CLUSTER
+from liveness.core.wire.framing import encode
+
+# Readers allow for frames of 2 MiB.
+MOST_ANSWER_BYTES: Final = 2**21
+
+Row: TypeAlias = tuple[Uid, str, int, int | None, str, int | None]
+
+
+class Partial(StrEnum):
+    """Why an answer lacks the sessions on other hosts."""
+
+    AWAY = "away"  # the cluster could not be asked
+    SLOW = "slow"  # it did not answer in time
+    BUSY = "busy"  # too many questions were under way
+    LARGE = "large"  # there are more than an answer may have; ask for fewer users
+    ENDED = "ended"  # the link or the sidecar ended first
+
+
+class ClusterSession(NamedTuple):
+    """A session, as the cluster knows it."""
+
+    uid: Uid
+    gateway: str
+    session: int
+    host: str
+    since: int  # Unix milliseconds by the cluster's clock; 0: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionLimits:
+    """How many questions may be under way."""
+
+    of_link: int
+    in_all: int
+
+
+@dataclass(slots=True, eq=False)
+class ClusterQuestion:
+    """Which of these users are online on any host?
+
+    `n` is the number of its frame. `found` is what the cluster answered; None before that.
+    """
+
+    link: Link
+    uids: Sequence[Uid]
+    n: int
+    found: Sequence[ClusterSession] | None = None
+    partial: Partial | None = None
+
+
+class PendingQuestions:
+    """The questions under way.
+
+    Args:
+        effects: Where it adds what the shell is to ask.
+        answer: Sends the answer to a question that has one.
+        met: Called with the name of a limit that was met.
+        limits: How many there may be.
+    """
+
+    def __init__(
+        self,
+        effects: deque[Effect],
+        answer: Callable[[ClusterQuestion, Instant], None],
+        *,
+        met: Callable[[str], None],
+        limits: QuestionLimits,
+    ) -> None:
+        self._effects = effects
+        self._answer = answer
+        self._met = met
+        self._limits = limits
+        self._tickets = count(1)
+        # All that the shell asks, by ticket; those too that were answered without it.
+        self._asked: dict[int, ClusterQuestion] = {}
+        self._of_link: dict[int, deque[ClusterQuestion]] = {}  # by number of the link
+
+    def ask(self, question: ClusterQuestion, at: Instant) -> None:
+        """Have the shell ask the cluster; a question that has its answer only queues."""
+        number = question.link.number
+        if (limit := self._limit_met_by(question)) is not None:
+            self._met(limit)
+            self.give_up(question.link, Partial.BUSY, at)
+            if question.found is None:
+                _note(question, Partial.BUSY)
+        self._of_link.setdefault(number, deque()).append(question)
+        if question.found is None:
+            ticket = next(self._tickets)
+            self._asked[ticket] = question
+            self._effects.append(AskCluster(ticket, question.uids))
+        else:
+            self._send_answered(number, at)
+
+    def answered(
+        self, ticket: int, found: Sequence[ClusterSession] | Partial, at: Instant
+    ) -> None:
+        """Take the answer to an `AskCluster`, or why there is none."""
+        question = self._asked.pop(ticket)
+        if question.found is None:
+            _note(question, found)
+            self._send_answered(question.link.number, at)
+
+    def give_up(self, link: Link, why: Partial, at: Instant) -> None:
+        """Answer the questions of a link without waiting for the cluster."""
+        for question in self._of_link.get(link.number, ()):
+            if question.found is None:
+                _note(question, why)
+        self._send_answered(link.number, at)
+
+    def give_up_all(self, why: Partial, at: Instant) -> None:
+        """Answer all questions without waiting for the cluster."""
+        for question in [*self._asked.values()]:
+            self.give_up(question.link, why, at)
+
+    def forget(self, link: Link) -> None:
+        """Forget the questions of a link that is closed."""
+        for question in self._of_link.pop(link.number, ()):
+            _note(question, Partial.ENDED)
+
+    def _limit_met_by(self, question: ClusterQuestion) -> str | None:
+        of_link = self._of_link.get(question.link.number, ())
+        if len(of_link) >= self._limits.of_link:
+            return "cluster.max_link_questions"
+        if question.found is None and len(self._asked) >= self._limits.in_all:
+            return "cluster.max_questions"
+        return None
+
+    def _send_answered(self, number: int, at: Instant) -> None:
+        waiting = self._of_link.get(number)
+        while waiting and waiting[0].found is not None:
+            self._answer(waiting.popleft(), at)
+        if not waiting:
+            self._of_link.pop(number, None)
+
+
+def _note(question: ClusterQuestion, found: Sequence[ClusterSession] | Partial) -> None:
+    if isinstance(found, Partial):
+        question.found, question.partial = (), found
+    else:
+        question.found = found
+
+
+def cluster_answer(
+    question: ClusterQuestion,
+    here: Sequence[tuple[Uid, str, int, int | None]],
+    *,
+    host: str,
+    most: int,
+) -> list[object]:
+    """The answer to a question that has one.
+
+    Args:
+        question: It.
+        here: The sessions on this host, as they are now.
+        host: The name of this host.
+        most: The most sessions in an answer.
+    Returns:
+        The frame. Of this host the cluster is behind: only beginnings are from there.
+    """
+    found, partial = question.found or (), question.partial
+    since = {
+        (identity(row.uid), row.session): row.since or None
+        for row in found
+        if row.host == host
+    }
+    rows: list[Row] = [
+        (*row, host, since.get((identity(row[0]), row[2]))) for row in here
+    ]
+    others: list[Row] = [
+        (row.uid, row.gateway, row.session, None, row.host, row.since or None)
+        for row in found
+        if row.host != host
+    ]
+    if len(rows) + len(others) > most or (
+        others and len(encode([rows, others])) > MOST_ANSWER_BYTES
+    ):
+        others, partial = [], Partial.LARGE
+    terms: dict[str, object] = {CLUSTER: True}
+    if partial is not None:
+        terms["partial"] = partial.value
+    return ["where", rows + others, terms]

@@ -1,0 +1,49 @@
+"""A link as the server knows it: one connection of a gateway or watcher."""
+
+from liveness.core.access import Peer
+from liveness.core.links.conversation import Conversation
+from liveness.core.links.outbox import Outbox
+from liveness.core.sessions.clearance import GatewayState
+from liveness.core.wire.link_requests import Hello
+
+
+class Link:
+    """One connection, its conversation and its outbox.
+
+    Args:
+        number: Identifies the link.
+        peer: The process that connected.
+        opened_at: In attended seconds.
+        conversation: Parses what is read, and checks the order of frames.
+        outbox: What is to be written.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        peer: Peer,
+        opened_at: float,
+        conversation: Conversation,
+        outbox: Outbox,
+    ) -> None:
+        self.number = number
+        self.peer = peer
+        self.opened_at = opened_at
+        self.conversation = conversation
+        self.outbox = outbox
+        self.gateway: GatewayState | None = None
+        self.is_open = True  # bytes are read from it
+        # Unread bytes that arrived before a pause, or before the start.
+        self.must_read_bytes = 0
+        self.read_at = 0.0  # when bytes were last read from it, in monotonic seconds
+        self.why_closed = "closed by the other side"
+
+    @property
+    def hello(self) -> Hello | None:
+        """Its hello; None before it has sent one."""
+        return self.conversation.hello
+
+    @property
+    def name(self) -> str | None:
+        """The name in its hello."""
+        return None if self.hello is None else self.hello.name

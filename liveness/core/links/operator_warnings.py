@@ -1,0 +1,147 @@
+"""Reports to the operator: storms, short timeouts, missed pings, and readers that stop."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from liveness.core.cursors import NOT_READING, UNACKNOWLEDGED
+from liveness.core.effects import Effect, LogLine
+from liveness.core.links.link import Link
+from liveness.core.sessions.clearance import MISSES, GatewayState
+from liveness.core.sessions.presence import Presence
+from liveness.core.sessions.storm_guard import StormBegun
+from liveness.core.wheel.intervals import TIMES
+
+# How often it looks for what changes over seconds and minutes.
+CHECK_EVERY_S: Final = 2.0
+# Advice to change a setting is repeated no more often than this.
+ADVICE_EVERY_S: Final = 3_600.0
+# That a name takes no records is repeated no more often, as of one that connects again.
+STALLS_EVERY_S: Final = 60.0
+
+_WHY_STOPPED: Final = {
+    UNACKNOWLEDGED: "it has not acknowledged the records that it was sent",
+    NOT_READING: "it does not read its link",
+}
+_TODO: Final = {
+    UNACKNOWLEDGED: "have it acknowledge what it has processed; until then it gets no "
+    "record",
+    NOT_READING: "have it read while it writes; until then it gets no record",
+}
+
+
+class OperatorWarnings:
+    """Reports what an operator has to know of gateways and watchers."""
+
+    def __init__(self, effects: deque[Effect], presence: Presence) -> None:
+        self._effects = effects
+        self._presence = presence
+        self._check_at = 0.0  # monotonic
+        self._stalled: set[int] = set()  # links that were reported, and still are
+
+    def storms(self, now: float) -> None:
+        """Warn of the storms that began or ended by an attended second."""
+        if self._presence.guard is None:
+            return
+        for change in self._presence.guard.take(now):
+            if isinstance(change, StormBegun):
+                self._warn(
+                    "guard",
+                    "storm: too many users came due at once, and are held",
+                    gateway=change.gateway,
+                    due=change.due,
+                    users=change.users,
+                    hold_s=round(change.left, 1),
+                    likely=change.cause,
+                    todo="wait, or `liveness guard release`",
+                )
+            else:
+                self._warn(
+                    "guard",
+                    "storm is over",
+                    gateway=change.gateway,
+                    why=change.why,
+                    saved=change.saved,
+                    others=change.others,
+                )
+
+    def missed_promise(self, gateway: GatewayState, now: float) -> None:
+        """Count a broken promise to ping; warn if the gateway breaks it repeatedly.
+
+        Called once each time that the gateway becomes mute.
+        """
+        within = gateway.missed(now)
+        if within is not None:
+            self._warn(
+                "gateway",
+                "the gateway keeps missing its promise to ping",
+                key=("ping", gateway.name),
+                gateway=gateway.name,
+                ping_s=gateway.ping,
+                times=MISSES,
+                within_s=round(within, 1),
+                todo="have it send a ping at least as often as its hello promises, or "
+                "promise a longer interval; if it hangs, find out why",
+            )
+
+    def look(self, mono: float, now: float, links: Iterable[Link]) -> None:
+        """Warn of timeouts that are too short, and of links that take no more records.
+
+        Does nothing within `CHECK_EVERY_S` of the last call that did.
+        """
+        if mono >= self._check_at:
+            self._check_at = mono + CHECK_EVERY_S
+            self._short_timeouts(now)
+            self._stalled_links(links)
+
+    def _short_timeouts(self, now: float) -> None:
+        for gateway in self._presence.look_at_cadence(now):
+            timeout = gateway.timeout or self._presence.timeout
+            interval = self._presence.interval(gateway)
+            assert interval is not None
+            self._warn(
+                "cadence",
+                "the timeout is under twice the usual interval of its users",
+                key=gateway.name,
+                gateway=gateway.name,
+                timeout_s=timeout,
+                interval_s=round(interval, 3),
+                todo=f"raise the timeout to {TIMES * interval:g} s or more, or have its "
+                f"users send something every {timeout / TIMES:g} s",
+            )
+
+    def _stalled_links(self, links: Iterable[Link]) -> None:
+        """Warn of each once, and again only after it has gone on."""
+        before, self._stalled = self._stalled, set()
+        for link in links:
+            stop, hello = link.outbox.stop, link.hello
+            if stop is None or hello is None or not link.outbox.stalled_s:
+                continue
+            self._stalled.add(link.number)
+            if link.number not in before:
+                self._warn(
+                    "link",
+                    "a reader takes no more records",
+                    key=("stalled", hello.role, hello.name),
+                    every_s=STALLS_EVERY_S,
+                    role=hello.role,
+                    name=hello.name,
+                    link=link.number,
+                    pid=link.peer.pid,
+                    unacked=link.outbox.unacked,
+                    why=_WHY_STOPPED[stop],
+                    todo=_TODO[stop],
+                )
+
+    def _warn(
+        self,
+        area: str,
+        message: str,
+        *,
+        key: object = None,
+        every_s: float = ADVICE_EVERY_S,
+        **fields: object,
+    ) -> None:
+        every_s = 0.0 if key is None else every_s
+        report = LogLine(area, "warning", message, fields, key, every_s)
+        self._effects.append(report)

@@ -1,0 +1,396 @@
+"""What is to be written on one link: replies in order, then records from the log.
+
+Replies are sent in the order of the frames that they answer, each once all that it
+describes is durable. A list that cannot be made yet does not delay other replies. Records
+are not queued: the outbox holds only the position of its link in the log, and how many
+records may still be sent before some are acknowledged.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from liveness.core.changes import Disk
+from liveness.core.cursors import (
+    NOT_READING,
+    UNACKNOWLEDGED,
+    Cursors,
+    ReadPosition,
+)
+from liveness.core.effects import Send, SendList
+from liveness.core.records import GATEWAY
+from liveness.core.wire.framing import encode
+from liveness.core.wire.link_requests import Ack, Hello
+
+NOTICES_PER_FRAME: Final = 1_000
+# A frame ends at about this many bytes: it is in memory until it is read, and a timer may
+# have 4 KB.
+NOTICES_BYTES: Final = 2**17
+# A reader that has let no record be sent for so long, though it was sent many, or does not
+# read, is reported. One that is a moment behind, as after a mass offline, is not.
+STALLED_S: Final = 30.0
+# Replies are joined up to this size, as they are then in memory twice.
+JOINED_BYTES: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxLimits:
+    """How much one link may leave unread."""
+
+    window: int
+    max_replies: int
+    max_reply_bytes: int
+    unread_s: float
+    gateway_unread_s: float  # at least gateway_hold_s, for which its users are held
+
+
+class LimitMet(NamedTuple):
+    """A limit that a link exceeds."""
+
+    limit: str
+    why: str
+
+
+@dataclass(slots=True)
+class UnreadReplies:
+    """The replies of all links that are not read yet, in memory.
+
+    Above `most_bytes`, links with unread replies are not read, and those that read
+    nothing end; above twice as much, the links with the most end at once.
+    """
+
+    most_bytes: int
+    memory: int = 0
+
+
+class Outbox:
+    """The writing half of a link, without its socket.
+
+    Args:
+        limits: How much the link may leave unread.
+        unread: Counts the replies of all links.
+        disk: Says what is durable.
+        cursors: Holds what the link acknowledges.
+    """
+
+    def __init__(
+        self,
+        limits: OutboxLimits,
+        unread: UnreadReplies,
+        disk: Disk,
+        cursors: Cursors,
+    ) -> None:
+        self.is_ending = False
+        self.is_given_up = False  # replies are dropped
+        self.is_broken = False  # the socket can no longer be written to
+        self.last_frame = b""
+        self.lists: deque[SendList] = deque()  # to be made and sent next
+        self._limits = limits
+        self._unread = unread
+        self._disk = disk
+        self._cursors = cursors
+        self._hello: Hello | None = None
+        self._reading: ReadPosition | None = None
+        self._welcome_ticket = 0  # no record is sent before `welcome`
+        self._replies: deque[Send | SendList] = deque()
+        self._reply_bytes = 0
+        self._sending = 0  # replies that are being written; they count as waiting
+        self._spooled = 0  # bytes on disk of the list that is being sent
+        self._is_blocked = False  # the socket's buffer is full
+        self._stalled_s = 0.0  # how long replies have waited for the socket
+        self._list_limit: LimitMet | None = None  # why the next list waits
+        self._list_waited_s = 0.0
+        self._unacked: deque[int] = deque()
+        self._acked = 0  # the highest seq that the peer has acknowledged
+        self._processed = 0  # and the highest that it has processed
+        self._position_before: int | None = None  # while a frame of records is written
+        self._progress = (0, 0)  # as of the last `note_stall`
+        self._stopped_s = (
+            0.0  # for how long there was none, since the reader stopped it
+        )
+
+    @property
+    def unacked(self) -> int:
+        """How many records were sent and not acknowledged."""
+        return len(self._unacked)
+
+    @property
+    def position(self) -> int | None:
+        """The seq up to which records were written; None before the welcome."""
+        if self._reading is None or self._position_before is not None:
+            return self._position_before
+        return self._reading.seq
+
+    @property
+    def has_replies(self) -> bool:
+        """Whether replies wait."""
+        return bool(self._replies or self.lists)
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether a commit may let it send more."""
+        return self.has_replies or self._welcome_ticket > self._disk.log_ticket
+
+    # --- readers that stop their records --------------------------------------
+
+    @property
+    def stop(self) -> str | None:
+        """How the reader keeps the next records from being sent; None if it does not."""
+        if len(self._unacked) >= self._limits.window:
+            return UNACKNOWLEDGED
+        is_unread = self._is_blocked and self._position_before is not None
+        return NOT_READING if is_unread else None
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long it has done so; 0 if that is shorter than `STALLED_S`."""
+        is_stalled = self._stopped_s >= STALLED_S and self.stop is not None
+        return self._stopped_s if is_stalled else 0.0
+
+    def note_stall(self, elapsed: float) -> None:
+        """Count time in which the reader may have stopped its records."""
+        oldest = self._unacked[0] if self._unacked else 0
+        progress = oldest, self.position or 0
+        is_stopped = self.stop is not None and progress == self._progress
+        self._stopped_s = self._stopped_s + elapsed if is_stopped else 0.0
+        self._progress = progress
+
+    # --- bounds on what is unread ---------------------------------------------
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the peer reads nothing now, and too many replies are unread."""
+        return self._is_blocked and self._has_most
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too many replies wait, for the disk or for the peer."""
+        unread = self._unread
+        return self._has_most or (
+            self._reply_bytes > 0 and unread.memory > unread.most_bytes
+        )
+
+    @property
+    def _has_most(self) -> bool:
+        limits = self._limits
+        return (
+            self._waiting > limits.max_replies
+            or self._reply_bytes > limits.max_reply_bytes
+        )
+
+    @property
+    def _waiting(self) -> int:
+        """How many replies are queued or being written."""
+        return len(self._replies) + len(self.lists) + self._sending
+
+    @property
+    def excess(self) -> LimitMet:
+        """The limit that is exceeded if `is_unread`."""
+        limits = self._limits
+        is_many = self._waiting > limits.max_replies
+        return LimitMet(
+            "limits.max_replies" if is_many else "limits.max_reply_bytes",
+            f"more than {limits.max_replies} replies (limits.max_replies), or "
+            f"{limits.max_reply_bytes} bytes of them (limits.max_reply_bytes), are left "
+            "unread; read while you write",
+        )
+
+    def add_waiting(self, elapsed: float) -> LimitMet | None:
+        """Count time for which replies waited; return the limit that it exceeds, if any.
+
+        Only replies count: unread records wait in the log.
+        """
+        limits, hello = self._limits, self._hello
+        is_gateway = hello is not None and hello.role == GATEWAY
+        most_s = limits.gateway_unread_s if is_gateway else limits.unread_s
+        # While the log cannot be written, everything waits, and no link ends for that.
+        if self._list_limit is not None and self._disk.failure is None:
+            self._list_waited_s += elapsed
+            if self._list_waited_s > most_s:
+                return self._list_limit
+        if not (self._is_blocked and self._waiting):
+            self._stalled_s = 0.0
+            return None
+        self._stalled_s += elapsed
+        if self._stalled_s <= most_s:
+            return None
+        return LimitMet(
+            "limits.unread_s",
+            f"nothing of an answer was read for {most_s:g} s (limits.unread_s); read "
+            "while you write",
+        )
+
+    @property
+    def burden(self) -> float:
+        """Unread bytes in memory, weighted by how long they wait; 0 if the peer reads."""
+        if not self._is_blocked:
+            return 0.0
+        return self._reply_bytes * (1 + self._stalled_s)
+
+    @property
+    def stalled_burden(self) -> float:
+        """`burden`; 0 if the socket has taken bytes since the last `add_waiting`."""
+        return self.burden if self._stalled_s else 0.0
+
+    @property
+    def stalled_spool(self) -> float:
+        """As `stalled_burden`, for bytes on disk."""
+        return self._spooled * self._stalled_s
+
+    # --- queueing -------------------------------------------------------------
+
+    def queue(self, reply: Send | SendList) -> None:
+        """Queue a reply, behind those that were queued before."""
+        if isinstance(reply, Send):
+            self._count_bytes(len(reply.frame))
+        self._replies.append(reply)
+
+    def welcome(self, hello: Hello, reading: ReadPosition, ticket: int) -> None:
+        """Send the records behind *reading*, once *ticket* is durable."""
+        self._hello, self._reading, self._welcome_ticket = hello, reading, ticket
+
+    def acknowledge(self, ack: Ack, at_ms: int) -> int:
+        """Move the cursor; return how many sent records *ack* acknowledges."""
+        before = len(self._unacked)
+        while self._unacked and self._unacked[0] <= ack.seq:
+            self._unacked.popleft()
+        cursor = ack.seq if ack.cursor is None else ack.cursor
+        self._acked = max(self._acked, ack.seq)
+        self._processed = max(self._processed, cursor)
+        self._store_cursor(cursor, at_ms)
+        return before - len(self._unacked)
+
+    def follow(self, at_ms: int) -> None:
+        """If all records are acknowledged and processed, move the cursor to the position."""
+        if self.position is not None and self._may_follow:
+            self._store_cursor(self.position, at_ms)
+
+    def drop_replies(self) -> None:
+        """Drop the queued replies; complete the frame that is being written."""
+        self._replies.clear()
+        self.lists.clear()
+        self._count_bytes(-self._reply_bytes)
+        self._list_limit = None
+        self.is_given_up = True
+
+    def end(self, frame: object | None) -> None:
+        """Write what is queued, then *frame*, and no more."""
+        if self.is_unread or self._disk.failure is not None:
+            # If the peer does not read, or the disk fails, send only why the link ends.
+            # The client repeats what no pong has confirmed.
+            self.drop_replies()
+        if frame is not None:
+            self.last_frame = encode(frame)
+        self.is_ending = True
+
+    def broken(self) -> None:
+        """Note that the socket takes nothing any more."""
+        self.is_broken = True
+        self._sending = self._spooled = 0
+        # Too many waiting replies would keep the stream's end from being read.
+        self.drop_replies()
+
+    def _count_bytes(self, more: int) -> None:
+        self._reply_bytes += more
+        self._unread.memory += more
+
+    @property
+    def _may_follow(self) -> bool:
+        return not self._unacked and self._processed >= self._acked
+
+    def _store_cursor(self, seq: int, at_ms: int) -> None:
+        hello = self._hello
+        assert hello is not None
+        if hello.role == GATEWAY or hello.ack:
+            if self._may_follow:
+                seq = max(seq, self.position or 0)
+            self._cursors.move((hello.role, hello.name), seq, at_ms)
+
+    # --- what may be written now ----------------------------------------------
+
+    def blocked(self, is_blocked: bool) -> None:
+        """Note whether the socket's buffer is full."""
+        self._is_blocked = is_blocked
+        if not is_blocked:
+            self._stalled_s = 0.0
+
+    def take_frames(self) -> bytes:
+        """Take the replies that may be sent now, up to the next list; b"" if none may."""
+        frames, size = list[bytes](), 0
+        while self._replies and size < JOINED_BYTES:
+            reply = self._replies[0]
+            if isinstance(reply, SendList) or not self._may_send(reply):
+                break
+            self._replies.popleft()
+            frames.append(reply.frame)
+            size += len(reply.frame)
+        self._sending = len(frames)
+        return b"".join(frames)
+
+    def frames_sent(self, size: int) -> None:
+        """Note that the bytes of `take_frames` are written."""
+        self._sending = 0
+        self._count_bytes(-min(size, self._reply_bytes))
+
+    def take_up_list(self) -> bool:
+        """Move a list that may be made now to `lists`; return whether there was one."""
+        if not self._replies or not self._may_send(reply := self._replies[0]):
+            return False
+        assert isinstance(reply, SendList)
+        self._replies.popleft()
+        self.lists.append(reply)
+        return True
+
+    def list_put_off(self, why: LimitMet, *, is_hopeless: bool) -> None:
+        """Note why the first of `lists` cannot be made now, or ever."""
+        self._list_limit = why
+        if is_hopeless:
+            self._list_waited_s = float("inf")
+
+    def list_begins(self, size: int) -> None:
+        """Note that the first of `lists` was made, of this many bytes on disk."""
+        self._list_limit, self._list_waited_s = None, 0.0
+        if self.lists:  # `drop_replies` may have dropped it meanwhile
+            self.lists.popleft()
+        self._sending, self._spooled = 1, size
+
+    def list_sent(self) -> None:
+        """Note that the list is written."""
+        self._sending = self._spooled = 0
+
+    @property
+    def room(self) -> int:
+        """How many records may be sent now."""
+        if self._reading is None or self._welcome_ticket > self._disk.log_ticket:
+            return 0
+        if self._reading.seq >= self._disk.durable_seq:
+            return 0
+        return min(self._limits.window - len(self._unacked), NOTICES_PER_FRAME)
+
+    def records_begin(self, seqs: Sequence[int], before: int) -> None:
+        """Note that the records *seqs* are about to be written, behind position *before*."""
+        hello = self._hello
+        assert hello is not None
+        if hello.ack:
+            self._unacked.extend(seqs)
+        self._position_before = before
+
+    def records_sent(self, at_ms: int) -> None:
+        """Note that all records up to the position are written, or skipped."""
+        self._position_before = None
+        self.follow(at_ms)
+
+    @property
+    def gateway(self) -> str | None:
+        """The gateway whose link this is; None for a watcher's."""
+        hello = self._hello
+        return hello.name if hello is not None and hello.role == GATEWAY else None
+
+    def _may_send(self, reply: Send | SendList) -> bool:
+        is_log_only = isinstance(reply, Send) and reply.is_log_only
+        hello = self._hello
+        if not is_log_only and hello is not None and hello.role == GATEWAY:
+            # A gateway waits only for its own timer commands; a watcher has none.
+            return reply.after <= self._disk.ticket_of(hello.name)
+        return reply.after <= self._disk.log_ticket

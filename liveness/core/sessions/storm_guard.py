@@ -1,0 +1,382 @@
+"""The storm guard: when most users of a gateway come due at once, it holds them.
+
+Users usually fall silent one by one. If more than a set share of a gateway's users come
+due within one revolution of the ring, the likely cause is a fault between them and us,
+and each of their offlines would be correct but useless. So they are held, and an operator
+is warned. A user whose event arrives meanwhile stays online.
+
+    calm    due users go offline as usual. The guard counts those of the last revolution,
+            plus users that are due and waiting
+    storm   begins when a user may go offline while the count is too high. From now on
+            only users go offline whose deadline is `hold` seconds past
+    calm    again once the storm's first user was held for `hold` seconds; or when an
+            operator releases the users; or when no user is due and the count has fallen
+            to half of what is too high
+
+Two rules bound every hold. No storm holds a user whose deadline is `hold` seconds past.
+And when a storm is over its users go offline, however many they are: deadlines up to that
+moment are not held again, and the count starts over with later ones. While a user is due
+that cannot be held, no storm begins, so such users are never counted.
+
+The guard has no clock: `now` is attended seconds, as for the wheel.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final, NamedTuple, TypeAlias
+
+from liveness.core.sessions.clearance import NEVER, STORM, Clearance, GatewayState
+from liveness.core.wheel.wheel import Wheel
+
+# A revolution is counted in this many pieces. So a count is up to a thirtieth of a
+# revolution out of date, as coarse as the ring is by default.
+PIECES: Final = 30
+
+# A storm ends below this part of the share: with one bound for both, it would begin and
+# end with each single user. Also, a gateway above this part counts as hit when the cause
+# of another's storm is named: gateways hit together pass the share one after the other.
+HALF: Final = 0.5
+
+# The likely cause of a storm, and where to look.
+ALONE: Final = "this gateway alone: look at it and its network"
+ALL: Final = "other gateways too: look at this host's network or what is in front of it"
+ONLY: Final = "no other gateway has users: look at it, its network and this host's"
+
+# Why a storm is over.
+BY_TIME: Final = "its time is over"
+BY_COMMAND: Final = "released by command"
+BY_CALM: Final = "no user is due any more"
+BY_FRESH: Final = "the gateway came back without its sessions"
+
+
+class GuardRules(NamedTuple):
+    """When a storm begins, and how long it lasts. Seconds are attended.
+
+    A user counts for one `revolution`. A storm is reported `report_after` seconds after
+    it began: gateways collect events for a while, so users that fall silent together come
+    due a little apart, and only then does the cause show.
+    """
+
+    share: float
+    least_users: int
+    hold: float
+    revolution: float
+    report_after: float
+
+
+class Storm(NamedTuple):
+    """A storm that is on: its due users, and for how many seconds they may be held."""
+
+    gateway: str
+    users: int
+    left: float
+
+
+class StormBegun(NamedTuple):
+    """A storm has begun: *due* of *users* came due, likely from this *cause*.
+
+    It ends by itself after *left* seconds at the latest, from its beginning.
+    """
+
+    gateway: str
+    due: int
+    users: int
+    left: float
+    cause: str = ""
+
+
+class StormEnded(NamedTuple):
+    """A storm is over: *saved* users stayed online; *others* went or go offline."""
+
+    gateway: str
+    why: str
+    saved: int
+    others: int
+
+
+StormNews: TypeAlias = StormBegun | StormEnded
+
+
+class SlidingCount:
+    """A count over about the last revolution, in constant memory.
+
+    Args:
+        revolution: Seconds. What is added counts for that long, and up to a thirtieth
+            longer.
+    """
+
+    def __init__(self, revolution: float) -> None:
+        self._piece_s = revolution / PIECES
+        self._counts = [0] * (PIECES + 1)
+        self._newest = 0
+        self._total = 0
+
+    def add(self, number: int, now: float) -> None:
+        """Add *number* at *now*."""
+        self._move(now)
+        self._counts[self._newest % len(self._counts)] += number
+        self._total += number
+
+    def count(self, now: float) -> int:
+        """The count as of *now*."""
+        self._move(now)
+        return self._total
+
+    def clear(self) -> None:
+        """Set the count to 0."""
+        self._counts = [0] * len(self._counts)
+        self._total = 0
+
+    def _move(self, now: float) -> None:
+        counts, piece = self._counts, int(now / self._piece_s)
+        for passed in range(min(piece - self._newest, len(counts))):
+            place = (self._newest + 1 + passed) % len(counts)
+            self._total -= counts[place]
+            counts[place] = 0
+        self._newest = max(piece, self._newest)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What the guard knows of one gateway."""
+
+    gateway: GatewayState
+    offlines: SlidingCount  # that count for a storm
+    released: float = NEVER  # deadlines up to here are not held
+    held_above: float = inf  # the latest storm held deadlines after this moment
+    ends_at: float | None = None  # of the storm that is on; None: there is none
+    # When the storm began, until it is reported.
+    unreported: tuple[float, StormBegun] | None = None
+    seen_due: int = 0  # users that the storm has found due so far
+    ended_in_storm: int = 0  # how many of them went offline
+
+
+class Guard:
+    """The storm guard over all gateways.
+
+    Args:
+        rules: When a storm begins and ends.
+        wheel: The wheel whose due lists are counted; the guard changes nothing there.
+        gateways: All gateways, by name.
+    """
+
+    def __init__(
+        self, rules: GuardRules, wheel: Wheel, gateways: Mapping[str, GatewayState]
+    ) -> None:
+        self.begun = 0
+        self._rules = rules
+        self._wheel = wheel
+        self._gateways = gateways
+        self._watches: dict[int, _Watch] = {}
+        self._storms: dict[int, _Watch] = {}  # of gateways whose storm is on
+        self._news: list[StormNews] = []
+
+    # --- when users go offline --------------------------------------------------
+
+    def advance(self, now: float, steps: int) -> None:
+        """Move the wheel's hand, and count users that come due during a storm."""
+        wheel = self._wheel
+        for number, watch in self._storms.items():
+            watch.seen_due -= wheel.due(number)
+        wheel.advance(now, steps)
+        for number, watch in self._storms.items():
+            watch.seen_due += wheel.due(number)
+
+    def look(self, now: float) -> None:
+        """End the storms that are over by themselves."""
+        for number, watch in list(self._storms.items()):
+            assert watch.ends_at is not None
+            if now >= watch.ends_at:
+                self._end(watch, BY_TIME, now)
+            elif not self._wheel.due(number) and not self._is_over_share(
+                watch, now, HALF
+            ):
+                self._end(watch, BY_CALM, now)
+
+    def clear(
+        self, gateway: GatewayState, cleared: Clearance, renewed: Clearance, now: float
+    ) -> tuple[Clearance, Clearance]:
+        """Limit a gateway's clearances to what a storm leaves; this may begin one.
+
+        Args:
+            gateway: A gateway with due users, none of which is to be renewed.
+            cleared: Its own clearance.
+            renewed: The same for users that have had a fresh timeout.
+            now: Attended seconds.
+        """
+        watch = self._watch(gateway)
+        limit = max(watch.released, now - self._rules.hold)
+        if watch.ends_at is None:
+            wheel, number = self._wheel, gateway.number
+            fresh = wheel.longest_due(number)
+            again = wheel.longest_due(number, renewed=True)
+            # Users that cannot be held, as after a storm or a failing disk, go offline
+            # first; only then may the others begin a storm.
+            if (first := min(fresh, again)) > limit:
+                if fresh > max(cleared.silence, cleared.lost) and again > max(
+                    renewed.silence, renewed.lost
+                ):
+                    return cleared, renewed
+                if not self._is_storm(watch, now):
+                    return cleared, renewed
+                self._begin(watch, now, first=first, limit=limit)
+        is_on = watch.ends_at is not None
+        return _limited(cleared, limit, is_on), _limited(renewed, limit, is_on)
+
+    def counted_above(self, gateway: GatewayState, now: float) -> float:
+        """Of users that end now, those with a deadline above this one count."""
+        return max(self._watch(gateway).released, now - self._rules.revolution)
+
+    def judged(
+        self, gateway: GatewayState, users: int, counted: int, now: float
+    ) -> None:
+        """Count users of a gateway that went offline by silence, or with the gateway.
+
+        Args:
+            gateway: The gateway.
+            users: How many.
+            counted: How many of them had a deadline above `counted_above`.
+            now: Attended seconds.
+        """
+        watch = self._watch(gateway)
+        watch.ended_in_storm += users
+        if counted:
+            watch.offlines.add(counted, now)
+
+    def reset_sessions(self, gateway: GatewayState, now: float) -> None:
+        """End the storm of a gateway that came back without its sessions."""
+        watch = self._storms.get(gateway.number)
+        if watch is not None:
+            self._end(watch, BY_FRESH, now)
+
+    def forget(self, gateway: GatewayState, now: float) -> None:
+        """Forget a gateway without users, whose number may become another's."""
+        watch = self._watches.pop(gateway.number, None)
+        if watch is not None and watch.ends_at is not None:
+            self._end(watch, BY_CALM, now)
+
+    # --- storms ---------------------------------------------------------------
+
+    def holds(self, gateway: GatewayState) -> bool:
+        """Whether the gateway's storm is on."""
+        return gateway.number in self._storms
+
+    def held_range(self, gateway: GatewayState) -> tuple[float, float]:
+        """Of due users that end now, those with deadlines in here have waited for a storm.
+
+        The first deadline is not among them, the last is.
+        """
+        watch = self._watch(gateway)
+        return watch.held_above, inf if watch.ends_at is not None else watch.released
+
+    def storms(self, now: float) -> list[Storm]:
+        """Return the storms that are on, the largest first."""
+        storms = [
+            Storm(
+                watch.gateway.name,
+                self._wheel.due(number),
+                max(0.0, (watch.ends_at or now) - now),
+            )
+            for number, watch in self._storms.items()
+        ]
+        return sorted(storms, key=lambda storm: (-storm.users, storm.gateway))
+
+    def release(self, gateway: GatewayState | None, now: float) -> list[Storm]:
+        """End the storm of one gateway, or all; return those that were on, by size."""
+        storms = [
+            storm
+            for storm in self.storms(now)
+            if gateway is None or storm.gateway == gateway.name
+        ]
+        for storm in storms:
+            number = self._gateways[storm.gateway].number
+            self._end(self._storms[number], BY_COMMAND, now)
+        return storms
+
+    def take(self, now: float) -> list[StormNews]:
+        """Return the storms' news since the last call, in order."""
+        for watch in self._storms.values():
+            if (
+                watch.unreported
+                and now >= watch.unreported[0] + self._rules.report_after
+            ):
+                self._report_begun(watch, now)
+        news, self._news = self._news, []
+        return news
+
+    # --- within ---------------------------------------------------------------
+
+    def _watch(self, gateway: GatewayState) -> _Watch:
+        watch = self._watches.get(gateway.number)
+        if watch is None:
+            watch = _Watch(gateway, SlidingCount(self._rules.revolution))
+            self._watches[gateway.number] = watch
+        return watch
+
+    def _came_due(self, watch: _Watch, now: float) -> tuple[int, int]:
+        """How many users came due within a revolution, and out of how many."""
+        offlines = watch.offlines.count(now)
+        return (
+            offlines + self._wheel.due(watch.gateway.number),
+            offlines + watch.gateway.users,
+        )
+
+    def _is_over_share(self, watch: _Watch, now: float, part: float = 1.0) -> bool:
+        """Whether more users came due than this part of the share."""
+        due, users = self._came_due(watch, now)
+        return due > part * self._rules.share * users
+
+    def _is_storm(self, watch: _Watch, now: float) -> bool:
+        _, users = self._came_due(watch, now)
+        return users >= self._rules.least_users and self._is_over_share(watch, now)
+
+    def _begin(self, watch: _Watch, now: float, *, first: float, limit: float) -> None:
+        due, users = self._came_due(watch, now)
+        watch.ends_at = first + self._rules.hold
+        watch.held_above = limit
+        watch.seen_due, watch.ended_in_storm = self._wheel.due(watch.gateway.number), 0
+        self._storms[watch.gateway.number] = watch
+        self.begun += 1
+        watch.unreported = (
+            now,
+            StormBegun(watch.gateway.name, due, users, watch.ends_at - now),
+        )
+
+    def _report_begun(self, watch: _Watch, now: float) -> None:
+        if watch.unreported is not None:
+            begun = watch.unreported[1]._replace(cause=self._cause(watch, now))
+            self._news.append(begun)
+            watch.unreported = None
+
+    def _end(self, watch: _Watch, why: str, now: float) -> None:
+        self._report_begun(watch, now)
+        del self._storms[watch.gateway.number]
+        watch.ends_at, watch.released = None, now
+        watch.offlines.clear()
+        others = watch.ended_in_storm + self._wheel.due(watch.gateway.number)
+        self._news.append(
+            StormEnded(watch.gateway.name, why, watch.seen_due - others, others)
+        )
+
+    def _cause(self, watch: _Watch, now: float) -> str:
+        """The likely cause: are most users of other gateways at gateways hit too?"""
+        everyone = hit = 0
+        for gateway in self._gateways.values():
+            if gateway is not watch.gateway:
+                other = self._watch(gateway)
+                _, users = self._came_due(other, now)
+                everyone += users
+                hit += users if self._is_over_share(other, now, HALF) else 0
+        if not everyone:
+            return ONLY
+        return ALL if 2 * hit > everyone else ALONE
+
+
+def _limited(cleared: Clearance, limit: float, is_storm: bool) -> Clearance:
+    """A clearance for no deadline above *limit*."""
+    return cleared._replace(
+        silence=min(cleared.silence, limit),
+        lost=min(cleared.lost, limit),
+        why=STORM if is_storm else cleared.why,
+    )

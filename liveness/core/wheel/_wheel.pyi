@@ -1,0 +1,3 @@
+"""The wheel, compiled; `wheel.Wheel` documents it."""
+
+from liveness.core.wheel.wheel import Wheel as Wheel

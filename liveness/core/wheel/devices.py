@@ -1,0 +1,69 @@
+"""Which devices of each user are online.
+
+A uid that contains the separator is a device of the user in front of it: with "/", the uid
+"ada/phone" is a device of the user "ada". The first separator counts. A uid without one, or
+that begins with it, is the name of a user, and stands for a device without a name; so is an
+integer, for a separator has no digits.
+
+`_devices.pyx` does the same, compiled. A test compares the two step by step.
+"""
+
+from itertools import islice
+from typing import Final
+
+from liveness.core.records import Uid, identity
+from liveness.core.wheel.table import UserDevices
+
+MAX_SEPARATOR_CHARS: Final = 3
+
+
+def user_of(uid: Uid, separator: str) -> Uid:
+    """The user to which a uid belongs."""
+    if isinstance(uid, int):
+        return uid
+    return uid.partition(separator)[0] or uid
+
+
+class Devices:
+    """The devices that are online, by user.
+
+    Args:
+        separator: 1 to 3 characters.
+    """
+
+    def __init__(self, separator: str) -> None:
+        self._separator = separator
+        # By the identity of the user.
+        self._by_user: dict[str, dict[Uid, None]] = {}
+
+    def __len__(self) -> int:
+        """How many users have a device online."""
+        return len(self._by_user)
+
+    def add(self, uid: Uid) -> None:
+        """Add a device."""
+        user = identity(user_of(uid, self._separator))
+        self._by_user.setdefault(user, {})[uid] = None
+
+    def remove(self, uid: Uid) -> UserDevices:
+        """Remove a device; return how many its user still has."""
+        user = user_of(uid, self._separator)
+        devices = self._by_user[identity(user)]
+        del devices[uid]
+        if not devices:
+            del self._by_user[identity(user)]
+        return _size_of(user, uid), len(devices)
+
+    def count(self, uid: Uid) -> UserDevices:
+        """How many devices the user of a device has."""
+        user = user_of(uid, self._separator)
+        return _size_of(user, uid), len(self._by_user[identity(user)])
+
+    def of(self, user: Uid, limit: int) -> list[Uid]:
+        """The uids of a user's devices, at most *limit*, in the order of their logins."""
+        return list(islice(self._by_user.get(identity(user), ()), limit))
+
+
+def _size_of(user: Uid, uid: Uid) -> int:
+    """How many characters of a uid are its user; 0 if all are."""
+    return len(user) if isinstance(user, str) and user != uid else 0

@@ -1,0 +1,256 @@
+"""A wheel that lives through millions of operations, beside a dictionary of deadlines.
+
+Crowds come, and go silent all at once or leave one by one: the chunks of the table and its
+index grow and shrink, and their memory is given back.
+"""
+
+import gc
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.records import Uid
+from liveness.core.wheel.devices import user_of
+from liveness.core.wheel.table import Entry
+from liveness.core.wheel.wheel import UNKNOWN, Wheel
+from liveness.core.wire.framing import Reader, encode
+from liveness.core.wire.link_requests import ActivityBatch, ListedActivity
+from tests.core.conftest import READERS
+
+ALL: Final = 10**9
+TIMEOUT: Final = 30.0
+OWN_TIMEOUT: Final = 45.0
+BATCH: Final = 4_000
+PIECE: Final = 2_000  # how many users come or leave between two batches
+
+
+def uid_of(number: int) -> Uid:
+    """A uid of each of the kinds that `_table` keeps in different ways."""
+    kinds: tuple[Uid, ...] = (
+        number,
+        f"user-{number}",
+        f"user-{number % 5_000}/device {number}",
+        f"é{number}",
+        f"{number:09}" + "x" * (number % 240),
+    )
+    return kinds[number % len(kinds)]
+
+
+def open_user(
+    wheel: Wheel, number: int, *, own: float | None, now: float
+) -> tuple[Uid, int]:
+    """The uid, and how many devices its user has then."""
+    uid = uid_of(number)
+    _, devices = wheel.open(
+        uid,
+        gateway=0,
+        session=number,
+        conn=None,
+        start=now,
+        timeout=own,
+        event=1,
+        now=now,
+        mono=now,
+    )
+    return uid, devices or 0
+
+
+class Crowds:
+    """A wheel, and the deadline of every user; all is drawn from one seed."""
+
+    def __init__(self, wheel_class: type[Wheel], seed: int) -> None:
+        self.wheel = wheel_class(timeout=TIMEOUT, slots=30, separator="/")
+        self.wheel.add_gateway()
+        self.devices = Counter[Uid]()  # of each user
+        self.deadlines: dict[Uid, float] = {}
+        self.own: set[Uid] = set()  # users with a timeout of their own
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.users = self.operations = 0
+        reader: type[Reader] = READERS[-1].Reader
+        self.link = Conversation(ConversationLimits(), reader)
+        hello = ["hello", {"protocol": 1, "name": "g"}]
+        list(self.link.receive(encode(hello), 0.0))
+
+    def come(self) -> None:
+        for number in range(self.users, self.users + PIECE):
+            own = None if number % 16 else OWN_TIMEOUT
+            uid, devices = open_user(self.wheel, number, own=own, now=self.now)
+            self.devices[user_of(uid, "/")] += 1
+            assert devices == self.devices[user_of(uid, "/")]
+            self.deadlines[uid] = self.now + (own or TIMEOUT)
+            if own:
+                self.own.add(uid)
+        self.users += PIECE
+        self.operations += PIECE
+
+    def speak(self, batches: int) -> None:
+        """Random users speak, and a few that never logged in."""
+        online = [*self.deadlines]
+        unknown: list[Uid] = [f"nobody-{n}" for n in range(3)]
+        for n in range(batches):
+            heard = self.random.choices(online, k=BATCH - len(unknown))
+            signs = self.signs([*unknown, *heard], is_listed=bool(n % 2))
+            left = self.wheel.touch(0, signs, now=self.now, mono=self.now)
+            assert left == [(position, UNKNOWN) for position in range(len(unknown))]
+            self.deadlines |= dict.fromkeys(heard, self.now + TIMEOUT)
+            own = self.own.intersection(heard)
+            self.deadlines |= dict.fromkeys(own, self.now + OWN_TIMEOUT)
+            self.operations += BATCH
+
+    def signs(self, uids: list[Uid], *, is_listed: bool) -> ActivityBatch:
+        """Listed, or as the compiled reader packs them."""
+        if is_listed:
+            return ListedActivity(
+                uids, [None] * len(uids), bytearray(b"\2" * len(uids))
+            )
+        (run,) = self.link.receive(encode(["keepalive", uids]), 0.0)
+        assert isinstance(run, ActivityBatch)
+        return run
+
+    def leave(self, uids: list[Uid]) -> None:
+        for uid in uids:
+            entry = self.wheel.close(uid)
+            assert entry.deadline == self.deadlines.pop(uid)
+            self.left(entry)
+        self.own.difference_update(uids)
+        self.operations += len(uids)
+
+    def pass_time(self, seconds: float) -> None:
+        """Exactly the users that are due by then go offline."""
+        self.now += seconds
+        self.wheel.advance(self.now, ALL)
+        fired = self.wheel.fire(0, until=self.now, limit=ALL)
+        for entry in fired:
+            assert entry.deadline == self.deadlines.pop(entry.uid)
+            assert entry.deadline < self.now
+            self.left(entry)
+        self.own.difference_update(entry.uid for entry in fired)
+        self.operations += len(fired)
+        soonest = min(self.deadlines.values(), default=self.now)
+        assert soonest >= self.now - 1.01 * self.wheel.bucket_s
+
+    def left(self, entry: Entry) -> None:
+        """A device is offline: count those that its user still has."""
+        user = user_of(entry.uid, "/")
+        self.devices[user] -= 1
+        assert entry.user_devices[1] == self.devices[user]
+
+    def check(self) -> None:
+        self.devices = +self.devices
+        assert self.wheel.users == len(self.devices)
+        clocks = self.wheel.clocks(self.now, self.now)
+        assert len(self.wheel) == len(clocks.sessions) == len(self.deadlines)
+        assert sorted({*clocks.sessions}) == [*clocks.sessions]
+        left = [max(0.0, at - self.now) for at in self.deadlines.values()]
+        assert sorted(clocks.remaining) == sorted(left)
+        uids = [*self.deadlines]
+        for uid in self.random.sample(uids, min(100, len(uids))):
+            entry = self.wheel.find(uid)
+            assert entry is not None
+            assert (entry.uid, entry.deadline) == (uid, self.deadlines[uid])
+            assert type(entry.uid) is type(uid)
+            user = user_of(uid, "/")
+            devices = self.wheel.devices_of(user, ALL)
+            assert uid in devices
+            assert len({*devices}) == self.devices[user]
+            assert entry.user_devices[1] == self.devices[user]
+
+    # --- the life of a crowd -------------------------------------------------------------
+
+    def swell(self, most: int, *, batches: int) -> None:
+        while len(self.deadlines) < most:
+            self.come()
+            self.speak(batches)
+            self.pass_time(0.4)
+        self.check()
+
+    def disperse(self, least: int, order: str, *, batches: int) -> None:
+        online = [*self.deadlines]
+        if order == "random":
+            self.random.shuffle(online)
+        elif order == "newest first":
+            online.reverse()
+        for first in range(0, len(online) - least, PIECE):
+            piece = online[first : first + PIECE]
+            self.leave([uid for uid in piece if uid in self.deadlines])
+            if self.deadlines:
+                self.speak(batches)
+            self.pass_time(0.05)
+        self.check()
+
+    def fall_silent(self) -> None:
+        self.pass_time(OWN_TIMEOUT + 1)
+        assert not self.deadlines
+        self.check()
+
+    def live(self, most: int, *, batches: int) -> None:
+        self.swell(most, batches=batches)
+        self.disperse(most // 3, "random", batches=batches)
+        self.swell(most // 2, batches=batches)
+        self.fall_silent()
+        self.swell(most, batches=batches)
+        self.disperse(0, "oldest first", batches=batches)
+        self.fall_silent()
+        self.swell(most // 2, batches=batches)
+        self.disperse(most // 50, "newest first", batches=batches)
+        self.fall_silent()
+
+
+def test_a_wheel_keeps_every_clock_while_crowds_come_and_go(
+    wheel_class: type[Wheel],
+) -> None:
+    # Enough for several chunks and a large index; the reference grows every 4,096 users.
+    most = 10_000 if wheel_class is Wheel else 70_000
+    Crowds(wheel_class, seed=1).live(most, batches=1)
+
+
+# --- the compiled wheel only --------------------------------------------------------
+
+
+@pytest.fixture
+def compiled_wheel() -> type[Wheel]:
+    compiled = pytest.importorskip("liveness.core.wheel._wheel", exc_type=ImportError)
+    implementation: type[Wheel] = compiled.Wheel
+    return implementation
+
+
+@pytest.mark.slow
+def test_a_wheel_keeps_every_clock_through_ten_million_operations(
+    compiled_wheel: type[Wheel],
+) -> None:
+    crowds = Crowds(compiled_wheel, seed=2)
+    while crowds.operations < 10_000_000:
+        crowds.live(200_000, batches=5)
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("separator", ["", "/"], ids=["uids", "devices"])
+def test_the_memory_of_a_million_users_is_given_back_when_they_go(
+    compiled_wheel: type[Wheel], separator: str
+) -> None:
+    users, at_once = 1_000_000, 10_000
+    wheel = compiled_wheel(timeout=TIMEOUT, slots=30, separator=separator)
+    wheel.add_gateway()
+    before = resident_bytes()
+    for number in range(users):
+        open_user(wheel, number, own=None, now=0.0)
+    took = resident_bytes() - before
+    assert took > 88 * users
+    wheel.advance(TIMEOUT + 1, ALL)
+    while wheel.fire(0, until=TIMEOUT, limit=at_once):
+        pass
+    assert len(wheel) == 0
+    # The rest belongs to malloc and the interpreter.
+    assert resident_bytes() - before < took / 6

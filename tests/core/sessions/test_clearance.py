@@ -1,0 +1,493 @@
+"""When the due users of a gateway may be judged: its holds, and how each of them ends."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liveness.core.sessions.clearance import (
+    AWAY,
+    MISSES,
+    MISSES_WITHIN_S,
+    MUTE,
+    NEVER,
+    STORM,
+    UNREAD,
+    Clearance,
+    GatewayState,
+)
+from liveness.core.wheel.wheel import Wheel
+from tests.core.scene import ALL, Scene, Shown
+from tests.helpers.strategies import BOUNDED, examples
+
+HOLD_S, SETTLE_S = 60.0, 2.0
+
+
+@pytest.fixture
+def gateway() -> GatewayState:
+    """A gateway with users, linked at 100 s and settled since, that promised nothing."""
+    made = GatewayState("g", 0, SETTLE_S, users=3)
+    made.linked(ping=None, now=100.0)
+    return made
+
+
+@pytest.fixture
+def pinging() -> GatewayState:
+    """A gateway without users, linked at 100 s, that promised a ping every 2.5 s."""
+    made = GatewayState("g", 0, SETTLE_S)
+    made.linked(ping=2.5, now=100.0)
+    return made
+
+
+@pytest.fixture
+def scene(wheel_class: type[Wheel]) -> Scene:
+    """Two gateways with a user each, of a timeout of 30 s; links promise 2.5 s."""
+    made = Scene(wheel_class, hold=HOLD_S, reconnect_grace=SETTLE_S)
+    for name in ("g", "h"):
+        made.link(name, ping=2.5)
+        made.login(name, [f"user of {name}"])
+    return made
+
+
+def reasons(records: list[Shown]) -> list[tuple[str, str]]:
+    return [(shown["uid"], shown["reason"]) for shown in records]
+
+
+def live(scene: Scene, seconds: float, *names: str) -> list[Shown]:
+    """Let time pass in which these gateways are heard and read all along."""
+    records = []
+    while seconds > 0:
+        records += scene.wait(min(seconds, 4.0), *names)
+        seconds -= 4.0
+    return records
+
+
+# --- clearance ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("empty_at", "cleared"),
+    [
+        (150.0, Clearance(150.0, 90.0, NEVER, None)),
+        (149.0, Clearance(149.0, 89.0, NEVER, UNREAD)),
+        (NEVER, Clearance(NEVER, 40.0, NEVER, UNREAD)),
+    ],
+    ids=["now", "before", "never"],
+)
+def test_a_gateway_is_cleared_up_to_when_it_was_last_read_empty(
+    gateway: GatewayState, empty_at: float, cleared: Clearance
+) -> None:
+    gateway.empty_at = empty_at
+    assert gateway.clearance(150.0, hold=HOLD_S) == cleared
+
+
+def test_a_new_link_has_to_be_read_empty_itself(gateway: GatewayState) -> None:
+    gateway.empty_at = 120.0
+    gateway.linked(ping=None, now=121.0)
+    assert gateway.clearance(150.0, hold=HOLD_S).silence == NEVER
+
+
+@pytest.mark.parametrize(
+    ("now", "silence", "why"),
+    [(101.75, NEVER, UNREAD), (102.0, 102.0, None)],
+    ids=["settling", "settled"],
+)
+def test_a_new_link_is_given_time_to_send_what_it_had_collected(
+    gateway: GatewayState, now: float, silence: float, why: str | None
+) -> None:
+    gateway.empty_at = now
+    assert gateway.clearance(now, hold=HOLD_S) == (silence, now - HOLD_S, NEVER, why)
+
+
+def test_a_new_link_of_a_gateway_without_users_is_cleared_at_once(
+    pinging: GatewayState,
+) -> None:
+    pinging.empty_at = 100.0
+    assert pinging.clearance(100.0, hold=HOLD_S).silence == 100.0
+
+
+def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
+    gateway: GatewayState,
+) -> None:
+    gateway.unlinked(150.0)
+    assert gateway.clearance(151.75, hold=HOLD_S) == (NEVER, 91.75, NEVER, AWAY)
+    assert gateway.clearance(152.0, hold=HOLD_S) == (NEVER, 152.0, NEVER, None)
+
+
+def test_a_gateway_that_was_mute_when_it_left_is_away(pinging: GatewayState) -> None:
+    pinging.unlinked(150.0)
+    assert pinging.clearance(151.75, hold=HOLD_S).why == AWAY
+    assert pinging.clearance(152.0, hold=HOLD_S).lost == 152.0
+
+
+def test_a_renewed_user_waits_for_a_gateway_that_is_away_and_for_no_mute_one(
+    pinging: GatewayState,
+) -> None:
+    pinging.empty_at = 150.0
+    assert pinging.clearance_of_renewed(150.0) == (NEVER, 150.0, NEVER, MUTE)
+    pinging.unlinked(150.0)
+    assert pinging.clearance_of_renewed(151.0) == (NEVER, 149.0, NEVER, AWAY)
+
+
+def test_a_gateway_never_linked_since_a_restart_is_to_blame() -> None:
+    gateway = GatewayState("g", 0, SETTLE_S, users=1)
+    assert gateway.clearance(1.0, hold=HOLD_S) == (NEVER, 1.0, NEVER, None)
+
+
+def test_a_gateway_is_mute_once_its_ping_is_overdue(pinging: GatewayState) -> None:
+    for now, silence, why in ((105.0, 105.0, None), (105.25, NEVER, MUTE)):
+        pinging.empty_at = now
+        cleared = pinging.clearance(now, hold=HOLD_S)
+        assert cleared == Clearance(silence, now - HOLD_S, NEVER, why)
+
+
+def test_a_gateway_that_promised_no_ping_is_never_mute(gateway: GatewayState) -> None:
+    gateway.empty_at = 9_999.0
+    assert gateway.clearance(9_999.0, hold=HOLD_S).why is None
+
+
+def test_a_promise_ends_with_its_link(pinging: GatewayState) -> None:
+    pinging.linked(ping=None, now=101.0)
+    pinging.empty_at = 150.0
+    assert pinging.clearance(150.0, hold=HOLD_S).why is None
+
+
+def test_a_mute_gateway_that_is_heard_owes_a_fresh_timeout_up_to_then(
+    pinging: GatewayState,
+) -> None:
+    pinging.heard(105.0)
+    assert pinging.clearance(105.0, hold=HOLD_S).renew == NEVER
+    pinging.heard(110.25)
+    pinging.heard(112.0)
+    pinging.empty_at = 113.0
+    cleared = pinging.clearance(113.0, hold=HOLD_S)
+    assert cleared == (113.0, 53.0, 110.25, None)
+
+
+def test_a_mute_gateway_that_comes_back_on_another_link_owes_it_too(
+    pinging: GatewayState,
+) -> None:
+    pinging.linked(ping=None, now=106.0)
+    pinging.empty_at = 106.0
+    assert pinging.clearance(106.0, hold=HOLD_S).renew == 106.0
+
+
+@pytest.mark.parametrize(
+    ("empty_at", "silence", "why"),
+    [(111.75, NEVER, UNREAD), (112.0, 112.0, UNREAD), (112.5, 112.5, None)],
+    ids=["before", "then", "later"],
+)
+def test_a_link_has_to_be_read_empty_after_its_gateway_has_settled(
+    pinging: GatewayState, empty_at: float, silence: float, why: str | None
+) -> None:
+    pinging.heard(110.0)
+    assert pinging.clearance(111.0, hold=HOLD_S) == (NEVER, 50.0, 110.0, UNREAD)
+    pinging.empty_at = empty_at
+    assert pinging.clearance(112.5, hold=HOLD_S)[::3] == (silence, why)
+
+
+@pytest.mark.parametrize("state", ["mute", "away", "unread", "settling", "cleared"])
+def test_every_hold_ends(state: str) -> None:
+    gateway = GatewayState("g", 0, SETTLE_S, users=1)
+    gateway.linked(ping=2.5 if state == "mute" else None, now=100.0)
+    now = 101.0 if state == "settling" else 150.0
+    if state == "cleared":
+        gateway.empty_at = now
+    if state == "away":
+        gateway.unlinked(now)
+    if state == "mute":
+        gateway.empty_at = now
+    if state in ("unread", "settling"):
+        gateway.heard(now)
+    assert gateway.clearance(now, hold=HOLD_S).lost == now - HOLD_S
+
+
+@pytest.mark.parametrize(
+    ("ping", "kept"), [(0.1, 1.1), (1.0, 2.0), (5.0, 10.0), (60.0, 120.0)]
+)
+def test_a_promise_is_broken_once_late_by_as_much_again_and_by_a_second_at_least(
+    ping: float, kept: float
+) -> None:
+    gateway = GatewayState("g", 0, SETTLE_S)
+    gateway.linked(ping=ping, now=0.0)
+    assert gateway.absence(kept) is None
+    assert gateway.absence(kept + 0.001) == MUTE
+
+
+def test_a_broken_promise_is_counted_once_until_the_gateway_is_heard(
+    pinging: GatewayState,
+) -> None:
+    assert not pinging.has_missed(105.0)
+    assert pinging.has_missed(105.25)
+    pinging.missed(105.25)
+    assert not pinging.has_missed(300.0)
+    pinging.heard(300.0)
+    assert not pinging.has_missed(301.0)
+    assert pinging.has_missed(306.0)
+    pinging.missed(306.0)
+    assert not pinging.has_missed(307.0)
+    pinging.heard(310.0)
+    pinging.reading_paused(316.0)  # it is the sidecar that does not read
+    assert not pinging.has_missed(316.0)
+    pinging.unlinked(316.0)
+    assert not pinging.has_missed(400.0)
+    assert pinging.mutes == 2
+
+
+def test_a_gateway_keeps_missing_its_promise_when_it_did_so_often_within_minutes() -> (
+    None
+):
+    gateway, late = GatewayState("g", 0, SETTLE_S), MISSES_WITHIN_S / (MISSES - 1)
+    assert [gateway.missed(n * late) for n in range(MISSES)] == [None, None, 600.0]
+    assert gateway.missed(MISSES * late + 1) is None
+    assert gateway.missed(MISSES * late + 2) == late + 2
+
+
+def test_a_longer_timeout_is_in_force_at_once_and_a_shorter_one_later(
+    gateway: GatewayState,
+) -> None:
+    gateway.set_in_force(30.0, 100.0, before=30.0)
+    gateway.set_in_force(60.0, 110.0, before=30.0)
+    assert (gateway.in_force, gateway.in_force_until) == (60.0, NEVER)
+    gateway.set_in_force(20.0, 120.0, before=60.0)
+    assert (gateway.in_force, gateway.in_force_until) == (60.0, 180.0)
+
+
+# --- what happens to the users ---------------------------------------------------------
+
+
+def test_users_of_a_mute_gateway_are_held_and_get_a_fresh_timeout_when_it_is_heard(
+    scene: Scene,
+) -> None:
+    assert reasons(live(scene, 30.25, "h")) == [("user of h", "silence")]
+    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 1, UNREAD: 0, STORM: 0}
+    assert live(scene, 10, "h") == []
+    scene.read("g")
+    assert scene.fire() == []
+    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 0, STORM: 0}
+    assert live(scene, 30, "g") == []
+    (record,) = live(scene, 0.25, "g")
+    assert (record["reason"], record["silence"]) == ("silence", 70.5)
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_fresh_timeout_after_a_hold_is_no_lateness_until_the_user_is_heard(
+    scene: Scene, *, is_heard: bool
+) -> None:
+    live(scene, 31, "h")
+    live(scene, 1, "g")
+    heard = scene.mono
+    if is_heard:
+        scene.hear("g", ("keepalive", "user of g", None))
+    live(scene, 28, "g")
+    scene.pass_time(2.25)
+    scene.read("g")
+    scene.presence.wheel.advance(scene.now, ALL)
+    scene.presence.fire(scene.at, limit=9)
+    assert scene.presence.decided.take().records.due == [
+        heard + 30 if is_heard else 0.0
+    ]
+    assert scene.presence.early == 0
+
+
+def test_users_of_a_gateway_that_stays_mute_are_lost_with_it_after_the_hold(
+    scene: Scene,
+) -> None:
+    live(scene, 30.25, "h")
+    assert live(scene, 59.5, "h") == []
+    scene.look_at("g")
+    assert scene.fire() == []
+    scene.pass_time(0.5)
+    assert scene.fire() == []
+    scene.look_at("g")
+    assert reasons(scene.fire()) == [("user of g", "gateway_lost")]
+
+
+def test_a_fresh_timeout_is_given_once_until_the_user_is_heard(scene: Scene) -> None:
+    scene.login("g", ["talks"])
+    live(scene, 31, "h")
+    scene.wait(0, "g")
+    assert live(scene, 25, "g") == []
+    scene.hear("g", ("keepalive", "talks", None))
+    # The other user falls due again at 61 s, as the gateway goes mute again.
+    scene.pass_time(6)
+    scene.look_at("g")
+    assert reasons(scene.fire()) == [("user of g", "gateway_lost")]
+    assert live(scene, 23.75, "g") == []
+    assert reasons(live(scene, 1, "g")) == [("talks", "silence")]
+
+
+def test_a_user_with_a_fresh_timeout_waits_no_longer_than_for_a_reconnect(
+    scene: Scene,
+) -> None:
+    live(scene, 31, "h")
+    scene.wait(0, "g")
+    assert live(scene, 29.5, "g") == []
+    scene.unlink("g")
+    assert scene.wait(1.5) == []
+    scene.link("g", ping=2.5)
+    assert scene.wait(0.75, "g") == []
+    assert scene.presence.held(scene.now)[UNREAD] == 1
+    assert reasons(scene.wait(0.25, "g")) == [("user of g", "gateway_lost")]
+
+
+def test_a_fresh_timeout_ends_with_the_hold_and_leaves_time_to_settle(
+    scene: Scene,
+) -> None:
+    live(scene, 70, "h")
+    assert live(scene, 17.75, "g") == []  # at 70 s it would last until 100 s
+    (record,) = live(scene, 1, "g")
+    assert (record["uid"], record["reason"]) == ("user of g", "silence")
+
+
+@settings(BOUNDED, max_examples=examples(100))
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["talk", "talk", "flood", "hush", "drop", "connect"]),
+            st.sampled_from([0.5, 1.0, 1.75, 2.25, 5.25]),
+            st.integers(1, 12),
+        ),
+        min_size=5,
+        max_size=60,
+    )
+)
+def test_no_user_waits_longer_than_the_hold_whatever_its_gateway_does(
+    wheel_class: type[Wheel], steps: list[tuple[str, float, int]]
+) -> None:
+    scene = Scene(wheel_class, hold=20.0, reconnect_grace=SETTLE_S)
+    scene.link("g", ping=0.5)
+    timeouts = {"short": 1.0, "usual": 8.0, "long": 60.0}
+    for uid, timeout in timeouts.items():
+        scene.login("g", [uid], timeout=timeout)
+    for what, seconds, times in steps:
+        for _ in range(times):
+            scene.pass_time(seconds)
+            if what == "drop":
+                scene.unlink("g")
+            elif what == "connect":
+                scene.link("g", ping=0.5)
+            elif what != "hush":
+                scene.gateway("g").heard(scene.now)
+            if what != "flood":
+                scene.look_at("g")
+            scene.fire()
+            for uid, timeout in timeouts.items():
+                assert uid not in scene.kept or scene.now <= timeout + 20 + seconds
+
+
+def test_no_user_is_given_up_while_its_link_could_not_be_read(
+    gateway: GatewayState,
+) -> None:
+    gateway.ping = 2.5
+    for moment in (1_000.0, 1_030.0):
+        gateway.heard(moment)
+        gateway.empty_at = moment
+        late = moment + 2 * HOLD_S
+        # After a long computation, what the gateway sent meanwhile is not read yet.
+        assert gateway.clearance(late, hold=HOLD_S).lost == moment - HOLD_S
+        gateway.empty_at = late
+        assert gateway.clearance(late, hold=HOLD_S).lost == late - HOLD_S
+
+
+def test_users_wait_until_their_gateway_is_read_empty_after_their_deadline(
+    scene: Scene,
+) -> None:
+    assert live(scene, 29.75, "g", "h") == []
+    scene.pass_time(0.5)
+    assert scene.fire() == []
+    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 2, STORM: 0}
+    scene.read("h")
+    assert reasons(scene.fire()) == [("user of h", "silence")]
+    scene.hear("g", ("keepalive", "user of g", None))
+    scene.read("g")
+    assert scene.fire() == []
+
+
+def test_a_gateway_that_comes_back_in_time_loses_nobody_who_is_heard(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["silent"])
+    live(scene, 29, "g", "h")
+    scene.unlink("g")
+    live(scene, 1.5, "h")
+    assert scene.presence.held(scene.now)[AWAY] == 2
+    scene.link("g")
+    scene.wait(1, "g")
+    scene.hear("g", ("keepalive", "user of g", None))
+    assert scene.wait(0.75, "g") == []
+    assert reasons(scene.wait(0.25, "g")) == [("silent", "silence")]
+    assert "user of g" in scene.kept
+
+
+# --- a link that the sidecar leaves unread -------------------------------------------------------
+
+
+def test_users_of_a_link_left_unread_are_given_up_after_the_hold_and_not_before(
+    gateway: GatewayState,
+) -> None:
+    gateway.empty_at = 900.0
+    gateway.reading_paused(900.0)
+    assert gateway.clearance(1_000.0, hold=HOLD_S) == (NEVER, 940.0, NEVER, UNREAD)
+
+
+def test_after_a_long_pause_a_gateway_gets_time_to_send_what_it_had_collected(
+    gateway: GatewayState,
+) -> None:
+    gateway.empty_at = 900.0
+    gateway.reading_paused(900.0)
+    gateway.reading_resumed(1_000.0)
+    gateway.heard(1_001.0)
+    gateway.empty_at = 1_001.0  # which proves nothing of what it still has to send
+    # No fresh timeout: pauses could follow each other for ever.
+    assert gateway.clearance(1_001.0, hold=HOLD_S) == (NEVER, 941.0, NEVER, UNREAD)
+    gateway.empty_at = 1_003.0
+    assert gateway.clearance(1_003.0, hold=HOLD_S) == (1_003.0, 943.0, NEVER, None)
+
+
+def test_after_a_short_pause_a_link_only_has_to_be_read_empty(
+    gateway: GatewayState,
+) -> None:
+    gateway.empty_at = 150.0
+    gateway.reading_paused(150.0)
+    gateway.reading_resumed(150.5)
+    assert gateway.clearance(150.5, hold=HOLD_S).silence == 150.0
+    gateway.empty_at = 150.5
+    assert gateway.clearance(150.5, hold=HOLD_S) == (150.5, 90.5, NEVER, None)
+
+
+def test_a_gateway_whose_link_is_left_unread_is_not_mute(gateway: GatewayState) -> None:
+    gateway.linked(ping=5.0, now=100.0)
+    gateway.reading_paused(103.0)
+    assert gateway.absence(200.0) is None
+    gateway.reading_resumed(200.0)
+    assert gateway.absence(200.0) is None
+    assert gateway.clearance(200.0, hold=HOLD_S).why == UNREAD
+    # It had used three of its ten seconds.
+    assert gateway.absence(207.0) is None
+    assert gateway.absence(207.5) == MUTE
+
+
+def test_a_gateway_that_was_heard_during_a_pause_is_mute_no_later(
+    gateway: GatewayState,
+) -> None:
+    gateway.linked(ping=5.0, now=100.0)
+    gateway.reading_paused(103.0)
+    gateway.heard(150.0)  # of what had arrived before
+    gateway.reading_resumed(200.0)
+    assert gateway.absence(210.0) is None
+    assert gateway.absence(210.5) == MUTE
+
+
+def test_letting_go_of_a_link_that_was_read_changes_nothing(
+    gateway: GatewayState,
+) -> None:
+    gateway.empty_at = 150.0
+    gateway.reading_resumed(150.0)
+    assert gateway.clearance(150.0, hold=HOLD_S) == (150.0, 90.0, NEVER, None)
+
+
+def test_a_gateway_whose_link_ends_while_unread_is_away(gateway: GatewayState) -> None:
+    gateway.reading_paused(150.0)
+    gateway.unlinked(160.0)
+    assert gateway.absence(160.0) == AWAY
+    assert gateway.clearance(162.0, hold=HOLD_S) == (NEVER, 162.0, NEVER, None)

@@ -1,0 +1,306 @@
+"""The damper against a model, over histories, paces of reading, bounds and restarts."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.core.records import MOVED, OFFLINE, ONLINE, Record
+from liveness.core.sessions.damping import (
+    DampedRecord,
+    Damper,
+    DampingCounts,
+    SettlingRoom,
+    damped_record,
+    moved,
+)
+from tests.helpers.strategies import BOUNDED
+
+SETTLE_MS = 100
+FOR_EVER = 10**9
+
+
+class Item(NamedTuple):
+    """What a reader has of a record."""
+
+    seq: int
+    kind: str
+    user: str
+    gateway: str
+    at: int
+
+
+def move(offline: Item, online: Item) -> Item:
+    return online._replace(kind=MOVED)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Item]:
+    """A log: sessions of a few users that begin, move and end, with rising times."""
+    online: dict[str, str] = {}
+    log, at = list[Item](), 0
+    for seq in range(1, draw(st.integers(0, 25)) + 1):
+        user = draw(st.sampled_from("abc"))
+        at += draw(st.sampled_from((0, 1, 40, 99, 100, 300)))
+        gateway = draw(st.sampled_from(("g1", "g2")))
+        if user not in online:
+            kind = ONLINE
+        elif draw(st.booleans()) or gateway == online[user]:
+            kind, gateway = OFFLINE, online[user]
+        else:
+            kind = MOVED
+        log.append(Item(seq, kind, user, gateway, at))
+        if kind == OFFLINE:
+            del online[user]
+        else:
+            online[user] = gateway
+    return log
+
+
+def damper(
+    *, most: int = 1_000, doubtful_until: int = 0, counts: DampingCounts | None = None
+) -> Damper[Item]:
+    return Damper(
+        SETTLE_MS,
+        room=SettlingRoom(most),
+        move=move,
+        doubtful_until=doubtful_until,
+        counts=counts,
+    )
+
+
+def settled(damping: Damper[Item], now_ms: int) -> list[Item]:
+    """Pop all that has settled by then."""
+    return [it.item for it in iter(lambda: damping.pop_settled(now_ms), None)]
+
+
+def add(damping: Damper[Item], item: Item) -> list[Item]:
+    passed = settled(damping, item.at)
+    return passed + [it.item for it in damping.add(item, DampedRecord(*item))]
+
+
+def expected(log: Sequence[Item]) -> dict[str, list[Item]]:
+    """The items of each user that a reader gets in the end, straight from the rule."""
+    passed = dict[str, list[Item]]()
+    for user in {item.user for item in log}:
+        own = [item for item in log if item.user == user]
+        out = passed[user] = []
+        back = False
+        for item, after in [*pairwise(own), (own[-1], None)]:
+            if back:
+                back = False
+                if item.gateway != own[own.index(item) - 1].gateway:
+                    out.append(item._replace(kind=MOVED))
+            elif (
+                item.kind == OFFLINE
+                and after is not None
+                and after.kind == ONLINE
+                and after.at < item.at + SETTLE_MS
+            ):
+                back = True
+            else:
+                out.append(item)
+    return passed
+
+
+def by_user(items: Sequence[Item]) -> dict[str, list[Item]]:
+    return {
+        user: [item for item in items if item.user == user]
+        for user in {item.user for item in items}
+    }
+
+
+@BOUNDED
+@given(histories(), st.lists(st.integers(0, 300)))
+def test_users_who_are_back_soon_are_left_out_at_any_pace(
+    log: list[Item], looks: list[int]
+) -> None:
+    """A reader that has read everything lets offlines settle, at any later moment."""
+    damping, passed = damper(), list[Item]()
+    end = Item(0, "", "", "", FOR_EVER)
+    for item, after in pairwise([*log, end]):
+        passed += add(damping, item)
+        if looks:
+            # Its record would be there if the user had come back before that moment.
+            passed += settled(damping, min(item.at + looks.pop(), after.at))
+    passed += settled(damping, FOR_EVER)
+    assert not len(damping)
+    assert by_user(passed) == {
+        user: items for user, items in expected(log).items() if items
+    }
+
+
+@BOUNDED
+@given(histories())
+def test_all_records_are_passed_on_or_counted(log: list[Item]) -> None:
+    counts = DampingCounts()
+    damping = damper(counts=counts)
+    passed = [item for record in log for item in add(damping, record)]
+    passed += settled(damping, FOR_EVER)
+    moves = len([it for it in passed if it.kind == MOVED and it not in log])
+    assert len(log) == len(passed) - moves + counts.left_out
+    assert (len(damping), damping.pop_oldest()) == (0, None)
+
+
+def fold(items: Iterator[Item] | Sequence[Item]) -> dict[str, str]:
+    """The gateway of each online user, as a receiver of these records has it."""
+    online = dict[str, str]()
+    for item in items:
+        if item.kind == OFFLINE:
+            online.pop(item.user, None)
+        else:
+            online[item.user] = item.gateway
+    return online
+
+
+@BOUNDED
+@given(
+    histories(),
+    st.lists(st.tuples(st.integers(1, 8), st.booleans()), max_size=6),
+    st.integers(1, 3),
+)
+def test_a_receiver_knows_who_is_online_after_restarts_and_overflows(
+    log: list[Item], runs: list[tuple[int, bool]], most: int
+) -> None:
+    """A restarted reader goes on before the oldest offline that waited, or earlier."""
+    received, position, reached = list[Item](), 0, 0
+    for steps, is_stored in [*runs, (len(log), True)]:
+        damping = damper(most=most, doubtful_until=reached)
+        read = position
+        for item in log[position : position + steps]:
+            received += add(damping, item)
+            read = item.seq
+        assert len(damping) <= most
+        if is_stored:  # the cursor reached the disk
+            oldest = damping.oldest_seq
+            position = read if oldest is None else oldest - 1
+        reached = max(reached, read)
+    for item in log[position:]:
+        received += add(damping, item)
+    received += settled(damping, FOR_EVER)
+    assert fold(received) == fold(log)
+
+
+def test_an_offline_waits_until_the_log_was_read_up_to_its_time() -> None:
+    damping = damper()
+    off = Item(1, OFFLINE, "ada", "g1", 1_000)
+    assert add(damping, off) == []
+    assert (damping.next_at, damping.oldest_seq) == (1_100, 1)
+    assert settled(damping, 1_099) == []
+    assert settled(damping, 1_100) == [off]
+    assert (damping.next_at, damping.oldest_seq) == (None, None)
+
+
+def test_a_later_record_of_any_user_shows_that_the_time_has_passed() -> None:
+    damping = damper()
+    off, other = Item(1, OFFLINE, "ada", "g1", 0), Item(2, ONLINE, "bob", "g1", 100)
+    assert [*add(damping, off), *add(damping, other)] == [off, other]
+
+
+def test_above_the_bound_the_oldest_is_passed_on_early_and_counted() -> None:
+    counts = DampingCounts()
+    damping = damper(most=1, counts=counts)
+    first, second = (Item(n, OFFLINE, f"u{n}", "g1", 0) for n in (1, 2))
+    assert add(damping, first) == []
+    assert add(damping, second) == [first]
+    assert (len(damping), counts.hurried) == (1, 1)
+
+
+def test_after_the_wall_clock_was_set_back_no_offline_waits_longer() -> None:
+    damping = damper()
+    for seq, at in ((1, 10_000), (2, 10_050), (3, 0)):
+        add(damping, Item(seq, OFFLINE, f"u{seq}", "g1", at))
+    assert settled(damping, 20) == []
+    assert [item.seq for item in settled(damping, 120)] == [1, 2, 3]
+
+
+def test_after_a_doubtful_offline_only_the_online_is_passed_on() -> None:
+    damping = damper(doubtful_until=1)
+    assert add(damping, Item(1, OFFLINE, "ada", "g1", 0)) == []
+    back = Item(2, ONLINE, "ada", "g1", 50)
+    assert add(damping, back) == [back]
+
+
+def test_until_a_move_is_delivered_its_offline_must_be_read_again() -> None:
+    damping = damper()
+    add(damping, Item(1, OFFLINE, "ada", "g1", 0))
+    back = Item(9, ONLINE, "ada", "g2", 50)
+    assert damping.add(back, DampedRecord(*back)) == [(back._replace(kind=MOVED), 1)]
+
+
+def test_a_reader_of_some_gateways_without_moves_gets_both_records() -> None:
+    damping = Damper(
+        SETTLE_MS,
+        room=SettlingRoom(9),
+        move=move,
+        wants_moves=False,
+        has_gateways=True,
+    )
+    off, back = (
+        Item(n, k, "ada", g, 0) for n, k, g in ((1, OFFLINE, "g1"), (2, ONLINE, "g2"))
+    )
+    assert add(damping, off) == []
+    assert add(damping, back) == [off, back]
+
+
+def test_a_clock_that_was_set_back_is_noticed_by_the_records_too() -> None:
+    damping = damper()
+    add(damping, Item(1, OFFLINE, "ada", "g1", 10_000))
+    others = [Item(n, ONLINE, f"u{n}", "g1", 30 * n) for n in range(2, 6)]
+    assert [it.seq for other in others for it in add(damping, other)] == [2, 3, 4, 5]
+    assert [it.seq for it in add(damping, Item(6, ONLINE, "u6", "g1", 160))] == [1, 6]
+
+
+def test_dampers_may_share_their_room_and_give_it_back() -> None:
+    room = SettlingRoom(2)
+    first, second = (Damper[Item](SETTLE_MS, room=room, move=move) for _ in range(2))
+    for damping, seq in ((first, 1), (second, 2)):
+        assert add(damping, Item(seq, OFFLINE, f"u{seq}", "g1", 0)) == []
+    third = Item(3, OFFLINE, "u3", "g1", 0)
+    assert [it.seq for it in add(second, third)] == [2]
+    first.close()
+    assert (room.used, len(first), len(second)) == (1, 0, 1)
+
+
+def test_records_that_were_lost_between_change_no_order() -> None:
+    damping = damper()
+    first, again = (Item(n, OFFLINE, "ada", "g1", 0) for n in (1, 9))
+    assert [*add(damping, first), *add(damping, again)] == [first]
+    move_of_her = Item(12, MOVED, "ada", "g2", 50)
+    assert add(damping, move_of_her) == [again, move_of_her]
+
+
+def record(kind: str, seq: int, uid: str, gateway: str, devices: int) -> Record:
+    return Record(
+        seq,
+        kind,
+        uid,
+        gateway,
+        seq,
+        seq + 100,
+        "login",
+        5,
+        user_size=3,
+        devices=devices,
+    )
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_a_record_is_of_a_device_or_of_its_user(users: bool) -> None:
+    offline = record(OFFLINE, 7, "ada/phone", "g1", 0)
+    user = "ada" if users else "ada/phone"
+    found = damped_record(offline, users=users, at=2)
+    assert found == DampedRecord(7, OFFLINE, user, "g1", 2)
+
+
+def test_a_move_in_place_of_both_names_both_connections() -> None:
+    offline = record(OFFLINE, 3, "ada/phone", "g1", 0)
+    online = record(ONLINE, 4, "ada/phone", "g2", 1)
+    assert moved(offline, online).as_map() == {
+        "seq": 4, "kind": "moved", "uid": "ada/phone", "gateway": "g2", "session": 4,
+        "reason": "login", "at": 5, "conn": 104, "from": "g1", "from_session": 3,
+        "from_conn": 103, "user": "ada", "devices": 1,
+    }  # fmt: skip

@@ -1,0 +1,657 @@
+"""The storm guard: too many users that come due at once are held, and not for ever."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from liveness.core.sessions.clearance import STORM
+from liveness.core.sessions.storm_guard import (
+    ALL,
+    ALONE,
+    BY_CALM,
+    BY_COMMAND,
+    BY_FRESH,
+    BY_TIME,
+    ONLY,
+    Guard,
+    GuardRules,
+    SlidingCount,
+    Storm,
+    StormBegun,
+    StormEnded,
+    StormNews,
+)
+from liveness.core.wheel.wheel import Wheel
+from tests.core.scene import Scene, Shown
+from tests.helpers.strategies import BOUNDED, examples
+
+TIMEOUT_S, HOLD_S = 30.0, 20.0
+RULES: Final = GuardRules(0.5, 10, HOLD_S, TIMEOUT_S, 0.0)
+
+
+@pytest.fixture
+def scene(wheel_class: type[Wheel]) -> Scene:
+    """Gateways that promised nothing, guarded from ten users on."""
+    return Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES)
+
+
+def guard_of(scene: Scene) -> Guard:
+    assert scene.presence.guard is not None
+    return scene.presence.guard
+
+
+def news(scene: Scene) -> list[StormNews]:
+    return guard_of(scene).take(scene.now)
+
+
+def users(count: int, name: str = "g") -> list[str]:
+    return [f"{name}{n}" for n in range(count)]
+
+
+def arrive(scene: Scene, count: int, name: str = "g") -> list[str]:
+    """Log users in at a gateway that is linked."""
+    scene.link(name)
+    uids = users(count, name)
+    scene.login(name, uids)
+    return uids
+
+
+def speak(scene: Scene, uids: Sequence[str], name: str = "g") -> None:
+    scene.hear(name, *(("keepalive", uid, None) for uid in uids))
+
+
+def silent(records: list[Shown]) -> list[str]:
+    return [shown["uid"] for shown in records]
+
+
+# --- when a storm begins ----------------------------------------------------------------
+
+
+def test_half_of_the_users_may_fall_silent_and_one_more_is_a_storm(
+    scene: Scene,
+) -> None:
+    for name, due in (("g", 10), ("h", 11)):
+        uids = arrive(scene, 20, name)
+        scene.wait(29)
+        speak(scene, uids[due:], name)
+        records = scene.wait(1.5, name)
+        assert len(records) == (10 if name == "g" else 0)
+    (begun,) = news(scene)
+    assert isinstance(begun, StormBegun)
+    assert begun[:3] == ("h", 11, 20)
+
+
+@pytest.mark.parametrize(("count", "gone"), [(9, 9), (10, 0)])
+def test_a_gateway_with_few_users_has_no_storm(
+    scene: Scene, count: int, gone: int
+) -> None:
+    arrive(scene, count)
+    assert len(scene.wait(30.5, "g")) == gone
+    assert guard_of(scene).begun == (0 if gone else 1)
+
+
+@pytest.mark.parametrize("pause", [0, 25], ids=["within", "more"])
+def test_only_users_judged_within_a_revolution_count(scene: Scene, pause: int) -> None:
+    first, second = users(10), users(11, "later ")
+    scene.link("g")
+    scene.login("g", first)
+    scene.pass_time(29)
+    scene.login("g", second)
+    assert silent(scene.wait(1.5, "g")) == first
+    if pause:
+        scene.wait(10, "g")
+        speak(scene, second)
+        scene.wait(15, "g")
+        speak(scene, second[5:])
+        assert silent(scene.wait(15.5, "g")) == second[:5]
+        assert guard_of(scene).begun == 0
+        return
+    speak(scene, second[5:])
+    # 29 s after the ten, five more are too many.
+    assert scene.wait(28.75, "g") == []
+    assert news(scene) == [StormBegun("g", 15, 21, 19.75, ONLY)]
+
+
+def test_a_user_that_logs_out_does_not_count(scene: Scene) -> None:
+    uids = arrive(scene, 20)
+    scene.wait(29, "g")
+    scene.logout("g", uids[:12])
+    speak(scene, uids[16:])
+    assert silent(scene.wait(1.5, "g")) == uids[12:16]
+    assert guard_of(scene).begun == 0
+
+
+def test_a_gateway_that_left_has_a_storm_like_any_other(scene: Scene) -> None:
+    arrive(scene, 20)
+    scene.wait(10, "g")
+    scene.unlink("g")
+    assert scene.wait(20.5) == []
+    assert guard_of(scene).begun == 1
+    assert {shown["reason"] for shown in scene.wait(HOLD_S)} == {"gateway_lost"}
+
+
+def test_users_that_wait_for_their_mute_gateway_are_no_storm(
+    wheel_class: type[Wheel],
+) -> None:
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, hold=60)
+    uids = users(20)
+    scene.link("g", ping=5)
+    scene.login("g", uids)
+    for _ in range(89):
+        scene.pass_time(1)
+        scene.look_at("g")
+        assert scene.fire() == []
+    scene.pass_time(1.5)
+    scene.look_at("g")
+    assert silent(scene.fire()) == uids
+    assert guard_of(scene).begun == 0
+
+
+def test_users_that_wait_for_a_gateway_to_settle_are_no_storm(
+    wheel_class: type[Wheel],
+) -> None:
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, reconnect_grace=2.0)
+    uids = arrive(scene, 20)
+    scene.wait(29, "g")
+    scene.unlink("g")
+    assert scene.wait(1.5) == []
+    scene.link("g")
+    assert scene.wait(0.5, "g") == []
+    assert guard_of(scene).begun == 0
+    # What the gateway had collected comes in time.
+    speak(scene, uids)
+    assert scene.wait(10, "g") == []
+    assert guard_of(scene).begun == 0
+
+
+def test_users_of_a_gateway_that_speaks_again_are_renewed_before_they_are_counted(
+    wheel_class: type[Wheel],
+) -> None:
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES)
+    arrive(scene, 20)
+    scene.gateway("g").ping = 2.5
+    scene.pass_time(40)
+    scene.look_at("g")
+    assert scene.fire() == []
+    scene.read("g")
+    # The first pass renews three of them, and could judge none of the others.
+    assert scene.fire(limit=3) == []
+    assert guard_of(scene).begun == 0
+    # From here on the gateway is never mute.
+    scene.gateway("g").ping = None
+    assert scene.wait(30.5, "g") == []
+    assert guard_of(scene).begun == 1
+
+
+# --- while it is on ---------------------------------------------------------------------
+
+
+def test_users_that_speak_are_saved_and_the_others_are_judged_after_the_storm(
+    scene: Scene,
+) -> None:
+    uids = arrive(scene, 20)
+    assert scene.wait(30.5, "g") == []
+    assert scene.presence.held(scene.now)[STORM] == 20
+    status = scene.presence.status_of(uids[0], scene.at)
+    assert status is not None
+    assert (status.slot, status.held, status.absence) == (None, "storm", None)
+    assert guard_of(scene).storms(scene.now) == [Storm("g", 20, HOLD_S - 0.5)]
+    assert scene.wait(5, "g") == []
+    speak(scene, uids[:15])
+    assert scene.wait(HOLD_S - 5.75, "g") == []
+    assert guard_of(scene).storms(scene.now) == [Storm("g", 5, 0.25)]
+    assert silent(scene.wait(0.25, "g")) == uids[15:]
+    assert scene.presence.held(scene.now)[STORM] == 0
+    assert news(scene)[1:] == [StormEnded("g", BY_TIME, 15, 5)]
+    assert set(scene.kept) == set(uids[:15])
+
+
+def test_users_that_come_due_during_a_storm_are_held_until_its_end(
+    scene: Scene,
+) -> None:
+    scene.link("g")
+    first, later = users(15), users(5, "later ")
+    scene.login("g", first)
+    scene.wait(10, "g")
+    scene.login("g", later)
+    assert scene.wait(20.5, "g") == []
+    assert scene.wait(12, "g") == []
+    assert guard_of(scene).storms(scene.now) == [Storm("g", 20, 7.5)]
+    records = scene.wait(8, "g")
+    assert sorted(silent(records)) == sorted(first + later)
+
+
+def test_time_in_a_storm_is_no_lateness_and_other_gateways_are_judged_as_ever(
+    scene: Scene,
+) -> None:
+    arrive(scene, 20)
+    alone = arrive(scene, 9, "h")
+    heard = scene.mono
+    scene.pass_time(30.5)
+    scene.read("g", "h")
+    scene.presence.advance(scene.now, 100)
+    assert scene.presence.fire(scene.at, limit=100) == len(alone)
+    assert scene.presence.decided.take().records.due == [heard + TIMEOUT_S] * len(alone)
+    scene.pass_time(HOLD_S)
+    scene.read("g")
+    scene.presence.fire(scene.at, limit=100)
+    assert scene.presence.decided.take().records.due == [0.0] * 20
+
+
+def test_the_lateness_of_a_user_that_comes_due_after_a_storm_counts_again(
+    scene: Scene,
+) -> None:
+    uids = arrive(scene, 20)
+    scene.wait(30.5, "g")
+    speak(scene, uids[:1])
+    spoke = scene.mono
+    scene.wait(HOLD_S, "g")
+    scene.pass_time(11)
+    scene.read("g")
+    scene.presence.advance(scene.now, 100)
+    scene.presence.fire(scene.at, limit=100)
+    assert scene.presence.decided.take().records.due == [spoke + TIMEOUT_S]
+
+
+# --- when it is over --------------------------------------------------------------------
+
+
+def test_released_users_are_judged_at_the_ordinary_rate_and_not_held_again(
+    scene: Scene,
+) -> None:
+    arrive(scene, 100)
+    scene.wait(30.5, "g")
+    scene.pass_time(HOLD_S)
+    scene.read("g")
+    presence = scene.presence
+    presence.advance(scene.now, 1_000)
+    assert [presence.fire(scene.at, limit=10) for _ in range(11)] == [*[10] * 10, 0]
+    assert guard_of(scene).begun == 1
+
+
+def test_released_users_wait_for_a_mute_gateway_and_not_for_another_storm(
+    wheel_class: type[Wheel],
+) -> None:
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, hold=300)
+    uids = arrive(scene, 20)
+    scene.wait(30.5, "g")
+    scene.gateway("g").ping = 2.5
+    for _ in range(10):
+        assert scene.wait(HOLD_S) == []
+        scene.look_at("g")
+    assert [type(item) for item in news(scene)] == [StormBegun, StormEnded]
+    scene.unlink("g")
+    assert silent(scene.fire()) == uids
+    assert news(scene) == []
+
+
+@pytest.mark.parametrize("count", [4, 12], ids=["few", "many"])
+def test_after_a_storm_only_users_that_come_due_later_count(
+    scene: Scene, count: int
+) -> None:
+    scene.link("g")
+    first, later, last = users(20), users(count, "later "), users(9, "last ")
+    scene.login("g", first)
+    scene.wait(30.5, "g")
+    scene.login("g", later + last)
+    assert silent(scene.wait(HOLD_S, "g")) == first
+    speak(scene, last)
+    # Twelve of 21 are too many. Four of 13 are not, though with the first twenty they were.
+    records = scene.wait(10.5, "g")
+    if count == 4:
+        assert silent(records) == later
+        assert guard_of(scene).begun == 1
+        return
+    assert records == []
+    assert news(scene)[-1] == StormBegun("g", 12, 21, HOLD_S - 0.5, ONLY)
+    assert silent(scene.wait(HOLD_S - 0.5, "g")) == later
+
+
+def test_users_judged_before_a_storm_do_not_count_after_it(scene: Scene) -> None:
+    scene.link("g")
+    first, rest = users(15), users(15, "later ")
+    scene.login("g", first)
+    scene.wait(2, "g")
+    scene.login("g", rest)
+    assert silent(scene.wait(28.5, "g")) == first
+    scene.wait(1, "g")
+    speak(scene, rest[1:])
+    assert scene.wait(1, "g") == []
+    assert news(scene) == [StormBegun("g", 16, 30, HOLD_S - 0.5, ONLY)]
+    scene.wait(HOLD_S - 1, "g")
+    # If the fifteen still counted, this user would begin a storm again.
+    scene.login("g", ["short"], timeout=5)
+    assert silent(scene.wait(0.5, "g")) == rest[:1]
+    assert silent(scene.wait(4.75, "g")) == ["short"]
+
+
+def test_a_storm_ends_at_once_when_all_have_spoken(scene: Scene) -> None:
+    uids = arrive(scene, 20)
+    scene.wait(30.5, "g")
+    speak(scene, uids)
+    assert scene.wait(0, "g") == []
+    assert news(scene)[1:] == [StormEnded("g", BY_CALM, 20, 0)]
+    assert guard_of(scene).storms(scene.now) == []
+
+
+def test_a_storm_goes_on_while_too_many_were_judged_before_it(scene: Scene) -> None:
+    scene.link("g")
+    uids = users(20)
+    for uid in uids:
+        scene.login("g", [uid])
+        scene.wait(1, "g")
+    # One a second comes due: the eleventh is one too many.
+    scene.pass_time(9.5)
+    gone = [uid for _ in range(11) for uid in silent(scene.wait(1, "g"))]
+    assert gone == uids[:10]
+    assert news(scene) == [StormBegun("g", 11, 20, HOLD_S - 0.5, ONLY)]
+    speak(scene, uids[10:])
+    # Those ten count for half a minute; when five of them are left, the storm may end.
+    assert scene.wait(HOLD_S - 1, "g") == []
+    assert news(scene) == []
+    assert scene.wait(6, "g") == []
+    assert news(scene) == [StormEnded("g", BY_TIME, 1, 0)]
+
+
+def test_one_gateways_storm_can_be_released_or_all(scene: Scene) -> None:
+    for name in ("g", "h", "i"):
+        arrive(scene, 20, name)
+    scene.login("h", ["one more"])
+    assert scene.wait(30.5, "g", "h", "i") == []
+    guard = guard_of(scene)
+    assert len(news(scene)) == 3
+    assert guard.release(scene.gateway("h"), scene.now) == [
+        Storm("h", 21, HOLD_S - 0.5)
+    ]
+    assert guard.release(scene.gateway("h"), scene.now) == []
+    assert len(scene.fire()) == 21
+    released = guard.release(None, scene.now)
+    assert [storm.gateway for storm in released] == ["g", "i"]
+    assert news(scene) == [
+        StormEnded(name, BY_COMMAND, 0, 21 if name == "h" else 20) for name in "hgi"
+    ]
+    assert len(scene.fire()) == 40
+
+
+def test_a_gateway_that_comes_back_fresh_ends_its_storm_and_begins_none(
+    scene: Scene,
+) -> None:
+    uids = arrive(scene, 20)
+    scene.wait(30.5, "g")
+    scene.link("g")
+    records = scene.lose("g", limit=3)
+    assert sorted(silent(records)) == sorted(uids)
+    assert news(scene)[1:] == [StormEnded("g", BY_FRESH, 0, 20)]
+    scene.login("g", uids)
+    scene.wait(20, "g")
+    speak(scene, uids[5:])
+    assert silent(scene.wait(10.5, "g")) == uids[:5]
+    assert guard_of(scene).begun == 1
+
+
+def test_a_restart_ends_a_storm_and_another_one_begins(scene: Scene) -> None:
+    arrive(scene, 20)
+    scene.wait(30.5, "g")
+    scene.wait(HOLD_S / 2, "g")
+    scene.stop_and_start(1.0)
+    scene.link("g")
+    assert scene.wait(0.5, "g") == []
+    assert guard_of(scene).storms(scene.now) == [Storm("g", 20, HOLD_S - 0.5)]
+
+
+# --- the likely cause -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("others", "cause"),
+    [
+        ({}, ONLY),
+        ({"h": (0, 40)}, ALONE),
+        ({"h": (10, 40)}, ALONE),  # a quarter: no more than half of the share
+        ({"h": (11, 40)}, ALL),
+        ({"h": (40, 40), "i": (0, 60)}, ALONE),
+        ({"h": (40, 40), "i": (0, 30)}, ALL),
+        # A gateway of nine users has no storm, but counts with its nine users.
+        ({"h": (9, 9)}, ALL),
+        ({"h": (1, 1), "i": (0, 9)}, ALONE),
+        ({"h": (0, 1), "i": (9, 9)}, ALL),
+    ],
+    ids=["only", "none", "few", "more", "larger", "smaller", "nine", "one", "the nine"],
+)
+def test_the_likely_cause_is_where_most_of_the_other_users_are(
+    scene: Scene, others: dict[str, tuple[int, int]], cause: str
+) -> None:
+    # All come due in one pass, and this gateway is the first.
+    everyone = {"g": (40, 40), **others}
+    for name, (_, count) in everyone.items():
+        arrive(scene, count, name)
+    scene.pass_time(15)
+    for name, (due, count) in everyone.items():
+        speak(scene, users(count, name)[due:], name)
+    scene.wait(15.5, *everyone)
+    begun = [item for item in news(scene) if isinstance(item, StormBegun)]
+    assert [item.cause for item in begun if item.gateway == "g"] == [cause]
+
+
+def test_users_judged_elsewhere_within_the_revolution_count_for_the_cause(
+    scene: Scene,
+) -> None:
+    few = arrive(scene, 9, "h")
+    scene.wait(10)
+    arrive(scene, 40)
+    assert silent(scene.wait(20.5, "g", "h")) == few
+    assert scene.wait(10, "g", "h") == []
+    assert news(scene) == [StormBegun("g", 40, 40, HOLD_S - 0.5, ALL)]
+
+
+def test_a_storm_is_reported_once_other_gateways_had_time_to_come_due_too(
+    wheel_class: type[Wheel],
+) -> None:
+    rules = RULES._replace(report_after=2.0)
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=rules)
+    arrive(scene, 20)
+    scene.wait(1.5, "g")
+    arrive(scene, 20, "h")
+    scene.wait(29, "g", "h")
+    scene.wait(1.75, "g", "h")
+    assert news(scene) == []
+    scene.wait(0.25, "g", "h")
+    assert news(scene) == [StormBegun("g", 20, 20, HOLD_S - 0.5, ALL)]
+    assert news(scene) == []
+
+
+def test_a_storm_that_ends_before_its_report_is_reported(
+    wheel_class: type[Wheel],
+) -> None:
+    rules = RULES._replace(report_after=2.0)
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=rules)
+    uids = arrive(scene, 20)
+    scene.wait(30.5, "g")
+    speak(scene, uids)
+    scene.wait(0.5, "g")
+    assert news(scene) == [
+        StormBegun("g", 20, 20, HOLD_S - 0.5, ONLY),
+        StormEnded("g", BY_CALM, 20, 0),
+    ]
+
+
+# --- counting ---------------------------------------------------------------------------
+
+
+@settings(BOUNDED)
+@example([(0.0, 1), (2 * TIMEOUT_S, 0)])
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 5)), max_size=50))
+def test_a_user_counts_for_a_revolution_and_little_longer(
+    steps: list[tuple[float, int]],
+) -> None:
+    lately, now = SlidingCount(TIMEOUT_S), 0.0
+    added: list[tuple[float, int]] = []
+    for gap, number in steps:
+        now += gap
+        lately.add(number, now)
+        added.append((now, number))
+        least = sum(number for at, number in added if now - at < TIMEOUT_S)
+        most = sum(number for at, number in added if now - at < TIMEOUT_S * 31 / 30)
+        assert least <= lately.count(now) <= most
+
+
+# --- no hold without end ----------------------------------------------------------------
+
+NAMES: Final = ("g", "h")
+GATEWAY_HOLD_S: Final = 25.0
+SETTLE_S: Final = 2.0
+STEP_S: Final = 1.0
+BUCKET_S: Final = 0.011  # a user is due once its bucket has passed
+EVENTS: Final = (
+    *("pass", "pass", "pass", "login", "login", "speak", "logout", "own"),
+    *("mute", "read", "unlink", "link", "fresh", "release", "release all"),
+)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(EVENTS),
+        st.sampled_from(NAMES),
+        st.integers(1, 12),
+        st.sampled_from([1.5, 10.0, 29.0, 45.0]),
+    ),
+    min_size=10,
+    max_size=40,
+)
+
+
+class RandomScene:
+    """A scene to which anything may happen; each second all that are due are judged."""
+
+    def __init__(self, wheel_class: type[Wheel], hold: float) -> None:
+        self.scene = Scene(
+            wheel_class,
+            timeout=TIMEOUT_S,
+            hold=GATEWAY_HOLD_S,
+            reconnect_grace=SETTLE_S,
+            guard=GuardRules(0.5, 3, hold, TIMEOUT_S, 0.0),
+        )
+        self.hold = hold
+        self.guard = guard_of(self.scene)
+        self.mute: set[str] = set()
+        self.away: set[str] = set()
+        self.began: dict[str, float] = {}
+        self.numbers = iter(range(10**6))
+        for name in NAMES:
+            self.link(name)
+
+    def link(self, name: str) -> None:
+        self.scene.link(name, ping=5.0)
+        self.away.discard(name)
+        self.mute.discard(name)
+
+    def take(self, event: str, name: str, many: int, seconds: float) -> None:
+        scene, present = self.scene, name not in self.away | self.mute
+        known = [uid for uid, row in scene.kept.items() if row.gateway == name]
+        match event:
+            case "pass":
+                for _ in range(int(seconds)):
+                    self.second()
+            case "login" | "own" if present:
+                uids = [f"u{next(self.numbers)}" for _ in range(many)]
+                own = seconds if event == "own" else None
+                scene.login(name, uids, timeout=own)
+            case "speak" if present:
+                speak(scene, [str(uid) for uid in known[::many]], name)
+            case "logout" if present:
+                scene.logout(name, known[::many])
+            case "mute" if present:
+                self.mute.add(name)
+            case "read":
+                self.mute.discard(name)
+            case "unlink" if name not in self.away:
+                scene.unlink(name)
+                self.away.add(name)
+            case "link" | "fresh":
+                self.link(name)
+                if event == "fresh":
+                    assert len(scene.lose(name)) == len(known)
+            case "release":
+                self.guard.release(scene.gateway(name), scene.now)
+            case "release all":
+                self.guard.release(None, scene.now)
+            case _:
+                return  # a gateway that is away or mute says nothing
+        self.note()
+
+    def second(self) -> None:
+        scene = self.scene
+        scene.pass_time(STEP_S)
+        for name in NAMES:
+            if name in self.mute:
+                scene.look_at(name)
+            elif name not in self.away:
+                scene.read(name)
+        judged = len(scene.log)
+        # A gateway may be cleared only once others were judged.
+        while scene.fire() or len(scene.log) > judged:
+            judged = len(scene.log)
+        self.note()
+        self.check()
+
+    def note(self) -> None:
+        for item in news(self.scene):
+            if isinstance(item, StormBegun):
+                assert item.gateway not in self.began
+                assert 0.5 * item.users < item.due <= item.users >= 3
+                self.began[item.gateway] = self.scene.now
+            else:
+                began = self.began.pop(item.gateway)
+                assert self.scene.now - began < self.hold + STEP_S
+                assert item.saved >= 0 <= item.others
+        storms = self.guard.storms(self.scene.now)
+        assert set(self.began) == {storm.gateway for storm in storms}
+
+    def check(self) -> None:
+        now, wheel = self.scene.now, self.scene.presence.wheel
+        for uid, row in self.scene.kept.items():
+            entry = wheel.find(uid)
+            assert entry is not None
+            waits = now - entry.deadline - BUCKET_S
+            gateway = self.scene.gateway(row.gateway)
+            cleared = gateway.clearance(now, hold=GATEWAY_HOLD_S)
+            if entry.deadline <= max(cleared.silence, cleared.lost) and waits > 0:
+                # The user waits for the guard, and for nothing else.
+                assert row.gateway in self.began
+                assert waits < self.hold
+            assert waits < max(self.hold, GATEWAY_HOLD_S)
+
+
+@pytest.mark.parametrize("hold", [7.0, 30.0, 100.0])
+@settings(BOUNDED, max_examples=examples(60))
+@given(drawn=steps)
+def test_no_user_is_held_beyond_the_bound_whatever_happens(
+    wheel_class: type[Wheel],
+    hold: float,
+    drawn: list[tuple[str, str, int, float]],
+) -> None:
+    world = RandomScene(wheel_class, hold)
+    for step in drawn:
+        world.take(*step)
+    for _ in range(int(TIMEOUT_S + 45 + max(hold, GATEWAY_HOLD_S)) + 2):
+        world.second()
+    assert world.scene.presence.held(world.scene.now)[STORM] == 0
+    assert world.began == {}
+
+
+def test_a_gateway_that_is_forgotten_leaves_the_guard_too(scene: Scene) -> None:
+    uids = arrive(scene, 20, "old")
+    scene.wait(30.5, "old")
+    assert guard_of(scene).storms(scene.now)
+    scene.logout("old", uids)
+    scene.unlink("old")
+    scene.presence.forget("old", scene.now)
+    assert guard_of(scene).storms(scene.now) == []
+    # The next gateway has its number, and none of its counts.
+    number = scene.gateway("new").number
+    arrive(scene, 20, "new")
+    assert scene.gateway("new").number == number
+    assert len(scene.wait(5, "new")) == 0
+    assert news(scene)[-1] == StormEnded("old", BY_CALM, 20, 0)
+    assert scene.presence.held(scene.now)[STORM] == 0

@@ -1,0 +1,358 @@
+"""Rules of timers that the machine in `test_timetable` does not reach."""
+
+from itertools import pairwise
+from math import ceil, nextafter, ulp
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.core.timer_states import (
+    CANCELLED,
+    DONE,
+    FAIL,
+    FAILED,
+    FIRED,
+    LATE,
+    PENDING,
+    RETRY_POLICY,
+    UNANSWERED,
+    CancelTimer,
+    CompleteTimer,
+    CreateTimer,
+    Fire,
+    TimerCommand,
+    TimerState,
+    split_new_timers,
+)
+from liveness.core.timers.timer_commands import TimerTransaction
+from liveness.core.wheel.wheel import Wheel
+from tests.core.timers_rig import Rig
+from tests.helpers.strategies import BOUNDED
+
+WheelClass = type[Wheel]
+
+RUN_S: Final = RETRY_POLICY.attempt_ms / 1000
+WAITS_S: Final = [wait_ms / 1000 for wait_ms in RETRY_POLICY.waits_ms]
+DAY_S: Final = 86_400.0
+# A bucket of the ring, and a turn after it.
+SOON_S: Final = 0.03
+
+
+@pytest.fixture
+def rig(wheel_class: WheelClass) -> Rig:
+    """No timers yet, with the default retry policy."""
+    return Rig(wheel_class)
+
+
+def fired(rig: Rig, key: str = "k", *, ext: str | None = None) -> int:
+    """A timer that has just come due; the seq of its record."""
+    rig.after(key, 1, ext=ext)
+    (record,) = rig.wait(1 + SOON_S)
+    return record.seq
+
+
+def fires_at(rig: Rig, state_s: float) -> int:
+    """How many fire at just this moment, with the ring laid ahead of it."""
+    rig.to(state_s)
+    rig.timetable.advance(rig.now, ahead_s=SOON_S)
+    while rig.begin_reading(of_due=False):
+        rig.read()
+        rig.hand_in()
+    rig.begin_reading(of_due=True)
+    rig.read()
+    return len(rig.hand_in())
+
+
+def state(rig: Rig, key: str = "k", gateway: str = "g") -> str:
+    rig.commit()
+    return rig.timer(key, gateway).state
+
+
+# --- coming due -------------------------------------------------------------------
+
+
+def test_a_timer_fires_once_when_its_time_has_come_and_not_before(rig: Rig) -> None:
+    asked_ms = rig.wall_ms
+    rig.after("k", 5, "what to do", ext="order-7")
+    assert rig.wait(4.999) == []
+    (record,) = rig.wait(SOON_S)
+    assert record.as_map() == {
+        "seq": 1,
+        "kind": "timer",
+        "gateway": "g",
+        "key": "k",
+        "payload": "what to do",
+        "ext": "order-7",
+        "due": asked_ms + 5_000,
+        "attempt": 1,
+        "at": record.at,
+    }
+    assert 0 <= record.at - record.due <= SOON_S * 1000
+    assert state(rig) == FIRED
+    assert rig.wait(RUN_S - 1) == []
+
+
+def test_a_record_has_neither_payload_nor_ext_if_the_timer_has_none(rig: Rig) -> None:
+    fired(rig)
+    assert {"payload", "ext"}.isdisjoint(rig.log[0].as_map())
+
+
+def test_a_fraction_of_a_millisecond_is_not_early(rig: Rig) -> None:
+    rig.to(rig.state_s + 0.0007)
+    due_ms = rig.ms + 100.25
+    rig.after("k", 0.10025)
+    rig.wait(1)
+    assert rig.timer("k").due == ceil(due_ms)
+
+
+# Of the floats of some sums a thousandfold is rounded down.
+@pytest.mark.parametrize(("passed", "seconds"), [(0.357, 0.344), (0.196, 1.13)])
+def test_a_timer_is_not_early_by_the_rounding_of_its_due_time(
+    rig: Rig, passed: float, seconds: float
+) -> None:
+    rig.to(rig.state_s + passed)
+    until = rig.state_s + seconds
+    rig.after("k", seconds)
+    rig.turn()
+    assert fires_at(rig, nextafter(until, 0)) == 0
+    assert fires_at(rig, until + 0.001) == 1
+
+
+@BOUNDED
+@given(
+    began=st.floats(0, 4e9),
+    passed=st.floats(0, 1e7),
+    seconds=st.floats(0.1, 366 * DAY_S),
+)
+def test_none_is_early_nor_a_millisecond_late_however_old_the_state_is(
+    wheel_class: WheelClass, began: float, passed: float, seconds: float
+) -> None:
+    rig = Rig(wheel_class)
+    rig.state_s = began
+    rig.start()
+    rig.to(began + passed)
+    until = rig.state_s + seconds
+    rig.after("k", seconds)
+    rig.turn()
+    assert fires_at(rig, nextafter(until, 0)) == 0
+    assert fires_at(rig, until + 0.001 + 2 * ulp(until)) == 1
+
+
+# --- replaced and cancelled ---------------------------------------------------------
+
+
+def test_the_same_key_again_replaces_a_fired_one_and_its_answer_comes_to_nothing(
+    rig: Rig,
+) -> None:
+    former = fired(rig)
+    rig.after("k", 5)
+    rig.commit()
+    for seq in (None, former):
+        rig.done("k", seq=seq)
+        rig.fail("k", final=True, seq=seq)
+    rig.commit()
+    assert state(rig) == PENDING
+    assert rig.timetable.results["late"] == 4
+    (record,) = rig.wait(5 + SOON_S)
+    rig.done("k", seq=former)
+    rig.fail("k", final=True, seq=former)
+    assert state(rig) == FIRED, "the answer to a run of the one that was replaced"
+    rig.done("k", seq=record.seq)
+    assert state(rig) == DONE
+
+
+@pytest.mark.parametrize("said", [{"key": "k"}, {"ext": "x"}])
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_cancel_that_comes_while_the_timer_is_read_wins(
+    rig: Rig, said: dict[str, str], *, is_settled: bool
+) -> None:
+    rig.after("k", 5, ext="x")
+    rig.wait(4)
+    rig.to(rig.state_s + 2)
+    rig.timetable.advance(rig.now)
+    assert rig.begin_reading(of_due=True)
+    rig.read()
+    rig.cancel(**said)
+    if is_settled:
+        rig.commit()
+    assert rig.hand_in() == []
+    assert rig.wait(1) == []
+    assert state(rig) == CANCELLED
+
+
+def test_a_cancel_by_ext_that_is_given_again_leaves_those_asked_for_since(
+    rig: Rig,
+) -> None:
+    rig.after("before", 50, ext="x")
+    rig.cancel(ext="x")
+    rig.after("since", 50, ext="x")
+    rig.commit()
+    drop = CancelTimer("g", None, "x", below=2, at=7)
+    timers = [row.timer._replace(state=PENDING, next=1) for row in rig.table.values()]
+    (changed,) = TimerTransaction([drop], timers, RETRY_POLICY).changed
+    assert (changed.key, changed.state) == ("before", CANCELLED)
+
+
+# --- answers --------------------------------------------------------------------------
+
+
+def test_done_is_the_end_and_its_message_is_kept(rig: Rig) -> None:
+    rig.done("k", seq=fired(rig), message="sent")
+    assert state(rig) == DONE
+    timer = rig.timer("k")
+    assert (timer.message, timer.attempts, timer.next) == ("sent", 1, None)
+    assert rig.wait(DAY_S) == []
+
+
+def test_a_run_without_an_answer_in_time_is_tried_again(rig: Rig) -> None:
+    fired(rig)
+    fired_s = rig.state_s
+    rig.wait(RUN_S - 0.1)
+    assert state(rig) == FIRED
+    rig.wait(0.1 + SOON_S)
+    assert state(rig) == PENDING
+    assert rig.timer("k").message == "no answer within 60 s"
+    (record,) = rig.wait(15)
+    assert rig.state_s - fired_s >= RUN_S + 15 - SOON_S
+    assert record.attempt == 2
+
+
+def test_a_late_fail_changes_nothing_and_a_late_done_ends_the_timer(rig: Rig) -> None:
+    seq = fired(rig)
+    rig.wait(RUN_S + SOON_S)
+    rig.fail("k", final=True)
+    assert state(rig) == PENDING
+    rig.wait(WAITS_S[0] + SOON_S)
+    rig.fail("k", final=True, seq=seq)
+    assert (state(rig), rig.timer("k").attempts) == (FIRED, 2)
+    rig.done("k", seq=seq)
+    assert state(rig) == DONE
+    assert rig.timetable.results == {"done": 1, "fail": 0, "unanswered": 1, "late": 2}
+
+
+def test_a_run_that_was_not_handed_over_uses_up_no_attempt(rig: Rig) -> None:
+    rig.handed["g"] = 0
+    seq = fired(rig)
+    rig.wait(10 * RUN_S)
+    assert state(rig) == FIRED
+    assert len(rig.log) == 1
+    rig.handed["g"] = seq
+    (record,) = rig.wait(RUN_S + WAITS_S[0] + 1)
+    assert record.attempt == 2
+
+
+def test_an_undelivered_run_begins_anew_and_takes_no_attempt(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class, retry_policy=RETRY_POLICY._replace(waits_ms=()))
+    rig.after("k", 1, "payload")
+    (first,) = rig.wait(1 + SOON_S)
+    rig.wait(5)
+    rig.timetable.fire_again("g", "k", first.seq, rig.now)
+    (again,) = rig.wait(SOON_S)
+    assert (again.attempt, again.payload) == (1, "payload")
+    assert abs(again.due - first.due) <= 1
+    assert again.seq > first.seq
+    # It is about that run alone, and only as long as that is under way.
+    rig.timetable.fire_again("g", "k", first.seq, rig.now)
+    rig.done("k")
+    rig.timetable.fire_again("g", "k", again.seq, rig.now)
+    assert rig.wait(2 * RUN_S) == []
+    assert state(rig) == DONE
+    assert rig.timetable.results == {DONE: 1, FAIL: 0, UNANSWERED: 0, LATE: 0}
+
+
+def test_the_ladder_goes_on_for_a_day_and_ends(rig: Rig) -> None:
+    rig.after("k", 1)
+    records = rig.wait(2 * DAY_S)
+    assert [it.attempt for it in records] == [*range(1, 17)]
+    between_s = [(later.at - earlier.at) / 1000 for earlier, later in pairwise(records)]
+    assert between_s == pytest.approx([RUN_S + wait for wait in WAITS_S], abs=0.05)
+    assert sum(between_s) > DAY_S
+    timer = rig.timer("k")
+    assert (timer.state, timer.attempts, timer.next) == (FAILED, 16, None)
+
+
+def test_a_seq_that_no_record_of_its_timer_has_had_answers_nothing(rig: Rig) -> None:
+    seq = fired(rig)
+    for answer in (rig.done, rig.fail):
+        answer("k", seq=seq + 1)
+    rig.commit()
+    assert state(rig) == FIRED
+    assert rig.timetable.results["late"] == 2
+    rig.done("k", seq=seq)
+    assert state(rig) == DONE
+
+
+# --- how many there may be --------------------------------------------------------------
+
+
+def test_above_max_live_none_is_taken_until_some_have_ended(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class, max_live=3)
+    assert all(rig.after(f"k{number}", 5) for number in range(3))
+    assert not rig.after("one more", 5), "those that are not on disk yet count too"
+    rig.commit()
+    assert not rig.after("one more", 5)
+    rig.wait(6)
+    assert not rig.after("one more", 5), "those that run count"
+    rig.done("k0")
+    rig.cancel("k1")
+    rig.fail("k2", final=True)
+    rig.commit()
+    assert all(rig.after(f"next{number}", 5) for number in range(3))
+    assert not rig.after("one more", 5)
+
+
+def test_there_may_still_be_as_many_after_a_restart(wheel_class: WheelClass) -> None:
+    rig = Rig(wheel_class, max_live=2)
+    rig.after("k", 5)
+    rig.after("l", 5)
+    rig.commit()
+    rig.start()
+    assert not rig.after("m", 5)
+    rig.wait(6)
+    rig.done("k")
+    rig.commit()
+    assert rig.after("m", 5)
+
+
+def test_states_follow_what_is_forgotten(rig: Rig) -> None:
+    rig.done("k", seq=fired(rig))
+    rig.commit()
+    assert rig.timetable.states["done"] == 1
+    rig.timetable.deleted({"done": 1})
+    assert +rig.timetable.states == {}
+
+
+def test_orders_that_need_no_larger_table_pass_new_timers_of_other_keys() -> None:
+    def new(gateway: str, key: str) -> CreateTimer:
+        timer = TimerState(
+            1, gateway, key, None, PENDING, 1, 1, 0, None, 1, None, 1, None, 1
+        )
+        return CreateTimer(timer, None)
+
+    done = CompleteTimer("a", "old", None, True, None, False, 1)
+    fire = Fire("a", "new", 1, 1, 1)
+    behind = CancelTimer("a", "new", None, 9, 1)
+    exts = {of: CancelTimer(of, None, "x", 9, 1) for of in "ab"}
+    first, other = new("a", "new"), new("b", "other")
+    orders: list[TimerCommand] = [
+        first,
+        done,
+        fire,
+        behind,
+        exts["a"],
+        exts["b"],
+        other,
+    ]
+    now = [done, fire, exts["a"], exts["b"]]
+    assert split_new_timers(orders) == (now, [first, behind, exts["a"], other])
+    # Where one of a gateway waits already, its others wait as well, and none of others.
+    assert split_new_timers(orders, {("a", "old")}) == (
+        [fire, exts["a"], exts["b"], other],
+        [first, done, behind, exts["a"]],
+    )

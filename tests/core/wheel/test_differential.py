@@ -1,0 +1,650 @@
+"""The compiled wheel and reader against their references in Python.
+
+Both are given the same, and must answer the same, to the last bit and in the same order;
+that the reference is right is for the other tests. Two things are free: where in its table
+the wheel keeps a user, so the order of a snapshot and of `owned`; and how a link's signs of
+life are cut into runs.
+"""
+
+import struct
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, product
+from math import inf, nan
+from operator import itemgetter
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liveness.core.links.conversation import Conversation, ConversationLimits
+from liveness.core.records import GATEWAY_LOST, SILENCE, Instant, Uid
+from liveness.core.wheel.devices import user_of
+from liveness.core.wheel.record_batch import RecordBatch
+from liveness.core.wheel.session_batches import Endings, Logins
+from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
+from liveness.core.wheel.wheel import Wheel
+from liveness.core.wire.framing import Reader, encode
+from liveness.core.wire.link_requests import ActivityBatch, ListedActivity
+from tests.core.link_trace import told
+from tests.helpers.strategies import (
+    BOUNDED,
+    HARD_UIDS,
+    NO_UIDS,
+    conns,
+    examples,
+    pieces,
+    singly,
+    uids,
+)
+
+_wheel: Any = pytest.importorskip("liveness.core.wheel._wheel", exc_type=ImportError)
+_wire: Any = pytest.importorskip("liveness.core.wire._wire", exc_type=ImportError)
+
+ALL: Final = 10**9
+DAY: Final = 86_400.0
+EVENT_NAMES: Final = {2: "keepalive", 3: "message"}
+HELLO: Final = ["hello", {"protocol": 1, "name": "g"}]
+# Enough for the index to grow, and to shrink again when they leave.
+CROWD: Final[tuple[Uid, ...]] = (
+    *range(10**6, 10**6 + 1_000),
+    *(f"crowd-{user}/{device}" for user in range(1_300) for device in range(user % 3)),
+)
+
+Touch = tuple[Any, int | None, int]  # uid, conn, event
+
+
+# --- the wheels ------------------------------------------------------------------------
+
+
+class Pair:
+    """Both wheels, which must answer every question alike."""
+
+    def __init__(
+        self, *, timeout: float, slots: int, now: float, separator: str = ""
+    ) -> None:
+        given = {"timeout": timeout, "slots": slots, "now": now}
+        self.reference = Wheel(**given, separator=separator)  # type: ignore[arg-type]
+        self.compiled: Wheel = _wheel.Wheel(**given, separator=separator)
+        self.separator = separator
+        self.link = Conversation(ConversationLimits(), _wire.Reader)
+        list(self.link.receive(encode(HELLO), 0.0))
+        self.now = now
+        self.gateways = 0
+        self.met: dict[Uid, None] = {}  # every user there ever was
+        self.online: dict[Uid, None] = {}
+
+    def same(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of both."""
+        answer = getattr(self.reference, method)(*args, **options)
+        # As text: it tells 7 from "7" and 1 from True, and one float from the next.
+        assert repr(getattr(self.compiled, method)(*args, **options)) == repr(answer)
+        return answer
+
+    # --- operations on both -------------------------------------------------------
+
+    def add_gateway(self) -> None:
+        assert self.same("add_gateway") == self.gateways
+        self.gateways += 1
+
+    def open(
+        self,
+        uid: Uid,
+        gateway: int,
+        conn: int | None,
+        timeout: float | None,
+        *,
+        exact: bool,
+    ) -> None:
+        session = len(self.met) + 1
+        self.met[uid] = self.online[uid] = None
+        clocks = {"start": self.now - 5, "now": self.now, "mono": self.now + 0.5}
+        of = {"gateway": gateway, "session": session, "conn": conn, "event": 1}
+        self.same("open", uid, timeout=timeout, exact=exact, **of, **clocks)
+
+    def put(self, entry: Entry) -> None:
+        self.met[entry.uid] = self.online[entry.uid] = None
+        self.same("put", entry[:-1])
+
+    def touch(self, gateway: int, signs: ActivityBatch) -> None:
+        self.same("touch", gateway, signs, now=self.now, mono=self.now + 0.25)
+
+    def touch_packed(self, gateway: int, touches: Sequence[Touch]) -> None:
+        """Touch by runs as the compiled reader gives them, listed where it must."""
+        frames = [
+            [EVENT_NAMES[event], uid, {"conn": conn}] for uid, conn, event in touches
+        ]
+        data = b"".join(map(encode, frames))
+        for run in self.link.receive(data, 0.0):
+            if isinstance(run, ActivityBatch):  # and not the refusal of a bad uid
+                self.touch(gateway, run)
+
+    def close(self, uid: Uid) -> None:
+        del self.online[self.same("close", uid).uid]
+
+    def fire(self, gateway: int, *, until: float, limit: int, renewed: bool) -> None:
+        which = {"until": until, "limit": limit, "renewed": renewed}
+        for entry in self.same("fire", gateway, **which):
+            del self.online[entry.uid]
+
+    def begin(self, logins: Logins, first: int, limit: int) -> None:
+        for record in self.same_records("begin", logins, first, limit=limit):
+            self.met[record.uid] = self.online[record.uid] = None
+
+    def end(self, endings: Endings) -> None:
+        for record in self.same_records("end", endings):
+            del self.online[record.uid]
+
+    def same_records(self, method: str, *args: Any, **options: Any) -> list[Any]:
+        """Call a method that fills a batch; the records must be the same, too."""
+        at = Instant(self.now, self.now + 0.5, 1_700_000_000_000, 1_700_000_000.25)
+        answers = []
+        for wheel in (self.reference, self.compiled):
+            batch: RecordBatch = wheel.Batch()
+            options |= {"seq": len(self.met) + 1, "at": at}
+            answer = getattr(wheel, method)(batch, *args, **options)
+            answers.append((answer, [*batch], batch.due, batch.opened(), batch.closed))
+        assert repr(answers[1]) == repr(answers[0])
+        return [*answers[0][1]]
+
+    # --- what must be the same at any time ------------------------------------------
+
+    def check(self) -> None:
+        for method in ("__len__", "waiting", "next_due", "slot_users", "layer_users"):
+            self.same(method)
+        for attribute in ("slots", "bucket_s", "hand", "users"):
+            self.same("__getattribute__", attribute)
+        for uid in self.met:
+            self.same("find", uid)
+            self.same("devices_of", user_of(uid, self.separator or "/"), 1_000)
+        for uid in self.online:
+            self.same("slot_of", uid)
+        for gateway in range(self.gateways):
+            for method in ("due", "longest_due", "timeout_of", "usual"):
+                self.same(method, gateway)
+            self.same("longest_due", gateway, renewed=True)
+        assert self.clocks(self.compiled) == self.clocks(self.reference)
+        assert len(self.reference) == len(self.online)
+
+    def clocks(self, wheel: Wheel) -> list[str]:
+        columns = wheel.clocks(self.now, self.now + 0.25).columns
+        assert [column.typecode for column in columns] == ["q", "d", "d", "d", "b"]
+        assert sorted(columns[0]) == [*columns[0]]
+        # Only here do users share a session; their order among themselves is open.
+        return sorted(map(repr, zip(*columns, strict=True)))
+
+    def check_owned(self, stretch: int) -> None:
+        gateways = range(self.gateways)
+        for some in (*([gateway] for gateway in gateways), gateways[1:]):
+            found = owned(self.reference, some, stretch)
+            assert owned(self.compiled, some, stretch) == found
+
+
+def owned(wheel: Wheel, gateways: Collection[int], stretch: int) -> list[str]:
+    found: list[Uid] = []
+    place = 0
+    while place >= 0:
+        some, place = wheel.owned(gateways, place, stretch)
+        assert len(some) <= stretch
+        found += some
+    return sorted(map(repr, found))
+
+
+def gaps(pair: Pair, timeout: float) -> st.SearchStrategy[float]:
+    """Seconds around all that time is divided by, and any others."""
+    bucket, slots = pair.compiled.bucket_s, pair.compiled.slots
+    borders = [bucket, timeout / slots, timeout, timeout * slots, timeout * slots**2]
+    around = [border + off * bucket for border in borders for off in (-1, 0, 0.01, 1)]
+    soon = [0.0, bucket / 3, 2.5 * timeout]
+    near = [gap for gap in (*soon, *around) if 0 <= gap < 200 * DAY]
+    return st.sampled_from(near) | st.floats(0, 3 * timeout)
+
+
+# Of each size in bytes that a uid may have.
+long_uids = st.integers(1, 255).map(lambda size: "é" * (size // 2) + "x" * (size % 2))
+users = st.sampled_from(["a", "é", "a" * 30, "/", "", "a/", "b//", "7", "07"])
+devices = st.builds(
+    "{}{}{}".format, users, st.sampled_from(["/", "::"]), st.integers(0, 9)
+)
+numbers = st.integers(0, 40) | st.integers(0, 40).map(str)
+pool = st.sampled_from(HARD_UIDS) | numbers | long_uids | uids | devices
+STEPS: Final = (
+    *("open", "open", "put", "put", "begin", "begin", "listed", "listed", "packed"),
+    *("packed", "advance", "advance", "advance", "advance", "amend", "close", "fire"),
+    *("fire", "end", "end", "renew"),
+    *("add_gateway", "set_timeout", "owned", "crowd", "leave"),
+    *("halve_silences", "forget_silences"),
+)
+
+
+@pytest.mark.long
+@settings(BOUNDED, max_examples=examples(150))
+@given(data=st.data())
+def test_the_compiled_wheel_does_to_the_bit_what_the_reference_does(
+    data: st.DataObject,
+) -> None:
+    timeout = data.draw(st.sampled_from([1.0, 3.0, 30.0, 3_600.0, DAY]))
+    pair = Pair(
+        timeout=timeout,
+        slots=data.draw(st.sampled_from([2, 3, 30, 30, 30, 500])),
+        now=data.draw(st.sampled_from([0.0, 0.1, 12_345.678, 1e7 / 3])),
+        separator=data.draw(st.sampled_from(["", "/", "/", "::", "é"])),
+    )
+    pair.add_gateway()
+    for step in data.draw(st.lists(st.sampled_from(STEPS), min_size=10, max_size=40)):
+        take_step(data, pair, step, gaps(pair, timeout))
+        pair.check()
+    pair.check_owned(1_000)
+
+
+def take_step(
+    data: st.DataObject, pair: Pair, step: str, gap: st.SearchStrategy[float]
+) -> None:
+    timeouts = gap.filter(lambda seconds: seconds >= 0.001)
+    gateway = data.draw(st.integers(0, pair.gateways - 1))
+    known = st.sampled_from([*pair.online]) if pair.online else None
+    until = pair.now - data.draw(st.sampled_from([0.0, pair.compiled.bucket_s]) | gap)
+    limit = data.draw(st.sampled_from([0, 1, 2, ALL]))
+    match step:
+        case "open" | "put":
+            uid, conn = data.draw(pool), data.draw(conns)
+            if str(uid) in map(str, pair.online):
+                return
+            if step == "open":
+                own, exact = data.draw(st.none() | timeouts), data.draw(st.booleans())
+                pair.open(uid, gateway, conn, own, exact=exact)
+                return
+            lasts, deadline = data.draw(timeouts), pair.now + data.draw(gap)
+            flags = data.draw(st.integers(0, OWN_TIMEOUT | RENEWED | EXACT_START))
+            clocks = (pair.now - 9, lasts, deadline, pair.now - 1)
+            event = data.draw(st.integers(0, 3))
+            pair.put(Entry(uid, gateway, 2**62, conn, *clocks, event, flags))
+        case "listed" | "packed":
+            # `one_of` would give each of the strategies in `pool` the weight of `known`.
+            kinds = [pool if known is None else known] * 3
+            kinds += [pool, st.sampled_from(NO_UIDS)]
+            who = st.sampled_from(kinds).flatmap(lambda kind: kind)
+            if pair.online:  # also by the other name of a number
+                kinds += [st.sampled_from([*map(str, pair.online)])]
+            touch = st.tuples(who, conns, st.sampled_from([*EVENT_NAMES]))
+            touches = data.draw(st.lists(touch, max_size=80))
+            if step == "packed":
+                pair.touch_packed(gateway, touches)
+                return
+            columns = [*zip(*touches, strict=True)] or [(), (), ()]
+            signs = ListedActivity([*columns[0]], [*columns[1]], bytearray(columns[2]))
+            pair.touch(gateway, signs)
+        case "advance":
+            pair.now += data.draw(gap)
+            pair.same(
+                "advance", pair.now, data.draw(st.sampled_from([0, 1, 3, 100, ALL]))
+            )
+        case "amend" | "close" if known is None:
+            return
+        case "amend":
+            uid, conn = data.draw(known), data.draw(conns)  # type: ignore[arg-type]  # not None: see above
+            own, start = data.draw(st.none() | timeouts), data.draw(st.none() | gap)
+            pair.same("amend", uid, conn=conn, timeout=own, start=start)
+        case "close":
+            pair.close(data.draw(known))  # type: ignore[arg-type]  # not None: see above
+        case "fire":
+            renewed = data.draw(st.booleans())
+            pair.fire(gateway, until=until, limit=limit, renewed=renewed)
+        case "begin":
+            login = st.tuples(pool, conns, st.none() | gap)
+            rows = data.draw(st.lists(login, min_size=1, max_size=40))
+            logins = Logins(
+                gateway, f"g{gateway}", *columns_of(rows), pair.now - data.draw(gap),
+                data.draw(st.none() | timeouts), data.draw(st.integers(1, 3)),
+            )  # fmt: skip
+            pair.begin(logins, data.draw(st.sampled_from([0, 0, len(rows)])), limit)
+        case "end":
+            reason = data.draw(st.sampled_from([SILENCE, GATEWAY_LOST]))
+            above, until_held, counted = (data.draw(gap) for _ in range(3))
+            pair.end(
+                Endings(
+                    gateway, f"g{gateway}", reason, until, limit,
+                    data.draw(st.booleans()), pair.now - above, pair.now - until_held,
+                    pair.now - counted,
+                )
+            )  # fmt: skip
+        case "renew":
+            most = data.draw(st.just(inf) | gap)
+            pair.same("renew", gateway, until=until, limit=limit, most=most)
+        case "add_gateway":
+            pair.add_gateway()
+        case "set_timeout":
+            pair.same("set_timeout", gateway, data.draw(timeouts))
+        case "halve_silences" | "forget_silences":
+            pair.same(step, gateway)
+        case "owned":
+            pair.check_owned(data.draw(st.sampled_from([1_000, 3_000, ALL])))
+        case "crowd":
+            for uid in CROWD:
+                if pair.reference.find(uid) is None:
+                    pair.open(uid, gateway, 1, None, exact=False)
+        case "leave":
+            for uid in CROWD:
+                if uid in pair.online:
+                    pair.close(uid)
+        case _:
+            raise AssertionError(step)
+
+
+def columns_of(
+    rows: Sequence[tuple[Uid, int | None, float | None]],
+) -> tuple[list[Uid], list[int | None], list[float | None]]:
+    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
+
+
+def test_a_touch_changes_every_kind_of_entry_as_the_reference_does() -> None:
+    pair = Pair(timeout=30.0, slots=30, now=12.3)
+    for _ in range(2):
+        pair.add_gateway()
+    kinds = product(
+        range(2), [None, 1], range((OWN_TIMEOUT | RENEWED | EXACT_START) + 1), [2, 3]
+    )
+    for (n, kind), conn in product(enumerate(kinds), [None, 1, 2]):
+        gateway, own_conn, flags, event = kind
+        uid = f"{n} heard with {conn}"
+        clocks = (pair.now - 9, 5.0, pair.now + 5, pair.now - 1)
+        pair.put(Entry(uid, gateway, n, own_conn, *clocks, n % 4, flags))
+        pair.touch(0, ListedActivity([uid], [conn], bytearray([event])))
+        pair.touch_packed(1, [(uid, conn, event)])
+        pair.check()
+        for timeout in (7.0, None):
+            pair.same("amend", uid, conn=conn, timeout=timeout)
+            pair.touch_packed(0, [(uid, own_conn, event)])
+            pair.check()
+    assert any(entry.flags for entry in map(pair.compiled.find, pair.met) if entry)
+
+
+# --- the readers -----------------------------------------------------------------------
+
+# A frame has room for the longest payload of a timer, and for one that is too long.
+LIMITS: Final = ConversationLimits(max_frame_bytes=4_500, max_batch=5, max_refused=6)
+
+
+class Raw(bytes):
+    """Bytes of a stream just as they are."""
+
+
+class Pairs(list[tuple[Any, Any]]):
+    """A map of these, of which a key may come twice."""
+
+
+# For each type: the shortest header with the numbers it has room for, and the longer ones.
+SHORTEST: Final = {str: (0xA0, 32), list: (0x90, 16), Pairs: (0x80, 16), int: (0, 128)}
+LONGER: Final = {
+    str: {0xD9: "B", 0xDA: "H", 0xDB: "I"},
+    list: {0xDC: "H", 0xDD: "I"},
+    Pairs: {0xDE: "H", 0xDF: "I"},
+    int: dict(zip(range(0xCC, 0xD4), "BHIQbhiq", strict=True)),
+}
+
+
+def headers(kind: type, number: int) -> Iterator[bytes]:
+    """All the ways to write an integer, or a length, the shortest first."""
+    first, room = SHORTEST[kind]
+    if 0 <= number < room:
+        yield bytes([first + number])
+    for header, code in LONGER[kind].items():
+        with suppress(struct.error):
+            yield struct.pack(f">B{code}", header, number)
+
+
+def written(value: Any, pick: Callable[[list[bytes]], bytes]) -> bytes:
+    """Encode in one of the ways that all mean the same, picked for each header."""
+
+    def header(kind: type, number: int) -> bytes:
+        return pick([*headers(kind, number)])
+
+    match value:
+        case Raw():
+            return value
+        case str():
+            text = value.encode()
+            return header(str, len(text)) + text
+        case bool():
+            return encode(value)
+        case int() if -(2**63) <= value < 2**64:
+            return header(int, value)
+        case dict():
+            return written(Pairs(value.items()), pick)
+        case Pairs():
+            inner = (written(item, pick) for item in chain.from_iterable(value))
+            return header(Pairs, len(value)) + b"".join(inner)
+        case list() | tuple():
+            inner = (written(item, pick) for item in value)
+            return header(list, len(value)) + b"".join(inner)
+        case _:
+            return encode(value)
+
+
+BROKEN: Final = [
+    Raw(piece)
+    for piece in (b"\xa2\xff\xfe", b"\xd9\x02\xc3\x28", b"\xa3\xed\xa0\x80", b"\xd4\x01\x01", b"\xc1")
+]  # fmt: skip
+wrong = st.sampled_from(
+    [*NO_UIDS, *BROKEN, "a" * 255 + "é", [[[]]], {7: 1}, {"k": {"k": {"k": 1}}}]
+)
+good_uids, good_conns = uids | long_uids, st.none() | st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def good_signs(draw: st.DrawFn) -> list[Any]:
+    """A sign of life with nothing wrong."""
+    each = draw(st.lists(st.tuples(good_uids, good_conns), min_size=1, max_size=5))
+    batch = ([uid for uid, _ in each], [conn for _, conn in each])
+    choices: list[tuple[Any, Any]] = [batch, batch, each[0], each[0], ([], [])]
+    uid, conn = draw(st.sampled_from(choices))
+    name = draw(st.sampled_from(["keepalive", "message"]))
+    options = [*[Pairs([("conn", conn)])] * 3, Pairs([("conn", None)]), Pairs(), None]
+    return [name, uid, draw(st.sampled_from(options))][: draw(st.integers(2, 3))]
+
+
+@st.composite
+def odd_signs(draw: st.DrawFn) -> list[Any]:
+    """A sign of life whose name, uids, conns or options may be wrong."""
+    names = ["keepalive", "message", "login", "logout", "where", "ack"]
+    uid = good_uids | wrong
+    one_conn = good_conns | st.integers(-(2**63), 2**64 - 1) | wrong
+    conn = ("conn", draw(one_conn | st.lists(one_conn, max_size=6)))
+    options: list[Any] = [
+        *[Pairs([]), Pairs([conn]), Pairs([conn, ("x", 1)]), Pairs([("x", 1), conn])],
+        *[Pairs([conn, ("conn", 1)]), Pairs([("conns", 1)]), Pairs([("timeout", 5)])],
+        *[None, conn],
+    ]
+    more: list[list[Any]] = [[], [], [None], [1, "more"]]
+    return [
+        draw(st.sampled_from(names)),
+        draw(uid | st.lists(uid, max_size=6)),
+        draw(st.sampled_from(options)),
+        *draw(st.sampled_from(more)),
+    ]
+
+
+keys = (
+    st.text(max_size=9) | long_uids | wrong | st.sampled_from(["k", "k", "", "é" * 128])
+)
+texts = keys | st.integers(4_090, 4_100).map(lambda size: "x" * size) | st.just("a\0b")
+seconds = (
+    st.sampled_from([0, 0.1, 0.0999, 1, 366 * 86_400, 366 * 86_400 + 1, 2**63, True])
+    | st.floats()
+    | st.sampled_from([None, "5", -5])
+)
+
+
+def some_of(**options: st.SearchStrategy[Any]) -> st.SearchStrategy[Pairs]:
+    """A map of these options, each perhaps missing or twice."""
+    pairs = [st.tuples(st.just(name), value) for name, value in options.items()]
+    return st.lists(st.one_of(pairs), max_size=3).map(Pairs)
+
+
+timer_frames = st.one_of(
+    st.tuples(
+        *(st.just("after"), keys, seconds),
+        some_of(payload=texts, ext=keys, other=keys) | st.none(),
+    ),
+    st.tuples(st.just("after"), keys, seconds),
+    st.tuples(st.just("cancel"), some_of(key=keys, ext=keys) | wrong),
+    st.tuples(
+        *(st.sampled_from(["done", "fail"]), keys, st.none() | texts),
+        some_of(seq=st.integers(-1, 3) | wrong, final=st.booleans()) | st.none(),
+    ),
+    st.tuples(st.sampled_from(["done", "fail", "cancel", "after"]), keys),
+    st.tuples(st.sampled_from(["done", "fail", "cancel"]), keys, texts),
+).map(list)
+
+
+OTHERS: Final[list[list[Any]]] = [
+    ["ping", 1], ["list"], ["ack", 3], ["keepalive"], [], HELLO,
+    ["keepaliv", 1], ["messages", 1], ["Message", 7], [Raw(b"\xc4\x07message"), 7],
+    ["after", "k", 5, {"payload": "p", "ext": "e"}], ["after", "k", 0], ["done", "k"],
+    ["fail", "k", "m", {"seq": 3, "final": True}], ["cancel", {"ext": "e"}],
+]  # fmt: skip
+HELLOS: Final = [
+    *[HELLO] * 9,
+    ["hello", {"protocol": 1, "name": "w", "role": "watcher"}],
+]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """What a gateway may send, with whatever may be wrong with it."""
+
+    def anyhow(ways: list[bytes]) -> bytes:
+        return draw(st.sampled_from(ways))
+
+    good = st.lists(good_signs(), max_size=4)
+    others = odd_signs() | timer_frames | st.sampled_from(OTHERS)
+    sent = [draw(st.sampled_from(HELLOS)), *draw(good)]
+    for frame in draw(st.lists(others, max_size=6)):
+        sent += [frame, *draw(good)]
+    pick: list[Callable[[list[bytes]], bytes]] = [itemgetter(0), anyhow]
+    data = b"".join(written(frame, draw(st.sampled_from(pick))) for frame in sent)
+    cut = draw(st.sampled_from([0, 0, 0, 1, 7]))
+    return data[: len(data) - cut] + draw(st.sampled_from([b"", b"", *BROKEN]))
+
+
+@settings(BOUNDED, max_examples=examples(300))
+@given(streams(), st.lists(st.integers(0, 400), max_size=12))
+def test_a_link_says_the_same_with_either_reader(data: bytes, cuts: list[int]) -> None:
+    whole = told(Reader, [data], LIMITS)
+    for cut in ([data], [*singly(data)], [*pieces(data, cuts)]):
+        assert told(Reader, cut, LIMITS) == whole
+        assert told(_wire.Reader, cut, LIMITS) == whole
+
+
+# Around every border that a uid, a conn or a header of theirs has.
+BORDERS: Final[list[Any]] = [
+    *[2**bits + off for bits in (5, 7, 8, 15, 16, 31, 32, 63) for off in (-1, 0)],
+    *[0, 2**64 - 1, -1, -32, -33, -(2**63), None, True, 1.0, b"7", {}, [], [1], BROKEN[0]],
+    *["", " ", "\x1f", "a\x7f", "\x80", "\ud7ff", "é" * 127 + "x", "é" * 128],
+    *["a" * size for size in (31, 32, 255, 256)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [0, -1], ids=["shortest", "longest"])
+def test_a_link_says_the_same_at_every_border_of_a_sign_of_life(way: int) -> None:
+    pick: Callable[[list[bytes]], bytes] = itemgetter(way)
+    limits = replace(LIMITS, max_refused=100)
+    for one, other in product(BORDERS, BORDERS):
+        batches: list[tuple[Any, Any]] = [
+            *((one, other), ([7, one], [1, other]), ([one, 7, other], None)),
+            *(([7, one], other), (one, [other]), ([7], [one, other])),
+        ]
+        if one is other:
+            batches += [([7] * 5, [1] * 4 + [one]), ([7, 8], [one])]
+            batches += [([one] * 6, [1] * 6)]  # at the end: it may be too large
+        frames = [
+            [["message", uid, Pairs([("conn", conn)])], ["keepalive", 7, {"conn": 1}]]
+            for uid, conn in batches
+        ]
+        # After broken text a link reads no further.
+        is_fatal = any(isinstance(value, Raw) for value in (one, other))
+        for sent in frames if is_fatal else [chain.from_iterable(frames)]:
+            stream = [HELLO, ["keepalive", "u"], *sent]
+            data = b"".join(written(frame, pick) for frame in stream)
+            assert told(_wire.Reader, [data], limits) == told(Reader, [data], limits)
+
+
+# Around every border of what is in a frame about timers.
+TEXTS: Final[list[Any]] = [
+    *[
+        None,
+        True,
+        7,
+        1.5,
+        b"k",
+        [],
+        ["k"],
+        {},
+        {"k": "k"},
+        Raw(b"\xd4\x01\x01"),
+        *BROKEN,
+    ],
+    *["", "\0", "a\0b", "\n", "\x1f", "\x7f", "\x80", "\ud7ff", "\U0010ffff"],
+    *["a" * size for size in (31, 32, 255, 256, 4_095, 4_096, 4_097)],
+    *["\u00e9" * size for size in (127, 128, 2_048, 2_049)],
+]
+SECONDS: Final[list[Any]] = [
+    *[
+        0,
+        1,
+        3,
+        3.0,
+        0.1,
+        0.0999,
+        -1,
+        -0.0,
+        inf,
+        -inf,
+        nan,
+        1e308,
+        True,
+        None,
+        "5",
+        b"5",
+    ],
+    *[31_622_400, 31_622_400.0, 31_622_400.1, 31_622_401, 2**63 - 1, 2**63, 2**64 - 1],
+    *[Raw(b"\xca\x40\x40\0\0"), [3], {"s": 3}, -(2**63), *BROKEN],
+]
+SEQS: Final[list[Any]] = [*SECONDS, 2**32, 127, 128, 255, 256]
+GOOD_OPTIONS: Final = [("payload", "p"), ("ext", "e"), ("other", 1), ("payload", None)]
+
+
+def timers_at_borders() -> Iterator[list[Any]]:
+    for text in TEXTS:
+        yield from (["after", text, 3], ["done", text], ["done", "k", text])
+        yield from (["fail", text, "m"], ["fail", "k", text], ["cancel", text])
+        yield from (["cancel", {name: text}] for name in ("key", "ext", "kez"))
+        yield ["cancel", Pairs([("key", text), ("ext", text)])]
+        yield from (["after", "k", 3, {name: text}] for name in ("payload", "ext"))
+        yield from (["after", "k", 3, text], ["done", "k", "m", text])
+        yield from (
+            [name, text, text, text, text] for name in ("after", "done", "fail")
+        )
+        yield ["after", "k", 3, Pairs([(text, "p")])]
+    for number in SEQS:
+        yield from (["after", "k", number], ["after", "k", number, {"ext": "e"}])
+        for name in ("done", "fail"):
+            yield [name, "k", "m", {"seq": number}]
+            yield [name, "k", "m", Pairs([("seq", 1), ("seq", number)])]
+            yield [name, "k", "m", {"seq": number, "final": True}]
+    for pairs in product(GOOD_OPTIONS, repeat=2):
+        yield ["after", "k", 3, Pairs(pairs)]
+        yield ["after", "k", 3, Pairs([*pairs, ("ext", "last")])]
+    for name, count in product(("after", "cancel", "done", "fail"), range(5)):
+        yield [name, *["k"] * count]
+
+
+@pytest.mark.parametrize("way", [0, -1], ids=["shortest", "longest"])
+def test_a_link_says_the_same_at_every_border_of_a_timer(way: int) -> None:
+    pick: Callable[[list[bytes]], bytes] = itemgetter(way)
+    for frame in timers_at_borders():
+        sent = [HELLO, ["done", "before"], frame, ["cancel", {"key": "behind"}]]
+        data = b"".join(written(value, pick) for value in sent)
+        assert told(_wire.Reader, [data], LIMITS) == told(Reader, [data], LIMITS)

@@ -1,0 +1,364 @@
+"""Bytes to frames: the pieces do not matter, and nothing but our error escapes."""
+
+import tracemalloc
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from liveness.client.reconnecting_link import MAX_BATCH, MAX_FRAME_BYTES
+from liveness.core.links.outbox import NOTICES_PER_FRAME
+from liveness.core.wire.framing import (
+    BATCHES_OF_VALUES,
+    LEAST_VALUES,
+    PIECE_BYTES,
+    Frame,
+    Reader,
+    decode,
+    encode,
+)
+from liveness.errors import Code, WireError
+from tests.helpers.strategies import BOUNDED, examples, frames, pieces, singly, values
+
+# So small that many an example is at a limit.
+FRAME_BYTES, BATCH = 60, 5
+
+
+Answer = tuple[list[Frame], Code | None]
+
+
+def read(
+    reader_class: type[Reader],
+    cut: Iterable[bytes],
+    *,
+    max_frame_bytes: int = FRAME_BYTES,
+    max_batch: int = BATCH,
+) -> Answer:
+    """Read a stream: its frames, and the code of the error that ended it."""
+    reader = reader_class(max_frame_bytes=max_frame_bytes, max_batch=max_batch)
+    frames: list[Frame] = []
+    try:
+        for piece in cut:
+            for frame in reader.feed(piece):
+                frames.append(frame)  # noqa: PERF402  (those before an error count)
+    except WireError as error:
+        return frames, error.code
+    return frames, None
+
+
+# --- in any pieces -------------------------------------------------------------------
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """Frames back to back, perhaps with something broken in it."""
+    sent = draw(st.lists(frames.map(encode) | values.map(encode), max_size=6))
+    data = bytearray(b"".join(sent))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 2))] = draw(
+            st.binary(max_size=3)
+            | st.sampled_from(
+                [b"\xc1", b"\xff", b"\xdd\xff\xff\xff\xff", b"\xd4\x01\x01"]
+            )
+        )
+    return bytes(data)
+
+
+@settings(BOUNDED, max_examples=examples(250))
+@given(streams(), st.lists(st.integers(0, 120), max_size=8))
+@example(encode(["x", b"1" * 100]) + b"\xc1", [])
+@example(b"\x92\xa1x\x92\xc4\x50" + bytes(80) + b"\xc1", [])
+@example(b"\x92\xa1x\xd9\x50" + b"\xff" * 80, [])
+def test_a_stream_means_the_same_in_any_pieces(
+    reader_class: type[Reader], data: bytes, cuts: list[int]
+) -> None:
+    # As text: NaN is not equal to itself.
+    whole = repr(read(reader_class, [data]))
+    assert repr(read(reader_class, singly(data))) == whole
+    assert repr(read(reader_class, pieces(data, cuts))) == whole
+
+
+@settings(BOUNDED, max_examples=examples(200))
+@given(st.binary(max_size=200) | streams())
+@example(b"\xc7\x0c\xff" + b"\xff" * 12)  # a timestamp that is out of all bounds
+@example(b"\x91\xd6\xff\xff\xff\xff\xff")
+@example(b"\x81\xc0\x01")
+@example(b"\x91\x81\x90\x01")
+def test_nothing_but_our_error_escapes(reader_class: type[Reader], data: bytes) -> None:
+    taken, code = read(reader_class, [data])
+    assert all(type(frame) is tuple for frame in taken)
+    assert code in (
+        None,
+        Code.BAD_MSGPACK,
+        Code.BAD_FRAME,
+        Code.TOO_LARGE,
+        Code.TOO_DEEP,
+    )
+
+
+@BOUNDED
+@given(st.binary(max_size=200) | values.map(encode))
+def test_decoding_what_was_stored_raises_only_value_errors(data: bytes) -> None:
+    with suppress(ValueError):
+        decode(data)
+
+
+@BOUNDED
+@given(frames)
+def test_what_is_encoded_decodes_to_the_same(frame: list[object]) -> None:
+    def as_tuples(value: object) -> object:
+        if isinstance(value, list):
+            return tuple(map(as_tuples, value))
+        if isinstance(value, dict):
+            return {key: as_tuples(inner) for key, inner in value.items()}
+        return value
+
+    assert repr(decode(encode(frame))) == repr(as_tuples(frame))
+
+
+# --- sizes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 7_000])
+@pytest.mark.parametrize(
+    "step", [1_000, 65_535, PIECE_BYTES, 65_537, 99_999, 10**6], ids=str
+)
+def test_a_frame_may_have_the_limits_size_and_not_a_byte_more(
+    reader_class: type[Reader], before: int, step: int
+) -> None:
+    limit = 3 * PIECE_BYTES // 2
+    head = encode(["list"]) * before
+    for size, code in ((limit, None), (limit + 1, Code.TOO_LARGE)):
+        body = encode(["x", b"\0" * 65_000, b"\0" * 30_000])
+        body = encode(["x", b"\0" * 65_000, b"\0" * (30_000 + size - len(body))])
+        assert len(body) == size
+        data = head + body + encode(["list"])
+        cut = (data[at : at + step] for at in range(0, len(data), step))
+        taken, ended = read(reader_class, cut, max_frame_bytes=limit, max_batch=4)
+        assert ended == code
+        if code is None:
+            assert len(taken) == before + 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [b"\xc1", b"\xa5aaaa\xff", b"\xd9\x28" + b"\xff" * 40, b"\x81\x01\x02"],
+    ids=["reserved", "text", "long text", "key"],
+)
+def test_a_fault_is_reported_up_to_the_size_limit_and_not_beyond_it(
+    reader_class: type[Reader],
+    fault: bytes,
+) -> None:
+    for size, code in (
+        (FRAME_BYTES, Code.BAD_MSGPACK),
+        (FRAME_BYTES + 1, Code.TOO_LARGE),
+    ):
+        # An array that is whole with the fault, but where that cannot be a value.
+        values = size - 3 - len(fault)
+        data = b"\xdc" + (values + 1).to_bytes(2) + bytes(values) + fault
+        assert len(data) == size
+        for cut in ([data], singly(data), [data + encode(["list"])]):
+            assert read(reader_class, cut, max_batch=100) == ([], code)
+
+
+def test_a_frame_is_looked_into_only_when_it_is_whole(
+    reader_class: type[Reader],
+) -> None:
+    faulty = b"\x93\xa1x\xa1\xff"
+    for cut in ([faulty], singly(faulty)):
+        assert read(reader_class, cut) == ([], None)
+    assert read(reader_class, [faulty, b"\xc0"]) == ([], Code.BAD_MSGPACK)
+    assert read(reader_class, [faulty, b"\xc1"]) == ([], Code.BAD_MSGPACK)
+
+
+def test_a_frame_too_large_is_refused_before_it_is_whole(
+    reader_class: type[Reader],
+) -> None:
+    unfinished = b"\x92\xa1x\xc6\x00\x01\x00\x00"
+    assert read(reader_class, [unfinished, bytes(FRAME_BYTES - len(unfinished))]) == (
+        [],
+        None,
+    )
+    _, code = read(reader_class, [unfinished, bytes(FRAME_BYTES - len(unfinished) + 1)])
+    assert code is Code.TOO_LARGE
+
+
+def test_however_much_comes_none_of_it_piles_up(reader_class: type[Reader]) -> None:
+    frame = encode(["keepalive", "user-1234567"])
+    count = 5 * PIECE_BYTES // len(frame)
+    data = frame * count
+    cut = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+    taken, code = read(reader_class, cut, max_frame_bytes=len(frame), max_batch=1)
+    assert (len(taken), code) == (count, None)
+
+
+@pytest.mark.parametrize("step", [4_096, PIECE_BYTES, 10**7], ids=str)
+def test_an_unfinished_frame_takes_memory_by_its_bytes_and_none_once_it_is_whole(
+    reader_class: type[Reader], step: int
+) -> None:
+    frame = encode(["x", b"\0" * 2**20])
+    sent = frame * 3 + frame[: 2**19]
+    tracemalloc.start()
+    try:
+        reader = reader_class(max_frame_bytes=2**21, max_batch=4)
+        for at in range(0, len(sent), step):
+            end = min(len(sent), at + step)
+            deque(reader.feed(sent[at:end]), maxlen=0)
+            assert reader.unfinished_bytes == end % len(frame)
+            held, _ = tracemalloc.get_traced_memory()
+            # Around it are the two buffers of a new reader, and a piece in each.
+            assert held <= 4 * (reader.unfinished_bytes + 2 * PIECE_BYTES)
+    finally:
+        tracemalloc.stop()
+
+
+# --- depth ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("levels", [100, 1_000, 1_100, 20_000])
+def test_a_frame_deeper_than_any_stack_is_too_deep(
+    reader_class: type[Reader], levels: int
+) -> None:
+    data = b"\x92\xa1x" + b"\x91" * (levels - 2) + b"\x90"
+    code = read(reader_class, [data], max_frame_bytes=10**6, max_batch=4_000)[1]
+    assert code is Code.TOO_DEEP
+
+
+# --- what is claimed -----------------------------------------------------------------
+
+CLAIMS = {
+    "array": b"\xdd\xff\xff\xff\xff",
+    "map": b"\xdf\xff\xff\xff\xff",
+    "string": b"\xdb\xff\xff\xff\xff",
+    "bytes": b"\xc6\xff\xff\xff\xff",
+    "extension": b"\xc9\xff\xff\xff\xff\x01",
+}
+
+
+def peak_of(
+    reader_class: type[Reader], data: bytes, *, max_batch: int
+) -> tuple[int, Code | None]:
+    """The most bytes of memory taken while *data* is read, and how it ended."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        _, code = read(reader_class, [data], max_frame_bytes=2**20, max_batch=max_batch)
+        return tracemalloc.get_traced_memory()[1] - before, code
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+@pytest.mark.parametrize("head", [b"", b"\x92\xa1x"], ids=["first", "inside"])
+def test_a_value_that_claims_to_be_enormous_is_refused_without_memory_for_it(
+    reader_class: type[Reader], claim: bytes, head: bytes
+) -> None:
+    data = head + claim + bytes(2**20)
+    assert read(reader_class, [data])[1] is Code.TOO_LARGE
+    peak, code = peak_of(reader_class, data, max_batch=4_000)
+    assert code is Code.TOO_LARGE
+    assert peak < 2**22
+
+
+LONGEST_EXTENSION = b"\xc9\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    ("data", "ended"),
+    [
+        (LONGEST_EXTENSION, Code.TOO_LARGE),
+        (b"\x92\xa1x" + LONGEST_EXTENSION, Code.TOO_LARGE),
+        (b"\x93\xa1x" + LONGEST_EXTENSION, None),
+        (b"\x93\xa1x" + LONGEST_EXTENSION + b"\x01", Code.TOO_LARGE),
+        (b"\x92\xa1\xff" + LONGEST_EXTENSION, Code.BAD_MSGPACK),
+        (b"\x92\xa1x\xc9\xff\xff\xff\xfe\x01", None),
+    ],
+    ids=[
+        "a stream of it",
+        "the last",
+        "a value is to come",
+        "another comes",
+        "a fault before it",
+        "one byte less",
+    ],
+)
+def test_the_longest_extension_ends_its_frame(
+    reader_class: type[Reader], data: bytes, ended: Code | None
+) -> None:
+    for cut in ([data], singly(data)):
+        assert read(reader_class, cut) == ([], ended)
+
+
+@pytest.mark.parametrize(
+    ("levels", "code"), [(1_000, None), (2_000, Code.TOO_DEEP)], ids=str
+)
+@pytest.mark.parametrize(
+    "claim", [b"\xdc\x3e\x80", CLAIMS["array"], CLAIMS["map"]], ids=bytes.hex
+)
+def test_the_claims_of_many_headers_take_no_memory(
+    reader_class: type[Reader], claim: bytes, levels: int, code: Code | None
+) -> None:
+    # The two buffers of a new reader are most of this.
+    peak, ended = peak_of(reader_class, claim * levels, max_batch=4_000)
+    assert ended is code
+    assert peak < 2**18
+
+
+# What a frame holds, so many times over, and how many values each of them is.
+HELD = {
+    "integers": (b"\x07", 1),
+    "strings": (b"\xd9\x03abc", 1),
+    "small arrays": (b"\x91\x07", 2),
+    "small maps": (b"\x81\xa1a\x07", 3),
+    "long headers": (b"\xdf\0\0\0\x01\xa1a\xdd\0\0\0\x01\x07", 4),
+}
+
+
+@pytest.mark.parametrize(("held", "values"), HELD.values(), ids=HELD)
+@pytest.mark.parametrize("max_batch", [1, 100])
+def test_a_frame_may_hold_the_values_of_many_batches_and_not_one_more(
+    reader_class: type[Reader], max_batch: int, held: bytes, values: int
+) -> None:
+    most = max(BATCHES_OF_VALUES * max_batch, LEAST_VALUES)
+    count, rest = divmod(most - 2, values)  # beside a name, and the array of these
+    for more, code in ((0, None), (1, Code.TOO_LARGE)):
+        items = held * count + b"\x07" * (rest + more)
+        length = (count + rest + more).to_bytes(2)
+        data = b"\x92\xa1x\xdc" + length + items
+        for cut in ([data], singly(data), [data + encode(["list"])]):
+            taken, ended = read(
+                reader_class, cut, max_batch=max_batch, max_frame_bytes=2**20
+            )
+            assert ended is code
+            assert bool(taken) is (code is None)
+
+
+def test_values_beyond_the_most_are_counted_and_never_built(
+    reader_class: type[Reader],
+) -> None:
+    # Of each array of one integer an object would be made: 30 MB.
+    row = b"\xdc" + (8_000).to_bytes(2) + b"\x91\x01" * 8_000
+    data = b"\x92\xa1x\xdc\0\x41" + row * 65
+    assert len(data) < 2**20
+    peak, code = peak_of(reader_class, data, max_batch=4_000)
+    assert code is Code.TOO_LARGE
+    assert peak < 2**22
+
+
+def test_a_client_reads_as_many_records_and_rows_as_a_frame_may_have(
+    reader_class: type[Reader],
+) -> None:
+    record = {f"key-{n}": n for n in range(40)}  # more than any record has
+    for frame in (
+        ["notices", [record] * NOTICES_PER_FRAME],
+        ["where", [["user", "gateway", 1, None]] * 10_000],
+    ):
+        data = encode(frame)
+        taken, code = read(
+            reader_class, [data], max_frame_bytes=MAX_FRAME_BYTES, max_batch=MAX_BATCH
+        )
+        assert (len(taken), code) == (1, None)
