@@ -30,8 +30,7 @@ from liveness.console.admin_client import CommandError
 from liveness.console.progress import Stage, progress_bar
 from liveness.console.terminal import report_line
 from liveness.errors import StateError
-from liveness.service.common.clock import Clock
-from liveness.service.storage.snapshots import (
+from liveness.service.backups.snapshots import (
     STEP_BYTES,
     OnWritten,
     StateCopy,
@@ -39,6 +38,7 @@ from liveness.service.storage.snapshots import (
     opened,
     sync,
 )
+from liveness.service.common.clock import Clock
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-import liveness.compiled  # noqa: F401  # refuses a wrong LIVENESS_PURE_WHEEL, as `serve` does
+import liveness.config.compiled  # noqa: F401  # refuses a wrong LIVENESS_PURE_WHEEL, as `serve` does
 from liveness.cli.options import ConfigFile, declared
 from liveness.config.schema import Setting
 from liveness.config.secret_file import NotReadable
@@ -60,12 +60,12 @@ def outlet_faults(config: Config) -> Iterator[StartError]:
                 "were not checked"
             )
         else:
-            from liveness.outlets.webhooks.webhook_check import check_webhook
+            from liveness.service.outlets.webhooks.webhook_check import check_webhook
 
             for name, webhook in config.webhooks.items():
                 yield from check_webhook(name, webhook)
     if config.kafka:
-        from liveness.outlets.kafka.kafka_check import check_kafka
+        from liveness.service.outlets.kafka.kafka_check import check_kafka
 
         for name, kafka in config.kafka.items():
             yield from check_kafka(name, kafka)

@@ -10,7 +10,7 @@ from typing import Final, TextIO
 from liveness.cli.options import BACKGROUND, Json, State, declared
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
-from liveness.service.storage.integrity import check
+from liveness.service.backups.integrity import check
 
 DAMAGED: Final = 3
 

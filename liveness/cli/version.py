@@ -5,7 +5,7 @@ from typing import Final
 
 from liveness import __version__
 from liveness.cli.options import declared
-from liveness.compiled import WHEEL, WHY_PURE_PYTHON
+from liveness.config.compiled import WHEEL, WHY_PURE_PYTHON
 from liveness.core.wire.frames import PROTOCOL
 
 command: Final = declared("version", "version")

@@ -1,6 +1,6 @@
 """The sidecar process: wiring of its parts, start and stop, signals, reload, systemd."""
 
-# Imports: assembly, cluster, compiled, config, core, core.links, core.sessions,
-#   core.timers, errors, metrics, outlets, outlets.common, service.common, service.engine,
-#   service.http, service.links, service.storage.
+# Imports: cluster, config, core, core.links, core.timers, errors, metrics,
+#   service.common, service.engine, service.http, service.links, service.outlets,
+#   service.storage.
 # Never: sqlite3, cyclopts, anyio.

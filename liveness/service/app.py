@@ -23,7 +23,7 @@ import structlog
 import trio
 
 from liveness import __version__
-from liveness.compiled import WHEEL, WHY_PURE_PYTHON
+from liveness.config.compiled import WHEEL, WHY_PURE_PYTHON
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.records import TIMER, Subscription, TimerRecord

@@ -11,9 +11,10 @@ import trio.lowlevel
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from starlette.types import ASGIApp
 
-from liveness import assembly
+from liveness import __version__
 from liveness.cluster.questions import ClusterQuestions
-from liveness.compiled import Reader, Wheel
+from liveness.config import assembly
+from liveness.config.compiled import Reader, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
@@ -49,6 +50,7 @@ from liveness.service.http.middleware import (
     only_health,
     read_only,
 )
+from liveness.service.http.readings import readings
 from liveness.service.http.routes import build_pages
 from liveness.service.http.sign_in import SIGN_IN, SIGN_OUT, SignIn, Token
 from liveness.service.http.stream_readers import StreamReaders
@@ -65,15 +67,14 @@ from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
 from liveness.service.links.link_writer import Delivery
 from liveness.service.links.sockets import UnixListener
-from liveness.service.links.spools import Spools
-from liveness.service.outlet_wiring import outlets_of
-from liveness.service.readings import readings
+from liveness.service.outlets.outlet_wiring import outlets_of
 from liveness.service.storage import clocks_file
 from liveness.service.storage.database import damage_error
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.skipped_attempts import SkippedAttempts
+from liveness.service.storage.spools import Spools
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 
@@ -137,6 +138,7 @@ class SidecarService:
         )
         self.server = assembly.make_server(
             config,
+            version=__version__,
             disk=log_writer,
             decided=decided,
             attended=attended,

@@ -42,8 +42,8 @@ Some situations have no function of their own:
 - A record that comes twice: `drop` before it is acknowledged. A gap: `trim` as well.
 """
 
-# Imports: assembly, compiled, config, core, core.links, core.timers, core.wheel,
-#   core.wire, errors, host_clock.
+# Imports: config, core, core.links, core.timers, core.wheel, core.wire, errors,
+#   host_clock.
 # Never: trio, sqlite3, starlette, structlog.
 
 from liveness.testing.scripted import (

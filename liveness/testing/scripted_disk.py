@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from secrets import token_hex
 
-from liveness.compiled import TimerTransaction
+from liveness.config.compiled import TimerTransaction
 from liveness.core.changes import Commit
 from liveness.core.cursors import CursorRow, Cursors
 from liveness.core.links.outbox import NOTICES_BYTES

@@ -15,8 +15,9 @@ from typing import Final, assert_never
 
 import anyio
 
-from liveness.assembly import make_attended_clock, make_server
-from liveness.compiled import Reader, Wheel
+from liveness import __version__
+from liveness.config.assembly import make_attended_clock, make_server
+from liveness.config.compiled import Reader, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
@@ -223,6 +224,7 @@ class ScriptedHost:
         self.attended = make_attended_clock(self.config, mono=self.clock.mono, cpu=0.0)
         self.server = make_server(
             self.config,
+            version=__version__,
             disk=disk,
             decided=decided,
             attended=self.attended,

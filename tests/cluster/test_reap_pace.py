@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from liveness.outlets.cluster.host import ClusterHost
-from liveness.outlets.cluster.host_state import HostIdentity, HostTerms
+from liveness.service.outlets.cluster.host import ClusterHost
+from liveness.service.outlets.cluster.host_state import HostIdentity, HostTerms
 
 STEPS = 200
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any, Final
 
-from liveness.assembly import make_attended_clock, make_server
-from liveness.compiled import Reader, Wheel
+from liveness import __version__
+from liveness.config.assembly import make_attended_clock, make_server
 from liveness.config.cluster import ClusterSettings
+from liveness.config.compiled import Reader, Wheel
 from liveness.config.settings import (
     Config,
     LimitSettings,
@@ -68,6 +69,7 @@ class Shell:
     def _server(self, config: Config) -> Server:
         return make_server(
             config,
+            version=__version__,
             disk=self.disk,
             decided=self.decided,
             attended=self.attended,

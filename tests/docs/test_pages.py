@@ -24,7 +24,7 @@ from cyclopts import App, CycloptsError
 from standardwebhooks import Webhook
 
 from liveness.cli import main
-from liveness.compiled import PURE_WHEEL
+from liveness.config.compiled import PURE_WHEEL
 from liveness.config.outlet_settings import OUTLETS
 from liveness.config.schema import Setting
 from liveness.config.settings import FIXED_LIMITS, SETTINGS, outlet_settings
@@ -32,7 +32,7 @@ from liveness.config.settings_file import FILE_VARIABLE
 from liveness.config.sources import load
 from liveness.errors import LivenessError
 from liveness.metrics import OUTLET_STATES, Collector, HttpRefusal
-from liveness.outlets.webhooks import cloud_events
+from liveness.service.outlets.webhooks import cloud_events
 from liveness.text import ID_KEYS, json_line
 from tests.helpers.command_lines import checked
 from tests.helpers.pages import (

@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-from liveness import compiled
 from liveness.config.settings_file import FILE_VARIABLE
+from liveness.lab.common import processes
 from tests.helpers.needs import require
 
 Done = subprocess.CompletedProcess[str]
@@ -16,7 +16,7 @@ NO_SETTINGS: Final = Path(__file__).with_name("no-settings.toml")
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment, without the settings of a sidecar on this host."""
-    return compiled.environment() | {FILE_VARIABLE: str(NO_SETTINGS)} | more
+    return processes.environment() | {FILE_VARIABLE: str(NO_SETTINGS)} | more
 
 
 def ran(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from liveness.compiled import Wheel
+from liveness.config.compiled import Wheel
 from liveness.core.records import Logged, OnlineRow
 from liveness.core.wheel.record_batch import Opening, RecordBatch
 

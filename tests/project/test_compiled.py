@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from liveness import compiled
+from liveness.config import compiled
 from tests.helpers.needs import needs, needs_compiler
 from tests.helpers.processes import Done, ran
 from tests.helpers.tree import ROOT
@@ -26,7 +26,7 @@ SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 STEERING = {"CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED"}
 STEERING |= {"CI", "REQUIRE_COMPILED"}
 REQUIRED = {"REQUIRE_COMPILED": "1"}
-SHOW = "from liveness import compiled; print(compiled.WHEEL, compiled.WHY_PURE_PYTHON, sep=': ')"
+SHOW = "from liveness.config import compiled; print(compiled.WHEEL, compiled.WHY_PURE_PYTHON, sep=': ')"
 NOT_COMPILED = (
     "it was not compiled for this Python; apt install gcc python3-dev, then install "
     "liveness again (in a clone: make setup)"

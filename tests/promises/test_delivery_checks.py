@@ -9,11 +9,11 @@ from typing import Final
 import pytest
 
 from liveness.config.outlet_settings import WebhookSettings
-from tests.outlets.webhooks.receiver import SECRET
 from tests.promises.checker import broken_promises
 from tests.promises.delivery_history import ClusterOutbound, Letter, Outbound
 from tests.promises.histories import quiet_plan
 from tests.promises.run_history import Delivered, History, Process
+from tests.service.outlets.webhooks.receiver import SECRET
 from tests.simulation.plan import Fault, Visit
 from tests.simulation.receivers import FIRST_PORT, ReceiverPlan
 from tests.simulation.redis_server import CLUSTER

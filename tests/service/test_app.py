@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from liveness import __version__
-from liveness.compiled import WHEEL
+from liveness.config.compiled import WHEEL
 from liveness.config.settings import (
     Config,
     HttpSettings,

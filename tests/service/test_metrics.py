@@ -31,7 +31,7 @@ from liveness.metrics import (
     OutletNow,
     with_zeros,
 )
-from liveness.outlets.common.outlet import OutletState
+from liveness.service.outlets.common.outlet import OutletState
 from tests.helpers.tree import ROOT
 
 CLUSTER = ClusterNow(

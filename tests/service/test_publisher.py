@@ -11,11 +11,11 @@ from trio.testing import MockClock
 
 from liveness.cluster.connection import CallError
 from liveness.config.cluster import ClusterSettings
-from liveness.outlets.cluster import publisher, session_lists
-from liveness.outlets.cluster.partition import Partition
-from liveness.outlets.cluster.publisher import LISTS_AT_ONCE, Publisher
-from liveness.outlets.cluster.session_changes import Call
-from liveness.outlets.cluster.session_lists import SessionList
+from liveness.service.outlets.cluster import publisher, session_lists
+from liveness.service.outlets.cluster.partition import Partition
+from liveness.service.outlets.cluster.publisher import LISTS_AT_ONCE, Publisher
+from liveness.service.outlets.cluster.session_changes import Call
+from liveness.service.outlets.cluster.session_lists import SessionList
 from tests.service.rig import Rig, running
 
 

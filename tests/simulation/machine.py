@@ -24,12 +24,12 @@ import trio
 
 from liveness.config.settings import AccessSettings, Config
 from liveness.core.records import HostReading, HostTime, Instant
-from liveness.outlets.supervisor import Outlets
 from liveness.service.app import load
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService
 from liveness.service.links.credentials import access_to
 from liveness.service.links.sockets import listening
+from liveness.service.outlets.supervisor import Outlets
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.timer_store import TimerStore
 from tests.promises.run_history import History, Process, PutBack

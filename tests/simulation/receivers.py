@@ -15,9 +15,9 @@ from standardwebhooks import Webhook
 
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.core.records import KINDS, SESSION_KINDS
-from tests.outlets.webhooks.receiver import SECRET
 from tests.promises.delivery_history import Outbound, Request, WebhookTerms
 from tests.promises.run_history import History
+from tests.service.outlets.webhooks.receiver import SECRET
 from tests.simulation.scales import by_scale, whole
 from tests.simulation.servers import SERVER_FAILURES, Server
 from tests.simulation.situations import reached

@@ -17,8 +17,8 @@ from trio._core import _run as scheduler
 from trio.testing import MockClock
 
 from liveness.cluster.connection import Redis
-from liveness.outlets.cluster import publisher
 from liveness.service.common.threads import RUN_SYNC
+from liveness.service.outlets.cluster import publisher
 from tests.helpers.redis_connection import RedisConnection
 from tests.helpers.virtual_functions import virtual_functions
 from tests.promises.run_history import History

@@ -13,7 +13,7 @@ It does not use the sidecar's own metrics. Figures come from
 This file has the options. `suite.py` lists the scenarios, and runs them.
 """
 
-# Imports: client, cluster, compiled, console, core, errors, lab.common.
+# Imports: client, cluster, config, console, core, errors, lab.common.
 # Never: starlette, hypercorn, structlog.
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from liveness import __version__
-from liveness.compiled import WHEEL
+from liveness.config.compiled import WHEEL
 
 
 def product() -> dict[str, str | None]:

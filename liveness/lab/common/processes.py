@@ -22,7 +22,7 @@ from typing import Final, Self
 
 import trio
 
-from liveness.compiled import environment
+from liveness.config.compiled import PURE_WHEEL
 from liveness.errors import LivenessError
 
 # Runs a module of this environment.
@@ -38,6 +38,15 @@ LAST_LINES: Final = 10
 KIB_IN_MB: Final = 1024 / 1e6  # /proc counts in KiB
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _LAUNCH: Final = str(Path(__file__).with_name("launch.py"))
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without a sidecar's settings, but with its wheel."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == PURE_WHEEL or not name.startswith("LIVENESS_")
+    }
 
 
 class ProgramError(LivenessError):

@@ -39,9 +39,9 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.engine.link_reader import LinkReader
 from liveness.service.engine.operator_log import OperatorLog
 from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
-from liveness.service.links.spools import Spools
 from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.skipped_attempts import SkippedAttempts
+from liveness.service.storage.spools import Spools
 
 # Reads are gathered for this long, unless a deadline comes before. Waking up for each of
 # 3,000 one-uid frames a second would cost several times what fifty turns do.

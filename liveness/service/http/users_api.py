@@ -44,12 +44,12 @@ from liveness.service.http.api import (
     query_of,
 )
 from liveness.service.http.event_stream import StreamKind, Streams, StreamWriter
-from liveness.service.links.spools import Spool, SpoolFull, Spools, TooLarge
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
 from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.spools import Spool, SpoolFull, Spools, TooLarge
 from liveness.text import json_line, json_ready, uid_of
 
 _USERS: Final = "/v1/users/"

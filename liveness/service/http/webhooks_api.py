@@ -27,7 +27,6 @@ from starlette.routing import Route
 from liveness.core.records import KINDS
 from liveness.core.wire.uids import MAX_INTEGER
 from liveness.errors import LivenessError
-from liveness.outlets.webhooks.results import DeadLetter, SendResult, Unfinished
 from liveness.service.http.api import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -39,10 +38,11 @@ from liveness.service.http.api import (
     number_in,
     query_of,
 )
+from liveness.service.outlets.webhooks.results import DeadLetter, SendResult, Unfinished
 
 if TYPE_CHECKING:
-    from liveness.outlets.webhooks.dead_letters import DeadLetters
-    from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
+    from liveness.service.outlets.webhooks.dead_letters import DeadLetters
+    from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
 
 # `retry-all` begins no further request after this time.
 RETRY_ALL_S: Final = 20.0

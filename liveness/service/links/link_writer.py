@@ -23,9 +23,9 @@ from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
-from liveness.service.links.spools import SpoolFull, Spools, TooLarge
 from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.spools import SpoolFull, Spools, TooLarge
 
 # The pause after a failure to read the disk.
 RETRY_S: Final = 1.0

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from liveness.compiled import TimerTransaction, named_by
+from liveness.config.compiled import TimerTransaction, named_by
 from liveness.core.state_time import StateTime
 from liveness.core.timer_states import (
     LIVE,

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from liveness.compiled import TimerTransaction, by_gateway
+from liveness.config.compiled import TimerTransaction, by_gateway
 from liveness.core.sessions.fair_share import fair_share
 from liveness.core.timer_states import (
     Fire,

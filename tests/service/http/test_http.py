@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock
 
 from liveness import __version__
-from liveness.compiled import WHEEL
+from liveness.config.compiled import WHEEL
 from liveness.config.settings import HttpSettings
 from liveness.metrics import DOORS, HttpRefusal
 from liveness.service.http.sign_in import Token

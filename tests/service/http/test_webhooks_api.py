@@ -12,10 +12,12 @@ from trio.testing import MockClock
 
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.metrics import DOORS
-from liveness.outlets.webhooks import dead_letters
-from liveness.outlets.webhooks.webhook_outlet import WebhookOutlet
 from liveness.service.http import webhooks_api
-from tests.outlets.webhooks.receiver import (
+from liveness.service.outlets.webhooks import dead_letters
+from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
+from tests.service.http.doors import Doors
+from tests.service.http.test_routes import schema_of, validate
+from tests.service.outlets.webhooks.receiver import (
     OK,
     SECRET,
     Receiver,
@@ -23,8 +25,6 @@ from tests.outlets.webhooks.receiver import (
     hanging,
     receiving,
 )
-from tests.service.http.doors import Doors
-from tests.service.http.test_routes import schema_of, validate
 from tests.service.rig import Caller, running
 
 WEBHOOKS: Final = "/v1/webhooks"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.compiled import Wheel
+from liveness.config.compiled import Wheel
 from liveness.core.records import TIMER, Logged, TimerRecord
 from liveness.core.timer_states import (
     RETRY_POLICY,

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from liveness.compiled import Wheel
+from liveness.config.compiled import Wheel
 from liveness.core.changes import Changes, Decisions
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.records import (

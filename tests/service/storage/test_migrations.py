@@ -19,13 +19,12 @@ import structlog
 from liveness.core.cursors import CursorRow
 from liveness.core.records import GATEWAY, WATCHER, OnlineRow, Record
 from liveness.errors import StateError
+from liveness.service.backups import integrity, snapshots
 from liveness.service.storage import (
     database,
-    integrity,
     log_schema,
     log_store,
     migrations,
-    snapshots,
     state_lock,
     timer_store,
 )

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.compiled import Wheel
+from liveness.config.compiled import Wheel
 from liveness.core.changes import Changes
 from liveness.core.timer_states import (
     CANCELLED,
@@ -35,7 +35,8 @@ from liveness.core.timer_states import (
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.timers.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.errors import StateError
-from liveness.service.storage import integrity, timer_damage, timer_reader
+from liveness.service.backups import integrity
+from liveness.service.storage import timer_damage, timer_reader
 from liveness.service.storage.database import ROWS_AT_ONCE, reading
 from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.timer_store import DATABASE, EXT_STEP, TimerStore

@@ -7,10 +7,14 @@ from typing import Final
 from liveness.cluster.format import configuration_of
 from liveness.core.records import MOVED, OFFLINE, ONLINE, OnlineRow, Record
 from liveness.core.wheel.devices import user_of
-from liveness.outlets.cluster.host import ClusterHost
-from liveness.outlets.cluster.host_state import HostIdentity, HostTerms, nonce_of
-from liveness.outlets.cluster.partition import MALFORMED, Partition
-from liveness.outlets.cluster.session_changes import Change, Piece, Tally
+from liveness.service.outlets.cluster.host import ClusterHost
+from liveness.service.outlets.cluster.host_state import (
+    HostIdentity,
+    HostTerms,
+    nonce_of,
+)
+from liveness.service.outlets.cluster.partition import MALFORMED, Partition
+from liveness.service.outlets.cluster.session_changes import Change, Piece, Tally
 from tests.simulation.cluster.world import TIMEOUT_S, Flight, World
 from tests.simulation.scales import by_scale
 from tests.simulation.situations import reached

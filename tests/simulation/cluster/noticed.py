@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from liveness.cluster.format import HostState, StoredHost
-from liveness.outlets.cluster.session_changes import Call
+from liveness.service.outlets.cluster.session_changes import Call
 from tests.simulation.situations import reached
 
 

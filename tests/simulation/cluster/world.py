@@ -22,8 +22,8 @@ from liveness.cluster.format import (
     sessions_of,
 )
 from liveness.core.records import ONLINE
-from liveness.outlets.cluster.partition import CLOCK_SHARE
-from liveness.outlets.cluster.session_changes import Call
+from liveness.service.outlets.cluster.partition import CLOCK_SHARE
+from liveness.service.outlets.cluster.session_changes import Call
 from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.virtual_functions import virtual_functions
 from tests.simulation.cluster.noticed import notice, notice_failover

@@ -1,9 +1,0 @@
-"""Posts records to HTTP receivers, signed, in order, and tries again.
-
-`cloud_events`, `retry_ladder`, `answers` and `address_check` are pure; `sender` makes one
-attempt, and `attempt_wait` waits for the next; `batch_store` keeps unfinished requests and
-dead letters.
-"""
-
-# Imports: config, core, errors, metrics, outlets.common, service.common, text.
-# Never: starlette, hypercorn, cyclopts.

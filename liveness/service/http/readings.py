@@ -1,0 +1,85 @@
+"""What the metrics and the summary read at one moment."""
+
+from collections.abc import Mapping
+
+from liveness import __version__
+from liveness.config.compiled import WHEEL
+from liveness.core.records import GATEWAY, WATCHER
+from liveness.metrics import ClusterNow, Counts, GatewayNow, Now, OutletNow
+from liveness.service.engine.engine import Engine
+from liveness.service.storage.log_writer import LogWriter
+
+
+def readings(
+    engine: Engine,
+    log_writer: LogWriter,
+    *,
+    spool_bytes: int,
+    streams: Mapping[str, int],
+    counts: Counts,
+    is_ready: bool,
+    cluster: ClusterNow | None,
+    outlets: list[OutletNow],
+) -> Now:
+    """Read all values of a scrape.
+
+    Args:
+        engine: Has the server.
+        log_writer: Has the log.
+        spool_bytes: Bytes on disk of answers that are not read yet.
+        streams: The open streams of HTTP, by kind.
+        counts: What was counted since the start.
+        is_ready: Whether the sidecar is ready.
+        cluster: How its sessions are published to other hosts, if they are.
+        outlets: How each outlet is.
+    """
+    server = engine.server
+    presence, registry, scheduler = server.presence, server.registry, server.scheduler
+    wheel = presence.wheel
+    return Now(
+        events=presence.events,
+        ignored=presence.ignored,
+        began_unused=presence.began_unused,
+        users=len(presence),
+        distinct_users=wheel.users,
+        opened=presence.opened,
+        ended=presence.ended,
+        moved=presence.moved,
+        early=presence.early,
+        slot_users=wheel.slot_users(),
+        hand_lag_s=engine.hand_lag,
+        unattended_s=engine.unattended,
+        held=presence.held(engine.attended),
+        storms=0 if presence.guard is None else presence.guard.begun,
+        links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
+        unread={"memory": server.unread.memory, "disk": spool_bytes},
+        unfinished_bytes=registry.unfinished.bytes,
+        gateways=[
+            GatewayNow(
+                name=gateway.name,
+                users=gateway.users,
+                unacked=registry.unacked(gateway.name),
+                timeout_s=wheel.timeout_of(gateway.number),
+                interval_s=presence.interval(gateway),
+                mutes=gateway.mutes,
+            )
+            for gateway in presence.gateways.values()
+            if gateway.users or gateway.is_linked
+        ],
+        log_seq=log_writer.durable_seq,
+        log_pending=log_writer.pending,
+        write_failures=log_writer.write_failures,
+        wal_overflows=log_writer.wal_overflows,
+        log_bytes=log_writer.log_bytes,
+        log_damaged=log_writer.store.damaged_records,
+        feed_watchers=registry.linked(WATCHER),
+        streams=dict(streams),
+        timers=dict(scheduler.states),
+        timers_loaded=scheduler.loaded,
+        timer_attempts=dict(scheduler.results),
+        is_ready=is_ready,
+        cluster=cluster,
+        outlets=outlets,
+        counts=counts,
+        build={"version": __version__, "wheel": WHEEL},
+    )

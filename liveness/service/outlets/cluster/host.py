@@ -1,0 +1,172 @@
+"""A host in the cluster, without I/O: its partitions, and the log spread over them.
+
+One reader of the log serves all partitions. Of those that have room, it reads by turns for
+the furthest behind and the furthest ahead: so a partition that waits for its part of Redis
+holds none of the others up, neither then nor while it catches up.
+"""
+
+from collections.abc import Callable, Iterable
+
+from liveness.cluster.format import field_of, gateway_of, partition_of
+from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
+from liveness.core.wheel.devices import user_of
+from liveness.service.outlets.cluster.host_state import HostIdentity
+from liveness.service.outlets.cluster.partition import LIMITS, Limits, Mode, Partition
+from liveness.service.outlets.cluster.session_changes import Change
+
+
+class ClusterHost:
+    """All partitions of one host.
+
+    Args:
+        identity: What they share.
+        partitions: How many there are.
+        separator: What separates a device from its user; empty: no devices.
+        limits: How much each partition does at a time.
+    """
+
+    def __init__(
+        self,
+        identity: HostIdentity,
+        *,
+        partitions: int,
+        separator: str,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self.identity = identity
+        self.partitions = [Partition(n, identity, limits) for n in range(partitions)]
+        self._separator = separator
+        self._is_turn_of_first = False
+
+    # --- the log --------------------------------------------------------------
+
+    def read_from(self) -> int | None:
+        """The seq behind which to read the log next; None: no partition has room."""
+        behind = [part.read_from for part in self.partitions if part.has_room]
+        behind = [seq for seq in behind if seq < self.identity.newest]
+        self._is_turn_of_first = not self._is_turn_of_first
+        choose = max if self._is_turn_of_first else min
+        return choose(behind, default=None)
+
+    def distribute(
+        self,
+        start: int,
+        records: Iterable[Logged],
+        reached: int,
+        now: float,
+        *,
+        decided_ms: Callable[[Record], int],
+    ) -> None:
+        """Give each partition its records of the log.
+
+        Args:
+            start: The records follow this seq, which `read_from` gave.
+            records: All records of sessions up to *reached*, in order.
+            reached: The seq up to which the log was read.
+            now: Seconds of the caller's clock.
+            decided_ms: When a record was decided, as `Change.at`.
+        """
+        reading = [part.has_room and part.read_to >= start for part in self.partitions]
+        counting = [
+            part.tally is not None and start <= part.tally.reached < reached
+            for part in self.partitions
+        ]
+        for record in records:
+            if not isinstance(record, Record):
+                continue
+            change = self.change_of(record, decided_ms(record))
+            number = partition_of(change.field, len(self.partitions))
+            part = self.partitions[number]
+            if reading[number] and change.seq > part.read_to:
+                reading[number] = part.add(change, now)
+            if counting[number]:
+                _count(part, record)
+        for part, has_all, counts in zip(
+            self.partitions, reading, counting, strict=True
+        ):
+            if has_all:
+                part.read_to = max(part.read_to, reached)
+            if counts and part.tally is not None:
+                part.tally.reached = reached
+
+    def lose_records(self, start: int, until: int) -> None:
+        """Records behind *start* up to *until* are gone from the log, or damaged."""
+        for part in self.partitions:
+            if part.mode is Mode.FOLLOWING and start <= part.read_to < until:
+                part.lose_records()
+            elif part.tally is not None and part.tally.reached < until:
+                part.tally = None
+
+    def change_of(self, record: Record, at: int) -> Change:
+        """What a record of the log means for the cluster; *at* as `Change.at`."""
+        user = record.user
+        return Change(
+            record.seq,
+            field_of(user),
+            _device(record.uid, user),
+            record.session,
+            gateway_of(record.gateway, record.uid),
+            at,
+            record.reason,
+            record.kind == OFFLINE,
+        )
+
+    # --- a list of all sessions ------------------------------------------------
+
+    def wanting_tallies(self) -> list[Partition]:
+        """The partitions whose sessions must be counted for the audit."""
+        return [part for part in self.partitions if part.wants_tally]
+
+    def session_of(self, row: OnlineRow, offset_ms: int) -> tuple[int, Change]:
+        """The partition of a row of the online set, and what it means for it.
+
+        Args:
+            row: The row.
+            offset_ms: Makes `Change.at` of Unix milliseconds.
+        """
+        user = user_of(row.uid, self._separator) if self._separator else row.uid
+        field = field_of(user)
+        change = Change(
+            0,
+            field,
+            _device(row.uid, user),
+            row.session,
+            gateway_of(row.gateway, row.uid),
+            row.start_ms + offset_ms,
+            "resync",
+        )
+        return partition_of(field, len(self.partitions)), change
+
+    # --- how it is ------------------------------------------------------------
+
+    @property
+    def is_following(self) -> bool:
+        """Whether every partition follows the log."""
+        return all(part.mode is Mode.FOLLOWING for part in self.partitions)
+
+    @property
+    def users(self) -> int:
+        """Users online on any host, as far as the last answers said."""
+        return sum(part.users for part in self.partitions)
+
+
+def _device(uid: str | int, user: str | int) -> str:
+    """What follows the user in a uid: the separator and the device, or nothing."""
+    if isinstance(uid, int) or isinstance(user, int) or uid == user:
+        return ""
+    return uid[len(user) :]
+
+
+def _count(part: Partition, record: Record) -> None:
+    tally = part.tally
+    if tally is None or record.seq <= tally.reached:
+        return
+    if record.kind == OFFLINE:
+        tally.end(record.session)
+        return
+    tally.begin(record.session)
+    if record.kind == MOVED:
+        if record.from_session is None:  # as old logs have it: not to be counted
+            part.tally = None
+        else:
+            tally.end(record.from_session)

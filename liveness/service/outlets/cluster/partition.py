@@ -1,0 +1,651 @@
+"""One partition as a host publishes it: which call is next, and what its answer means.
+
+At most one call is under way. A partition begins (`begin`), lists the host's sessions if
+Redis does not have them (`assert`), and then follows the log (`apply`). Each call names the
+seq where the last one ended, so none is applied twice or left out: Redis refuses a call
+that does not fit (`gap`), and the partition goes on from there, forward or back.
+
+It begins at once, also if its list has to wait for those of other partitions: so everybody
+knows that there is one to come.
+
+While it follows, it also does what some host has to do: it looks for hosts that are quiet
+(`look`), declares them lost (`fence`), and ends the sessions that are nobody's (`reap`).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from liveness.service.outlets.cluster.host_state import HostIdentity
+from liveness.service.outlets.cluster.session_changes import (
+    Call,
+    Change,
+    Piece,
+    Tally,
+    packed_changes,
+)
+from liveness.service.outlets.cluster.suspects import Suspects
+
+# Changes in one call: 1.5 ms of Redis' time. A list of all sessions comes in such pieces.
+CALL_CHANGES: Final = 500
+# Changes that a partition keeps in memory; what is behind is read from the log again.
+MOST_QUEUED: Final = 2_000
+# Users searched in one step of a reap: others wait 2 ms.
+REAP_USERS: Final = 500
+# The first pause after a call that failed; it doubles up to a twelfth of the lease, and to
+# no more than this: changes follow soon after an outage, however long the lease is.
+FIRST_RETRY_S: Final = 0.1
+MOST_RETRY_S: Final = 10.0
+# A call takes no longer, while this process runs.
+LONGEST_CALL_S: Final = 2.0
+# A partition's clock that is ahead of Redis' clock, as that was set back, goes so much
+# slower until it is not: by 0.1 s in a pause between beats of the default.
+SLEW: Final = 0.02
+# If Redis' clock differs from what it should be by more of a lease than this, it was set.
+CLOCK_SHARE: Final = 1 / 60
+# In place of its word, for an answer that no function gives: its data are damaged.
+MALFORMED: Final = "malformed"
+
+
+class Limits(NamedTuple):
+    """How much a partition does at a time; a simulation has smaller ones."""
+
+    call_changes: int = CALL_CHANGES
+    most_queued: int = MOST_QUEUED
+    reap_users: int = REAP_USERS
+
+
+LIMITS: Final = Limits()
+
+
+class Mode(Enum):
+    """How far a partition is."""
+
+    BEGINNING = 1
+    ASSERTING = 2
+    FOLLOWING = 3
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """The call whose answer is awaited."""
+
+    function: str
+    last: int = 0  # apply: the seq that it ends with
+    changes: int = 0
+    audit: tuple[int, int] | None = None  # what apply should answer
+    piece: Piece | None = None
+    suspect: tuple[bytes, int, int] | None = None
+    began: float = 0.0
+
+
+@dataclass(slots=True)
+class _Schedule:
+    """When each duty is due next, in seconds of the caller's clock."""
+
+    beat: float = 0.0
+    look: float = 0.0
+    reap: float = inf
+    retry: float = 0.0  # no call before
+    changes: float = inf
+
+
+class Partition:
+    """Publishes one partition of a host.
+
+    Args:
+        number: Its number.
+        host: What all partitions of the host share.
+        limits: How much it does at a time.
+    """
+
+    def __init__(
+        self, number: int, host: HostIdentity, limits: Limits = LIMITS
+    ) -> None:
+        self.number = number
+        self.mode = Mode.BEGINNING
+        self.last = 0  # Redis has everything up to this seq
+        self.read_to = 0  # everything up to this seq is queued or published
+        self.users = 0  # online in the partition, on all hosts
+        self.tally: Tally | None = None
+        self.answered_at = -inf
+        self.lists = 0  # how many lists of all sessions it asked for
+        self._host = host
+        self._limits = limits
+        self._queue: deque[Change] = deque()
+        self._due = _Schedule()
+        self._under_way: _UnderWay | None = None
+        self._may_take = True
+        self._may_keep = host.may_keep
+        self._incarnation = 0
+        self._epoch = 0
+        self._nonce = 0  # ours, as this partition knows it
+        self._rival: tuple[int, float] | None = None  # another's beat, and since when
+        self._seen = 0  # the partition's clock
+        self._seen_at = 0.0
+        self._ahead = -inf  # Redis' clock less ours, at least
+        self._half_trip_s = 0.0  # it may be so much more, and twice
+        self._is_clock_compared = False  # just now, as a call was late
+        self._set_to = 0  # Redis' time when it was last found that its clock was set
+        self._piece: Piece | None = None
+        self._pieces = 0
+        self._has_list = False
+        self._heard = 0  # our newest beat, as Redis answered it
+        self._suspects = Suspects(host.lease_s)
+        self._cursor: bytes | int = 0
+        self._failures = 0  # calls without an answer, since the last one with
+        self._refusals = 0  # the same of calls with changes
+        self._lists_in_vain = 0  # since an audit found all well
+
+    # --- records --------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes the records of the log behind `read_to`."""
+        return (
+            self.mode is Mode.FOLLOWING and len(self._queue) < self._limits.most_queued
+        )
+
+    @property
+    def read_from(self) -> int:
+        """The seq behind which it needs the log, for its queue or its tally."""
+        if self.tally is None:
+            return self.read_to
+        return min(self.read_to, self.tally.reached)
+
+    @property
+    def wants_tally(self) -> bool:
+        """Whether its sessions must be counted: it follows, and has no tally."""
+        return self.mode is Mode.FOLLOWING and self.tally is None
+
+    @property
+    def wants_piece(self) -> bool:
+        """Whether it needs the next piece of all sessions, if it has any yet."""
+        return self.mode is Mode.ASSERTING and self._piece is None
+
+    @property
+    def wants_list(self) -> bool:
+        """Whether it needs a list of all sessions."""
+        return self.mode is Mode.ASSERTING and not self._has_list
+
+    @property
+    def queued(self) -> int:
+        """Changes that wait for a call, or for its answer."""
+        return len(self._queue)
+
+    @property
+    def oldest_at(self) -> int | None:
+        """When the oldest change was made that Redis does not have, Unix milliseconds."""
+        return self._queue[0].at if self._queue else None
+
+    def add(self, change: Change, now: float) -> bool:
+        """Queue a change from the log; return whether there was room."""
+        if not self.has_room:
+            return False
+        if not self._queue:
+            self._due.changes = now + self._host.linger_s
+        self._queue.append(change)
+        self.read_to = change.seq
+        return True
+
+    def lose_records(self) -> None:
+        """Records behind `read_to` are not in the log any more: list all sessions."""
+        self.tally = None
+        self._restart(may_keep=False)
+
+    def give_piece(self, piece: Piece) -> None:
+        """The next piece of all sessions, of which `wants_piece` asked."""
+        self._piece = piece
+        self._has_list = True
+
+    def lose_list(self, now: float) -> None:
+        """The rest of the list cannot be read: list all sessions again."""
+        self._begin_anew(now)
+
+    # --- calls ----------------------------------------------------------------
+
+    def next_call(self, now: float, now_ms: int) -> Call | None:
+        """The call to make now, if any; the caller then calls `answered` or `failed`.
+
+        Args:
+            now: Seconds of the caller's clock.
+            now_ms: The same in milliseconds, as `Change.at`.
+        """
+        call = self._next_call(now, now_ms)
+        if self._under_way is not None:
+            self._under_way.began = now
+        return call
+
+    def _next_call(self, now: float, now_ms: int) -> Call | None:
+        if now < self._due.retry:
+            return None
+        if self.mode is Mode.BEGINNING:
+            return self._begin(now)
+        if self._host.is_stopped:
+            self._restart(may_keep=True)
+            return None
+        if self.mode is Mode.FOLLOWING:
+            return self._follow(now, now_ms)
+        if self._piece is None and now < self._due.beat:
+            return None
+        return self._assert(self._piece, now, now_ms)
+
+    def next_at(self) -> float:
+        """When to ask `next_call` again at the latest, if nothing happens before."""
+        due = self._due
+        if self.mode is Mode.FOLLOWING:
+            duties = (due.beat, due.look, due.reap, due.changes, self._suspects.next_at)
+            return max(due.retry, min(duties))
+        return max(due.retry, due.beat) if self.wants_piece else due.retry
+
+    def _follow(self, now: float, now_ms: int) -> Call | None:
+        due = self._due
+        # Also before the first call after a gap: nobody could say then that it lives, so
+        # it must not be a fence.
+        self._doubt_suspects(now)
+        if len(self._queue) >= self._limits.call_changes and not self._refusals:
+            due.changes = min(due.changes, now)
+        at, duty = min(
+            # With one due time, changes first: they are what users wait for.
+            (min(due.changes, due.beat), 0),
+            (self._suspects.next_at, 1),
+            (due.look, 2),
+            (due.reap, 3),
+        )
+        if at > now:
+            return None
+        match duty:
+            case 0:
+                return self._apply(now, now_ms)
+            case 1:
+                suspect = self._suspects.take()
+                self._under_way = _UnderWay("fence", suspect=suspect)
+                return Call("fence", [self._host.name, self._heard, *suspect])
+            case 2:
+                due.look = now + self._host.look_s
+                self._under_way = _UnderWay("look")
+                host = self._host
+                quiet, every, keep = host.lease_s / 2, host.look_s, host.keep_s
+                times = [round(seconds * 1e6) for seconds in (quiet, every, keep)]
+                return Call("look", [host.name, *times])
+            case _:
+                due.reap = self._host.reap_turn(now)
+                self._under_way = _UnderWay("reap")
+                users, token = self._limits.reap_users, self._host.token()
+                return Call("reap", [self._cursor, users, self._floor(now), token])
+
+    def _begin(self, now: float) -> Call:
+        host = self._host
+        self._epoch = host.next_epoch()
+        self._under_way = _UnderWay("begin")
+        return Call(
+            "begin",
+            [
+                host.name,
+                self._epoch,
+                host.nonce,
+                host.log,
+                host.newest,
+                host.configuration,
+                round(host.lease_s * 1e6),
+                int(self._may_keep),
+                self._takes(now),
+                host.token(),
+            ],
+        )
+
+    def _takes(self, now: float) -> int:
+        """Whether to take the name from a process that has it, as `begin` wants to know.
+
+        By our own clock that one was silent for a lease: Redis' clock may jump.
+        """
+        if self._may_take and self._host.may_take:
+            return 1
+        if self._rival is not None and now - self._rival[1] >= self._host.lease_s:
+            return self._rival[0]
+        return 0
+
+    def _assert(self, piece: Piece | None, now: float, now_ms: int) -> Call:
+        """The next piece; while there is none yet, an empty one says that we live."""
+        self._under_way = _UnderWay("assert", piece=piece)
+        changes = piece.changes if piece else ()
+        last = piece.seq if piece and piece.tally else -1
+        return self._changes("assert", self._pieces, last, changes, now, now_ms)
+
+    def _apply(self, now: float, now_ms: int) -> Call:
+        if self._refusals and now < self._due.changes:
+            # Redis may be out of memory: it takes calls without changes even then.
+            self._under_way = _UnderWay("apply", self.last)
+            return self._changes("beat", self.last, self.last, (), now, now_ms)
+        taken = list(islice(self._queue, self._limits.call_changes))
+        is_all = len(taken) == len(self._queue)
+        last = self.read_to if is_all else taken[-1].seq
+        audit = None
+        if is_all and self.tally is not None and self.tally.reached == last:
+            audit = self.tally.answer
+        self._under_way = _UnderWay("apply", last, len(taken), audit)
+        function = "apply" if taken else "beat"
+        return self._changes(function, self.last, last, taken, now, now_ms)
+
+    def _changes(
+        self,
+        function: str,
+        before: int,
+        last: int,
+        taken: Sequence[Change],
+        now: float,
+        now_ms: int,
+    ) -> Call:
+        host = self._host
+        clock_ms = self._clock(now) // 1000
+        is_compared, self._is_clock_compared = self._is_clock_compared, False
+        head: list[str | int | bytes] = [
+            host.name,
+            self._epoch,
+            self._nonce,
+            self._incarnation,
+            before,
+            last,
+            self._floor(now),
+            host.token(),
+            "" if is_compared else clock_ms,
+            len(taken),
+        ]
+        packed = packed_changes(
+            *(taken, host.name, self._incarnation), clock_ms=clock_ms, now_ms=now_ms
+        )
+        return Call(function, [*head, *packed])
+
+    def _floor(self, now: float) -> int:
+        """The partition's clock, of which versions are, at least.
+
+        It is Redis' clock, but never goes back. Sessions begin by it, so it must not
+        stand still either.
+        """
+        if self._ahead == -inf:
+            return 0
+        passed = (now - self._seen_at) * (1 - SLEW)
+        return max(self._seen + round(passed * 1e6), round((now + self._ahead) * 1e6))
+
+    def _clock(self, now: float) -> int:
+        """The partition's clock, within half of a round trip."""
+        redis_us = round((now + self._ahead + self._half_trip_s) * 1e6)
+        return max(self._floor(now), redis_us)
+
+    def _latest_us(self, now: float) -> float:
+        """What Redis' clock shows at most."""
+        return (now + self._ahead + 2 * self._half_trip_s) * 1e6
+
+    def _see(self, version: int, now: float) -> None:
+        """Note a version."""
+        self._seen, self._seen_at = max(version, self._floor(now)), now
+
+    # --- answers --------------------------------------------------------------
+
+    def failed(self, now: float) -> None:
+        """The call had no answer, or an error: whether it was made is not known."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        self._failures += 1
+        self._due.retry = now + self._pause(self._failures)
+        if under_way.function == "begin":
+            self._rival = None  # it may have had no answer either
+        elif under_way.function == "assert":
+            self._begin_anew(now)  # in doubt
+        elif under_way.changes:
+            self._refusals += 1
+            self._due.changes = self._due.retry + self._pause(self._refusals)
+            # Without them, and soon: it may be the first call after an outage.
+            self._due.beat, self._due.retry = now, now + self._pause(1)
+
+    def _pause(self, failures: int) -> float:
+        pause = FIRST_RETRY_S * 2.0 ** min(failures - 1, 16)
+        return min(pause, self._host.beat_s / 2, MOST_RETRY_S) * self._host.jitter()
+
+    def answered(self, answer: Sequence[Any], now: float) -> str:
+        """Take the answer to the call.
+
+        Args:
+            answer: As the function gave it.
+            now: Seconds of the caller's clock.
+        Returns:
+            The word that the answer begins with, or `MALFORMED`.
+        """
+        under_way, self._under_way = self._under_way, None
+        self._failures, answered_at = 0, self.answered_at
+        self._touch(now)
+        try:
+            word = _text(answer[0])
+            if under_way is not None:
+                self._take(word, answer, under_way, now)
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
+            # Another program wrote to the keys. The sidecar must not end for that.
+            self.answered_at = answered_at
+            self._begin_anew(now)
+            return MALFORMED
+        return word
+
+    def _take(
+        self,
+        word: str,
+        answer: Sequence[Any],
+        under_way: _UnderWay,
+        now: float,
+    ) -> None:
+        if word == "damaged":
+            # Another program changed the users: all hosts list theirs.
+            self._host.counts.audit_mismatches += 1
+            self._begin_anew(now)
+            return
+        if word == "late":  # or Redis' clock jumped: what was sent is sent again
+            self._note_clock(answer[1], answer[2], under_way.began, now)
+            self._is_clock_compared = True
+            self._due.changes = now
+            return
+        match under_way.function:
+            case "begin":
+                self._begun(word, answer, under_way, now)
+            case "assert":
+                self._asserted(word, answer, under_way, now)
+            case "apply":
+                self._applied(word, answer, under_way, now)
+            case "look":
+                self._looked(word, answer, now)
+            case "fence":
+                if word == "behind":
+                    self._suspects.clear()
+                elif word == "ok":
+                    assert under_way.suspect is not None
+                    self._host.fenced(under_way.suspect[0], self.number)
+                    self._due.reap = self._host.reap_turn(now)
+            case _:
+                self._host.reap_took(now - under_way.began)
+                self._reaped(word, answer, now)
+
+    def _touch(self, now: float) -> None:
+        """There is contact now."""
+        self._doubt_suspects(now)
+        self.answered_at = now
+
+    def _doubt_suspects(self, now: float) -> None:
+        """After a gap in contact, what was observed before proves nothing."""
+        if now - self.answered_at > self._host.contact_gap_s:
+            self._suspects.clear()
+
+    def _begun(
+        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
+    ) -> None:
+        host = self._host
+        self._due.retry = now + host.lease_s / 3
+        if word in ("keep", "reset"):
+            host.accepted()
+            self._may_take, self._rival = False, None
+            self._due = _Schedule(beat=now, look=now)
+            self._incarnation = answer[2]
+            self._note_clock(answer[3], answer[4], under_way.began, now)
+            self._nonce = answer[5]
+            host.nonce = max(host.nonce, self._nonce)
+            self._pieces, self._piece, self._has_list = 0, None, False
+            self._heard = 0
+            if word == "keep":
+                self.last = self.read_to = answer[1]
+                self.mode = Mode.FOLLOWING
+                if self.tally is not None and self.tally.reached < self.last:
+                    self.tally = None  # another process of this log got further
+            else:
+                self._may_keep = True
+                self._due.beat = now + host.beat_s
+                self.mode = Mode.ASSERTING
+                self.lists += 1
+        elif word == "epoch":
+            if answer[1] < self._epoch:
+                raise ValueError("it refuses an epoch for a lower one")
+            host.raise_epoch(answer[1])
+            self._due.retry = now
+        elif word == "replaced":
+            if self._rival is None or self._rival[0] != answer[2]:
+                self._rival = answer[2], now
+            host.replaced()
+        else:
+            host.refuse(_text(answer[1]))
+
+    def _asserted(
+        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
+    ) -> None:
+        if word != "ok":
+            self._refused(word, answer)
+            return
+        self._see(answer[1], now)
+        self._pieces += 1
+        self._due.beat = now + self._host.beat_s
+        piece = under_way.piece
+        if piece is None:
+            return
+        self._piece = None
+        if piece.tally is not None:
+            self.mode, self.last, self.read_to = Mode.FOLLOWING, piece.seq, piece.seq
+            self.tally = piece.tally
+            self._due.beat = now
+
+    def _applied(
+        self,
+        word: str,
+        answer: Sequence[Any],
+        under_way: _UnderWay,
+        now: float,
+    ) -> None:
+        if word == "gap":
+            self._go_to(answer[1], now)
+            return
+        if word != "ok":
+            self._refused(word, answer)
+            return
+        _, version, sessions, total, redis_us, beat, before, look_age, users = answer
+        for _ in range(under_way.changes):
+            self._queue.popleft()
+        self.last = under_way.last
+        self.users = users
+        self._note_clock(version, redis_us, under_way.began, now)
+        if before != self._heard:
+            # Redis lost our newest beat, or we lost its answer: the beats of others that
+            # we know may be old.
+            self._suspects.clear()
+        self._heard = beat
+        due = self._due
+        due.beat = now + self._host.beat_s
+        if under_way.changes or not self._refusals:
+            self._refusals = 0
+            due.changes = now + self._host.linger_s if self._queue else inf
+        due.look = max(due.look, now + self._host.look_s - look_age / 1e6)
+        if under_way.audit is not None and under_way.audit != (sessions, total):
+            self._host.counts.audit_mismatches += 1
+            self._begin_anew(now)
+        elif under_way.audit is not None:
+            self._lists_in_vain = 0
+
+    def _go_to(self, seq: int, now: float) -> None:
+        """Go on behind *seq*, up to which Redis has everything."""
+        self._suspects.clear()
+        if seq > self._host.newest:
+            self._restart(may_keep=False)
+            return
+        while self._queue and self._queue[0].seq <= seq:
+            self._queue.popleft()
+        if seq < self.last or seq > self.read_to:
+            # What Redis lost is read from the log again; or another call got further.
+            self._queue.clear()
+            self.read_to = seq
+        self.last = seq
+        self._refusals = 0
+        self._due.beat = self._due.changes = now
+
+    def _looked(self, word: str, answer: Sequence[Any], now: float) -> None:
+        if word in ("ok", "later"):
+            is_ours = answer[-1] == round(self._host.lease_s * 1e6)
+            self._host.other_lease_s = 0.0 if is_ours else answer[-1] / 1e6
+        if word != "ok":
+            return
+        _, stale, quiets, _ = answer
+        for name, epoch, beat in quiets:
+            # If Redis' clock was set since, it does not say that the host was quiet.
+            is_quiet = self._set_to <= int(beat) <= self._latest_us(now)
+            self._suspects.note(name, int(epoch), int(beat), now, is_quiet=is_quiet)
+        self._due.reap = self._host.reap_turn(now) if stale else inf
+
+    def _reaped(self, word: str, answer: Sequence[Any], now: float) -> None:
+        if word != "ok":
+            self._due.reap = inf
+            return
+        _, cursor, gone, stale, version = answer
+        self._host.counts.sessions_reaped += gone
+        self._cursor = cursor
+        self._see(version, now)
+        if not stale:
+            self._due.reap = inf
+
+    def _refused(self, word: str, answer: Sequence[Any]) -> None:
+        """Redis does not know us as we know it: begin again."""
+        if word == "epoch" and answer[1] > self._host.epoch:
+            self._host.replaced()
+        self._restart(may_keep=word != "gap")
+
+    def _begin_anew(self, now: float) -> None:
+        """List all sessions, after a pause: to scan them again and again costs the disk."""
+        self._restart(may_keep=False)
+        self._lists_in_vain += 1
+        self._due.retry = now + self._pause(self._lists_in_vain)
+
+    def _restart(self, *, may_keep: bool) -> None:
+        self.mode = Mode.BEGINNING
+        self._may_keep = self._may_keep and may_keep
+        self._queue.clear()
+        self._refusals = 0
+        self._piece = None
+        self._under_way = None  # its answer is of no use any more
+        self._suspects.clear()
+
+    def _note_clock(
+        self, version: int, redis_us: int, began: float, now: float
+    ) -> None:
+        """Note a version, and what Redis' clock was in a call that began at *began*."""
+        self._see(version, now)
+        earliest_us, latest_us = (began + self._ahead) * 1e6, self._latest_us(now)
+        may_differ_us = self._host.lease_s * CLOCK_SHARE * 1e6
+        if not earliest_us - may_differ_us <= redis_us <= latest_us + may_differ_us:
+            # Or it may have been set before this process began.
+            self._set_to = redis_us
+            self._suspects.distrust_clock()
+        half_trip_s = min(now - began, LONGEST_CALL_S) / 2
+        is_possible = earliest_us <= redis_us <= latest_us
+        if is_possible and half_trip_s > self._half_trip_s:
+            return  # a faster call has said it better
+        self._ahead, self._half_trip_s = redis_us / 1e6 - now, half_trip_s
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")

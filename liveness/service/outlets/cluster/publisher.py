@@ -1,0 +1,533 @@
+"""Publishes the sessions of this host: reads the log, and makes the calls to Redis.
+
+Nothing here may delay the sidecar: it reads the log as any reader does, from memory or, far
+behind, from disk, and keeps a bounded number of changes. While Redis is away, the log keeps
+them.
+"""
+
+import sqlite3
+from collections import Counter
+from enum import Enum
+from functools import partial
+from itertools import islice
+from math import inf
+from random import SystemRandom
+from typing import Final
+
+import structlog
+import trio
+
+from liveness.cluster.connection import CallError, Redis, why_policy_is_wrong
+from liveness.cluster.format import configuration_of
+from liveness.cluster.questions import ClusterQuestions
+from liveness.config.settings import Config
+from liveness.core.cursors import ReadPosition
+from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
+from liveness.metrics import (
+    CLUSTER_CALLS,
+    CLUSTER_ERRORS,
+    CLUSTER_QUESTIONS,
+    PARTITION_MODES,
+    ClusterNow,
+    with_zeros,
+)
+from liveness.service.common.clock import Clock
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.common.notifier import Notifier
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.outlets.cluster.host import ClusterHost
+from liveness.service.outlets.cluster.host_state import (
+    HostIdentity,
+    HostTerms,
+    nonce_of,
+)
+from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
+from liveness.service.outlets.cluster.session_lists import SessionList, SessionLists
+from liveness.service.storage.log_tail import LogTail, TailReader
+from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.spools import SpoolFull, Spools, TooLarge
+
+# Records of the log read at a time.
+READ_RECORDS: Final = 500
+# With more changes than this, a call waits for a pass of the event loop of its own: to pack
+# them takes a millisecond.
+LARGE_CALL: Final = 50
+# The pause before a list that the disk refused is tried again, and a read of the log.
+LIST_RETRY_S: Final = 5.0
+READ_RETRY_S: Final = 1.0
+# Partitions that list their sessions at a time: hosts that all do, as after Redis was
+# emptied, leave it time for other calls; and each list waits on disk.
+LISTS_AT_ONCE: Final = 4
+# How often the state is compared with what was logged, and the servers' policy is asked
+# for; more often while it is wrong.
+WATCH_S: Final = 1.0
+POLICY_S: Final = 10.0
+WRONG_POLICY_S: Final = 5.0
+
+SESSIONS: Final = Subscription(None, frozenset(SESSION_KINDS))
+
+_log = structlog.get_logger("cluster")
+
+
+def make_publisher(
+    config: Config,
+    *,
+    log_writer: LogWriter,
+    feed: LogTail,
+    spools: Spools,
+    clock: Clock,
+    turnstile: Turnstile,
+) -> "Publisher":
+    """The publisher of a sidecar whose settings name a cluster."""
+    settings, separator = config.cluster, config.presence.device_separator
+    terms = HostTerms(
+        name=settings.host_name,
+        log=log_writer.store.log,
+        lease_s=settings.lease_s,
+        linger_s=settings.linger_s,
+        keep_s=settings.keep_s,
+        configuration=configuration_of(settings.partitions, separator),
+        may_keep=not log_writer.store.had_two_names,
+    )
+    random = SystemRandom()
+    identity = HostIdentity(
+        terms,
+        nonce=nonce_of(clock.wall_ms(), random),
+        epoch=clock.wall_ms(),
+        random=random,
+        on_fenced=partial(_log_fenced, LogThrottle(REPEAT_LOG_S, clock=clock.mono)),
+    )
+    partitions, redis = settings.partitions, Redis(settings)
+    return Publisher(
+        ClusterHost(identity, partitions=partitions, separator=separator),
+        redis,
+        ClusterQuestions(redis, partitions=partitions, separator=separator),
+        log_writer=log_writer,
+        feed=feed,
+        spools=spools,
+        clock=clock,
+        turnstile=turnstile,
+    )
+
+
+def _log_fenced(throttled: LogThrottle, host: bytes, partition: int) -> None:
+    """Log a lost host once, though each of its partitions finds it lost."""
+    throttled(
+        _log.warning,
+        "a host was lost: its users go offline, unless they are on another one",
+        key=host,
+        lost=host.decode(errors="replace"),
+        partition=partition,
+    )
+
+
+def _malformed(function: str, partition: int, answer: object) -> CallError:
+    return CallError(
+        "other",
+        f"Redis answered {answer!r:.80} to {function} in partition {partition}: another "
+        "program wrote to its keys; correct cluster.prefix, or delete them",
+    )
+
+
+class ClusterState(Enum):
+    """What an operator wants to know first."""
+
+    BEGINNING = "beginning"
+    FOLLOWING = "following"
+    AWAY = "away"
+    REPLACED = "replaced"
+    REFUSED = "refused"
+
+
+class Publisher:
+    """Publishes the log of one sidecar.
+
+    Args:
+        host: What to call, and what the answers mean.
+        redis: The servers.
+        questions: What others ask them, over the same connection.
+        log_writer: The log.
+        feed: Its tail.
+        spools: Where lists of all sessions wait.
+        clock: The clocks.
+        turnstile: Passed before each larger piece of work.
+    """
+
+    def __init__(
+        self,
+        host: ClusterHost,
+        redis: Redis,
+        questions: ClusterQuestions,
+        *,
+        log_writer: LogWriter,
+        feed: LogTail,
+        spools: Spools,
+        clock: Clock,
+        turnstile: Turnstile,
+    ) -> None:
+        self.host = host
+        self.redis = redis
+        self.questions = questions
+        self.name = "cluster"
+        self._why_failed = ""
+        self.why_paused = "the eviction policy of the servers is not known yet"
+        self._log_writer = log_writer
+        self._feed = feed
+        self._position = ReadPosition(SESSIONS, 0)
+        self._reader = TailReader(log_writer, feed, self._position, is_guest=True)
+        self._lists = SessionLists(log_writer.store, spools, host.session_of)
+        self._list_of: dict[int, tuple[int, SessionList]] = {}
+        self._clock = clock
+        self._turnstile = turnstile
+        self._began_at, self._began_seq = clock.mono(), log_writer.durable_seq
+        self._followed_at = [self._began_at] * len(host.partitions)
+        self._wants_records, self._wants_list = Notifier(), Notifier()
+        self._wakes = [Notifier() for _ in host.partitions]
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
+        self._newest_error: CallError | None = None
+        self._shown = (ClusterState.BEGINNING, clock.state_ms())  # and since when
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        self._why_failed = ""
+        now = self._clock.mono()
+        for part in self.host.partitions:  # an earlier run may have ended amid its work
+            part.failed(now)
+            if part.mode is Mode.ASSERTING:
+                part.lose_list(now)
+        self._feed.follow(self._reader, self._wants_records.notify)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.redis.run)
+                nursery.start_soon(self._watch_policy)
+                nursery.start_soon(self._watch_state)
+                nursery.start_soon(self._read_log)
+                nursery.start_soon(self._make_lists)
+                for part in self.host.partitions:
+                    nursery.start_soon(self._publish, part)
+        finally:
+            self._feed.unfollow(self._reader)
+            for number in [*self._list_of]:
+                self._drop_list(number)
+
+    # --- how it is ------------------------------------------------------------
+
+    @property
+    def state(self) -> ClusterState:
+        """How publishing goes."""
+        identity = self.host.identity
+        if identity.is_stopped:
+            return ClusterState.REPLACED
+        if (
+            self._why_failed
+            or identity.why_refused
+            or (self.why_paused and self.redis.is_connected)
+        ):
+            return ClusterState.REFUSED
+        if self.lease_age_s > identity.contact_gap_s:
+            return ClusterState.AWAY
+        if self.host.is_following:
+            return ClusterState.FOLLOWING
+        return ClusterState.BEGINNING
+
+    @property
+    def lease_age_s(self) -> float:
+        """Seconds since the answer of the partition that has waited the longest."""
+        oldest = min(part.answered_at for part in self.host.partitions)
+        return self._clock.mono() - max(oldest, self._began_at)
+
+    @property
+    def lag_records(self) -> int:
+        """Records of the log that one partition, the furthest behind, does not have."""
+        return max(map(self._lag_records_of, self.host.partitions))
+
+    def _lag_records_of(self, part: Partition) -> int:
+        newest = self._log_writer.durable_seq
+        if part.mode is Mode.FOLLOWING:
+            return part.queued + newest - part.read_to
+        return newest - max(part.last, self._began_seq)
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds by which Redis is behind, in the partition that is furthest behind.
+
+        Of a partition that follows, the age of its oldest change; of another one, the time
+        since it followed.
+        """
+        return max(map(self._lag_s_of, self.host.partitions))
+
+    def _lag_s_of(self, part: Partition) -> float:
+        if part.mode is not Mode.FOLLOWING:
+            return self._clock.mono() - self._followed_at[part.number]
+        if part.oldest_at is None:
+            return 0.0
+        return max(0.0, self._clock.mono() - part.oldest_at / 1000)
+
+    @property
+    def detail(self) -> str:
+        """Why it does not follow, or not as it should; empty if all is well."""
+        identity = self.host.identity
+        match self.state:
+            case ClusterState.REPLACED:
+                return (
+                    f"another process publishes as host {identity.name!r}; give each "
+                    "host a name of its own (cluster.host), or stop the other one"
+                )
+            case ClusterState.REFUSED if self._why_failed:
+                return self._why_failed
+            case ClusterState.REFUSED if identity.why_refused:
+                return (
+                    f"the other hosts have {identity.why_refused!r} (schema, partitions, device separator, "
+                    f"when it began) and this one {identity.configuration!r}; use the "
+                    "same settings, or another cluster.prefix"
+                )
+            case ClusterState.REFUSED:
+                return self.why_paused
+            case ClusterState.AWAY:
+                error = self.redis.error or self._newest_error
+                return error.advice if error else "no answer"
+            case ClusterState.FOLLOWING if identity.other_lease_s:
+                return (
+                    f"another host has cluster.lease_s {identity.other_lease_s:g} and "
+                    f"this one {identity.lease_s:g}: the one with the longer lease may "
+                    "be taken for lost; use the same on all hosts, and restart them"
+                )
+            case _:
+                return ""
+
+    def failed(self, why: str) -> None:
+        """As `Outlet.failed`."""
+        self._why_failed = why
+
+    def now(self) -> ClusterNow:
+        """What metrics and summary show."""
+        host, identity, state = self.host, self.host.identity, self.state
+        if state is not self._shown[0]:
+            self._shown = state, self._clock.state_ms()
+        counts = identity.counts
+        modes = Counter(part.mode.name.lower() for part in host.partitions)
+        calls = with_zeros(CLUSTER_CALLS, counts.calls)
+        return ClusterNow(
+            host=identity.name,
+            state=state.value,
+            since=self._shown[1] + self._clock.wall_ahead_ms(),
+            detail=self.detail,
+            is_up=self.redis.error is None and self.redis.is_connected,
+            lag_records=self.lag_records,
+            lag_s=self.lag_s,
+            partitions=with_zeros(PARTITION_MODES, modes),
+            lease_age_s=self.lease_age_s,
+            lease_s=identity.lease_s,
+            users=host.users,
+            calls=calls,
+            errors=with_zeros(CLUSTER_ERRORS, counts.errors),
+            lists=calls["begin", "reset"],
+            audit_mismatches=counts.audit_mismatches,
+            fences=calls["fence", "ok"],
+            sessions_reaped=counts.sessions_reaped,
+            questions=with_zeros(CLUSTER_QUESTIONS, self.questions.answers),
+        )
+
+    # --- tasks ----------------------------------------------------------------
+
+    async def _publish(self, part: Partition) -> None:
+        """Make the calls of one partition, one at a time."""
+        wake, identity = self._wakes[part.number], self.host.identity
+        while True:
+            if part.wants_piece:
+                await self._give_piece(part)
+            if part.queued > LARGE_CALL or part.mode is Mode.ASSERTING:
+                await self._turnstile.wait()
+            identity.newest = self._log_writer.durable_seq
+            now = self._clock.mono()
+            call = None
+            if not self.why_paused:
+                call = part.next_call(now, round(now * 1000))
+            if call is None:
+                wait_s = inf if self.why_paused else part.next_at() - now
+                with trio.move_on_after(max(0.0, wait_s)):
+                    await wake.wait()
+                continue
+            before = part.mode
+            try:
+                answer = await self.redis.call(call.function, part.number, call.args)
+            except CallError as error:
+                part.failed(self._clock.mono())
+                identity.counts.errors[error.kind] += 1
+                self._newest_error = error
+            else:
+                was_stopped = identity.is_stopped
+                word = part.answered(answer, self._clock.mono())
+                if word == MALFORMED:
+                    identity.counts.errors["other"] += 1
+                    self._newest_error = _malformed(call.function, part.number, answer)
+                else:
+                    identity.counts.calls[call.function, word] += 1
+                if identity.is_stopped and not was_stopped:
+                    self._notify_all()
+            if part.mode is Mode.FOLLOWING:
+                self._followed_at[part.number] = self._clock.mono()
+            self._wants_records.notify()
+            if part.mode is not before or call.function == "begin":
+                self._wants_list.notify()
+
+    def _notify_all(self) -> None:
+        """All partitions may go on now, or must stop."""
+        for wake in self._wakes:
+            wake.notify()
+
+    async def _read_log(self) -> None:
+        """Give the partitions the records of the log that they have room for."""
+        host, reader = self.host, self._reader
+        while True:
+            host.identity.newest = self._log_writer.durable_seq
+            start = host.read_from()
+            if start is None:
+                await self._wants_records.wait()
+                continue
+            self._position.seq = start
+            wall_ms = self._clock.wall_ms()
+            try:
+                entries = await reader.take(READ_RECORDS, wall_ms=wall_ms)
+            except (OSError, sqlite3.Error) as error:
+                self._log_disk("the log cannot be read for the other hosts", error)
+                await trio.sleep(READ_RETRY_S)
+                continue
+            await self._turnstile.wait()
+            now, records = self._clock.mono(), list[Logged]()
+            for entry in entries:
+                if isinstance(entry.record, Gap):
+                    host.lose_records(start, entry.record.seq)
+                else:
+                    records.append(entry.record)
+            host.distribute(
+                *(start, records, reader.position, now),
+                decided_ms=self._log_writer.decided_ms,
+            )
+            for part, wake in zip(host.partitions, self._wakes, strict=True):
+                if part.queued:
+                    wake.notify()
+            if host.wanting_tallies():
+                self._wants_list.notify()
+
+    async def _make_lists(self) -> None:
+        """List and count the sessions of the partitions that ask for it."""
+        host = self.host
+        while True:
+            numbers, counted = self._next_lists(), host.wanting_tallies()
+            if not numbers and not counted:
+                await self._wants_list.wait()
+                continue
+            try:
+                lists, tallies = await self._lists.make(
+                    [*numbers],
+                    [part.number for part in counted],
+                    self._clock.mono_offset_ms(),
+                )
+            except (OSError, sqlite3.Error, SpoolFull, TooLarge) as error:
+                self._log_disk("the sessions of this host cannot be listed", error)
+                await trio.sleep(LIST_RETRY_S)
+                continue
+            for number, made in lists.items():
+                self._list_of[number] = (numbers[number], made)
+                self._wakes[number].notify()
+            for part in counted:
+                if part.wants_tally:
+                    part.tally = tallies[part.number]
+            self._wants_records.notify()
+
+    def _next_lists(self) -> dict[int, int]:
+        """The partitions to be listed now, and the number of each list."""
+        asserting = {
+            part.number: part
+            for part in self.host.partitions
+            if part.mode is Mode.ASSERTING
+        }
+        for number, (lists, _) in [*self._list_of.items()]:
+            if number not in asserting or asserting[number].lists != lists:
+                self._drop_list(number)
+        wanted = {
+            number: part.lists
+            for number, part in asserting.items()
+            if part.wants_list and number not in self._list_of
+        }
+        turns_left = LISTS_AT_ONCE - (len(asserting) - len(wanted))
+        return dict(islice(wanted.items(), max(0, turns_left)))
+
+    async def _give_piece(self, part: Partition) -> None:
+        number, made = self._list_of.get(part.number, (0, None))
+        if made is None or number != part.lists:
+            return
+        try:
+            piece = await made.next_piece()
+        except (OSError, TypeError, ValueError) as error:  # or it is not what we wrote
+            self._log_disk("a list of the sessions cannot be read", error)
+            self._drop_list(part.number)
+            part.lose_list(self._clock.mono())
+            return
+        part.give_piece(piece)
+        if piece.tally is not None:
+            self._drop_list(part.number)
+
+    def _log_disk(self, what: str, error: Exception) -> None:
+        message = f"{what}; trying again"
+        self._log_throttled(_log.error, message, key=message, error=str(error))
+
+    def _drop_list(self, number: int) -> None:
+        _, made = self._list_of.pop(number, (0, None))
+        if made is not None:
+            made.close()
+
+    # --- what an operator has to know -----------------------------------------
+
+    async def _watch_policy(self) -> None:
+        """Publish only while the servers keep what they are told.
+
+        A part of a Cluster that is away does not hold up the others.
+        """
+        while True:
+            try:
+                policies, failure = await self.redis.policies()
+            except CallError as error:
+                policies, failure = [], error
+            if policies:
+                wrong = filter(None, map(why_policy_is_wrong, policies))
+                self.why_paused = next(wrong, "")
+                self._notify_all()
+            if failure is not None:
+                self._newest_error = failure
+                await trio.sleep(WATCH_S)
+            else:
+                await trio.sleep(WRONG_POLICY_S if self.why_paused else POLICY_S)
+
+    async def _watch_state(self) -> None:
+        """Log each change of the state once."""
+        logged, warned = ClusterState.BEGINNING, ""
+        while True:
+            await trio.sleep(WATCH_S)
+            state = self.state
+            if state is ClusterState.FOLLOWING and self.detail != warned:
+                warned = self.detail
+                if warned:
+                    _log.warning("another lease", message=warned, **self._fields)
+            if state is logged or state is ClusterState.BEGINNING:
+                continue
+            if state is ClusterState.FOLLOWING:
+                _log.info("following", users=self.host.users, **self._fields)
+            elif state is ClusterState.AWAY:
+                _log.warning(
+                    "away: other hosts see nothing of this one until it answers; the "
+                    "users and gateways of this host go on",
+                    error=self.detail,
+                    **self._fields,
+                )
+            else:
+                _log.error(state.value, message=self.detail, **self._fields)
+            logged = state
+
+    @property
+    def _fields(self) -> dict[str, object]:
+        return {
+            "host": self.host.identity.name,
+            "lag_records": self.lag_records,
+        }

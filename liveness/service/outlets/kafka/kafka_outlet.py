@@ -1,0 +1,230 @@
+"""One outlet of [kafka.NAME]: reads the log, sends to a topic, and moves its cursor.
+
+The cursor moves as the brokers acknowledge. When a client of librdkafka has failed, or a
+record was refused, a new client begins at the cursor: nothing is left out, and what is sent
+again has the same log and seq. A client takes nothing from the log until it has found the
+topic, so unreachable brokers cost nothing.
+"""
+
+import sqlite3
+from typing import Final
+
+import structlog
+import trio
+
+from liveness.config.outlet_settings import KafkaSettings
+from liveness.config.settings import Config
+from liveness.errors import StartError
+from liveness.metrics import OutletNow
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.common.threads import in_thread
+from liveness.service.outlets.common.outlet import OutletState, OutletStatus
+from liveness.service.outlets.common.outlet_log import (
+    READ_RECORDS,
+    LogAccess,
+    LogBatch,
+    OutletLog,
+)
+from liveness.service.outlets.kafka.kafka_client import KafkaClients, KafkaError
+from liveness.service.outlets.kafka.kafka_errors import Advice, advice_about
+from liveness.service.outlets.kafka.kafka_producer import (
+    IDLE_POLL_S,
+    POLL_S,
+    SLOW_AFTER_S,
+    SLOW_POLL_S,
+    KafkaProducer,
+)
+
+# The pause before the next client, which doubles as long as nothing is delivered.
+RETRY_S: Final = 1.0
+MOST_RETRY_S: Final = 60.0
+# Without an acknowledgement for this long, the brokers count as away.
+LATE_S: Final = 5.0
+# A client asks for the topic when it begins, and when a broker fails while it is idle. It
+# waits this long for an answer; librdkafka tries to connect twenty times a second meanwhile.
+ASK_S: Final = 2.0
+ASK_EVERY_S: Final = 10.0
+# A stop of the sidecar waits this long for acknowledgements,
+FLUSH_S: Final = 0.2
+# then this long for librdkafka to give back the other records.
+STOP_S: Final = 0.1
+# A client that has failed gives back everything: a million records take a second.
+PURGE_S: Final = 10.0
+_NO_ANSWER: Final = Advice(
+    OutletState.RETRYING,
+    "the brokers do not acknowledge; look at their logs, and at min.insync.replicas",
+)
+
+_log = structlog.get_logger("kafka")
+
+
+def make_kafka(config: Config, access: LogAccess) -> "list[KafkaOutlet]":
+    """The outlets that the settings name."""
+    return [
+        KafkaOutlet(name, settings, access) for name, settings in config.kafka.items()
+    ]
+
+
+class KafkaOutlet:
+    """One outlet.
+
+    Args:
+        name: The name in its section.
+        settings: Its settings.
+        access: What outlets share.
+    """
+
+    def __init__(self, name: str, settings: KafkaSettings, access: LogAccess) -> None:
+        self.name = f"kafka.{name}"
+        self._settings = settings
+        self._turnstile = access.turnstile
+        self._log = OutletLog(self.name, settings, access)
+        self._status = OutletStatus(access.clock, access.clock.state_ms())
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
+        self._clients = KafkaClients(name, settings, self._log_throttled)
+        # A cancelled question keeps its thread for up to `ASK_S`, so not a shared one.
+        self._asks = trio.CapacityLimiter(1)
+
+    async def run(self) -> None:
+        """As `Outlet.run`."""
+        while True:
+            try:
+                await self._log.open()
+                break
+            except (OSError, sqlite3.Error) as error:
+                text = f"outlets.db cannot be used ({error}); is the disk full?"
+                self._show(Advice(OutletState.RETRYING, text))
+                await trio.sleep(RETRY_S)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._log.keep_cursor)
+                await self._deliver()
+        finally:
+            self._log.close()
+
+    def failed(self, why: str) -> None:
+        """As `Outlet.failed`."""
+        self._status.now_is(OutletState.STOPPED, why)
+
+    def now(self) -> OutletNow:
+        """As `CursorOutlet.now`."""
+        return self._status.shown(self._log)
+
+    async def _deliver(self) -> None:
+        """Deliver by one client after the other."""
+        pause_s = RETRY_S
+        while True:
+            began = self._log.cursor
+            self._show(await self._deliver_by_one())
+            if self._log.cursor != began:
+                pause_s = RETRY_S
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_RETRY_S)
+            self._status.retries += 1
+            self._log.restart_at(self._log.cursor, is_resumed=True)
+
+    async def _deliver_by_one(self) -> Advice:
+        """Deliver by one client until it fails; return what to do about that."""
+        try:
+            producer = await in_thread(self._make_producer)
+        except StartError as error:
+            return Advice(OutletState.STOPPED, str(error))
+        is_cancelled = True
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._ask, producer)
+                nursery.start_soon(self._send, producer)
+                await self._acknowledge(producer)
+                nursery.cancel_scope.cancel()
+            is_cancelled = False
+        finally:
+            with trio.CancelScope(shield=True):
+                if is_cancelled:
+                    with trio.move_on_after(FLUSH_S):
+                        await producer.flush()
+                await producer.close(STOP_S if is_cancelled else PURGE_S)
+                if is_cancelled:
+                    await self._log.store_cursor()
+        assert producer.failure is not None
+        return self._advice_about(producer.failure)
+
+    def _make_producer(self) -> KafkaProducer:
+        settings = self._settings
+        return KafkaProducer(
+            self._clients.make,
+            settings.topic,
+            log=self._log.log,
+            users=settings.users_only,
+            turnstile=self._turnstile,
+            delivered=self._note_delivered,
+        )
+
+    async def _ask(self, producer: KafkaProducer) -> None:
+        """Show whether the brokers have the topic, also while there is nothing to send."""
+        while True:
+            asked_at = trio.current_time()
+            if not producer.in_flight:  # else their acknowledgements show it
+                served = producer.served
+                error = await producer.find_topic(ASK_S, self._asks)
+                # An acknowledgement is newer than what was asked before it.
+                if error is not None and producer.served == served:
+                    self._show(self._advice_about(error))
+            await trio.sleep_until(asked_at + ASK_EVERY_S)
+            if producer.has_topic and not producer.in_flight:
+                await producer.broker_failed.wait()
+
+    async def _send(self, producer: KafkaProducer) -> None:
+        """Give the client what it has room for, once it has found the topic."""
+        await producer.found.wait()
+        most = self._settings.max_in_flight
+        size = min(READ_RECORDS, most // 2)  # while one is sent, the next one is read
+        while producer.failure is None:
+            await producer.send(await self._log.take(size))
+            while producer.in_flight > most - size and producer.failure is None:
+                await producer.room.wait()
+
+    async def _acknowledge(self, producer: KafkaProducer) -> None:
+        """Take what the brokers acknowledge until the client fails."""
+        served, since = 0, trio.current_time()
+        while True:
+            await self._turnstile.wait()
+            while producer.serve():
+                await self._turnstile.wait()
+            if producer.failure is not None:
+                return
+            now = trio.current_time()
+            if producer.served != served or not producer.in_flight:
+                served, since = producer.served, now
+            if now - since > LATE_S:
+                error = producer.newest_error
+                self._show(_NO_ANSWER if error is None else self._advice_about(error))
+            if producer.in_flight:
+                await trio.sleep(POLL_S if now - since < SLOW_AFTER_S else SLOW_POLL_S)
+            else:
+                if producer.has_topic and not self._log.lag_records:
+                    self._show_following()
+                with trio.move_on_after(IDLE_POLL_S):
+                    await producer.given.wait()
+
+    def _note_delivered(self, batch: LogBatch) -> None:
+        self._log.delivered(batch)
+        self._status.delivered(batch)
+        self._show_following()
+
+    def _show_following(self) -> None:
+        if self._status.state is not OutletState.FOLLOWING:
+            self._status.now_is(OutletState.FOLLOWING)
+            _log.info("nothing is in the way of records any longer", outlet=self.name)
+
+    def _advice_about(self, error: KafkaError) -> Advice:
+        advice = advice_about(error, self._settings.topic)
+        return advice._replace(cause=self._clients.without_secrets(error.str()))
+
+    def _show(self, advice: Advice) -> None:
+        """Show why nothing is delivered, and log it."""
+        text, cause = advice.text, advice.cause
+        self._status.now_is(advice.state, f"{text} ({cause})" if cause else text)
+        self._log_throttled(
+            _log.warning, "records are not delivered; they wait in the log",
+            key=text, outlet=self.name, why=text, cause=cause,
+        )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Runs the outlets of a sidecar; one that fails does not disturb anything else.
+
+An outlet that ends with an error begins again after a pause, and goes on from its cursor.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from liveness.config.settings import Config
+from liveness.errors import LivenessError
+from liveness.metrics import OutletNow
+from liveness.service.outlets.common.outlet import CursorOutlet, Outlet
+from liveness.service.outlets.common.outlet_log import LogAccess
+from liveness.service.outlets.common.outlet_store import OutletStore
+from liveness.service.storage.spools import Spools
+
+if TYPE_CHECKING:
+    from liveness.service.outlets.cluster.publisher import Publisher
+    from liveness.service.outlets.webhooks.dead_letters import DeadLetters
+    from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
+
+# The pause before an outlet that failed begins again.
+RESTART_S: Final = 60.0
+# At the end, how long a change to the database may take that somebody asked for.
+CLOSE_S: Final = 0.5
+
+_log = structlog.get_logger("outlet")
+
+
+def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets":
+    """The outlets that the settings name, none of them begun.
+
+    Args:
+        config: The settings.
+        access: What outlets share.
+        spools: Where the cluster's lists of all sessions wait.
+    Raises:
+        StartError: An outlet's package is not installed, or what the settings of Kafka
+            name cannot be used.
+    """
+    from liveness.service.outlets.webhooks.dead_letters import DeadLetters
+
+    # Each is imported when it is configured: without it, the sidecar starts sooner.
+    cluster: Publisher | None = None
+    if config.cluster.is_on:
+        from liveness.service.outlets.cluster.publisher import make_publisher
+
+        cluster = make_publisher(
+            config,
+            log_writer=access.log_writer,
+            feed=access.feed,
+            spools=spools,
+            clock=access.clock,
+            turnstile=access.turnstile,
+        )
+    webhooks: list[WebhookOutlet] = []
+    if config.webhooks:
+        from liveness.service.outlets.webhooks.webhook_outlet import make_webhooks
+
+        webhooks = make_webhooks(config, access)
+    others: list[CursorOutlet] = []
+    if config.kafka:
+        from liveness.service.outlets.kafka.kafka_outlet import make_kafka
+
+        others += make_kafka(config, access)
+    return Outlets(
+        [*webhooks, *others],
+        access.store,
+        retention_s=config.state.retention_s,
+        cluster=cluster,
+        webhooks=webhooks,
+        letters=DeadLetters(access.store),
+    )
+
+
+class Outlets:
+    """Runs outlets.
+
+    Args:
+        outlets: The outlets with a cursor.
+        store: The database with their cursors.
+        retention_s: How long records are kept: as long as the cursor of an outlet that is
+            no longer in the settings.
+        cluster: The outlet to other hosts; its cursor is in Redis.
+        webhooks: The webhooks among *outlets*.
+        letters: The dead letters in *store*.
+    """
+
+    def __init__(
+        self,
+        outlets: Sequence[CursorOutlet],
+        store: OutletStore,
+        *,
+        retention_s: float,
+        cluster: "Publisher | None" = None,
+        webhooks: "Sequence[WebhookOutlet]" = (),
+        letters: "DeadLetters | None" = None,
+    ) -> None:
+        self.cluster = cluster
+        self.letters = letters
+        self.webhooks = webhooks
+        self.with_cursors = outlets
+        self._store = store
+        self._retention_s = retention_s
+
+    async def run(self) -> None:
+        """Run all outlets until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                if self.cluster is not None:
+                    nursery.start_soon(self._run_alone, self.cluster)
+                for outlet in self.with_cursors:
+                    nursery.start_soon(self._run_alone, outlet)
+        finally:
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await self._store.close()
+
+    async def _run_alone(self, outlet: Outlet) -> None:
+        """Run one outlet, and again whenever it fails; no error leaves this task."""
+        while True:
+            try:
+                if outlet is not self.cluster:
+                    names = {other.name for other in self.with_cursors}
+                    await self._store.open(keep=names, unused_s=self._retention_s)
+                await outlet.run()
+            except LivenessError as error:
+                outlet.failed(str(error))
+                _log.error("an outlet stopped", outlet=outlet.name, error=str(error))
+            except Exception as error:
+                cause: BaseException = error
+                while isinstance(cause, BaseExceptionGroup):  # of a nursery
+                    cause = cause.exceptions[0]
+                outlet.failed(f"{type(cause).__name__}: {cause}; please report this")
+                _log.exception("an outlet failed", outlet=outlet.name)
+            await trio.sleep(RESTART_S)
+
+    def now(self) -> list[OutletNow]:
+        """A row of each outlet but the cluster, which has metrics of its own."""
+        return [outlet.now() for outlet in self.with_cursors]

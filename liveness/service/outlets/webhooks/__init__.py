@@ -1,0 +1,9 @@
+"""Posts records to HTTP receivers, signed, in order, and tries again.
+
+`cloud_events`, `retry_ladder`, `answers` and `address_check` are pure; `sender` makes one
+attempt, and `attempt_wait` waits for the next; `batch_store` keeps unfinished requests and
+dead letters.
+"""
+
+# Imports: config, core, errors, metrics, service.common, service.outlets.common, text.
+# Never: starlette, hypercorn, cyclopts.

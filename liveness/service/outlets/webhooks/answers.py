@@ -1,0 +1,61 @@
+"""The answer to an attempt, and what to do next."""
+
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from liveness.service.outlets.webhooks.results import SendResult
+
+# Request timeout, too early, too many requests: they say nothing about the records.
+AGAIN: Final = frozenset({408, 425, 429})
+# These usually mean that the url, the secret or something before the receiver is wrong.
+OF_RECEIVER: Final = frozenset({401, 403, 404, 405, 407, 410})
+
+
+class PostOutcome(Enum):
+    """What an attempt says about its records."""
+
+    ACCEPTED = auto()
+    REFUSED = auto()  # the receiver does not want one of them
+    FAILED = auto()  # nothing about them: it is tried again
+
+
+class PostAnswer(NamedTuple):
+    """The answer to one attempt, or why there was none."""
+
+    status: int | None  # of HTTP; None: there was no answer
+    text: str  # the beginning of the answer's body, or why there was none
+    seconds: float
+    retry_after: str | None = None  # the header
+
+    @property
+    def outcome(self) -> PostOutcome:
+        """What the status says about the records.
+
+        A redirect is a failure, and is not followed: it could lead the records anywhere,
+        and it does not depend on them.
+        """
+        status = self.status
+        if status is not None and 200 <= status < 300:
+            return PostOutcome.ACCEPTED
+        if status is None or status in AGAIN or not 400 <= status < 500:
+            return PostOutcome.FAILED
+        return PostOutcome.REFUSED
+
+    @property
+    def is_usually_of_receiver(self) -> bool:
+        """Whether the receiver may refuse every request, whatever the records are."""
+        return self.status in OF_RECEIVER
+
+    @property
+    def result(self) -> SendResult:
+        """The form in which it is shown to a person."""
+        outcome = self.outcome
+        return SendResult(
+            outcome is PostOutcome.ACCEPTED, self.status, self.text, self.seconds,
+            outcome is PostOutcome.REFUSED,
+        )  # fmt: skip
+
+    @property
+    def short(self) -> str:
+        """What went wrong, for one line."""
+        return self.text if self.status is None else f"it answered {self.status}"

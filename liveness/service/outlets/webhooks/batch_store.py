@@ -1,0 +1,214 @@
+"""The requests that were begun, and the dead letters, in the outlets' database.
+
+A request is stored before its first attempt, so that after a crash the same id has the same
+body. Its end and the cursor after it are stored together. All functions here are called in
+a transaction.
+
+The requests of an outlet are a stack: a refused one is replaced by its two halves, and the
+one with the highest `place` is sent next. That keeps the order of the log.
+"""
+
+import sqlite3
+from secrets import token_hex
+from typing import Final, NamedTuple
+
+from liveness.service.outlets.common.outlet_store import StoredCursor, put_cursor
+from liveness.service.outlets.webhooks.cloud_events import halves, records_in
+from liveness.service.outlets.webhooks.results import DeadLetter, SendResult
+
+_COLUMNS: Final = "place, log, until, id, body, records, oldest_ms, attempts, rung, next_ms, wait_ms, error"
+_LETTER: Final = "number, log, seq, record, id, attempts, at_ms, status, answer"
+
+
+class StoredBatch(NamedTuple):
+    """A request that was begun."""
+
+    place: int
+    log: str
+    until: int | None  # the cursor once it is done; None: it stays where it is
+    id: str
+    body: bytes
+    records: int
+    oldest_ms: int  # when its oldest record was decided, by the state's clock
+    attempts: int = 0
+    rung: int = 0  # how many waits of the ladder are used up
+    next_ms: int = 0  # when the next attempt is due, by the state's clock
+    wait_ms: int = 0  # how long the wait for it is
+    error: str = ""  # what went wrong at the last one
+
+
+def new_id() -> str:
+    """A `webhook-id` for a new body."""
+    return f"msg_{token_hex(16)}"
+
+
+def top_batch(db: sqlite3.Connection, outlet: str) -> StoredBatch | None:
+    """The request that is sent next; None: none was begun."""
+    query = f"select {_COLUMNS} from batches where outlet = ? order by place desc"
+    found = db.execute(f"{query} limit 1", [outlet]).fetchone()
+    return None if found is None else StoredBatch(*found)
+
+
+def put_batch(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
+    """Store a new request, or the new state of one."""
+    db.execute(
+        f"insert or replace into batches (outlet, {_COLUMNS}) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [outlet, *batch],
+    )
+
+
+def put_attempt(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None:
+    """Store when the next attempt of a request is due: its body is stored already."""
+    db.execute(
+        "update batches set attempts = ?, rung = ?, next_ms = ?, wait_ms = ?, error = ? "
+        "where outlet = ? and place = ?",
+        [
+            *(batch.attempts, batch.rung, batch.next_ms, batch.wait_ms, batch.error),
+            *(outlet, batch.place),
+        ],
+    )
+
+
+def finish_batch(
+    db: sqlite3.Connection, outlet: str, batch: StoredBatch, now_ms: int
+) -> StoredBatch | None:
+    """Forget a request that is done, and move the cursor; return the next one."""
+    db.execute(
+        "delete from batches where outlet = ? and place = ?", [outlet, batch.place]
+    )
+    if batch.until is not None:
+        put_cursor(db, outlet, StoredCursor(batch.log, batch.until), now_ms)
+    return top_batch(db, outlet)
+
+
+def halve_batch(
+    db: sqlite3.Connection, outlet: str, batch: StoredBatch
+) -> StoredBatch | None:
+    """Put two halves in the place of a request; return the first, which is sent next."""
+    first, second = halves(batch.body)
+    few = batch.records // 2
+    fresh = batch._replace(attempts=0, rung=0, next_ms=0, wait_ms=0, error="")
+    for half in (
+        fresh._replace(id=new_id(), body=second, records=batch.records - few),
+        fresh._replace(
+            place=batch.place + 1, until=None, id=new_id(), body=first, records=few
+        ),
+    ):
+        put_batch(db, outlet, half)
+    return top_batch(db, outlet)
+
+
+def bury_batch(
+    db: sqlite3.Connection,
+    outlet: str,
+    batch: StoredBatch,
+    result: SendResult,
+    *,
+    excess: int,
+    wall_ms: int,
+    now_ms: int,
+) -> tuple[StoredBatch | None, int]:
+    """Make dead letters of a request's records, and forget it.
+
+    Args:
+        db: The database.
+        outlet: The outlet.
+        batch: The request, with its last attempt counted.
+        result: The result of that.
+        excess: How many of the oldest dead letters to delete.
+        wall_ms: The time that is shown, Unix milliseconds.
+        now_ms: The same moment by the state's clock.
+    Returns:
+        The next request, and how many of the oldest dead letters were deleted.
+    """
+    db.executemany(
+        "insert into dead (outlet, log, seq, record, id, attempts, at_ms, status, answer) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                *(outlet, *record, batch.id, batch.attempts),
+                *(wall_ms, result.status, result.answer),
+            )
+            for record in records_in(batch.body)
+        ],
+    )
+    deleted = db.execute(
+        "delete from dead where number in (select number from dead "
+        "where outlet = ? order by number limit ?)",
+        [outlet, max(0, excess)],
+    ).rowcount
+    return finish_batch(db, outlet, batch, now_ms), deleted
+
+
+def count_letters(db: sqlite3.Connection, outlet: str) -> int:
+    """How many dead letters an outlet has."""
+    query = "select count(*) from dead where outlet = ?"
+    (count,) = db.execute(query, [outlet]).fetchone()
+    return int(count)
+
+
+def letters(
+    db: sqlite3.Connection, outlet: str, *, before: int | None, limit: int
+) -> list[DeadLetter]:
+    """The dead letters of an outlet below a number, the newest first."""
+    query = f"select {_LETTER} from dead where outlet = ? and number < ?"
+    found = db.execute(
+        f"{query} order by number desc limit ?",
+        [outlet, 2**63 - 1 if before is None else before, limit],
+    )
+    return [DeadLetter(*row) for row in found]
+
+
+def delete_letter(db: sqlite3.Connection, outlet: str, number: int) -> int:
+    """Delete a dead letter; return how many there still are."""
+    db.execute("delete from dead where outlet = ? and number = ?", [outlet, number])
+    return count_letters(db, outlet)
+
+
+def next_letter(db: sqlite3.Connection, outlet: str, after: int) -> int | None:
+    """The lowest number of an outlet's dead letters above another; None: there is none."""
+    query = "select min(number) from dead where outlet = ? and number > ?"
+    found: tuple[int | None] = db.execute(query, [outlet, after]).fetchone()
+    return found[0]
+
+
+def newest_letter(db: sqlite3.Connection, outlet: str) -> int:
+    """The highest number of an outlet's dead letters; 0: there is none."""
+    query = "select max(number) from dead where outlet = ?"
+    (found,) = db.execute(query, [outlet]).fetchone()
+    return found or 0
+
+
+def letters_of_all(
+    db: sqlite3.Connection, *, before: int, limit: int
+) -> list[tuple[str, DeadLetter]]:
+    """The dead letters of all outlets below a number, the newest first; their outlets."""
+    found = db.execute(
+        f"select outlet, {_LETTER} from dead where number < ? "
+        "order by number desc limit ?",
+        [before, limit],
+    )
+    return [(outlet, DeadLetter(*row)) for outlet, *row in found]
+
+
+def outlet_of_letter(db: sqlite3.Connection, number: int) -> str | None:
+    """Which outlet has a dead letter; None: there is no such letter."""
+    found = db.execute("select outlet from dead where number = ?", [number]).fetchone()
+    return None if found is None else str(found[0])
+
+
+def delete_letters(
+    db: sqlite3.Connection, outlet: str, until: int, most: int
+) -> tuple[int, int]:
+    """Delete some of an outlet's dead letters up to a number.
+
+    Returns:
+        How many, and how many the outlet still has.
+    """
+    deleted = db.execute(
+        "delete from dead where number in (select number from dead "
+        "where outlet = ? and number <= ? limit ?)",
+        [outlet, until, most],
+    ).rowcount
+    return deleted, count_letters(db, outlet)

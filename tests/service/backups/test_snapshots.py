@@ -1,0 +1,499 @@
+"""A backup is a copy as of one moment; once opened it has a log of its own."""
+
+import os
+import re
+import sqlite3
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from liveness.cli.backup import backup
+from liveness.console.admin_client import CommandError
+from liveness.core.cursors import CursorRow
+from liveness.core.timer_states import CreateTimer, Fire
+from liveness.errors import StateError
+from liveness.service.backups import integrity
+from liveness.service.backups import snapshots as files
+from liveness.service.backups.snapshots import BackupError
+from liveness.service.outlets.common.outlet_store import StoredCursor, position_in
+from liveness.service.storage import log_store as log_file
+from liveness.service.storage import outlet_schema, timer_damage, timer_store
+from liveness.service.storage.database import only_reading
+from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.timer_store import TimerStore
+from tests.helpers import disk
+from tests.service.storage.journals import add_outlets, fill, pending
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A state with ten records and three timers; two fired, as records 8 and 9."""
+    folder = tmp_path / "state"
+    with closing(LogStore(folder)) as store:
+        fill(store, 10)
+        store.write(Batch(cursors={("gateway", "g"): CursorRow(7, 1, None)}))
+        with closing(TimerStore(folder, log=store.log)) as table:
+            table.write([CreateTimer(pending(n, since=6), "p") for n in (1, 2, 3)])
+            table.write([Fire("g", f"k{n}", 1, n + 7, 5) for n in (1, 2)], seq=9)
+    return folder
+
+
+def back_up(
+    folder: Path, file: Path, *, force: bool = False, damaged: bool = False
+) -> int:
+    return backup(folder, file, force=force, damaged=damaged, out=StringIO())
+
+
+def unpack(file: Path, to: Path) -> None:
+    """Unpack a backup with the manual's command."""
+    to.mkdir(exist_ok=True)
+    subprocess.run(["tar", "-xf", file, "-C", to], check=True)
+
+
+def restored(folder: Path, to: Path) -> Path:
+    """Back up *folder*, and unpack the backup."""
+    file = to.with_suffix(".tar")
+    back_up(folder, file, force=True)
+    unpack(file, to)
+    file.unlink()
+    return to
+
+
+def change(path: Path, sql: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(sql)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[LogStore, TimerStore]]:
+    with (
+        closing(LogStore(folder)) as store,
+        closing(TimerStore(folder, log=store.log, parted=store.parted)) as table,
+    ):
+        yield store, table
+
+
+# --- the content --------------------------------------------------------------------------
+
+
+def test_a_restored_state_has_what_the_original_had(
+    folder: Path, tmp_path: Path
+) -> None:
+    before = disk.log(folder / log_file.DATABASE)
+    timers = disk.rows(folder / timer_store.DATABASE, "select * from timers")
+    assert len(before) == 10
+    assert len(timers) == 3
+    there = restored(folder, tmp_path / "a")
+    assert sorted(path.name for path in there.iterdir()) == [
+        "liveness.db", "liveness.db-wal", "timers.db", "timers.db-wal",
+    ]  # fmt: skip
+    assert {path.stat().st_mode & 0o777 for path in there.iterdir()} == {0o600}
+    with opened(there) as (store, table):
+        assert disk.log(store.path) == before
+        assert store.cursors() == {("gateway", "g"): CursorRow(7, 1, None)}
+        assert disk.rows(table.path, "select * from timers") == timers
+        assert (table.seq, table.newest) == (9, 9)
+
+
+def test_a_restored_state_has_its_own_log_and_knows_earlier_ones(
+    folder: Path, tmp_path: Path
+) -> None:
+    with opened(folder) as (store, _):
+        original = store.log
+    first, second = (restored(folder, tmp_path / name) for name in "ab")
+    with opened(first) as (store, _), opened(second) as (other, _):
+        assert len({original, store.log, other.log}) == 3
+        assert store.parted == other.parted == {original: 10}
+        log = store.log
+    with opened(first) as (store, _):  # only its first start begins a log
+        assert (store.log, store.parted) == (log, {original: 10})
+        fill(store, 1)
+    with opened(restored(first, tmp_path / "c")) as (grandchild, _):
+        assert grandchild.parted == {original: 10, store.log: 11}
+
+
+def test_a_restored_outlet_goes_on_from_its_cursor_and_has_its_dead_letters(
+    folder: Path, tmp_path: Path
+) -> None:
+    with opened(folder) as (store, _):
+        add_outlets(folder, store.log, 7)
+    path = folder / outlet_schema.DATABASE
+    queries = [f"select * from {table}" for table in ("cursors", "batches", "dead")]
+    before = [disk.rows(path, query) for query in queries]
+    assert list(map(len, before)) == [1, 1, 1]
+    there = restored(folder, tmp_path / "a")
+    assert (there / path.name).stat().st_mode & 0o777 == 0o600
+    assert [disk.rows(there / path.name, query) for query in queries] == before
+    with opened(there) as (store, _):
+        _, log, seq, _ = before[0][0]
+        goes_on_after = position_in(
+            StoredCursor(log, seq),
+            log=store.log,
+            parted=store.parted,
+            newest=10,
+            oldest=0,
+        )
+    assert goes_on_after == 7
+
+
+def test_no_backup_has_a_cursor_beyond_its_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each statement a record is written, and an outlet delivers it."""
+    with ExitStack() as stack:
+        store, _ = stack.enter_context(opened(folder))
+        add_outlets(folder, store.log, 10)
+        outlets = stack.enter_context(
+            closing(sqlite3.connect(folder / outlet_schema.DATABASE))
+        )
+
+        def disturb(_statement: str) -> None:
+            fill(store, 1)
+            with outlets:
+                newest = store.bounds()[1] - 1
+                outlets.execute("update cursors set seq = ?", [newest])
+
+        @contextmanager
+        def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
+            with only_reading(path) as db:
+                db.set_trace_callback(disturb)
+                yield db
+
+        monkeypatch.setattr(files, "only_reading", disturbed)
+        with files.opened(folder) as state:
+            log, _timers, cursors = state._databases.values()
+            (newest,) = log.execute("select max(last) from log").fetchone()
+            (cursor,) = cursors.execute("select seq from cursors").fetchone()
+    assert 10 <= cursor <= newest
+
+
+def test_only_the_newest_earlier_logs_are_known(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "MOST_PARTED", 2)
+    logs = []
+    for name in "abc":
+        folder = restored(folder, tmp_path / name)
+        with opened(folder) as (store, _):
+            logs.append(store.log)
+    assert [*store.parted] == logs[:2]
+
+
+def test_a_table_restored_late_expects_no_record_of_the_other_log(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The first start from a copied log may crash before it opens the table."""
+    there = restored(folder, tmp_path / "a")
+    with opened(folder) as (store, table):
+        fill(store, 2)
+        table.write([CreateTimer(pending(4, since=11), "p")])
+        table.write([Fire("g", "k4", 1, 12, 5)], seq=12)
+    LogStore(there).close()
+    for path in there.glob("timers.db*"):
+        path.unlink()
+    (folder / timer_store.DATABASE).rename(there / timer_store.DATABASE)
+    with opened(there) as (_, table):
+        assert (table.seq, table.newest) == (10, 10)
+        query = "select key, seq, since from timers order by id"
+        assert disk.rows(table.path, query) == [
+            ("k1", 8, 6), ("k2", 9, 6), ("k3", None, 6), ("k4", 0, 11),
+        ]  # fmt: skip
+
+
+def test_no_commit_of_an_older_state_comes_back(folder: Path, tmp_path: Path) -> None:
+    """SQLite would read a WAL left in the folder as that of the restored file."""
+    older = tmp_path / "older"
+    wal = older / "liveness.db-wal"
+    with closing(LogStore(older)) as store:
+        fill(store, 29)
+        left = wal.read_bytes()
+    wal.write_bytes(left)
+    with opened(restored(folder, older)) as (store, _):
+        assert store.bounds() == (1, 11)
+
+
+def test_the_log_and_the_timers_are_as_of_one_moment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit to both databases before each statement, the timers' table first."""
+    numbers = list(range(10, 0, -1))  # enough to disturb the second attempt too
+
+    def disturb(_statement: str) -> None:
+        if not numbers:
+            return
+        note = f"insert or replace into meta values ('test', {numbers.pop()})"
+        for db in databases:
+            with suppress(sqlite3.OperationalError):  # it was locked
+                db.execute(note)
+
+    @contextmanager
+    def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
+        with only_reading(path) as db:
+            db.set_trace_callback(disturb)
+            yield db
+
+    with ExitStack() as stack:
+        databases = [
+            stack.enter_context(
+                closing(sqlite3.connect(folder / name, isolation_level=None))
+            )
+            for name in (timer_store.DATABASE, log_file.DATABASE)
+        ]
+        for db in databases:
+            db.execute("pragma synchronous = off")
+        monkeypatch.setattr(files, "only_reading", disturbed)
+        query = "select value from meta where key = 'test'"
+        with files.opened(folder) as state:
+            found = [db.execute(query).fetchone() for db in state._databases.values()]
+    assert found == [(10,), (10,)]
+
+
+def test_a_backup_lacks_records_written_meanwhile(folder: Path, tmp_path: Path) -> None:
+    """Nor does it make the copy begin again."""
+    copied = list[int]()
+    with files.opened(folder) as state, opened(folder) as (store, _):
+        (path, _) = state.paths
+
+        def wrote(count: int) -> None:
+            copied.append(count)
+            fill(store, 1)
+
+        fill(store, 1)
+        state.copy(path, tmp_path / "copy", made_ms=1, wrote=wrote)
+        assert store.bounds() == (1, 12 + len(copied))
+    assert sum(copied) == (tmp_path / "copy").stat().st_size
+    assert [record.seq for record in disk.log(tmp_path / "copy")] == [*range(1, 11)]
+
+
+# --- refusals -----------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_only_if_asked_for(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "b.tar"
+    file.write_text("precious")
+    with pytest.raises(CommandError, match="already exists"):
+        back_up(folder, file)
+    assert file.read_text() == "precious"
+    back_up(folder, file, force=True)
+    assert tarfile.is_tarfile(file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
+
+
+def test_a_file_that_appears_meanwhile_is_left(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "b.tar"
+    fsync = os.fsync
+
+    def appears(opened: int) -> None:
+        file.write_text("precious")
+        fsync(opened)
+
+    monkeypatch.setattr(os, "fsync", appears)
+    with pytest.raises(CommandError, match="already exists"):
+        back_up(folder, file)
+    assert file.read_text() == "precious"
+    assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
+
+
+def state_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "liveness.db",
+        "liveness.db-wal",
+        "timers.db",
+        "timers.db-shm",
+        "outlets.db",
+        "outlets.db-wal",
+        "lock",
+        "stopped",
+    ],
+)
+@pytest.mark.parametrize("whose", ["state", "other", "link", "to/../state"])
+def test_no_file_of_a_state_is_replaced_or_added(
+    folder: Path, tmp_path: Path, whose: str, name: str
+) -> None:
+    LogStore(tmp_path / "other").close()
+    (tmp_path / "to").mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    there = tmp_path / whose
+    with opened(folder):
+        before = state_files(there)
+        for force in (True, False):
+            with pytest.raises(CommandError, match="is a file of a sidecar's state"):
+                back_up(folder, there / name, force=force)
+        assert state_files(there) == before
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_no_file_of_a_state_is_replaced_through_a_link(
+    folder: Path, tmp_path: Path, link: Callable[[Path, Path], None]
+) -> None:
+    file = tmp_path / "b.tar"
+    link(file, folder / "liveness.db")
+    before = state_files(folder)
+    with pytest.raises(CommandError, match="is a file of a sidecar's state"):
+        back_up(folder, file, force=True)
+    assert file.samefile(folder / "liveness.db")
+    assert state_files(folder) == before
+
+
+def test_a_backup_may_have_any_name_outside_a_state(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "backups").mkdir()
+    back_up(folder, tmp_path / "backups/liveness.db")
+
+
+def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> None:
+    """The damage is within a page that is copied without being parsed."""
+    disk.overwrite_root(folder / log_file.DATABASE, "cursors", 64)
+    why = r"is damaged .* no backup was made: keep the previous one"
+    with pytest.raises(StateError, match=why):
+        back_up(folder, tmp_path / "b.tar")
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sql"),
+    [
+        (log_file.DATABASE, "update cursors set name = cast(x'ff' as text)"),
+        (log_file.DATABASE, "update cursors set seq = 900"),
+        (log_file.DATABASE, "insert into online values (900, 'u', 1, 1, 'g', null)"),
+        (timer_store.DATABASE, "update states set timers = 9"),
+        (outlet_schema.DATABASE, "update dead set seq = 'x'"),
+    ],
+    ids=["text", "cursor", "session", "states", "outlets"],
+)
+@pytest.mark.parametrize("damaged", [False, True])
+def test_no_backup_is_made_of_a_state_that_is_reported_as_damaged(
+    folder: Path, tmp_path: Path, name: str, sql: str, damaged: bool
+) -> None:
+    add_outlets(folder, "a", 7)
+    change(folder / name, sql)
+    (found,) = [it for it in integrity.check(folder) if not it.is_whole]
+    file = tmp_path / "b.tar"
+    if not damaged:
+        file.write_text("the one before")
+    told = re.escape(f"{folder / name} is damaged ({found.part}: {found.told});")
+    with pytest.raises(StateError, match=told):
+        back_up(folder, file, force=not damaged, damaged=damaged)
+    assert not file.exists() if damaged else file.read_text() == "the one before"
+
+
+@pytest.mark.parametrize(
+    ("lose", "why"),
+    [
+        (
+            lambda path: path.rename(f"{path}-wal"),
+            r"missing, and timers\.db-wal is not",
+        ),
+        (lambda path: path.write_bytes(b""), "empty, and the log is not"),
+    ],
+    ids=["missing", "emptied"],
+)
+def test_no_backup_is_made_without_timers_that_there_were(
+    folder: Path, tmp_path: Path, lose: Callable[[Path], object], why: str
+) -> None:
+    lose(folder / timer_store.DATABASE)
+    with pytest.raises(StateError, match=f"it is {why}"):
+        back_up(folder, tmp_path / "b.tar", force=True)
+
+
+def backed_up_as_damaged(
+    folder: Path, tmp_path: Path, why: str, capsys: pytest.CaptureFixture[str]
+) -> Path:
+    """Back up a damaged state, which must be asked for, and unpack it; its folder."""
+    file, there = tmp_path / "b.tar", tmp_path / "to"
+    with pytest.raises(StateError, match=rf"damaged \({why}\); no backup was made"):
+        back_up(folder, file, force=True)
+    assert not file.exists()
+    assert back_up(folder, file, damaged=True) == 3
+    said = rf"{file} is not whole \({why}\): the state is damaged"
+    assert re.search(said, capsys.readouterr().err)
+    unpack(file, there)
+    return there
+
+
+def test_a_damaged_log_is_backed_up_if_asked_for_and_replaces_none(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(LogStore(folder)) as store:
+        fill(store, 1)
+        store._db.execute("update log set records = zeroblob(9) where last = 10")
+    with opened(backed_up_as_damaged(folder, tmp_path, "records 1 to 10", capsys)) as (
+        store,
+        _,
+    ):
+        assert store.bounds() == (1, 12)
+        assert len(store.cursors()) == 1
+    file = tmp_path / "b.tar"
+    file.write_text("the one before")
+    with pytest.raises(CommandError, match="already exists"):
+        back_up(folder, file, force=True, damaged=True)
+    assert file.read_text() == "the one before"
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (partial(disk.tear_a_leaf, table="log", which=3), r"records [\d,]+ to [\d,]+"),
+        (partial(disk.tear_a_leaf, table="log", which=0), "structure of the log"),
+        (disk.misname_a_free_page, "structure of the log"),
+    ],
+    ids=["leaf", "first-leaf", "free-page"],
+)
+def test_a_log_with_a_damaged_structure_is_backed_up_if_asked_for(
+    folder: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = folder / log_file.DATABASE
+    with closing(LogStore(folder)) as store:
+        store._db.execute("pragma synchronous = off")
+        fill(store, 1_989)
+        fill(store, *[1] * 400)
+        store._db.execute("delete from log where last <= 1010")
+    damage(path)
+    found = [it for it in integrity.check(folder) if it.file == path.name]
+    parts = {it.part: it.is_whole for it in found}
+    whole = dict.fromkeys(("structure", "users online", "names"), True)
+    assert parts == whole | {"log": False}
+    with opened(backed_up_as_damaged(folder, tmp_path, why, capsys)) as (store, _):
+        store.check()
+        assert store.bounds()[1] == 2_400
+
+
+@pytest.mark.parametrize("sql", ["key = cast(x'ff' as text)", "state = 'qending'"])
+def test_damaged_timers_are_backed_up_if_asked_for(
+    folder: Path, tmp_path: Path, sql: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(folder / timer_store.DATABASE, f"update timers set {sql} where id > 1")
+    there = backed_up_as_damaged(folder, tmp_path, "timers: 2", capsys)
+    with opened(there) as (_, table), only_reading(table.path) as db:
+        assert timer_damage.count_damaged(db) == 2
+
+
+def test_a_copy_that_is_too_slow_is_given_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it reads, the WALs only grow."""
+    monkeypatch.setattr(files, "MOST_WAL_BYTES", 4_096)
+    with files.opened(folder) as state, opened(folder) as (store, _):
+        (path, _) = state.paths
+        fill(store, 489)
+        with pytest.raises(BackupError, match="too slow"):
+            state.copy(path, tmp_path / "copy", made_ms=1, wrote=lambda _count: None)

@@ -1,0 +1,82 @@
+"""A log, the database of outlets, and the reading side of an outlet."""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from liveness.config.outlet_settings import OutletSettings
+from liveness.core.records import Gap, Logged, Record
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.outlets.common.outlet_log import LogAccess, OutletLog
+from liveness.service.outlets.common.outlet_store import OutletStore
+from liveness.service.outlets.supervisor import CLOSE_S
+from liveness.service.storage.log_tail import TailEntry
+from tests.service.storage.journals import Log, VirtualClock, log_of, publish
+
+NAME = "webhooks.test"
+# By how much a wall clock is set, in seconds.
+TEN_DAYS = 864_000.0
+PLAIN = OutletSettings()
+
+
+@dataclass
+class OutletRig:
+    """A log with records, and what its outlets share."""
+
+    log: Log
+    store: OutletStore
+    access: LogAccess
+    clock: VirtualClock
+
+    def publish(self, *records: Logged) -> None:
+        """Commit records to the log, which are decided now."""
+        self.log.log_writer.note_offset(records[0].seq)
+        publish(self.log, *records)
+
+    @asynccontextmanager
+    async def outlet_log(
+        self, settings: OutletSettings = PLAIN, name: str = NAME
+    ) -> AsyncIterator[OutletLog]:
+        """The log as one outlet reads it, as after a start of the sidecar."""
+        await self.store.open(keep=[name], unused_s=3_600)
+        found = OutletLog(name, settings, self.access)
+        await found.open()
+        try:
+            yield found
+        finally:
+            found.close()
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await self.store.close()
+
+
+@contextmanager
+def outlet_rig(
+    folder: Path, runtime: Path | None = None, clock: VirtualClock | None = None
+) -> Iterator[OutletRig]:
+    clock = clock or VirtualClock()
+    with log_of([], folder, keep=1_000, runtime=runtime, clock=clock) as log:
+        store = OutletStore(folder, clock)
+        access = LogAccess(
+            log.log_writer, log.feed, store, clock, Turnstile(), 100, lambda *_: False
+        )
+        yield OutletRig(log, store, access, clock)
+
+
+def seqs(entries: Sequence[TailEntry]) -> list[int]:
+    return [entry.record.seq for entry in entries]
+
+
+def on(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
+    at = round(at_s * 1000)
+    return Record(seq, "online", uid, gateway, seq, None, "login", at)
+
+
+def off(seq: int, uid: str = "ada", gateway: str = "g", at_s: float = 0) -> Record:
+    return on(seq, uid, gateway, at_s)._replace(kind="offline")
+
+
+def is_gap(entry: TailEntry) -> bool:
+    return isinstance(entry.record, Gap)

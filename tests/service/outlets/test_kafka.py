@@ -1,0 +1,459 @@
+"""The outlet of Kafka, with brokers that fail: every record arrives, in order of its user."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema
+import pytest
+import trio
+import trio.testing
+
+from liveness.config.outlet_settings import KafkaSettings
+from liveness.core.records import TIMER, TimerRecord
+from liveness.service.common.logs import LogThrottle
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.outlets.common.outlet_log import LogBatch
+from liveness.service.outlets.kafka import kafka_outlet, kafka_producer
+from liveness.service.outlets.kafka.kafka_client import (
+    KafkaClients,
+    KafkaError,
+    Producer,
+)
+from liveness.service.outlets.kafka.kafka_producer import KafkaProducer
+from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_tail import TailEntry
+from tests.helpers import disk, kafka_cluster
+from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
+from tests.helpers.record_batches import batch_of
+from tests.helpers.tree import ROOT
+from tests.service.outlets.kafka_rig import AT, check, record, run_outlet
+
+# Settings of the outlet's pace, in seconds.
+SOON: Final = {"RETRY_S": 0.05, "ASK_S": 0.3, "ASK_EVERY_S": 0.05, "IDLE_POLL_S": 0.02}
+# Of librdkafka's.
+SOON_BACK: Final = {"reconnect.backoff.max.ms": 200}
+SCHEMA: Final = json.loads((ROOT / "proto/record.schema.json").read_text())
+
+
+@pytest.fixture
+def cluster() -> Iterator[KafkaCluster]:
+    with KafkaCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def reader(cluster: KafkaCluster) -> Iterator[TopicReader]:
+    with TopicReader(cluster) as reader:
+        yield reader
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses between tries."""
+    for name, soon_s in SOON.items():
+        monkeypatch.setattr(kafka_outlet, name, soon_s)
+
+
+Running = Callable[..., Any]
+
+
+@pytest.fixture
+def running(tmp_path: Path, cluster: KafkaCluster) -> Running:
+    return partial(run_outlet, tmp_path, cluster)
+
+
+async def test_a_record_is_a_message(running: Running, reader: TopicReader) -> None:
+    timer = TimerRecord(101, TIMER, "g", "k", None, None, AT, 1, AT)
+    async with running(kinds="online,offline,timer") as service:
+        service.log(100)
+        service.add(timer)
+        await service.until_delivered()
+        assert service.now.state == "following"
+        assert service.now.sent == 101
+        log = service._store.log.encode()
+    check(reader, 101)
+    assert len(reader.messages) == 101
+    schema = jsonschema.Draft202012Validator(SCHEMA)
+    for message in reader.messages:
+        shown = json.loads(message.value)
+        schema.validate(shown)
+        seq, kind = shown["seq"], shown["kind"]
+        logged = timer if seq == 101 else record(seq)
+        assert shown == logged.as_map()
+        headers = {"seq": f"{seq}".encode(), "log": log, "kind": kind.encode()}
+        assert message.headers == headers
+        assert message.key == f"{shown.get('uid', 'timer:g/k')}".encode()
+
+
+async def test_a_gap_is_a_message_without_a_key(
+    running: Running, reader: TopicReader, tmp_path: Path
+) -> None:
+    async with running() as service:
+        service.log(10)
+        await service.until_delivered()
+    with closing(LogStore(tmp_path / "state")) as store:
+        for first in (11, 1_011):
+            page = [record(seq) for seq in range(first, first + 1_000)]
+            store.write(Batch(batch_of(page)))
+        store.delete_oldest(oldest_ms=0, most_bytes=0, until=1_010)
+    async with running() as service:
+        await service.until_delivered()
+    check(reader, 2_010, oldest=1_010)  # the gap has the seq of the last that it covers
+    (gap,) = [message for message in reader.messages if message.key is None]
+    assert json.loads(gap.value) | {"at": 0} == {
+        "seq": 1_010, "kind": "gap", "first": 11, "until": 1_011, "at": 0
+    }  # fmt: skip
+    assert gap.headers["kind"] == b"gap"
+
+
+async def test_the_next_process_goes_on_where_the_last_one_was(
+    running: Running,
+    reader: TopicReader,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Acknowledgements are not taken before the stop, which waits for them.
+    monkeypatch.setattr(kafka_outlet, "POLL_S", 2 * kafka_cluster.SOON_S)
+    monkeypatch.setattr(kafka_outlet, "FLUSH_S", kafka_cluster.SOON_S)
+    before = threading.active_count()  # idle ones, which other tests have used
+    for newest in (300, 600):
+        async with running() as service:
+            service.log(300)
+            await trio.to_thread.run_sync(check, reader, newest)
+            assert service.outlet._log.cursor == newest - 300
+        stored = disk.rows(tmp_path / "state/outlets.db", "select seq from cursors")
+        assert stored == [(newest,)]
+    assert len(reader.messages) == 600  # a stop repeats nothing
+    assert threading.active_count() < before + 20
+
+
+async def test_brokers_that_go_away_and_come_back_lose_nothing(
+    running: Running,
+    cluster: KafkaCluster,
+    reader: TopicReader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_outlet, "LATE_S", 0.1)
+    monkeypatch.setattr(kafka_producer, "SLOW_POLL_S", 0.01)
+    async with running(client=SOON_BACK) as service:
+        service.log(200)
+        await service.until_delivered()
+        cluster.go_away()
+        service.log(3_000)
+        # First it may show only that nothing is acknowledged.
+        reason = "the brokers cannot be reached"
+        await service.until(lambda: reason in service.now.detail)
+        assert service.now.state == "retrying"
+        assert service.now.lag_records == 3_000
+        cluster.come_back()
+        await service.until_delivered()
+        assert (service.now.state, service.now.detail) == ("following", "")
+    check(reader, 3_200)
+
+
+async def test_an_answer_older_than_an_acknowledgement_does_not_hide_it(
+    running: Running,
+    cluster: KafkaCluster,
+    reader: TopicReader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered, taken = trio.Event(), trio.Event()
+
+    async def find_topic(
+        producer: KafkaProducer, within_s: float, limiter: trio.CapacityLimiter
+    ) -> object:
+        answer = await ask(producer, within_s, limiter)
+        if answer is not None:  # the brokers are away
+            answered.set()
+            await taken.wait()
+            monkeypatch.setattr(kafka_outlet, "ASK_EVERY_S", 2 * kafka_cluster.SOON_S)
+        return answer
+
+    ask = KafkaProducer.find_topic
+    monkeypatch.setattr(KafkaProducer, "find_topic", find_topic)
+    async with running(client=SOON_BACK) as service:
+        service.log(10)
+        await service.until_delivered()
+        cluster.go_away()
+        with trio.fail_after(kafka_cluster.SOON_S):
+            await answered.wait()
+        cluster.come_back()
+        service.log(10)
+        await service.until_delivered()
+        taken.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert service.now.state == "following"
+    check(reader, 20)
+
+
+@pytest.mark.parametrize("all_down", ["said", "not said"])
+async def test_an_outlet_with_nothing_to_send_shows_that_brokers_are_away(
+    running: Running,
+    cluster: KafkaCluster,
+    reader: TopicReader,
+    monkeypatch: pytest.MonkeyPatch,
+    all_down: str,
+) -> None:
+    def note(producer: KafkaProducer, error: KafkaError) -> None:
+        """Pass over what librdkafka does not say about brokers that it has no need of."""
+        if all_down == "said" or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            note_error(producer, error)
+
+    note_error = KafkaProducer._note_error
+    monkeypatch.setattr(KafkaProducer, "_note_error", note)
+    async with running(client=SOON_BACK) as service:
+        await service.until(lambda: service.outlet._log.cursor == 0)
+        for _ in range(2):
+            cluster.go_away()
+            await service.until(lambda: service.now.state == "retrying")
+            assert "the brokers cannot be reached" in service.now.detail
+            cluster.come_back()
+            await service.until(lambda: service.now.state == "following")
+            assert service.now.detail == ""
+        service.log(10)
+        await service.until_delivered()
+        assert service.now.retries == 0
+    check(reader, 10)
+
+
+async def test_nothing_is_taken_for_brokers_that_are_away_from_the_beginning(
+    running: Running, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    cluster.go_away()
+    async with running(client=SOON_BACK) as service:
+        service.log(3_000)
+        await service.until(lambda: service.now.state == "retrying")
+        assert not service.outlet._log._taken
+        assert service.now.lag_records == 3_000
+        cluster.come_back()
+        await service.until_delivered()
+        assert service.now.state == "following"
+    check(reader, 3_000)
+
+
+async def test_a_stop_does_not_wait_for_an_answer_of_the_brokers(
+    running: Running, cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_outlet, "ASK_S", 2 * kafka_cluster.SOON_S)
+    cluster.go_away()
+    with trio.fail_after(kafka_cluster.SOON_S):
+        async with running(client=SOON_BACK) as service:
+            await service.until(lambda: service.outlet._asks.borrowed_tokens)
+    assert service.outlet._asks.borrowed_tokens  # it still asks, in its thread
+    cluster.come_back()
+
+
+async def test_brokers_that_refuse_the_password_are_named_and_it_is_not_shown(
+    running: Running,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("sesame")
+    secret.chmod(0o600)
+    client = {  # the mock cluster knows no SASL
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "ada",
+        "sasl.password_file": str(secret),
+        "debug": "all",
+    }
+    async with running(client=client) as service:
+        await service.until(lambda: service.now.state == "stopped")
+        assert "refuse user or password" in service.now.detail
+        assert "sesame" not in service.now.detail
+    logged = capsys.readouterr().out
+    assert "librdkafka" in logged
+    assert "sesame" not in logged
+
+
+async def test_one_broker_less_and_errors_that_pass_are_left_to_the_client(
+    running: Running, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    async with running(client={"topic.metadata.refresh.interval.ms": 200}) as service:
+        service.log(200)
+        await service.until_delivered()
+        cluster.go_away(1)
+        for partition in range(kafka_cluster.PARTITIONS):
+            cluster.lead(partition, 2 + partition % 2)
+        cluster.fail(kafka_cluster.PRODUCE, *[kafka_cluster.NOT_LEADER] * 3)
+        cluster.fail(kafka_cluster.PRODUCE, kafka_cluster.TIMED_OUT)
+        service.log(2_000)
+        await service.until_delivered()
+        assert service.now.retries == 0
+    check(reader, 2_200)
+
+
+@pytest.mark.parametrize(
+    ("request_kind", "error", "state", "why"),
+    [
+        (kafka_cluster.PRODUCE, kafka_cluster.TOO_LARGE, "stopped", "max.message"),
+        (
+            kafka_cluster.INIT_PRODUCER_ID,
+            kafka_cluster.CLUSTER_REFUSED,
+            "stopped",
+            "IDEMPOTENT_WRITE",
+        ),
+    ],
+    ids=["large", "cluster"],
+)
+async def test_a_client_that_failed_is_followed_by_another_one(
+    running: Running,
+    cluster: KafkaCluster,
+    reader: TopicReader,
+    monkeypatch: pytest.MonkeyPatch,
+    request_kind: int,
+    error: int,
+    state: str,
+    why: str,
+) -> None:
+    monkeypatch.setattr(kafka_outlet, "RETRY_S", 0.2)
+    cluster.fail(request_kind, error)
+    async with running() as service:
+        service.log(5_000)
+        await service.until(lambda: service.now.state == state)
+        assert why in service.now.detail
+        await service.until_delivered()
+        assert service.now.state == "following"
+        assert service.now.retries == 1
+    check(reader, 5_000)
+
+
+async def test_a_topic_that_is_missing_is_waited_for(
+    running: Running, cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    cluster.refuse_topic(kafka_cluster.UNKNOWN_TOPIC)
+    async with running() as service:
+        await service.until(lambda: service.now.state == "stopped")
+        assert f"no topic {TOPIC}; create it" in service.now.detail
+        service.log(500)
+        cluster.refuse_topic(0)
+        await service.until_delivered()
+        assert service.now.state == "following"
+    check(reader, 500)
+
+
+async def test_what_is_in_flight_is_bounded(
+    running: Running,
+    cluster: KafkaCluster,
+    reader: TopicReader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_outlet, "SLOW_AFTER_S", 0.1)
+    client = {"queue.buffering.max.messages": 700, **SOON_BACK}
+    async with running(client=client, max_in_flight=1_000) as service:
+        service.log(10)
+        await service.until_delivered()
+        cluster.go_away()
+        service.log(9_990)
+        await service.until(lambda: len(service.outlet._log._taken) == 2)
+        await trio.testing.wait_all_tasks_blocked(0.03)
+        assert sum(len(it.entries) for it in service.outlet._log._taken) == 1_000
+        cluster.come_back()
+        await service.until_delivered()
+    check(reader, 10_000)
+
+
+class CountingProducer(Producer):
+    """Counts the records that it is given."""
+
+    given = 0
+
+    def produce(self, *args: Any, **options: Any) -> None:
+        super().produce(*args, **options)
+        self.given += 1
+
+
+class Given(trio.abc.Instrument):
+    """How many records a client is given in each pass of the event loop."""
+
+    def __init__(self, client: CountingProducer) -> None:
+        self.passes = list[int]()
+        self._client, self._before = client, 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        if more := self._client.given - self._before:
+            self.passes.append(more)
+        self._before = self._client.given
+
+
+async def test_a_pass_of_the_event_loop_hands_over_few_records() -> None:
+    client = CountingProducer({"log_level": 0})  # it needs no brokers
+    producer = KafkaProducer(
+        lambda _: client,
+        TOPIC,
+        log="log",
+        users=False,
+        turnstile=Turnstile(),
+        delivered=lambda _: None,
+    )
+    given = Given(client)
+    trio.lowlevel.add_instrument(given)
+    entries = [TailEntry(record(seq)) for seq in range(1, 1_202)]
+    await producer.send(LogBatch(entries, 1_201, 0))
+    await trio.lowlevel.checkpoint()
+    piece = kafka_producer.PIECE
+    assert given.passes == [piece, piece, 1_201 - 2 * piece]
+    await producer.close(kafka_cluster.SOON_S)
+
+
+async def test_a_pass_of_the_event_loop_takes_few_acknowledgements(
+    cluster: KafkaCluster, reader: TopicReader
+) -> None:
+    clients = KafkaClients(
+        "out",
+        KafkaSettings(brokers=cluster.brokers, topic=TOPIC),
+        LogThrottle(60, clock=trio.current_time),
+    )
+    delivered = list[LogBatch]()
+    producer = KafkaProducer(
+        clients.make,
+        TOPIC,
+        log="log",
+        users=False,
+        turnstile=Turnstile(),
+        delivered=delivered.append,
+    )
+    parts = [range(1, 2_001), range(2_001, 2_101)]
+    batches = [
+        LogBatch([TailEntry(record(n)) for n in part], part[-1], 0) for part in parts
+    ]
+    for batch in batches:
+        await producer.send(batch)
+    await trio.to_thread.run_sync(reader.until_seqs, {*range(1, 2_101)})
+    passes = list[int]()
+    with trio.fail_after(kafka_cluster.SOON_S):
+        while producer.in_flight:
+            before = producer.served
+            producer.serve()
+            passes.append(producer.served - before)
+            await trio.lowlevel.checkpoint()
+    assert max(passes) == kafka_producer.PIECE
+    assert delivered == batches
+    await producer.close(kafka_cluster.SOON_S)
+
+
+@pytest.mark.parametrize("key", ["linger.mss", "sasl.password_file"])
+async def test_a_client_that_cannot_be_made_is_shown_and_tried_again(
+    running: Running, reader: TopicReader, tmp_path: Path, key: str
+) -> None:
+    secret = tmp_path / "secret"
+    client = {key: str(secret)}
+    async with running(client=client) as service:
+        service.log(100)
+        await service.until(lambda: service.now.state == "stopped")
+        assert f"kafka.out.client.{key}: " in service.now.detail
+        if key == "linger.mss":
+            return
+        made = tmp_path / "made"
+        made.write_text("sesame")
+        made.chmod(0o600)
+        made.rename(secret)
+        await service.until_delivered()
+        assert service.now.state == "following"
+    check(reader, 100)

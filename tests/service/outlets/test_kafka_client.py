@@ -1,0 +1,198 @@
+"""What librdkafka is given, and what is said about it."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from liveness.config.outlet_settings import KafkaSettings
+from liveness.core.records import MOVED, ONLINE, Gap, Record, TimerRecord
+from liveness.errors import StartError
+from liveness.service.common.logs import LogThrottle
+from liveness.service.outlets.common.outlet import OutletState
+from liveness.service.outlets.kafka.kafka_client import (
+    KafkaClients,
+    KafkaError,
+    check_client,
+)
+from liveness.service.outlets.kafka.kafka_errors import advice_about
+from liveness.service.outlets.kafka.kafka_producer import key_of
+
+VALUE = "sesame"
+SSL = {"security.protocol": "ssl"}
+SASL = {"security.protocol": "sasl_plaintext"}
+
+
+def settings_with(client: dict[str, Any]) -> KafkaSettings:
+    return KafkaSettings(brokers="127.0.0.1:1", topic="t", client=client)
+
+
+def clients(client: dict[str, Any], log_every_s: float = 60.0) -> KafkaClients:
+    throttle = LogThrottle(log_every_s, clock=lambda: 0.0)
+    return KafkaClients("out", settings_with(client), throttle)
+
+
+@pytest.mark.parametrize(
+    ("client", "place", "why"),
+    [
+        ({"lingr.ms": VALUE}, ".lingr.ms", "no such setting"),
+        ({"linger.ms": VALUE}, ".linger.ms", "does not take this value: Invalid value"),
+        ({"linger.ms": 10**9}, ".linger.ms", "is outside allowed range 0..900000;"),
+        ({"client.id": "x", "debug": "al"}, ".debug", ': Invalid value "al" for '),
+        ({"socket.nagle.disable": "no"}, ".socket.nagle.disable", ": true or false;"),
+        ({"default.topic.config": VALUE}, ".default.topic.config", "this value;"),
+        ({"max.in.flight": 7}, ".max.in.flight", "must be set <= 5"),
+        (SASL | {"sasl.mechanism": "PLAIN"}, "", "sasl.password must be set"),
+        (SSL | {"ssl.ca.location": "/nowhere"}, ".ssl.ca.location", "failed"),
+    ],
+)
+def test_a_setting_that_librdkafka_refuses_is_named(
+    client: dict[str, Any], place: str, why: str
+) -> None:
+    with pytest.raises(StartError) as refused:
+        check_client("out", settings_with(client))
+    text = str(refused.value)
+    assert text.startswith(f"kafka.out.client{place}: ")
+    assert why in text
+    assert text.endswith(("correct it", "remove it"))
+    assert VALUE not in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("message.timeout.ms", 5, "cannot keep its promises"),
+        ("partitioner", "random", "in order"),
+        ("test.mock.num.brokers", 3, "tests of librdkafka"),
+        ("sasl.oauthbearer.assertion.private.key.passphrase", "x", "passphrase_file"),
+    ],
+)
+def test_a_setting_that_breaks_a_promise_is_refused(
+    key: str, value: object, why: str
+) -> None:
+    settings = KafkaSettings(brokers="h:1", topic="t", client={key: value})  # type: ignore[dict-item]
+    ((place, text),) = settings.faults(0.0, "")
+    assert place == f"client.{key}"
+    assert why in text
+
+
+def secret(folder: Path, content: bytes, mode: int = 0o600) -> Path:
+    path = folder / "secret"
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "why"),
+    [(b"\n", 0o600, "has no value"), (b"\xff", 0o600, "UTF-8"), (b"x", 0o644, "chmod")],
+    ids=["empty", "bytes", "open"],
+)
+def test_a_file_without_a_usable_value_is_named(
+    tmp_path: Path, content: bytes, mode: int, why: str
+) -> None:
+    path = secret(tmp_path, content, mode)
+    with pytest.raises(StartError, match=why) as refused:
+        check_client("out", settings_with({"sasl.password_file": str(path)}))
+    assert str(refused.value).startswith(f"kafka.out.client.sasl.password_file: {path}")
+
+
+def test_a_secret_from_a_file_is_used_and_is_not_in_an_error(tmp_path: Path) -> None:
+    login = SASL | {"sasl.mechanism": "PLAIN", "sasl.username": "ada"}
+    path = secret(tmp_path, f"{VALUE}\n".encode())
+    made = clients(login | {"sasl.password_file": str(path)})
+    made.check()
+    assert made.without_secrets(f"login as {VALUE} failed\n") == "login as … failed"
+    with pytest.raises(StartError, match=r"ssl\.key\.pem: ") as refused:
+        clients(SSL | {"ssl.key.pem_file": str(path)}).check()
+    assert VALUE not in str(refused.value)
+    with pytest.raises(StartError, match=r"debug: .* this value; correct") as refused:
+        clients({"debug_file": str(path)}).check()
+    assert VALUE not in str(refused.value)
+
+
+def test_settings_of_the_section_win_by_either_of_their_names() -> None:
+    with capture_logs() as lines:
+        made = clients(
+            {
+                "debug": "conf",
+                "queue.buffering.max.ms": 7,  # linger.ms
+                "compression.type": "zstd",
+                "socket.nagle.disable": False,
+            },
+            log_every_s=0.0,
+        )
+        made.make(lambda _: None).poll(0.1)
+    shown = {line["text"] for line in lines}
+    assert shown >= {
+        f"[thrd:app]:   {setting}"
+        for setting in (
+            "queue.buffering.max.ms = 7",
+            "compression.codec = zstd",
+            "socket.nagle.disable = false",
+            "enable.idempotence = true",
+            "queue.buffering.max.messages = 20000",
+            "message.timeout.ms = 0",
+        )
+    }, shown
+
+
+def test_log_lines_of_librdkafka_are_logged_except_expected_ones() -> None:
+    made = clients({"group.id": "of a consumer"})
+    with capture_logs() as lines:
+        producer = made.make(lambda _: None)
+        producer.poll(0.1)
+    (line,) = [line for line in lines if line["kind"] == "CONFWARN"]
+    assert line["outlet"] == "kafka.out"
+    assert line["log_level"] == "warning"
+    assert "group.id" in line["text"]
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules]:
+        if name.startswith("liveness.service.outlets.kafka."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(
+        StartError, match=r"pip install 'liveness-sidecar\[sidecar,kafka\]'"
+    ):
+        __import__("liveness.service.outlets.kafka.kafka_outlet")
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "why"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, OutletState.STOPPED, "max.message.bytes"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, OutletState.STOPPED, "WRITE"),
+        (KafkaError._UNKNOWN_TOPIC, OutletState.STOPPED, "no topic t; create it"),
+        (KafkaError._AUTHENTICATION, OutletState.STOPPED, "sasl"),
+        (KafkaError._ALL_BROKERS_DOWN, OutletState.RETRYING, "cannot be reached"),
+        (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, OutletState.RETRYING, "sent again"),
+    ],
+)
+def test_an_error_says_what_to_do(code: int, state: OutletState, why: str) -> None:
+    advice = advice_about(KafkaError(code), "t")
+    assert advice.state is state
+    assert why in advice.text
+
+
+def online(uid: str | int, kind: str = ONLINE) -> Record:
+    return Record(1, kind, uid, "g", 1, None, "login", 1, user_size=3, devices=1)
+
+
+@pytest.mark.parametrize(
+    ("record", "users", "key"),
+    [
+        (online("ada/phone"), False, "ada/phone"),
+        (online("ada/phone", MOVED), True, "ada"),
+        (online(7)._replace(user_size=None), True, "7"),
+        (online("7")._replace(user_size=None), False, "7"),
+        (online("int:7")._replace(user_size=None), False, "str:int:7"),
+        (TimerRecord(1, "timer", "g", "k", None, None, 1, 1, 1), False, "timer:g/k"),
+        (Gap(1, 5, 1), False, None),
+    ],
+)
+def test_the_key_is_the_user(record: Record, users: bool, key: str | None) -> None:
+    assert key_of(record, users) == key

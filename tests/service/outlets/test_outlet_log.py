@@ -1,0 +1,500 @@
+"""An outlet's place in the log: where it begins, what it takes, and when it moves."""
+
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from liveness.config.outlet_settings import OutletSettings
+from liveness.core.records import TimerRecord
+from liveness.errors import StateError
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.outlets.common.outlet import OutletStatus
+from liveness.service.outlets.common.outlet_log import (
+    COLLECT_S,
+    CURSOR_S,
+    READ_BYTES,
+    OutletLog,
+)
+from liveness.service.outlets.common.outlet_store import (
+    StoredCursor,
+    position_in,
+    put_cursor,
+)
+from liveness.service.storage import log_store
+from liveness.service.storage.high_water_mark import mark_of
+from tests.helpers import disk
+from tests.service.outlets.outlet_rig import (
+    NAME,
+    TEN_DAYS,
+    OutletRig,
+    is_gap,
+    off,
+    on,
+    outlet_rig,
+    seqs,
+)
+from tests.service.storage.journals import VirtualClock, forget_tail
+
+OLDEST = OutletSettings(begin="oldest")
+
+
+@pytest.fixture
+def rig(tmp_path: Path, jumping: MockClock) -> Iterator[OutletRig]:
+    with outlet_rig(tmp_path) as rig:
+        yield rig
+
+
+async def test_a_new_outlets_place_outlives_a_power_failure(
+    rig: OutletRig, tmp_path: Path
+) -> None:
+    rig.publish(on(1), on(2))
+    async with rig.outlet_log():
+        synced = tmp_path / "synced.db"  # without the WAL, which may be lost
+        shutil.copy(rig.store.path, synced)
+    with closing(sqlite3.connect(synced)) as db:
+        assert db.execute("select outlet, seq from cursors").fetchall() == [(NAME, 2)]
+
+
+async def test_a_sync_fails_while_another_connection_reads_an_older_state(
+    rig: OutletRig,
+) -> None:
+    async with rig.outlet_log():
+        with closing(sqlite3.connect(rig.store.path, isolation_level=None)) as reader:
+            reader.execute("begin")
+            reader.execute("select * from cursors").fetchall()
+            await rig.store.run(
+                lambda db: put_cursor(db, NAME, StoredCursor("log", 1), 0)
+            )
+            await rig.store.run(lambda db: db.execute("pragma busy_timeout = 0"))
+            with pytest.raises(sqlite3.OperationalError, match="is busy"):
+                await rig.store.sync()
+        await rig.store.sync()
+
+
+async def test_a_new_outlet_does_not_begin_before_its_place_is_stored(
+    rig: OutletRig,
+) -> None:
+    await rig.store.open(keep=[NAME], unused_s=TEN_DAYS)
+    log = OutletLog(NAME, OutletSettings(), rig.access)
+    with sqlite3.connect(rig.store.path) as db:  # so a commit is refused
+        db.execute("drop table cursors")
+        db.execute("create table cursors (outlet, log, seq check (false), used_ms)")
+    with pytest.raises(sqlite3.Error):
+        await log.open()
+    db.close()
+    await rig.store.close()
+
+
+@pytest.mark.parametrize(("begin", "first"), [("newest", [3]), ("oldest", [1, 2, 3])])
+async def test_a_new_outlet_begins_where_its_settings_say(
+    rig: OutletRig, begin: str, first: list[int]
+) -> None:
+    rig.publish(on(1), on(2))
+    settings = OutletSettings(begin=begin)  # type: ignore[arg-type]  # of the parameters
+    async with rig.outlet_log(settings) as log:
+        rig.publish(on(3))
+        assert seqs((await log.take(10)).entries) == first
+
+
+async def test_what_was_not_delivered_comes_again_after_a_restart(
+    rig: OutletRig,
+) -> None:
+    rig.publish(on(1), on(2), on(3))
+    async with rig.outlet_log(OLDEST) as log:
+        first, _second = await log.take(1), await log.take(1)
+        log.delivered(first)
+        await log.store_cursor()
+    async with rig.outlet_log(OLDEST) as log:
+        assert seqs((await log.take(10)).entries) == [2, 3]
+
+
+async def test_a_new_outlets_place_outlives_a_restart_before_its_first_record(
+    rig: OutletRig,
+) -> None:
+    rig.publish(on(1))
+    async with rig.outlet_log():
+        pass
+    rig.publish(on(2))
+    async with rig.outlet_log() as log:
+        assert seqs((await log.take(10)).entries) == [2]
+
+
+async def test_the_cursor_passes_what_does_not_concern_the_outlet(
+    rig: OutletRig,
+) -> None:
+    settings = OutletSettings(begin="oldest", gateways="h", kinds="offline")
+    rig.publish(off(1, gateway="h"), on(2, gateway="h"), off(3, gateway="g"))
+    async with rig.outlet_log(settings) as log:
+        batch = await log.take(10)
+        assert (seqs(batch.entries), batch.position) == ([1], 3)
+        log.delivered(batch)
+        rig.publish(off(4, gateway="g"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log.take, 1)
+            nursery.start_soon(log.keep_cursor)
+            await trio.sleep(CURSOR_S * 1.5)
+            assert (log.cursor, log.lag_records) == (4, 0)
+            nursery.cancel_scope.cancel()
+        assert await rig.store.cursor(NAME) == StoredCursor(log.log, 4)
+
+
+async def test_a_move_concerns_the_gateway_that_it_leaves(rig: OutletRig) -> None:
+    settings = OutletSettings(begin="oldest", gateways="h")
+    moved = on(1, gateway="g")._replace(kind="moved", from_gateway="h")
+    rig.publish(moved, moved._replace(seq=2, from_gateway="other"))
+    async with rig.outlet_log(settings) as log:
+        assert seqs((await log.take(10)).entries) == [1]
+
+
+async def test_a_batch_waits_for_more_no_longer_than_it_may(rig: OutletRig) -> None:
+    rig.publish(on(1))
+    async with rig.outlet_log(OLDEST) as log, trio.open_nursery() as nursery:
+
+        async def publish_late() -> None:
+            await trio.sleep(0.5)
+            rig.publish(on(2))
+            await trio.sleep(1)
+            rig.publish(on(3))
+
+        nursery.start_soon(publish_late)
+        assert seqs((await log.take(10, linger_s=1.0)).entries) == [1, 2]
+        assert trio.current_time() == 1.0
+        assert seqs((await log.take(1, linger_s=1.0)).entries) == [3]
+        assert trio.current_time() == 1.5
+
+
+async def test_a_batch_does_not_wait_for_the_end_of_a_long_log(
+    rig: OutletRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few records concern the outlet, and each read of the log takes a while."""
+
+    class Slow(Turnstile):
+        async def wait(self) -> None:
+            await trio.sleep(COLLECT_S / 4)
+
+    monkeypatch.setattr(log_store, "SCAN_RECORDS", 1)
+    rig.publish(on(1, gateway="h"))
+    for seq in range(2, 51):
+        rig.publish(on(seq))
+    rig.publish(on(51, gateway="h"))
+    forget_tail(rig.log.feed, keep=1_000)
+    rig.access = rig.access._replace(turnstile=Slow())
+    async with rig.outlet_log(OutletSettings(begin="oldest", gateways="h")) as log:
+        for linger_s in (0.0, 1.0):
+            log.restart_at(0, is_resumed=False)
+            batch = await log.take(10, linger_s=linger_s)
+            assert (seqs(batch.entries), batch.position) == ([1], 5)
+
+
+async def test_no_more_large_payloads_are_taken_than_fit(rig: OutletRig) -> None:
+    timers = [
+        TimerRecord(seq, "timer", "g", "k", "x" * (READ_BYTES // 3), None, 0, 1, 0)
+        for seq in range(1, 7)
+    ]
+    rig.publish(*timers)
+    async with rig.outlet_log(OutletSettings(begin="oldest", kinds="timer")) as log:
+        taken = [seqs((await log.take(10)).entries) for _ in range(2)]
+    assert taken == [[1, 2, 3], [4, 5, 6]]
+
+
+async def test_the_cursor_stays_behind_a_batch_that_waits_for_more(
+    rig: OutletRig,
+) -> None:
+    async with rig.outlet_log(OLDEST) as log, trio.open_nursery() as nursery:
+        nursery.start_soon(log.keep_cursor)
+        rig.publish(on(1))
+        with trio.move_on_after(3 * CURSOR_S):
+            await log.take(10, linger_s=10 * CURSOR_S)
+        assert (log.cursor, log.lag_records) == (0, 1)
+        nursery.cancel_scope.cancel()
+    async with rig.outlet_log(OLDEST) as log:
+        assert seqs((await log.take(10)).entries) == [1]
+
+
+async def test_an_offline_comes_when_it_has_settled(rig: OutletRig) -> None:
+    settings = OutletSettings(begin="oldest", settle_s=30)
+    rig.publish(on(1), off(2), on(3, "bob"))
+    async with rig.outlet_log(settings) as log:
+        first = await log.take(10)
+        assert (seqs(first.entries), first.position, log.settling) == ([1, 3], 1, 1)
+        log.delivered(first)
+        assert log.lag_records == 0
+        assert seqs((await log.take(10)).entries) == [2]
+        assert trio.current_time() == 30
+
+
+async def test_after_a_restart_what_settled_is_not_lost(rig: OutletRig) -> None:
+    settings = OutletSettings(begin="oldest", settle_s=30)
+    rig.publish(on(1), off(2), on(3, "bob"))
+    async with rig.outlet_log(settings) as log:
+        log.delivered(await log.take(10))
+        await log.store_cursor()
+    async with rig.outlet_log(settings) as log:
+        assert seqs((await log.take(10)).entries) == [3]
+        assert seqs((await log.take(10)).entries) == [2]
+
+
+async def test_lag_counts_what_is_unread_and_what_is_on_its_way(rig: OutletRig) -> None:
+    rig.publish(on(1), on(2))
+    async with rig.outlet_log(OLDEST) as log:
+        assert log.lag_records == 2
+        batch = await log.take(1)
+        assert log.lag_records == 2
+        await trio.sleep(5)
+        assert log.lag_s == 5
+        log.delivered(batch)
+        log.delivered(await log.take(1))
+        assert (log.lag_records, log.lag_s) == (0, 0)
+
+
+async def test_lag_of_a_stopped_outlet_is_what_waits_in_the_log(rig: OutletRig) -> None:
+    rig.publish(on(1), on(2))
+    async with rig.outlet_log(OLDEST) as log:
+        log.close()
+        assert log.lag_records == 2
+
+
+async def test_lag_counts_from_the_oldest_record_over_a_restart(rig: OutletRig) -> None:
+    rig.publish(on(1))
+    await trio.sleep(60)
+    async with rig.outlet_log(OLDEST) as log:
+        await log.take(1)
+        assert log.lag_s == 60
+
+
+@pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])
+async def test_lag_counts_from_a_decision_while_the_wall_clock_was_wrong(
+    rig: OutletRig, wrong_s: float
+) -> None:
+    rig.clock.set_wall(ahead_s=wrong_s)
+    rig.publish(on(1, at_s=wrong_s))
+    await trio.sleep(60)
+    async with rig.outlet_log(OLDEST) as log:
+        await check_ages_after_a_minute(rig, log)
+
+
+@pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])
+async def test_lag_counts_from_a_decision_before_a_restart_with_another_wall_clock(
+    tmp_path: Path, jumping: MockClock, wrong_s: float
+) -> None:
+    clock = VirtualClock()
+    clock.set_wall(ahead_s=TEN_DAYS)
+    clock.resume_state(None)
+    clock.set_wall(ahead_s=TEN_DAYS + wrong_s)
+    with outlet_rig(tmp_path, clock=clock) as rig:
+        rig.log.log_writer.store.begin(clock.state_time())
+        rig.publish(on(1, at_s=TEN_DAYS + wrong_s))
+    await trio.sleep(60)
+    with outlet_rig(tmp_path, clock=clock) as rig:
+        async with rig.outlet_log(OLDEST) as log:
+            await check_ages_after_a_minute(rig, log)
+
+
+async def check_ages_after_a_minute(rig: OutletRig, log: OutletLog) -> None:
+    """The only record was decided a minute ago; the wall clock is set twice now."""
+    rig.clock.set_wall(ahead_s=TEN_DAYS / 2)
+    batch = await log.take(1)
+    assert log.lag_s == 60
+    rig.clock.set_wall(ahead_s=0)
+    assert log.lag_s == 60
+    await trio.sleep(5)
+    rig.publish(on(2, at_s=65))
+    status = OutletStatus(rig.clock, since=0)
+    status.delivered(batch)
+    log.delivered(batch)
+    assert (status.latency.sum, log.lag_s) == (65, 65)
+
+
+async def test_a_gap_is_as_old_as_its_reading(rig: OutletRig) -> None:
+    rig.publish(on(1))
+    rig.clock.set_wall(ahead_s=-TEN_DAYS)
+    rig.publish(on(2), on(3))
+    forget_tail(rig.log.feed, keep=1_000)
+    rig.log.log_writer.store._db.execute("delete from log where last = 1")
+    async with rig.outlet_log(OLDEST) as log:
+        log.restart_at(0, is_resumed=False)
+        assert is_gap((await log.take(1)).entries[0])
+        await trio.sleep(5)
+        assert log.lag_s == 5
+
+
+async def test_a_batch_that_begins_with_a_gap_is_as_old_as_its_first_record(
+    rig: OutletRig,
+) -> None:
+    rig.publish(on(1))
+    rig.publish(on(2), on(3))
+    forget_tail(rig.log.feed, keep=1_000)
+    rig.log.log_writer.store._db.execute("delete from log where last = 1")
+    await trio.sleep(60)
+    async with rig.outlet_log(OLDEST) as log:
+        log.restart_at(0, is_resumed=False)
+        batch = await log.take(2)
+        assert [is_gap(entry) for entry in batch.entries] == [True, False]
+        assert log.lag_s >= 60
+
+
+LOG, OTHER = "a" * 16, "b" * 16
+
+
+@pytest.mark.parametrize(
+    ("found", "parted", "start"),
+    [
+        pytest.param(StoredCursor(LOG, 7), {}, 7, id="same log"),
+        pytest.param(StoredCursor(LOG, 11), {}, 2, id="lost its end"),
+        pytest.param(StoredCursor(OTHER, 7), {}, 2, id="another log"),
+        pytest.param(StoredCursor(OTHER, 7), {OTHER: 5}, 5, id="a copy"),
+        pytest.param(StoredCursor(OTHER, 4), {OTHER: 5}, 4, id="before it parted"),
+    ],
+)
+def test_a_cursor_continues_in_the_log_there_is(
+    found: StoredCursor, parted: dict[str, int], start: int
+) -> None:
+    at = position_in(found, log=LOG, parted=parted, newest=10, oldest=2)
+    assert at == start
+
+
+@pytest.mark.parametrize(
+    ("has_copy", "expected"), [(True, [3, 4, 5, 6]), (False, [5, 6, 7, 8])]
+)
+async def test_an_outlet_gets_every_record_behind_the_one_where_logs_part(
+    tmp_path: Path, jumping: MockClock, has_copy: bool, expected: list[int]
+) -> None:
+    """`outlets.db` is as it was; the log was put back from a copy, or the host started."""
+    folder, copy = tmp_path / "state", tmp_path / "copy"
+    with outlet_rig(folder, tmp_path) as rig:
+        rig.publish(on(1), on(2))
+    shutil.copytree(folder, copy)
+    with outlet_rig(folder, tmp_path) as rig:
+        rig.publish(on(3), on(4))
+        async with rig.outlet_log(OLDEST) as log:
+            log.delivered(await log.take(10))
+            await log.store_cursor()
+            was = log.log
+    if has_copy:
+        for path in copy.glob("liveness.db*"):
+            path.rename(folder / path.name)
+    else:
+        mark_of(tmp_path, was).unlink()
+    with outlet_rig(folder, tmp_path) as rig:
+        assert rig.log.log_writer.log != was
+        rig.publish(*map(on, expected))
+        async with rig.outlet_log(OLDEST) as log:
+            assert seqs((await log.take(10)).entries) == expected
+
+
+@pytest.mark.parametrize("ahead_s", [-TEN_DAYS, 0, TEN_DAYS])
+async def test_an_outlet_that_was_not_there_for_long_is_forgotten(
+    rig: OutletRig, ahead_s: float
+) -> None:
+    dead = "insert into dead values (null, ?, 'l', 1, '{}', 'm', 1, 0, null, '')"
+    begun = "insert into batches values (?, 0, 'l', 1, 'm', '[]', 1, 0, 1, 0, 0, 0, '')"
+
+    def fill(db: sqlite3.Connection) -> None:
+        for name, used_ms in (("old", 0), ("new", 9_000), (NAME, 0)):
+            put_cursor(db, name, StoredCursor(LOG, 5), used_ms)
+            db.execute(dead, [name])
+            db.execute(begun, [name])
+
+    async with rig.outlet_log():
+        await rig.store.run(fill)
+    rig.clock.set_wall(ahead_s=ahead_s)
+    await trio.sleep(10)
+    await rig.store.open(keep=[NAME], unused_s=5)
+    await rig.store.close()
+    for table in ("cursors", "dead", "batches"):
+        names = disk.rows(rig.store.path, f"select outlet from {table} order by outlet")
+        assert names == [("new",), (NAME,)]
+
+
+@pytest.mark.parametrize("ahead_s", [-TEN_DAYS, TEN_DAYS])
+async def test_an_outlet_is_forgotten_in_time_if_the_wall_clock_was_wrong(
+    rig: OutletRig, ahead_s: float
+) -> None:
+    rig.clock.set_wall(ahead_s=ahead_s)
+    async with rig.outlet_log(name="gone"):
+        pass
+    rig.clock.set_wall(ahead_s=0)
+    for is_kept in (True, False):
+        await trio.sleep(10)
+        await rig.store.open(keep=[], unused_s=15)
+        assert (await rig.store.cursor("gone") is not None) is is_kept
+        await rig.store.close()
+
+
+async def test_a_cursor_that_finds_no_room_is_stored_later(rig: OutletRig) -> None:
+    rig.publish(on(1))
+    async with rig.outlet_log(OLDEST) as log:
+        log.delivered(await log.take(1))
+        with disk.locked(rig.store.path):
+            await log.store_cursor()
+        assert await rig.store.cursor(NAME) == StoredCursor(log.log, 0)
+        await log.store_cursor()
+        assert await rig.store.cursor(NAME) == StoredCursor(log.log, 1)
+
+
+async def test_a_change_that_runs_at_the_stop_is_kept(rig: OutletRig) -> None:
+    cursor, may_end = StoredCursor(LOG, 5), threading.Event()
+
+    def change(db: sqlite3.Connection) -> None:
+        put_cursor(db, NAME, cursor, 0)
+        may_end.wait()
+
+    await rig.store.open(keep=[NAME], unused_s=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.store.run, change)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(rig.store.close)
+        await wait_all_tasks_blocked()
+        may_end.set()
+    assert not rig.store.is_open
+    await rig.store.open(keep=[NAME], unused_s=1)
+    assert await rig.store.cursor(NAME) == cursor
+
+
+async def test_a_damaged_file_says_what_to_do(rig: OutletRig) -> None:
+    rig.store.path.write_bytes(b"no database" * 1_000)
+    with pytest.raises(StateError, match="left as it is: restore a backup, or move it"):
+        await rig.store.open(keep=[], unused_s=1)
+
+
+async def test_a_log_that_cannot_be_read_is_read_later(
+    rig: OutletRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig.outlet_log(OLDEST) as log:
+        await check_reading_again(rig, log)
+
+
+async def check_reading_again(rig: OutletRig, log: OutletLog) -> None:
+    rig.publish(on(1))
+    forget_tail(rig.log.feed, keep=1)
+    path = rig.log.log_writer.store.path
+    away = path.with_name("away")
+    path.rename(away)
+    async with trio.open_nursery() as nursery:
+
+        async def put_back() -> None:
+            await trio.sleep(0.5)
+            away.rename(path)
+
+        nursery.start_soon(put_back)
+        assert seqs((await log.take(1)).entries) == [1]
+    assert trio.current_time() >= 1.0
+
+
+async def test_records_that_were_deleted_before_they_were_read_are_counted(
+    rig: OutletRig,
+) -> None:
+    for seq in (1, 2, 3, 4):
+        rig.publish(on(seq))
+    forget_tail(rig.log.feed, keep=1_000)
+    rig.log.log_writer.store._db.execute("delete from log where last in (2, 3)")
+    async with rig.outlet_log(OLDEST) as log:
+        kinds = [entry.record.kind for entry in (await log.take(3)).entries]
+        assert (kinds, log.missed) == (["online", "gap", "online"], 2)

@@ -1,0 +1,504 @@
+"""What a partition calls next, and what it makes of the answers."""
+
+import math
+from collections.abc import Iterator
+from itertools import count, pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from liveness.cluster.format import field_of, partition_of, sessions_of
+from liveness.core.records import ONLINE, OnlineRow, Record, Uid
+from liveness.service.outlets.cluster.host import ClusterHost
+from liveness.service.outlets.cluster.host_state import HostIdentity, HostTerms
+from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
+from liveness.service.outlets.cluster.session_changes import Call, Change, Piece, Tally
+from liveness.service.outlets.cluster.suspects import Suspects
+
+WALL_MS = 1_700_000_000_000
+REDIS_US = WALL_MS * 1000
+LEASE_S = 30.0
+LEASE_US = 30_000_000
+
+
+@pytest.fixture
+def lease_s() -> float:
+    return LEASE_S
+
+
+@pytest.fixture
+def identity(lease_s: float) -> HostIdentity:
+    terms = HostTerms(
+        name="a",
+        log="log",
+        lease_s=lease_s,
+        linger_s=0.02,
+        keep_s=3_600,
+        configuration="1 1 -",
+    )
+    return HostIdentity(
+        terms, nonce=1, epoch=WALL_MS, random=Random(1), on_fenced=lambda *_: None
+    )
+
+
+@pytest.fixture
+def part(identity: HostIdentity) -> Partition:
+    """One that follows the log, up to seq 10."""
+    identity.newest = 100
+    part = Partition(0, identity)
+    assert name_of(part.next_call(0.0, WALL_MS)) == "begin"
+    part.answered([b"keep", 10, 1, REDIS_US, REDIS_US, 1], 0.0)
+    assert name_of(part.next_call(0.0, WALL_MS)) == "beat"
+    part.answered(taken(), 0.0)
+    return part
+
+
+def taken(sessions: int = 0, total: int = 0, redis_us: int = REDIS_US) -> list[Any]:
+    """The answer to a call that was taken, of a host with these sessions."""
+    return [b"ok", redis_us, sessions, total, redis_us, redis_us, 0, 0, 1]
+
+
+def beat_answer(clock_s: float) -> list[Any]:
+    """The answer to a beat, of which no earlier one was lost."""
+    clock_us = REDIS_US + round(clock_s * 1_000_000)
+    return [b"ok", clock_us, 0, 0, clock_us, REDIS_US, REDIS_US, 0, 1]
+
+
+def change(seq: int, at: int = WALL_MS) -> Change:
+    return Change(seq, field_of("ada"), "", seq, "g", at, "login")
+
+
+def name_of(call: Call | None) -> str:
+    assert call is not None
+    return call.function
+
+
+def calls(part: Partition, until: float) -> Iterator[tuple[float, Call]]:
+    """Its calls up to a moment, apart from `look`; each waits to be answered."""
+    while (now := part.next_at()) < until:
+        call = part.next_call(now, WALL_MS)
+        assert call is not None
+        if call.function == "look":
+            part.answered([b"later", LEASE_US], now)
+        else:
+            yield now, call
+
+
+def test_an_answer_that_comes_after_records_were_lost_is_of_no_use(
+    part: Partition,
+) -> None:
+    part.add(change(11), 1.0)
+    assert name_of(part.next_call(1.1, WALL_MS)) == "apply"
+    part.lose_records()
+    assert part.answered(taken(1, 11), 1.2) == "ok"
+    assert (part.mode, part.last) == (Mode.BEGINNING, 10)
+    call = part.next_call(1.2, WALL_MS)
+    assert call is not None
+    assert call.args[7] == 0  # it must list all sessions, not keep
+
+
+def test_a_late_call_is_made_again_with_the_clock_that_a_faster_one_has_measured(
+    part: Partition,
+) -> None:
+    part.add(change(11), 1.0)
+    first = part.next_call(1.1, WALL_MS)
+    assert first is not None
+    answer = [b"late", REDIS_US, REDIS_US + 3_000_000]
+    assert part.answered(answer, 3.0) == "late"
+    again = part.next_call(3.0, WALL_MS + 1_900)
+    assert again is not None
+    assert (first.args[8], again.args[8]) == (WALL_MS + 1_100, "")
+    assert again.args[10:12] == first.args[10:12]  # the user, and since when
+    part.answered(taken(1, 11, REDIS_US + 3_000_000), 3.0)
+    part.add(change(12), 4.0)
+    later = part.next_call(4.1, WALL_MS)
+    assert later is not None
+    assert later.args[8] == WALL_MS + 4_100
+
+
+def test_changes_that_redis_refuses_are_tried_less_and_less_often_between_beats(
+    part: Partition,
+) -> None:
+    part.add(change(11), 1.0)
+    refused, beats = [], []
+    for now, call in calls(part, 120.0):
+        if call.function == "apply":
+            refused.append(now)
+            part.failed(now)
+        else:
+            beats.append(now)
+            part.answered(taken(), now)
+    pauses = [after - before for before, after in pairwise(refused)]
+    assert max(pauses[:2]) < 1 < LEASE_S / 16 < min(pauses[-3:])
+    gaps = [after - before for before, after in pairwise(beats)]
+    assert max(gaps) < LEASE_S / 4  # no host would declare this one lost
+    assert part.queued == 1
+
+
+@pytest.mark.parametrize("lease_s", [3_600.0])
+def test_changes_follow_soon_after_an_outage_however_long_the_lease_is(
+    part: Partition,
+) -> None:
+    part.add(change(11), 1.0)
+    ends = 1_800.0
+    while (now := part.next_at()) < ends:
+        part.next_call(now, WALL_MS)
+        part.failed(now)
+    for at, call in calls(part, ends + 30.0):
+        part.answered(taken(), at)
+        if call.function == "apply":
+            return
+    pytest.fail("the change did not follow")
+
+
+def test_counts_that_differ_from_the_log_lead_to_a_list(
+    part: Partition, identity: HostIdentity
+) -> None:
+    part.tally = Tally(10, sessions=2, total=7)
+    for (now, _), total in zip(calls(part, 60.0), (7, 8), strict=False):
+        assert part.mode is Mode.FOLLOWING
+        part.answered(taken(2, total), now)
+    assert (part.mode, identity.counts.audit_mismatches) == (Mode.BEGINNING, 1)
+
+
+def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
+    part.lose_records()
+    part.next_call(1.0, WALL_MS)
+    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0)
+    assert part.wants_list
+    part.give_piece(Piece([change(3)], 20))
+    assert name_of(part.next_call(1.0, WALL_MS)) == "assert"
+    part.failed(1.0)
+    assert not part.wants_piece
+    assert part.next_call(1.0, WALL_MS) is None  # not at once
+    assert name_of(part.next_call(1.2, WALL_MS)) == "begin"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [b"keep", 10, 1],  # the version is not there
+        [b"epoch", 5],  # it is below ours
+        [b"config"],
+        None,
+        b"OK",
+        {},
+    ],
+)
+def test_an_answer_of_another_form_is_asked_for_again_less_and_less_often(
+    identity: HostIdentity, answer: Any
+) -> None:
+    part, asked, now = Partition(0, identity), 0, 0.0
+    while now < 60.0 and asked < 30:
+        assert name_of(part.next_call(now, WALL_MS)) == "begin"
+        assert part.answered(answer, now) == MALFORMED
+        assert part.answered_at == -math.inf
+        asked, now = asked + 1, part.next_at()
+    assert asked < 30
+
+
+def test_a_configuration_that_is_no_text_is_refused(identity: HostIdentity) -> None:
+    part = Partition(0, identity)
+    part.next_call(0.0, WALL_MS)
+    assert part.answered([b"config", b"\xff 2"], 0.0) == "config"
+    assert identity.why_refused == "\ufffd 2"
+
+
+def test_a_version_that_is_not_there_leads_to_a_list(part: Partition) -> None:
+    part.next_call(5.0, WALL_MS)
+    part.answered([b"later", LEASE_US], 5.0)
+    assert name_of(part.next_call(5.1, WALL_MS)) == "beat"
+    assert part.answered([b"ok"], 5.1) == MALFORMED
+    assert part.mode is Mode.BEGINNING
+
+
+def test_lists_that_redis_refuses_are_made_less_and_less_often(
+    part: Partition, identity: HostIdentity
+) -> None:
+    part.lose_records()
+    now = 1.0
+    while now < 61.0 and part.lists < 30:
+        assert name_of(part.next_call(now, WALL_MS)) == "begin"
+        part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now)
+        part.give_piece(Piece([change(3)], 20))
+        assert name_of(part.next_call(now, WALL_MS)) == "assert"
+        part.failed(now)  # out of memory
+        now = part.next_at()
+    assert part.lists < 30
+
+
+def test_counts_that_differ_again_and_again_lead_to_few_lists(part: Partition) -> None:
+    part.tally = Tally(10, sessions=2, total=7)
+    now = 1.0
+    while part.lists < 30 and (now := max(now, part.next_at())) < 61.0:
+        name = name_of(part.next_call(now, WALL_MS))
+        if name == "begin":
+            part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], now)
+            part.give_piece(Piece([change(3)], 20, Tally(20, sessions=1, total=3)))
+        else:
+            answer = [b"later", LEASE_US] if name == "look" else taken(2, 8)
+            assert part.answered(answer, now) in {"ok", "later"}
+    assert 3 < part.lists < 30
+
+
+def test_a_list_that_cannot_be_read_is_made_again(part: Partition) -> None:
+    part.lose_records()
+    part.next_call(1.0, WALL_MS)
+    part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0)
+    part.lose_list(1.0)
+    assert part.next_call(1.0, WALL_MS) is None  # not at once
+    assert name_of(part.next_call(1.2, WALL_MS)) == "begin"
+
+
+def test_a_process_that_was_replaced_takes_nothing_from_the_newer_one(
+    identity: HostIdentity,
+) -> None:
+    host = ClusterHost(identity, partitions=2, separator="")
+    for part in host.partitions:
+        part.next_call(0.0, WALL_MS)
+    host.partitions[0].answered([b"keep", 0, 1, 0, REDIS_US, 1], 0.0)
+    host.partitions[0].next_call(0.0, WALL_MS)
+    host.partitions[0].answered([b"epoch", identity.epoch + 9], 0.0)
+    host.partitions[1].failed(0.0)
+    may_take = [part.next_call(1.0, WALL_MS).args[8] for part in host.partitions]  # type: ignore[union-attr]  # they begin
+    assert (identity.is_stopped, may_take) == (True, [0, 0])
+
+
+def test_a_host_whose_fields_may_have_changed_lists_its_sessions_once(
+    identity: HostIdentity,
+) -> None:
+    identity.may_keep = False
+    part = Partition(0, identity)
+    assert part.next_call(0.0, WALL_MS).args[7] == 0  # type: ignore[union-attr]  # it begins
+    part.answered([b"reset", 0, 1, REDIS_US, REDIS_US, 1], 0.0)
+    part.give_piece(Piece([], 10, Tally(10)))
+    part.next_call(0.0, WALL_MS)
+    part.answered([b"ok", REDIS_US, 0, REDIS_US], 0.0)
+    part.next_call(0.0, WALL_MS)
+    part.answered([b"fenced"], 0.0)
+    assert part.next_call(1.0, WALL_MS).args[7] == 1  # type: ignore[union-attr]  # and again
+
+
+@pytest.mark.parametrize(
+    ("uid", "field", "device", "gateway"),
+    [(7, b"7", "", "\1g"), ("7", b"7", "", "g"), ("7/a", b"7", "/a", "g")],
+)
+def test_all_names_of_a_user_have_one_field(
+    identity: HostIdentity, uid: Uid, field: bytes, device: str, gateway: str
+) -> None:
+    host = ClusterHost(identity, partitions=2, separator="/")
+    record = Record(
+        4, ONLINE, uid, "g", 4, None, "login", WALL_MS, user_size=len(device) // 2
+    )
+    row = OnlineRow(4, uid, WALL_MS, None, "g", None)
+    for change in (host.change_of(record, WALL_MS), host.session_of(row, 0)[1]):
+        assert (change.field, change.device, change.gateway) == (field, device, gateway)
+
+
+def test_a_partition_that_catches_up_holds_up_no_other(identity: HostIdentity) -> None:
+    host = ClusterHost(identity, partitions=2, separator="")
+    identity.newest = 100_000
+    for part, last in zip(host.partitions, (0, 99_999), strict=True):
+        part.next_call(0.0, WALL_MS)
+        part.answered([b"keep", last, 1, REDIS_US, REDIS_US, 1], 0.0)
+    user = next(f"u{n}" for n in count() if partition_of(field_of(f"u{n}"), 2) == 1)
+    newest = Record(100_000, ONLINE, user, "g", 100_000, None, "login", WALL_MS)
+    starts = list[int]()
+    while (start := host.read_from()) is not None:
+        starts.append(start)
+        reached = min(start + 500, identity.newest)
+        records = [newest] if reached == newest.seq else []
+        host.distribute(start, records, reached, 0.0, decided_ms=lambda it: it.at)
+        assert host.partitions[1].queued or len(starts) < 2
+    assert (len(starts), host.partitions[0].read_to) == (201, 100_000)
+
+
+def test_a_host_that_was_heard_since_is_watched_anew() -> None:
+    suspects = Suspects(LEASE_S)
+    suspects.note(b"b", 1, 100, 0.0, is_quiet=True)
+    suspects.note(b"c", 1, 100, 1.0, is_quiet=True)
+    suspects.note(b"b", 1, 101, 3.0, is_quiet=True)
+    suspects.note(b"c", 1, 100, 4.0, is_quiet=True)
+    assert suspects.next_at == 1.0 + LEASE_S / 2
+    assert suspects.take() == (b"c", 1, 100)
+    assert suspects.next_at == 3.0 + LEASE_S / 2
+
+
+@pytest.mark.parametrize(
+    ("beat_s", "jump_s", "leases"),
+    [
+        (0.0, 0.0, 0.5),
+        (3_600.0, 0.0, 1.0),  # set back
+        (0.0, LEASE_S / 20, 1.0),  # jumped ahead
+        (LEASE_S + 6, LEASE_S, 0.5),  # heard after that
+        (0.0, LEASE_S / 100, 0.5),  # runs a little too fast
+        (-1.0, 0.0, 1.0),  # of before the clock was known
+    ],
+)
+def test_a_host_is_watched_for_a_whole_lease_if_the_clock_of_redis_was_set_since(
+    part: Partition, beat_s: float, jump_s: float, leases: float
+) -> None:
+    beat = b"%d" % (REDIS_US + beat_s * 1_000_000)
+    quiets, seen_at = list[list[bytes]](), list[float]()
+    while name_of(call := part.next_call(now := part.next_at(), WALL_MS)) != "fence":
+        if name_of(call) == "look":
+            seen_at += [now] if quiets else []
+            part.answered([b"ok", 0, quiets, LEASE_US], now)
+        else:
+            part.answered(beat_answer(now + jump_s), now)
+            quiets = [[b"b", b"1", beat]]
+    assert now - seen_at[0] == leases * LEASE_S
+
+
+@pytest.mark.parametrize("by_s", [LEASE_S / 2, -LEASE_S / 2, LEASE_S / 50])
+def test_who_is_watched_while_the_clock_of_redis_is_set_is_watched_for_a_lease_in_all(
+    part: Partition, by_s: float
+) -> None:
+    """However often it is set: here with each beat."""
+    looked_at, ahead_s = list[float](), 0.0
+    while name_of(call := part.next_call(now := part.next_at(), WALL_MS)) != "fence":
+        assert now < 3 * LEASE_S
+        if name_of(call) == "look":
+            looked_at.append(now)
+            part.answered([b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US], now)
+        else:
+            ahead_s += by_s if looked_at else 0.0
+            part.answered(beat_answer(now + ahead_s), now)
+    assert now - looked_at[0] == LEASE_S
+
+
+def test_who_is_watched_for_half_a_lease_does_not_wait_for_others() -> None:
+    suspects = Suspects(LEASE_S)
+    suspects.note(b"b", 1, 100, 0.0, is_quiet=False)
+    suspects.note(b"c", 1, 100, 1.0, is_quiet=True)
+    assert suspects.next_at == 1.0 + LEASE_S / 2
+    assert suspects.take() == (b"c", 1, 100)
+    assert suspects.next_at == LEASE_S
+
+
+def test_when_a_session_began_is_known_within_half_of_a_round_trip(
+    identity: HostIdentity,
+) -> None:
+    """All answers need 0.4 s: when in that time Redis gave them is not known."""
+    part = Partition(0, identity)
+    part.next_call(0.0, WALL_MS)
+    part.answered([b"keep", 0, 1, 0, REDIS_US, 1], 0.4)
+    part.add(change(11, WALL_MS - 5_000), 0.4)
+    _, call = next(calls(part, 1.0))
+    session = next(sessions_of(bytes(call.args[11])))  # type: ignore[arg-type]  # a value
+    assert call.args[8] == WALL_MS + 200
+    assert session.since == WALL_MS + 200 - 5_000
+
+
+def test_the_clock_of_a_partition_does_not_go_back_and_is_right_in_the_end(
+    part: Partition,
+) -> None:
+    """Redis' clock was ten minutes ahead for a moment."""
+    part.next_call(5.0, WALL_MS)
+    part.answered([b"later", LEASE_US], 5.0)
+    assert name_of(part.next_call(5.1, WALL_MS)) == "beat"
+    part.answered(taken(redis_us=REDIS_US + 600_000_000), 5.1)
+    clocks = []
+    for now, call in calls(part, 50_000.0):
+        part.answered(taken(redis_us=REDIS_US + round(now * 1e6)), now)
+        clocks.append((now, call.args[8] / 1_000 - WALL_MS / 1_000))  # type: ignore[operator]  # a number
+    for (before, clock_before), (after, clock_after) in pairwise(clocks):
+        assert clock_after - clock_before >= 0.97 * (after - before)
+    assert clocks[-1][1] == pytest.approx(clocks[-1][0], abs=0.01)
+
+
+def test_a_session_of_before_the_clock_was_set_back_begins_now(part: Partition) -> None:
+    part.add(change(11, WALL_MS + 3_600_000), 0.0)
+    _, call = next(calls(part, 1.0))
+    session = next(sessions_of(bytes(call.args[11])))  # type: ignore[arg-type]  # a value
+    assert session.since == call.args[8]
+
+
+def test_all_partitions_begin_at_once_and_say_that_they_live_until_they_are_listed(
+    identity: HostIdentity,
+) -> None:
+    host = ClusterHost(identity, partitions=9, separator="")
+    for part in host.partitions:
+        assert name_of(part.next_call(0.0, WALL_MS)) == "begin"
+        part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 0.0)
+    assert all(part.wants_list for part in host.partitions)
+    *_, last = host.partitions
+    beats = []
+    for now, call in calls(last, 3 * LEASE_S):
+        beats.append(now)
+        assert (call.function, call.args[4:6], call.args[9]) == (
+            *("assert", [len(beats) - 1, -1]),
+            0,
+        )
+        last.answered([b"ok", REDIS_US, 0, REDIS_US], now)
+    assert max(after - before for before, after in pairwise(beats)) < LEASE_S / 4
+    assert last.wants_list
+    last.give_piece(Piece([change(3)], 20, Tally(20, sessions=1, total=3)))
+    assert not last.wants_list
+    call = last.next_call(3 * LEASE_S, WALL_MS)
+    assert call is not None
+    assert (call.function, call.args[4:6]) == ("assert", [len(beats), 20])
+
+
+def test_a_host_lists_its_sessions_if_another_program_changed_the_users(
+    part: Partition, identity: HostIdentity
+) -> None:
+    now, _ = next(calls(part, 60.0))
+    assert part.answered([b"damaged"], now) == "damaged"
+    assert (part.mode, identity.counts.audit_mismatches) == (Mode.BEGINNING, 1)
+    call = part.next_call(part.next_at(), WALL_MS)
+    assert call is not None
+    assert call.args[7] == 0  # not to be kept
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_process_takes_its_name_from_one_that_it_saw_be_silent_for_a_lease(
+    identity: HostIdentity, is_away: bool
+) -> None:
+    identity.may_take = False
+    part, now, asked = Partition(0, identity), 0.0, []
+    while now < 2 * LEASE_S:
+        call = part.next_call(now, WALL_MS)
+        assert call is not None
+        assert call.function == "begin"
+        asked.append((now, call.args[8]))
+        if is_away and now > LEASE_S / 2:
+            part.failed(now)  # and maybe the other one had no answer either
+        else:
+            part.answered([b"replaced", 5, 77], now)
+        now = part.next_at()
+    took = [now for now, beat in asked if beat == 77]
+    assert all(beat in {0, 77} for _, beat in asked)
+    assert (took == []) is is_away
+    assert not took or LEASE_S <= took[0] <= LEASE_S * 4 / 3
+
+
+def test_another_lease_is_known_until_it_is_no_more(
+    part: Partition, identity: HostIdentity
+) -> None:
+    answers = [[b"ok", 0, [], 60_000_000], [b"later", LEASE_US], [b"later", 20_000_000]]
+    for answer, other_s in zip(answers, (60, 0, 20), strict=True):
+        now = part.next_at()
+        while name_of(part.next_call(now, WALL_MS)) != "look":
+            part.answered(taken(), now)
+            now = part.next_at()
+        part.answered(answer, now)
+        assert identity.other_lease_s == other_s
+
+
+def test_the_first_call_after_a_gap_in_contact_fences_nobody(part: Partition) -> None:
+    """While Redis was away nobody could say that it lives."""
+    while name_of(part.next_call(now := part.next_at(), WALL_MS)) != "look":
+        part.answered(beat_answer(now), now)
+    part.answered([b"ok", 0, [[b"b", b"1", b"%d" % REDIS_US]], LEASE_US], now)
+    part.add(change(11), now)
+    made = list[str]()
+    until = now + 2 * LEASE_S
+    while (now := part.next_at()) < until:
+        call = part.next_call(now, WALL_MS)
+        if call is not None:
+            made.append(call.function)
+            part.failed(now)
+    assert "apply" in made
+    assert "fence" not in made

@@ -1,0 +1,102 @@
+"""Outlets do not affect each other: one may fail, and the others go on."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.errors import StartError
+from liveness.metrics import OutletNow
+from liveness.service.outlets.common.outlet import OutletState, OutletStatus
+from liveness.service.outlets.common.outlet_log import OutletLog
+from liveness.service.outlets.supervisor import RESTART_S, Outlets
+from tests.service.outlets.outlet_rig import PLAIN, OutletRig, outlet_rig
+
+
+class Scripted:
+    """An outlet with scripted runs: each raises an error, or with None runs for ever."""
+
+    def __init__(self, name: str, rig: OutletRig, *ends: Exception | None) -> None:
+        self.name = name
+        self.began = list[float]()
+        self._ends = iter(ends)
+        self._log = OutletLog(name, PLAIN, rig.access)
+        self._status = OutletStatus(rig.access.clock, 0)
+
+    async def run(self) -> None:
+        self._status.now_is(OutletState.FOLLOWING)
+        self.began.append(trio.current_time())
+        end = next(self._ends)
+        if end is not None:
+            raise end
+        await trio.sleep_forever()
+
+    def failed(self, why: str) -> None:
+        self._status.now_is(OutletState.STOPPED, why)
+
+    def now(self) -> OutletNow:
+        return self._status.shown(self._log)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, jumping: MockClock) -> Iterator[OutletRig]:
+    with outlet_rig(tmp_path) as rig:
+        yield rig
+
+
+async def run_for(
+    seconds: float, outlets: Outlets, look: Callable[[], object] = lambda: None
+) -> object:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outlets.run)
+        await trio.sleep(seconds)
+        seen = look()
+        nursery.cancel_scope.cancel()
+    return seen
+
+
+async def test_an_outlet_that_failed_begins_again_and_others_go_on(
+    rig: OutletRig,
+) -> None:
+    bad = Scripted(
+        "webhooks.bad", rig, StartError("no file; make one"), OSError(5), None
+    )
+    good = Scripted("webhooks.good", rig, None)
+    outlets = Outlets([bad, good], rig.store, retention_s=60)
+
+    def states() -> list[tuple[str, str]]:
+        return [(row.state, row.detail) for row in outlets.now()]
+
+    seen = await run_for(1, outlets, states)
+    assert seen == [("stopped", "no file; make one"), ("following", "")]
+    assert (len(bad.began), len(good.began)) == (1, 1)
+
+
+async def test_an_error_of_its_own_is_shown_and_tried_again(
+    rig: OutletRig,
+) -> None:
+    odd = ExceptionGroup("of a nursery", [ValueError("odd")])
+    bad = Scripted("webhooks.bad", rig, odd, None)
+    outlets = Outlets([bad], rig.store, retention_s=60)
+    why = await run_for(1, outlets, lambda: outlets.now()[0].detail)
+    assert why == "ValueError: odd; please report this"
+    bad = Scripted("webhooks.bad", rig, ValueError("odd"), None)
+    outlets = Outlets([bad], rig.store, retention_s=60)
+    seen = await run_for(RESTART_S + 1, outlets, lambda: outlets.now()[0])
+    assert isinstance(seen, OutletNow)
+    assert (seen.state, seen.since, len(bad.began)) == (
+        "following",
+        round(bad.began[1] * 1000),
+        2,
+    )
+
+
+async def test_a_damaged_file_stops_outlets_and_nothing_else(rig: OutletRig) -> None:
+    rig.store.path.write_bytes(b"no database" * 1_000)
+    outlet = Scripted("webhooks.any", rig, None)
+    outlets = Outlets([outlet], rig.store, retention_s=60)
+    why = await run_for(1, outlets, lambda: outlets.now()[0].detail)
+    assert "outlets.db cannot be read" in str(why)
+    assert outlet.began == []

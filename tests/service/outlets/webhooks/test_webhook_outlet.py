@@ -1,0 +1,340 @@
+"""What an outlet sends: order, attempts, restarts, and what is wrong with its files."""
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from liveness.config.outlet_settings import RETRY, WebhookSettings
+from liveness.config.settings import (
+    Config,
+    PresenceSettings,
+    SocketSettings,
+    StateSettings,
+)
+from liveness.errors import StartError, StateError
+from liveness.service.outlets.supervisor import Outlets
+from liveness.service.outlets.webhooks.webhook_outlet import (
+    WebhookOutlet,
+    make_webhooks,
+)
+from tests.helpers import disk
+from tests.service.outlets.outlet_rig import OutletRig, off, on
+from tests.service.outlets.webhooks.receiver import (
+    SECRET,
+    Receiver,
+    answering,
+    hanging,
+    resetting,
+)
+from tests.service.outlets.webhooks.webhook_rig import BUSY, outlet_to, until
+from tests.service.rig import running
+
+# --- what is sent ---------------------------------------------------------------------
+
+
+async def test_records_come_in_order_in_full_batches(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    rig.publish(*(on(seq) for seq in range(1, 6)))
+    async with outlet_to(receiver.url, rig, batch=2) as outlet:
+        await until(lambda: outlet.now().sent == 5)
+        now = outlet.now()
+    assert receiver.seqs == [[1, 2], [3, 4], [5]]
+    assert (now.state, now.detail, now.lag_records) == ("following", "", 0)
+    assert (now.retries, now.dead, now.dead_kept) == (0, 0, 0)
+    assert len({request.id for request in receiver.received}) == 3
+
+
+async def test_an_offline_whose_user_is_back_says_so(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    back = {2}
+    rig.access = rig.access._replace(
+        is_superseded=lambda record, *_: record.seq in back
+    )
+    receiver.next.append(BUSY)
+    rig.publish(off(1, "ada"), off(2, "bob"), on(3, "eve"))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: receiver.received)
+        back.add(1)  # it was fixed at the first attempt
+        await until(lambda: outlet.now().sent)
+    first, second = receiver.received
+    flags = [event.get("superseded") for event in first.events]
+    assert flags == [None, True, None]
+    assert (second.id, second.body) == (first.id, first.body)
+
+
+async def test_a_user_without_devices_is_back_too(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    settings = WebhookSettings(url=receiver.url, secret=SECRET, users_only=True)
+    devices = PresenceSettings(device_separator="/")
+    async with running(tmp_path, webhooks={"mail": settings}, presence=devices) as rig:
+        gateway = await rig.gateway_of("ada")
+        await gateway.send(["logout", "ada"], ["login", "ada"])
+        await rig.until(lambda: receiver.received)
+    kinds = [event["type"] for event in receiver.received[0].events]
+    flags = [event.get("superseded") for event in receiver.received[0].events]
+    assert kinds == ["liveness.online", "liveness.offline", "liveness.online"]
+    assert flags == [None, True, None]
+
+
+# --- attempts -------------------------------------------------------------------------
+
+
+async def test_a_request_is_tried_to_the_end_of_the_ladder(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    waits = [float(wait) for wait in RETRY.split(",")]
+    receiver.next.extend([BUSY] * (len(waits) + 1))
+    rig.publish(on(1), on(2))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: receiver.received)
+        await until(lambda: outlet.now().retries == 2)
+        assert outlet.now().state == "retrying"
+        assert outlet.now().detail.startswith("attempt 3: it answered 503; the next is")
+        rig.publish(on(3))
+        await until(lambda: outlet.now().sent, times=120)
+        now, found = outlet.now(), await outlet.dead_letters(None, 10)
+    *tried, last = receiver.received
+    assert {(request.id, request.body) for request in tried} == {
+        (tried[0].id, tried[0].body)
+    }
+    steps = [later.at - earlier.at for earlier, later in pairwise(tried)]
+    assert len(steps) == len(waits)
+    for step, wait in zip(steps, waits, strict=True):
+        assert wait - 0.01 <= step <= 1.1 * wait + 0.01
+    assert last.seqs == [3]
+    assert (now.sent, now.retries, now.dead, now.dead_kept) == (1, 15, 2, 2)
+    assert [
+        (letter.seq, letter.id, letter.attempts, letter.status, letter.answer)
+        for letter in found
+    ] == [(seq, tried[0].id, 16, 503, "later") for seq in (2, 1)]
+
+
+async def test_the_receiver_is_given_the_time_that_it_asks_for(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.next.append(answering(429, Retry_After="100"))
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().sent)
+    first, second = receiver.received
+    assert 99.9 <= second.at - first.at <= 110.1
+
+
+async def test_without_retries_a_failure_is_the_end(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.next.append(resetting)
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig, retry="") as outlet:
+        await until(lambda: outlet.now().dead)
+        (letter,) = await outlet.dead_letters(None, 10)
+        assert "(Connection reset by peer)" in outlet.now().detail
+    assert (letter.status, letter.answer) == (None, "Connection reset by peer")
+
+
+async def test_after_a_restart_the_ladder_goes_on_with_the_same_request(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.next.extend([BUSY] * 3)
+    rig.publish(on(1), on(2))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().retries == 2)
+    rig.publish(on(3))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().sent == 3)
+    first, _, third, fourth, fifth = receiver.received
+    assert (fourth.id, fourth.body) == (first.id, first.body)
+    assert 29.9 <= fourth.at - third.at <= 33.1
+    assert fifth.seqs == [3]
+
+
+async def test_a_request_without_an_answer_is_sent_again_after_a_restart(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.next.append(hanging)
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig):
+        await until(lambda: receiver.received)
+    rig.publish(on(2))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().sent == 2)
+    first, again, _ = receiver.received
+    assert (again.id, again.body) == (first.id, first.body)
+    assert receiver.seqs == [[1], [1], [2]]
+
+
+# --- by hand --------------------------------------------------------------------------
+
+
+async def test_a_test_is_an_event_apart_from_the_log(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    async with outlet_to(receiver.url, rig) as outlet:
+        assert (await outlet.send_test())[:3] == (True, 204, "")
+        receiver.usually = hanging
+        is_accepted, status, answer = (await outlet.send_test())[:3]
+        assert (is_accepted, status, answer) == (False, None, "no answer within 10 s")
+    (event,) = receiver.received[0].events
+    assert (event["type"], event["source"]) == (
+        "liveness.test",
+        f"/liveness/{rig.access.log_writer.store.log}",
+    )
+
+
+async def test_a_url_that_is_not_allowed_stops_the_outlet_and_fails_a_test(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    rig.publish(on(1))
+    async with outlet_to(receiver.url_of("127.1"), rig, allow_http=True) as outlet:
+        await until(lambda: outlet.now().state == "stopped")
+        assert "set webhooks.mail.allow_private to true" in outlet.now().detail
+        is_accepted, status, answer = (await outlet.send_test())[:3]
+        assert (is_accepted, status, answer) == (False, None, outlet.now().detail)
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().sent == 1)
+
+
+def no_secret(folder: Path) -> dict[str, Any]:
+    return {"secret_file": folder / "none"}
+
+
+def open_secret(folder: Path) -> dict[str, Any]:
+    (folder / "secret").write_text(SECRET)
+    (folder / "secret").chmod(0o644)
+    return {"secret_file": folder / "secret"}
+
+
+def malformed_secret(folder: Path) -> dict[str, Any]:
+    (folder / "secret").touch(0o600)
+    (folder / "secret").write_text("secret")
+    return {"secret_file": folder / "secret"}
+
+
+def wrong_ca_file(folder: Path) -> dict[str, Any]:
+    (folder / "ca.crt").write_text("none")
+    return {"secret": SECRET, "ca_file": folder / "ca.crt"}
+
+
+@pytest.mark.parametrize(
+    ("faulty", "why"),
+    [
+        (no_secret, "secret_file: "),
+        (open_secret, "secret_file: "),
+        (malformed_secret, "has no secret in line 1"),
+        (wrong_ca_file, "mail.ca_file: "),
+    ],
+    ids=lambda it: it.__name__ if callable(it) else "",
+)
+async def test_a_file_that_is_wrong_stops_the_outlet_alone(
+    rig: OutletRig,
+    receiver: Receiver,
+    tmp_path: Path,
+    faulty: Callable[[Path], dict[str, Any]],
+    why: str,
+) -> None:
+    rig.publish(on(1))
+    bad = WebhookSettings(url="https://127.0.0.1:9/", **faulty(tmp_path))
+    good = WebhookSettings(url=receiver.url, secret=SECRET, begin="oldest")
+    outlets = [
+        WebhookOutlet("mail", bad, rig.access),
+        WebhookOutlet("chat", good, rig.access),
+    ]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Outlets(outlets, rig.store, retention_s=3_600).run)
+        await until(lambda: outlets[1].now().sent)
+        assert outlets[0].now().state == "stopped"
+        assert why in outlets[0].now().detail
+        result = await outlets[0].send_test()
+        assert result[:3] == (False, None, outlets[0].now().detail)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stopped_outlet_goes_on_once_its_secret_can_be_read(
+    rig: OutletRig, receiver: Receiver, tmp_path: Path
+) -> None:
+    rig.publish(on(1))
+    path = tmp_path / "secret"
+    settings = WebhookSettings(url=receiver.url, secret_file=path, begin="oldest")
+    outlet = WebhookOutlet("mail", settings, rig.access)
+    assert (await outlet.send_test()).answer.startswith("webhooks.mail.secret_file: ")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Outlets([outlet], rig.store, retention_s=3_600).run)
+        await until(lambda: outlet.now().state == "stopped")
+        path.touch(0o600)
+        path.write_text(SECRET)
+        await until(lambda: outlet.now().sent)
+        assert (outlet.now().state, outlet.now().detail) == ("following", "")
+        nursery.cancel_scope.cancel()
+
+
+# --- the disk, and the start ----------------------------------------------------------
+
+
+async def test_a_full_disk_is_waited_for(rig: OutletRig, receiver: Receiver) -> None:
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: rig.store.is_open)
+        assert rig.store._db is not None
+        with disk.full(rig.store._db):
+            rig.publish(*(on(seq, "u" * 200) for seq in range(1, 100)))
+            await until(lambda: outlet.now().state == "retrying")
+            assert outlet.now().detail.endswith("; is the disk full?")
+            assert not receiver.received
+        await until(lambda: outlet.now().sent == 99)
+        assert outlet.now().detail == ""
+
+
+async def test_without_a_database_there_are_no_dead_letters_to_see(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    settings = WebhookSettings(url=receiver.url, secret=SECRET)
+    outlet = WebhookOutlet("mail", settings, rig.access)
+    with pytest.raises(
+        StateError, match=r"is not open; see the state of webhooks\.mail"
+    ):
+        await outlet.dead_letters(None, 10)
+
+
+async def test_a_missing_package_is_named(
+    rig: OutletRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(
+        socket=SocketSettings(path=tmp_path / "g.sock"),
+        state=StateSettings(dir=tmp_path),
+        webhooks={"mail": WebhookSettings(url="https://a.example/", secret=SECRET)},
+    )
+    monkeypatch.setitem(sys.modules, "standardwebhooks", None)
+    why = "package standardwebhooks, which is not installed: pip"
+    with pytest.raises(StartError, match=why):
+        make_webhooks(config, rig.access)
+
+
+# --- nobody else waits ----------------------------------------------------------------
+
+
+async def test_a_receiver_that_hangs_delays_no_gateway(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    receiver.usually = hanging
+    settings = WebhookSettings(url=receiver.url, secret=SECRET, linger_s=0)
+    async with running(tmp_path, webhooks={"mail": settings}) as rig:
+        watcher = await rig.watcher()
+        gateway = await rig.gateway_of("ada")
+        await rig.until(lambda: receiver.received)
+        began = trio.current_time()
+        await gateway.send(["login", "bob"], ["logout", "ada"])
+        await gateway.sync()
+        await watcher.records(3)
+        # All of that was in less time than the receiver is given.
+        assert trio.current_time() - began < settings.timeout_s
+        assert len(receiver.received) == 1
+        # It holds no thread, and no other outlet waits for the database.
+        limiter = trio.to_thread.current_default_thread_limiter()
+        assert limiter.borrowed_tokens == 0

@@ -1,0 +1,225 @@
+"""Requests that wait for their next attempt: what is shown, and what ends a wait."""
+
+import sqlite3
+
+import pytest
+import trio
+
+from liveness.config.outlet_settings import WebhookSettings
+from liveness.service.outlets.common.outlet_store import StoredCursor, put_cursor
+from liveness.service.outlets.webhooks import batch_store
+from liveness.service.outlets.webhooks.batch_store import StoredBatch, put_batch
+from liveness.service.outlets.webhooks.cloud_events import joined
+from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
+from tests.service.outlets.outlet_rig import TEN_DAYS, OutletRig, on
+from tests.service.outlets.webhooks.receiver import (
+    OK,
+    SECRET,
+    Answer,
+    Received,
+    Receiver,
+    answering,
+)
+from tests.service.outlets.webhooks.webhook_rig import BUSY, outlet_to, until
+
+
+def accepting_tests_but(status: int, *seqs: int) -> Answer:
+    """A refusal of these records; other records and tests are accepted."""
+
+    async def answer(stream: trio.abc.Stream, request: Received) -> None:
+        found = {event["data"].get("seq") for event in request.events}
+        await (answering(status) if found & {*seqs} else OK)(stream, request)
+
+    return answer
+
+
+def is_test(request: Received) -> bool:
+    return bool(request.events[0]["type"] == "liveness.test")
+
+
+async def test_after_a_restart_a_request_that_waits_says_so(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.usually = BUSY
+    await trio.sleep(50)
+    rig.publish(on(1, at_s=50))
+    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+    await trio.sleep(100)
+    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        now = outlet.now()
+        assert now.detail.startswith("attempt 1: it answered 503; the next is in ")
+        assert "and 2 more may follow" in now.detail
+        assert now.lag_s == pytest.approx(trio.current_time() - 50, abs=0.1)
+        assert len(receiver.received) == 1
+
+
+@pytest.mark.parametrize("wrong_s", [-TEN_DAYS, TEN_DAYS], ids=["behind", "ahead"])
+async def test_the_age_of_a_request_is_the_same_however_the_wall_clock_is_set(
+    rig: OutletRig, receiver: Receiver, wrong_s: float
+) -> None:
+    receiver.usually = BUSY
+    rig.clock.set_wall(ahead_s=wrong_s)
+    rig.publish(on(1, at_s=wrong_s))
+    await trio.sleep(50)
+    rig.clock.set_wall(ahead_s=0)
+    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        assert outlet.now().lag_s == pytest.approx(trio.current_time(), abs=0.1)
+    rig.clock.set_wall(ahead_s=wrong_s)
+    async with outlet_to(receiver.url, rig, retry="600,600,600") as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        assert outlet.now().lag_s == pytest.approx(trio.current_time(), abs=0.1)
+        receiver.usually = OK
+        await until(lambda: outlet.now().sent)
+        latency_s = outlet.now().latency.sum
+        assert latency_s == pytest.approx(trio.current_time(), abs=1)
+
+
+async def test_an_accepted_test_ends_a_wait(rig: OutletRig, receiver: Receiver) -> None:
+    receiver.next.extend([BUSY, OK, BUSY, BUSY])
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig, retry="300,600,21600") as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        assert "`liveness webhooks test mail` tries the receiver, and" in (
+            outlet.now().detail
+        )
+        assert (await outlet.send_test()).is_accepted
+        await until(lambda: "attempt 2" in outlet.now().detail, times=0.1)
+        assert "and 1 more may follow" in outlet.now().detail  # the ladder goes on
+        assert not (await outlet.send_test()).is_accepted
+        await trio.sleep(1)
+        assert len(receiver.received) == 4
+        assert (await outlet.send_test()).is_accepted
+        await until(lambda: outlet.now().sent, times=0.1)
+    assert len({r.id for r in receiver.received if not is_test(r)}) == 1
+
+
+async def test_an_accepted_dead_letter_ends_a_wait(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.next.extend([answering(400), BUSY])
+    rig.publish(on(1), on(2))
+    async with outlet_to(receiver.url, rig, batch=1, retry="21600") as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        (letter,) = await outlet.dead_letters(None, 10)
+        assert await outlet.retry(letter.number)
+        await until(lambda: outlet.now().sent == 2)
+    assert receiver.seqs == [[1], [2], [1], [2]]
+
+
+async def test_a_request_that_ends_notes_the_use_of_the_outlet_by_the_clock_of_the_state(
+    rig: OutletRig, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not seen in the database: the outlet soon stores its cursor again."""
+    used_ms = list[int]()
+
+    def put(db: sqlite3.Connection, outlet: str, at: StoredCursor, ms: int) -> None:
+        used_ms.append(ms)
+        put_cursor(db, outlet, at, ms)
+
+    monkeypatch.setattr(batch_store, "put_cursor", put)
+    receiver.next.extend([OK, answering(422)])
+    rig.clock.set_wall(ahead_s=TEN_DAYS)
+    rig.publish(on(1, at_s=TEN_DAYS), on(2, at_s=TEN_DAYS))
+    async with outlet_to(receiver.url, rig, batch=1) as outlet:
+        await until(lambda: outlet.now().dead)
+    assert len(used_ms) == 2
+    assert max(used_ms) <= rig.clock.state_ms()
+
+
+# --- refusals of a receiver, and of a record --------------------------------------------
+
+
+async def test_a_receiver_that_refuses_all_makes_no_dead_letters(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.usually = answering(401)
+    rig.publish(*(on(seq) for seq in range(1, 9)))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().state == "retrying")
+        assert outlet.now().detail.startswith(
+            "attempt 1: it answered 401, and accepts no test event either; correct the "
+            "url or the secret; the next is in 1"
+        )
+        # Halved until one was alone, and the test.
+        assert [len(request.events) for request in receiver.received] == [8, 4, 2, 1, 1]
+        assert is_test(receiver.received[-1])
+        receiver.usually = OK
+        await until(lambda: outlet.now().sent == 8)
+        assert outlet.now().dead == 0
+
+
+async def test_a_receiver_that_refuses_all_is_given_up_at_the_end_of_the_ladder(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.usually = answering(404)
+    rig.publish(on(1))
+    async with outlet_to(receiver.url, rig, retry="5,5") as outlet:
+        await until(lambda: outlet.now().dead)
+        (letter,) = await outlet.dead_letters(None, 10)
+    assert (letter.attempts, letter.status) == (3, 404)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 410])
+async def test_a_record_that_is_refused_where_a_test_is_not_is_a_dead_letter(
+    rig: OutletRig, receiver: Receiver, status: int
+) -> None:
+    receiver.usually = accepting_tests_but(status, 2)
+    rig.publish(on(1), on(2))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().dead)
+        await until(lambda: outlet.now().sent)
+        assert (outlet.now().retries, outlet.now().state) == (0, "following")
+    assert [is_test(request) for request in receiver.received] == [False] * 3 + [True]
+
+
+async def test_any_other_refusal_is_of_a_record(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    receiver.usually = answering(422)
+    rig.publish(on(1), on(2))
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().dead == 2)
+    assert not any(is_test(request) for request in receiver.received)
+
+
+async def test_a_request_from_beyond_the_end_of_a_shorter_log_moves_no_cursor(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    rig.publish(*(on(seq, f"u{seq}") for seq in range(1, 6)))
+    log = rig.log.log_writer.store.log
+    begun = StoredBatch(0, log, 12, "msg_1", joined([]), 0, 0)
+    await rig.store.open(keep=["webhooks.mail"], unused_s=1_000)
+    await rig.store.run(lambda db: put_batch(db, "webhooks.mail", begun))
+    await rig.store.run(
+        lambda db: put_cursor(db, "webhooks.mail", StoredCursor(log, 9), 0)
+    )
+    async with outlet_to(receiver.url, rig) as outlet:
+        await until(lambda: outlet.now().sent)
+        rig.publish(*(on(seq, f"u{seq}") for seq in range(6, 16)))
+        await until(lambda: outlet.now().lag_records == 0)
+    assert [seq for seqs in receiver.seqs[1:] for seq in seqs] == [*range(1, 16)]
+
+
+async def test_what_is_posted_by_hand_together_shares_connections(
+    rig: OutletRig, receiver: Receiver
+) -> None:
+    async def slow(stream: trio.abc.Stream, request: Received) -> None:
+        await trio.sleep(5)
+        await OK(stream, request)
+
+    receiver.next.extend([slow, OK])
+    settings = WebhookSettings(url=receiver.url, secret=SECRET)
+    outlet = WebhookOutlet("mail", settings, rig.access)  # it does not run
+    accepted = list[bool]()
+
+    async def test() -> None:
+        accepted.append((await outlet.send_test()).is_accepted)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(test)
+        await trio.sleep(1)
+        nursery.start_soon(test)
+    assert accepted == [True, True]

@@ -1,0 +1,438 @@
+"""One attempt, to a server that fails in every way."""
+
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.config.outlet_settings import WebhookSettings
+from liveness.errors import ConfigError, StartError
+from liveness.lab.common.processes import free_port
+from liveness.service.common.clock import Clock
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.outlets.webhooks.answers import PostAnswer, PostOutcome
+from liveness.service.outlets.webhooks.post_connection import (
+    HEAD_BYTES,
+    MOST_INTERIM,
+    READ_BYTES,
+)
+from liveness.service.outlets.webhooks.sender import (
+    ANSWER_BYTES,
+    IDLE_S,
+    READ_AGAIN_S,
+    WebhookSender,
+)
+from tests.helpers.parsing import Parsing
+from tests.helpers.redis_servers import Certificates
+from tests.service.outlets.webhooks.receiver import (
+    LOOPBACK,
+    OK,
+    SECOND_SECRET,
+    SECRET,
+    Answer,
+    Receiver,
+    answering,
+    ending,
+    endless,
+    flooding,
+    hanging,
+    receiving,
+    resetting,
+    saying,
+)
+
+BODY: Final = b"[]"
+HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+
+
+@asynccontextmanager
+async def sender_to(
+    url: str, turnstile: Turnstile | None = None, **settings: Any
+) -> AsyncIterator[WebhookSender]:
+    if "secret_file" not in settings:
+        settings["secret"] = SECRET
+    chosen = WebhookSettings(url=url, **settings)
+    sender = WebhookSender("webhooks.mail", chosen, Clock(), turnstile or Turnstile())
+    try:
+        yield sender
+    finally:
+        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+            await sender.close()
+
+
+async def posted(url: str, **settings: Any) -> PostAnswer:
+    async with sender_to(url, **settings) as sender:
+        return await sender.post("msg_1", BODY)
+
+
+@pytest.fixture
+async def receiver(jumping: MockClock) -> AsyncIterator[Receiver]:
+    async with receiving() as receiver:
+        yield receiver
+
+
+# --- the request ----------------------------------------------------------------------
+
+
+async def test_a_request_is_signed_and_has_what_the_url_says(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    answer = await posted(receiver.url)
+    (request,) = receiver.received
+    request.verify()
+    assert request.line == "POST /hook?x=1 HTTP/1.1"
+    assert request.headers.keys() == {
+        "host",
+        "user-agent",
+        "content-type",
+        "content-length",
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+    }
+    assert request.headers["host"] == f"127.0.0.1:{receiver.port}"
+    assert request.headers["content-type"] == "application/cloudevents-batch+json"
+    assert (request.id, request.body) == ("msg_1", BODY)
+    assert answer.outcome is PostOutcome.ACCEPTED
+
+
+async def test_a_connection_is_used_again(receiver: Receiver) -> None:
+    async with sender_to(receiver.url) as sender:
+        receiver.next.append(answering(200, b"well", Set_Cookie="a=1"))
+        await sender.post("msg_1", BODY)
+        await sender.post("msg_2", BODY)
+    assert [request.connection for request in receiver.received] == [1, 1]
+    assert "cookie" not in receiver.received[1].headers
+
+
+async def test_a_changed_secret_is_used_soon(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    async with sender_to(receiver.url, secret_file=path) as sender:
+        await sender.post("msg_1", BODY)
+        path.write_text(SECOND_SECRET)
+        await trio.sleep(READ_AGAIN_S)
+        await sender.post("msg_2", BODY)
+        path.write_text("")
+        await trio.sleep(READ_AGAIN_S)
+        with pytest.raises(StartError, match="is empty"):
+            await sender.post("msg_3", BODY)
+    first, second = receiver.received
+    first.verify(SECRET)
+    second.verify(SECOND_SECRET)
+
+
+# --- the answer -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        (OK, 204, ""),
+        (answering(422, b"no such\n\x1buser"), 422, r"no such\n\x1buser"),
+        (answering(500, b"\xff"), 500, "\ufffd"),
+        (answering(503), 503, ""),
+        (hanging, None, "no answer within 9 s"),
+        (resetting, None, "Connection reset by peer"),
+        (ending(), None, "it closed the connection without an answer"),
+        (ending(HEAD[:9]), None, "it closed the connection without an answer"),
+        (saying(HEAD[:20]), None, "no answer within 9 s"),
+        (saying(b"SSH-2.0-x\r\n\r\n"), None, "illegal status line"),
+        (ending(HEAD + b"hal"), 200, ""),
+        (saying(HEAD + b"hal"), 200, ""),
+        (endless, 200, r"\x00" * ANSWER_BYTES),
+    ],
+    ids=[
+        *("accepted", "refused", "failed", "busy", "hangs", "resets", "ends"),
+        *("half a head", "slow head", "not HTTP", "half a body", "slow body"),
+        "endless",
+    ],
+)
+async def test_an_answer_of_any_kind_comes_to_an_end(
+    receiver: Receiver, how: Answer, status: int | None, said: str
+) -> None:
+    receiver.usually = how
+    answer = await posted(receiver.url, timeout_s=9)
+    assert answer.status == status
+    assert answer.text[: len(said)] == said
+    assert len(receiver.received) == 1
+
+
+async def test_no_more_of_an_answer_is_read_than_the_limit(receiver: Receiver) -> None:
+    receiver.usually = answering(200, b"x" * 2**20)
+    async with sender_to(receiver.url) as sender:
+        await sender.post("msg_1", BODY)
+        receiver.usually = answering(200, b"x" * 2**10)
+        await sender.post("msg_2", BODY)
+        await sender.post("msg_3", BODY)
+    # The rest of the first was not read: its connection was of no more use.
+    assert [request.connection for request in receiver.received] == [1, 2, 2]
+
+
+INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+FIELD: Final = b"A: b\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "again", "status", "said"),
+    [
+        (b"", INTERIM, None, "it sends more than 16 interim answers (1xx)"),
+        (b"", INTERIM[:-2] + FIELD + b"\r\n", None, "it sends more than 16 interim"),
+        (b"", INTERIM[:-2] + 80 * FIELD + b"\r\n", None, "the head of its answer has"),
+        (INTERIM[:-2], FIELD, None, "the head of its answer has more than 8192 bytes"),
+        (HEAD[:-2], FIELD, None, "the head of its answer has more than 8192 bytes"),
+        (
+            HEAD[:-2],
+            b"x" * 999,
+            None,
+            "the head of its answer has more than 8192 bytes",
+        ),
+        (CHUNKED, b"1\r\nx\r\n", 200, "xxx"),
+        (CHUNKED, b"1;" + b"e" * 99 + b"\r\nx\r\n", 200, "xxx"),
+        (CHUNKED + b"1;", b"e" * 99, 200, ""),
+        (CHUNKED + b"0\r\n", FIELD, 200, ""),
+        (b"HTTP/1.0 200 OK\r\n\r\n", b"x", 200, "xxx"),
+    ],
+    ids=[
+        *("interim", "with fields", "large interim", "one interim", "head", "field"),
+        *("chunks", "extensions", "one extension", "trailers", "until its end"),
+    ],
+)
+async def test_an_answer_without_end_is_parsed_in_small_pieces_up_to_a_bound(
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    begin: bytes,
+    again: bytes,
+    status: int | None,
+    said: str,
+) -> None:
+    receiver.usually = flooding(begin, again)
+    parsing = Parsing(monkeypatch)
+    answer = await posted(receiver.url, timeout_s=9)
+    assert (answer.status, answer.text[: len(said)]) == (status, said)
+    most = WebhookSettings(url=receiver.url).max_answer_bytes
+    assert parsing.bytes <= HEAD_BYTES + (most if status else 0)
+    assert parsing.most_bytes_in_a_pass <= READ_BYTES
+    # A chunk of a byte takes six.
+    assert parsing.most_events_in_a_pass <= max(MOST_INTERIM, READ_BYTES // 6) + 3
+
+
+async def test_of_several_answers_without_end_one_piece_is_parsed_in_a_pass(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.usually = flooding(CHUNKED, b"1\r\nx\r\n")
+    parsing = Parsing(monkeypatch)
+    turnstile = Turnstile()
+    statuses: list[int | None] = []
+
+    async def post() -> None:
+        async with sender_to(receiver.url, turnstile) as sender:
+            statuses.append((await sender.post("msg_1", BODY)).status)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(post)
+    assert statuses == [200] * 3
+    assert parsing.most_bytes_in_a_pass == READ_BYTES
+
+
+async def test_a_kept_connection_that_closes_unanswered_is_replaced_at_once(
+    receiver: Receiver,
+) -> None:
+    for way in (ending(), resetting):
+        receiver.received.clear()
+        async with sender_to(receiver.url) as sender:
+            await sender.post("msg_1", BODY)
+            receiver.next.append(way)
+            began = trio.current_time()
+            assert (await sender.post("msg_2", BODY)).status == 204
+        assert trio.current_time() == began
+        connections = [request.connection for request in receiver.received]
+        assert connections == [connections[0]] * 2 + [connections[0] + 1]
+        first, again = receiver.received[1:]
+        assert (first.id, first.body) == (again.id, again.body) == ("msg_2", BODY)
+
+
+@pytest.mark.parametrize(
+    ("answers", "requests"),
+    [([ending()], 1), ([OK, ending(HEAD[:9])], 2), ([OK, ending(), ending()], 3)],
+    ids=["new", "begun", "twice"],
+)
+async def test_no_other_connection_that_closes_is_replaced(
+    receiver: Receiver, answers: list[Answer], requests: int
+) -> None:
+    receiver.next.extend(answers)
+    async with sender_to(receiver.url) as sender:
+        for _ in range(min(2, len(answers))):
+            answer = await sender.post("msg_1", BODY)
+    assert answer.text == "it closed the connection without an answer"
+    assert len(receiver.received) == requests
+
+
+async def test_a_connection_that_may_have_closed_is_not_used_again(
+    receiver: Receiver,
+) -> None:
+    async with sender_to(receiver.url) as sender:
+        await sender.post("msg_1", BODY)
+        await trio.sleep(IDLE_S)
+        await sender.post("msg_2", BODY)
+        # What comes unasked would be taken for the next answer.
+        receiver.next.append(saying(HEAD + b"12345" + HEAD + b"12345"))
+        await sender.post("msg_3", BODY)
+        await sender.post("msg_4", BODY)
+    assert [request.connection for request in receiver.received] == [1, 2, 2, 3]
+
+
+async def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
+    receiver.usually = answering(307, Location=receiver.url)
+    answer = await posted(receiver.url)
+    assert (answer.status, len(receiver.received)) == (307, 1)
+
+
+async def test_what_the_receiver_asks_for_is_kept(receiver: Receiver) -> None:
+    receiver.usually = answering(429, Retry_After="120")
+    assert (await posted(receiver.url)).retry_after == "120"
+
+
+async def test_a_refused_connection_is_no_answer(jumping: MockClock) -> None:
+    answer = await posted(f"http://127.0.0.1:{free_port()}/")
+    assert (answer.status, answer.text) == (None, "Connection refused")
+
+
+# --- TLS ------------------------------------------------------------------------------
+
+
+def server_context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.server, certificates.server_key)
+    return context
+
+
+async def test_a_certificate_is_checked_for_the_host_of_the_url(
+    jumping: MockClock, certificates: Certificates
+) -> None:
+    names: list[str | None] = []
+    context = server_context(certificates)
+    context.sni_callback = lambda _socket, name, _context: names.append(name)
+    async with receiving(context) as receiver:
+        ca = certificates.ca
+        by_name = await posted(receiver.url_of("localhost"), ca_file=ca)
+        assert (by_name.outcome, by_name.text) == (PostOutcome.ACCEPTED, "")
+        assert names == ["localhost"]
+        assert receiver.received[0].headers["host"] == f"localhost:{receiver.port}"
+        # Another way to write 127.0.0.1, which the certificate does not have.
+        other = await posted(receiver.url_of("127.1"), ca_file=ca, allow_private=True)
+        assert "certificate is not valid" in other.text
+        assert len(receiver.received) == 1
+
+
+async def test_a_certificate_of_an_unknown_authority_is_not_accepted(
+    jumping: MockClock, certificates: Certificates
+) -> None:
+    async with receiving(server_context(certificates)) as receiver:
+        answer = await posted(receiver.url)
+        assert answer.outcome is PostOutcome.FAILED
+        assert answer.text.endswith("; correct it, or set ca_file")
+        assert not receiver.received
+
+
+async def test_a_server_without_tls_is_no_answer(jumping: MockClock) -> None:
+    async def refuse(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    (listener,) = await trio.open_tcp_listeners(0, host=LOOPBACK)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, refuse, [listener])
+        port = listener.socket.getsockname()[1]
+        answer = await posted(f"https://{LOOPBACK}:{port}/")
+        nursery.cancel_scope.cancel()
+    assert answer.status is None
+    assert answer.text.startswith("no TLS: ")
+
+
+async def test_a_handshake_that_hangs_ends(receiver: Receiver) -> None:
+    # It waits for the end of a head, which the bytes of TLS do not have.
+    url = receiver.url.replace("http:", "https:")
+    answer = await posted(url, timeout_s=9)
+    assert answer.text == "no connection in time; is the address right?"
+
+
+# --- addresses ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("127.1", "of this host; correct the url, or what its host resolves to; or set "
+            "webhooks.mail.allow_private to true"),
+        ("0x7f000001", "of this host"),
+        ("10.0.0.5", "private"),
+        ("169.254.169.254", "link-local; correct the url, or what its host resolves to"),
+        ("[::ffff:10.0.0.5]", "private"),
+        ("[64:ff9b::a9fe:a9fe]", "link-local"),
+        ("0", "unspecified"),
+    ],
+)  # fmt: skip
+async def test_an_address_that_is_not_allowed_is_not_connected_to(
+    receiver: Receiver, host: str, why: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        await posted(receiver.url_of(host), allow_http=True)
+    assert f"an address that is {why}" in str(refused.value)
+    assert not receiver.connections
+
+
+async def test_the_address_that_was_checked_is_connected_to(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that means another address whenever it is asked for (DNS rebinding)."""
+    resolve, answers = socket.getaddrinfo, iter(["127.0.0.1", "169.254.169.254"])
+
+    def rebinding(host: Any, *args: Any, **options: Any) -> Any:
+        name = next(answers) if host == "hook.example" else host
+        return resolve(name, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    url = receiver.url_of("hook.example")
+    async with sender_to(url, allow_http=True, allow_private=True) as sender:
+        assert (await sender.post("msg_1", BODY)).status == 204
+        host = f"hook.example:{receiver.port}"
+        assert receiver.received[0].headers["host"] == host
+        await trio.sleep(READ_AGAIN_S)
+        with pytest.raises(ConfigError, match=r"169\.254\.169\.254"):
+            await sender.post("msg_2", BODY)
+
+
+async def test_a_name_that_is_unknown_is_no_answer(jumping: MockClock) -> None:
+    answer = await posted("https://nobody.invalid/", timeout_s=300)
+    assert answer.status is None
+    assert answer.text.startswith("the host cannot be resolved: ")
+
+
+async def test_a_resolver_that_hangs_delays_no_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: goes_on.wait())
+    limiter = trio.to_thread.current_default_thread_limiter()
+    try:
+        async with sender_to("https://hook.example/", timeout_s=0.1) as sender:
+            for _ in range(2):
+                answer = await sender.post("msg_1", BODY)
+                assert answer.text == "no answer within 0.1 s"
+            assert limiter.borrowed_tokens == 0
+    finally:
+        goes_on.set()
