@@ -24,7 +24,7 @@ from liveness.core.records import Uid, identity
 from liveness.core.wheel.devices import user_of
 from liveness.errors import LivenessError
 
-# Who asks waits no longer: a gateway routes a message, an operator looks.
+# How long a question may take: a gateway that routes a message, or an operator, waits.
 QUESTION_S: Final = 2.0
 # Users in one call: about a millisecond in which Redis does nothing else.
 USERS_IN_CALL: Final = 1_000

@@ -61,7 +61,7 @@ class Disk(Protocol):
         """The log's id."""
 
     @property
-    def parted(self) -> Mapping[str, int]:
+    def ancestors(self) -> Mapping[str, int]:
         """The logs that this one goes on from, each with the last seq in common."""
 
     @property

@@ -50,7 +50,7 @@ class TimerState(NamedTuple):
     next: int | None  # when it comes due on the ring; None: never again
     attempts: int
     seq: int | None  # the record of the latest attempt
-    since: int  # no record of this timer has a lower seq
+    min_seq: int  # no record of this timer has a lower seq
     message: str | None  # of the latest answer, or why there was none
     created: int
     fired: int | None

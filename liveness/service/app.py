@@ -152,7 +152,7 @@ def _open_state(config: Config, stack: ExitStack) -> tuple[LogStore, TimerStore]
         config.state.dir,
         log=store.log,
         next_seq=next_seq,
-        parted=store.parted,
+        ancestors=store.ancestors,
         reserve=store.reserve,
         retry_policy=config.timers.retry_policy,
     )
@@ -210,7 +210,7 @@ def _catch_up(
     """
     newest = store.bounds()[1] - 1
     with table.expecting_damage():
-        table.fit(newest)
+        table.reconcile_with_log(newest)
         has_live = table.has_live
     reached = table.seq
     if not has_live:

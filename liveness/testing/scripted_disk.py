@@ -36,7 +36,7 @@ class ScriptedDisk:
     # Of a planned stop, and the monotonic seconds at it; None after a crash.
     stopped: tuple[Clocks, float] | None = None
     timers: dict[int, Due] = field(default_factory=dict)  # by id
-    parted: dict[str, int] = field(default_factory=dict)
+    ancestors: dict[str, int] = field(default_factory=dict)
     failure: str | None = None
     waiting: deque[Commit] = field(default_factory=deque)
     written: int = 0  # the last ticket

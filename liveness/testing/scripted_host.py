@@ -5,12 +5,13 @@ It runs the sidecar's own server from a single task, without threads. Between tw
 """
 
 import math
-import socket
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from socket import AF_UNIX, SHUT_WR
+from socket import socket as Socket
 from typing import Final, assert_never
 
 import anyio
@@ -131,7 +132,7 @@ class ScriptedHost:
         self.unread_gateways: set[str] = set()  # whose links are not read
         self.tap = LinkTap()
         self.changed = anyio.Event()  # a new one after each change
-        self.listener: socket.socket | None = None
+        self.listener: Socket | None = None
         self.sockets: dict[int, ScriptedSocket] = {}  # by number of the link
         self.selector = DefaultSelector()
         self._path, self._on_event = config.socket.path, on_event
@@ -252,7 +253,7 @@ class ScriptedHost:
         if self._path.is_socket():  # a crash leaves it; any other file is not ours
             self._path.unlink()
         with ExitStack() as on_error:
-            listener = on_error.enter_context(socket.socket(socket.AF_UNIX))
+            listener = on_error.enter_context(Socket(AF_UNIX))
             listener.setblocking(False)
             listener.bind(str(self._path))
             listener.listen(BACKLOG)
@@ -294,9 +295,9 @@ class ScriptedHost:
                 link = self.server.connected(self._number, peer, self.at())
                 self.sockets[link.number] = ScriptedSocket(sock, link)
                 self.tap.opened(link.number, sock)
-        for held in [*self.sockets.values()]:
-            if self._is_read(held.link):
-                has_read |= self._read(held)
+        for socket in [*self.sockets.values()]:
+            if self._is_read(socket.link):
+                has_read |= self._read(socket)
         # Waiters are woken by changes only: each makes a turn when it checks its
         # condition, so two of them could wake each other for ever.
         self.settle(notify=has_read)
@@ -358,21 +359,21 @@ class ScriptedHost:
             self.server.fire_again(found, self.at())
             self.carry_out()
 
-    def _read(self, held: ScriptedSocket) -> bool:
+    def _read(self, socket: ScriptedSocket) -> bool:
         """Read a link until it is empty; return whether there was data, or its end."""
-        has_read, link = False, held.link
+        has_read, link = False, socket.link
         while link.number in self.sockets:
             if link.is_open:
                 may_read = self.server.may_read(link)
                 self.carry_out()
                 if may_read is MayRead.LATER:
-                    self._write(held)
+                    self._write(socket)
                     may_read = self.server.may_read(link)
                     self.carry_out()
                 if may_read is not MayRead.YES:
                     break
             try:
-                data = held.sock.recv(RECEIVE_BYTES)
+                data = socket.sock.recv(RECEIVE_BYTES)
             except BlockingIOError:
                 break
             except OSError:
@@ -380,8 +381,8 @@ class ScriptedHost:
             has_read = True
             self.tap.received(link.number, data)
             if not data:
-                self._write(held)
-                self.close(held)
+                self._write(socket)
+                self.close(socket)
             elif link.is_open:
                 self._received(link, data)
         return has_read
@@ -396,111 +397,111 @@ class ScriptedHost:
 
     def write_links(self) -> None:
         """Write to all links what may be sent now, as far as their peers read."""
-        for held in [*self.sockets.values()]:
-            self._write(held)
-            self._watch(held)
+        for socket in [*self.sockets.values()]:
+            self._write(socket)
+            self._watch(socket)
 
-    def _write(self, held: ScriptedSocket) -> None:
-        link, outbox = held.link, held.link.outbox
-        while not outbox.is_broken and not held.is_shut:
-            if not held.unsent:
-                held.sent = bool
-                held.unsent = self._next_bytes(held)
-            if not held.unsent:
+    def _write(self, socket: ScriptedSocket) -> None:
+        link, outbox = socket.link, socket.link.outbox
+        while not outbox.is_broken and not socket.is_shut:
+            if not socket.unsent:
+                socket.sent = bool
+                socket.unsent = self._next_bytes(socket)
+            if not socket.unsent:
                 return
             try:
-                sent = held.sock.send(held.unsent[: held.most_bytes])
+                sent = socket.sock.send(socket.unsent[: socket.most_bytes])
             except BlockingIOError:
                 outbox.blocked(True)
                 return
             except OSError:
                 # What the peer wrote before is still read.
                 outbox.broken()
-                held.unsent = b""
+                socket.unsent = b""
                 return
-            self.tap.sent(link.number, held.unsent[:sent])
-            held.unsent = held.unsent[sent:]
-            if not held.unsent:
+            self.tap.sent(link.number, socket.unsent[:sent])
+            socket.unsent = socket.unsent[sent:]
+            if not socket.unsent:
                 outbox.blocked(False)
-                held.sent()
-            if held.most_bytes is not None:
+                socket.sent()
+            if socket.most_bytes is not None:
                 return
 
-    def _next_bytes(self, held: ScriptedSocket) -> bytes:
-        outbox = held.link.outbox
-        if held.extra:
-            extra, held.extra = held.extra, b""
+    def _next_bytes(self, socket: ScriptedSocket) -> bytes:
+        outbox = socket.link.outbox
+        if socket.extra:
+            extra, socket.extra = socket.extra, b""
             return extra
         if frames := outbox.take_frames():
-            held.sent = partial(outbox.frames_sent, len(frames))
+            socket.sent = partial(outbox.frames_sent, len(frames))
             return frames
         if outbox.take_up_list():
             data = self.disk.listed(outbox.lists[0].gateway)
             outbox.list_begins(len(data))
-            held.sent = outbox.list_sent
+            socket.sent = outbox.list_sent
             return data
-        if outbox.is_ending or held.position is None:
+        if outbox.is_ending or socket.position is None:
             return b""
-        before, room = held.position.seq, outbox.room
+        before, room = socket.position.seq, outbox.room
         if room <= 0:
             return b""
         at = self.at()
-        records, held.position.seq = self.disk.read(
-            before, held.position.wanted, room, at.wall_ms
+        records, socket.position.seq = self.disk.read(
+            before, socket.position.wanted, room, at.wall_ms
         )
         if not records:
             outbox.records_sent(at.state_ms)
             return b""
         outbox.records_begin([seq for seq, _ in records], before)
-        held.sent = partial(outbox.records_sent, at.state_ms)
+        socket.sent = partial(outbox.records_sent, at.state_ms)
         encoded = b"".join(encoded for _, encoded in records)
         return encode_notices(len(records), encoded)
 
-    def _finish(self, held: ScriptedSocket) -> None:
+    def _finish(self, socket: ScriptedSocket) -> None:
         """Write the rest to a link that has ended, and shut it down."""
         self.disk.write(self.cursors, self.server.scheduler)
-        self._write(held)
-        outbox = held.link.outbox
-        if not outbox.is_broken and not held.unsent:
+        self._write(socket)
+        outbox = socket.link.outbox
+        if not outbox.is_broken and not socket.unsent:
             with suppress(OSError):
-                sent = held.sock.send(outbox.last_frame)
-                self.tap.sent(held.link.number, outbox.last_frame[:sent])
-                held.unsent = outbox.last_frame[sent:]
-        if held.unsent:
-            self.close(held)  # it may never read the rest
+                sent = socket.sock.send(outbox.last_frame)
+                self.tap.sent(socket.link.number, outbox.last_frame[:sent])
+                socket.unsent = outbox.last_frame[sent:]
+        if socket.unsent:
+            self.close(socket)  # it may never read the rest
             return
-        held.is_shut = True
+        socket.is_shut = True
         with suppress(OSError):  # the peer may have closed
             # With unread bytes, a close would make the peer's next read fail.
-            held.sock.shutdown(socket.SHUT_WR)
+            socket.sock.shutdown(SHUT_WR)
 
-    def _watch(self, held: ScriptedSocket) -> None:
+    def _watch(self, socket: ScriptedSocket) -> None:
         """Set the events for which the selector waits on a link."""
-        link = held.link
+        link = socket.link
         reads = self._is_read(link) and not (link.is_open and link.outbox.is_full)
-        writes = bool(held.unsent) and held.most_bytes is None
+        writes = bool(socket.unsent) and socket.most_bytes is None
         wanted = EVENT_READ * reads | EVENT_WRITE * writes
-        if wanted != held.watched and link.number in self.sockets:
-            if held.watched:
-                self.selector.unregister(held.sock)
+        if wanted != socket.watched and link.number in self.sockets:
+            if socket.watched:
+                self.selector.unregister(socket.sock)
             if wanted:
-                self.selector.register(held.sock, wanted)
-            held.watched = wanted
+                self.selector.register(socket.sock, wanted)
+            socket.watched = wanted
 
     def _is_read(self, link: Link) -> bool:
         """Whether the script lets a link be read; one that has ended is read to its end."""
         is_unread = not self.is_reading or link.name in self.unread_gateways
         return not link.is_open or not is_unread
 
-    def close(self, held: ScriptedSocket) -> None:
+    def close(self, socket: ScriptedSocket) -> None:
         """Close a link at once."""
-        if self.sockets.pop(held.link.number, None) is not None:
-            self.tap.closed(held.link.number)
-            if held.watched:
-                self.selector.unregister(held.sock)
-            held.sock.close()
-            if held.link.number in self.server.registry.links:  # not of one before it
-                self.server.closed(held.link)
+        if self.sockets.pop(socket.link.number, None) is not None:
+            self.tap.closed(socket.link.number)
+            if socket.watched:
+                self.selector.unregister(socket.sock)
+            socket.sock.close()
+            if socket.link.number in self.server.registry.links:  # not of one before it
+                self.server.closed(socket.link)
 
     # --- what is reported -----------------------------------------------------
 

@@ -258,7 +258,7 @@ async def running(
             TimerStore(
                 config.state.dir,
                 log=store.log,
-                parted=store.parted,
+                ancestors=store.ancestors,
                 retry_policy=config.timers.retry_policy,
             )
         ) as table,

@@ -187,7 +187,7 @@ async def test_clocks_of_a_stop_are_used_after_a_start_of_the_host(
         await rig.stop()
     befall(tmp_path, "boot")
     async with running(tmp_path, clock=VirtualWallClock) as rig:
-        assert len(rig.store.parted) == 1
+        assert len(rig.store.ancestors) == 1
     restored = [line for line in said if line["event"] == "restored"]
     assert [(line["users"], line["clocks"]) for line in restored] == [(3, 3)]
 
@@ -203,7 +203,7 @@ async def test_a_reader_of_an_older_id_goes_on_where_it_was(
         async with life(tmp_path, uid):
             pass
     async with life(tmp_path, "g") as rig:
-        assert len(rig.store.parted) == 3
+        assert len(rig.store.ancestors) == 3
         assert await reader.seqs(rig) == [4, 5, 6, 7]
 
 

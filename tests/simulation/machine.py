@@ -353,7 +353,7 @@ class Machine:
                 TimerStore(
                     folder,
                     log=store.log,
-                    parted=store.parted,
+                    ancestors=store.ancestors,
                     retry_policy=config.timers.retry_policy,
                 )
             ) as table,

@@ -109,8 +109,8 @@ class Handshake:
         # If this log ends before `after`, it lost records: treat it as another log.
         if hello.after == 0 or (hello.log == disk.log and hello.after <= newest):
             return hello.after
-        if hello.log is not None and hello.log in disk.parted:
-            return min(hello.after, disk.parted[hello.log])
+        if hello.log is not None and hello.log in disk.ancestors:
+            return min(hello.after, disk.ancestors[hello.log])
         return disk.first - 1
 
     def _shown(self, link: Link, hello: Hello, following: int) -> dict[str, object]:

@@ -50,10 +50,10 @@ DISK: Final = "disk"  # the disk has to write earlier decisions first
 class Clearance(NamedTuple):
     """What happens to due users of one gateway, by deadline."""
 
-    silence: float  # up to here they go offline for their own silence
-    lost: float  # up to here they go offline together with their gateway
-    renew: float  # up to here they get a fresh timeout, as the hold is over
-    why: str | None  # what later ones wait for
+    silence: float = NEVER  # up to here they go offline for their own silence
+    lost: float = NEVER  # up to here they go offline together with their gateway
+    renew: float = NEVER  # up to here they get a fresh timeout, as the hold is over
+    why: str | None = None  # what later ones wait for
 
 
 @dataclass(slots=True)
@@ -149,24 +149,26 @@ class GatewayState:
         """Return what happens to its due users at *now*."""
         if self.reading_paused_at is not None:
             # The pause is the gateway's own doing, so it is part of the hold.
-            return Clearance(NEVER, now - hold, NEVER, UNREAD)
+            return Clearance(lost=now - hold, why=UNREAD)
         # A link that had no turn to be read for some time, as after a long computation of
         # ours, may have sent something: that time is not part of the hold.
         looked_at = max(self.heard_at, self.empty_at) if self.is_linked else now
         given_up = looked_at - hold
         if self.is_linked and self._is_mute(now):
-            return Clearance(NEVER, given_up, NEVER, MUTE)
+            return Clearance(lost=given_up, why=MUTE)
         if not self.is_linked:
             if now < self.grace_until:
-                return Clearance(NEVER, given_up, NEVER, AWAY)
-            return Clearance(NEVER, now, NEVER, None)
+                return Clearance(lost=given_up, why=AWAY)
+            return Clearance(lost=now)
         if now < self.grace_until:
-            return Clearance(NEVER, given_up, self.renew_until, UNREAD)
+            return Clearance(lost=given_up, renew=self.renew_until, why=UNREAD)
         # The gateway sends its collected events during the grace. A socket that was read
         # empty before the grace was over proves nothing about them.
         empty_at = self.empty_at if self.empty_at >= self.grace_until else NEVER
         why = None if empty_at >= now else UNREAD
-        return Clearance(min(empty_at, now), given_up, self.renew_until, why)
+        return Clearance(
+            silence=min(empty_at, now), lost=given_up, renew=self.renew_until, why=why
+        )
 
     def clearance_of_renewed(self, now: float) -> Clearance:
         """The same for users that have had their fresh timeout; they get no second."""

@@ -189,7 +189,7 @@ class SessionTable:
         for gateway in self._by_number[first : self._next_cadence]:
             number = gateway.number
             begins, is_over = gateway.cadence.look(
-                wheel.usual(number), timeout=wheel.timeout_of(number), now=now
+                wheel.median_silence(number), timeout=wheel.timeout_of(number), now=now
             )
             if begins:
                 too_short.append(gateway)

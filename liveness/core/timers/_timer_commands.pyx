@@ -29,15 +29,15 @@ cdef str IS_DONE = DONE, IS_CANCELLED = CANCELLED, IS_REPLACED = REPLACED
 cdef Py_ssize_t SHORT = SHORT_CHARACTERS
 
 cdef enum Column:
-    ID, GATEWAY, KEY, EXT, STATE, DUE, NEXT, ATTEMPTS, SEQ, SINCE, MESSAGE, CREATED
+    ID, GATEWAY, KEY, EXT, STATE, DUE, NEXT, ATTEMPTS, SEQ, MIN_SEQ, MESSAGE, CREATED
     BEGAN, ALTERED, COLUMNS
 
 assert TimerState._fields == (
-    "id", "gateway", "key", "ext", "state", "due", "next", "attempts", "seq", "since",
+    "id", "gateway", "key", "ext", "state", "due", "next", "attempts", "seq", "min_seq",
     "message", "created", "fired", "changed",
 )
 assert ADDED == (
-    "id", "gateway", "key", "ext", "state", "due", "next", "since", "created", "changed",
+    "id", "gateway", "key", "ext", "state", "due", "next", "min_seq", "created", "changed",
 )
 assert CHANGED == (
     "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
@@ -94,7 +94,7 @@ cdef class CommandsUnderWay:
 
     def requested(
         self, str gateway not None, requests, Py_ssize_t first, *, double at_s,
-        int64_t next_id, int64_t since, int64_t most_new,
+        int64_t next_id, int64_t next_seq, int64_t most_new,
     ):
         """Issue commands; see `timer_commands.CommandsUnderWay.requested`."""
         cdef double until
@@ -102,7 +102,7 @@ cdef class CommandsUnderWay:
         cdef Py_ssize_t at, count = len(requests)
         cdef list commands = []
         now = <int64_t> (at_s * 1000)
-        seq = since
+        seq = next_seq
         for at in range(first, count):
             request = requests[at]
             if type(request) is AFTER:
@@ -249,7 +249,7 @@ cdef class TimerTransaction:
             state = item(timer, STATE)
             states[state] = states.get(state, 0) + 1
             if former is None:
-                for at in (ID, GATEWAY, KEY, EXT, STATE, DUE, NEXT, SINCE, CREATED, ALTERED):
+                for at in (ID, GATEWAY, KEY, EXT, STATE, DUE, NEXT, MIN_SEQ, CREATED, ALTERED):
                     added.append(item(timer, at))
                 added.append(self.payloads[number])
                 if item(timer, SEQ) is not None:
@@ -327,7 +327,7 @@ cdef class TimerTransaction:
             pass
         elif is_done:
             # A timer with seq 0 fired in another log, whose seqs are unknown here.
-            if seq is None or item(timer, SINCE) <= seq <= (of_timer or seq):
+            if seq is None or item(timer, MIN_SEQ) <= seq <= (of_timer or seq):
                 result = DONE
                 self.end(timer, IS_DONE, at, message)
         elif item(timer, STATE) == IS_FIRED and (seq is None or seq == of_timer):
@@ -342,7 +342,7 @@ cdef class TimerTransaction:
         if (
             timer is None
             or item(timer, ATTEMPTS) != attempt - 1
-            or seq < max(item(timer, SINCE), (item(timer, SEQ) or 0) + 1)
+            or seq < max(item(timer, MIN_SEQ), (item(timer, SEQ) or 0) + 1)
         ):
             return 0
         state, next_ms, changed = item(timer, STATE), item(timer, NEXT), item(timer, ALTERED)
@@ -350,7 +350,7 @@ cdef class TimerTransaction:
             state, next_ms, changed = IS_FIRED, at + self.policy.attempt_ms, at
         self.after[item(timer, ID)] = named_tuple(TIMER, (
             item(timer, ID), item(timer, GATEWAY), item(timer, KEY), item(timer, EXT),
-            state, item(timer, DUE), next_ms, attempt, seq, item(timer, SINCE),
+            state, item(timer, DUE), next_ms, attempt, seq, item(timer, MIN_SEQ),
             item(timer, MESSAGE), item(timer, CREATED), at, changed,
         ))
         return 0
@@ -396,7 +396,7 @@ cdef class TimerTransaction:
         self.after[item(timer, ID)] = named_tuple(TIMER, (
             item(timer, ID), item(timer, GATEWAY), item(timer, KEY), item(timer, EXT),
             state, item(timer, DUE), None, item(timer, ATTEMPTS), item(timer, SEQ),
-            item(timer, SINCE), message, item(timer, CREATED), item(timer, BEGAN), at,
+            item(timer, MIN_SEQ), message, item(timer, CREATED), item(timer, BEGAN), at,
         ))
         return 0
 

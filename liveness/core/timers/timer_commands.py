@@ -41,7 +41,7 @@ from liveness.core.wire.link_requests import After, Answer, Cancel
 # What is written of a timer: of a new one, which has had no attempt; of one that changed;
 # and of one that only ended, which nearly all do: just these take half the work.
 ADDED: Final = (
-    "id", "gateway", "key", "ext", "state", "due", "next", "since", "created", "changed",
+    "id", "gateway", "key", "ext", "state", "due", "next", "min_seq", "created", "changed",
 )  # fmt: skip
 CHANGED: Final = (
     "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
@@ -76,7 +76,7 @@ class CommandsUnderWay:
         *,
         at_s: float,
         next_id: int,
-        since: int,
+        next_seq: int,
         most_new: int,
     ) -> list[TimerCommand]:
         """Issue the commands of requests, up to a new timer that is one too many.
@@ -87,7 +87,7 @@ class CommandsUnderWay:
             first: The index of the first one to issue.
             at_s: Now, in seconds of the state's clock.
             next_id: The number of the next timer.
-            since: The seq of the next record.
+            next_seq: The seq of the next record.
             most_new: How many timers may be created.
         Returns:
             One command a request; fewer if there are too many new timers.
@@ -106,7 +106,7 @@ class CommandsUnderWay:
                 if due / 1000 < until:
                     due += 1
                 timer = TimerState(
-                    next_id, gateway, key, ext, PENDING, due, due, 0, None, since, None,
+                    next_id, gateway, key, ext, PENDING, due, due, 0, None, next_seq, None,
                     now, None, now,
                 )  # fmt: skip
                 command = CreateTimer(timer, payload)
@@ -281,7 +281,7 @@ class TimerTransaction:
         if (
             timer is None
             or timer.attempts != command.attempt - 1
-            or command.seq < max(timer.since, (timer.seq or 0) + 1)
+            or command.seq < max(timer.min_seq, (timer.seq or 0) + 1)
         ):
             return
         state, next_ms, changed = timer.state, timer.next, timer.changed
@@ -293,7 +293,7 @@ class TimerTransaction:
         self._set(
             TimerState(
                 timer.id, timer.gateway, timer.key, timer.ext, state, timer.due,
-                next_ms, command.attempt, command.seq, timer.since, timer.message,
+                next_ms, command.attempt, command.seq, timer.min_seq, timer.message,
                 timer.created, command.at, changed,
             )
         )  # fmt: skip
@@ -325,7 +325,7 @@ class TimerTransaction:
         elif command.is_done and (
             command.seq is None
             # A timer with seq 0 fired in another log, whose seqs are unknown here.
-            or timer.since <= command.seq <= (timer.seq or command.seq)
+            or timer.min_seq <= command.seq <= (timer.seq or command.seq)
         ):
             # Even if it is pending again, for a retry: the work is done.
             self.results[DONE] += 1
@@ -371,7 +371,7 @@ class TimerTransaction:
         self._set(
             TimerState(
                 timer.id, timer.gateway, timer.key, timer.ext, state, timer.due, None,
-                timer.attempts, timer.seq, timer.since, message, timer.created,
+                timer.attempts, timer.seq, timer.min_seq, message, timer.created,
                 timer.fired, at,
             )
         )  # fmt: skip

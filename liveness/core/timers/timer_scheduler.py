@@ -184,7 +184,7 @@ class TimerScheduler:
             first,
             at_s=at.state_s,
             next_id=self._next_id,
-            since=self._decided.next_seq,
+            next_seq=self._decided.next_seq,
             most_new=self._max_live - states[PENDING] - states[FIRED] - new,
         )
         self._next_id += under_way.new - new

@@ -353,8 +353,8 @@ cdef class Wheel:
 
     # --- how often users send events --------------------------------------------
 
-    def usual(self, int32_t gateway):
-        """Return the usual silence of *gateway*'s users; see `wheel.Wheel.usual`."""
+    def median_silence(self, int32_t gateway):
+        """Return the median silence of *gateway*'s users; see `wheel.Wheel.median_silence`."""
         cdef uint64_t *counts = self.silences_of(gateway)
         cdef uint64_t silences = 0
         cdef double half = 0, weight = 0

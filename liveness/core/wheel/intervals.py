@@ -1,10 +1,10 @@
 """How often do a gateway's users send events, and does its timeout leave room for that?
 
-With a timeout of less than twice the usual interval, one lost keepalive makes a false
+With a timeout of less than twice the median silence, one lost keepalive makes a false
 offline. So the wheel counts, for each gateway, how long users were silent before each
 event. This needs no memory per user.
 
-The *usual* silence is the median by time: users spent half of all their time online in
+The median silence is taken by time: users spent half of all their time online in
 silences at least as long. Each silence counts by its length, so each user has the same
 weight, however many events it sends. A burst of messages, over in seconds, does not hide
 the keepalives before and after it; nor does the first message after a login. One lost
@@ -44,9 +44,9 @@ EDGES: Final = tuple(
 # a touch up to 6 % slower, and the result no better.
 SAMPLED: Final = 8
 
-# A timeout should be at least this many usual intervals, to outlast one lost keepalive.
+# A timeout should be at least this many median silences, to outlast one lost keepalive.
 TIMES: Final = 2
-# This many silences, at least as long as the usual one, are needed for advice: not just a
+# This many silences, at least as long as the median, are needed for advice: not just a
 # few users, or the first minute.
 LEAST_SILENCES: Final = 20
 # Counts are halved after this many timeouts.
@@ -78,8 +78,8 @@ class Silences:
         halves = {bucket: count // 2 for bucket, count in self._counts.items()}
         self._counts = {bucket: count for bucket, count in halves.items() if count}
 
-    def usual(self) -> tuple[int, float]:
-        """Return how many silences are at least as long as the usual one, and that one.
+    def median_silence(self) -> tuple[int, float]:
+        """Return how many silences are at least as long as the median, and that one.
 
         In seconds, up to a 32nd too short and never too long. Without silences: 0, 0.0.
         """
@@ -102,24 +102,24 @@ def is_short(timeout: float, interval: float) -> bool:
 class Cadence:
     """How often one gateway's users send events. Times are attended seconds."""
 
-    interval: float | None = None  # the usual silence; None: unknown yet
+    interval: float | None = None  # the median silence; None: unknown yet
     is_short: bool = False  # whether the timeout is too short for it
     since: float | None = None  # when `look` first found a silence
     halved_at: float = 0.0  # when the counts were halved last, or began
 
     def look(
-        self, usual: tuple[int, float], *, timeout: float, now: float
+        self, median_silence: tuple[int, float], *, timeout: float, now: float
     ) -> tuple[bool, bool]:
         """Update all this from the counts as of *now*.
 
         Args:
-            usual: What `Silences.usual` returned.
+            median_silence: What `Silences.median_silence` returned.
             timeout: The gateway's timeout.
             now: Attended seconds.
         Returns:
             Whether the timeout has just become too short; whether to halve the counts.
         """
-        silences, seconds = usual
+        silences, seconds = median_silence
         if not silences:
             self.since = None
         elif self.since is None:

@@ -384,9 +384,9 @@ class Wheel:
 
     # --- how often users send events --------------------------------------------
 
-    def usual(self, gateway: int) -> tuple[int, float]:
-        """Return the usual silence of *gateway*'s users: see `Silences.usual`."""
-        return self._silences[gateway].usual()
+    def median_silence(self, gateway: int) -> tuple[int, float]:
+        """Return the median silence of *gateway*'s users: see `Silences.median_silence`."""
+        return self._silences[gateway].median_silence()
 
     def halve_silences(self, gateway: int) -> None:
         """Let the silences of *gateway*'s users so far count half."""

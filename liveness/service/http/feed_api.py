@@ -114,9 +114,9 @@ class FeedApi:
         # A log that ends below that seq has lost its end, and counts as another one.
         if log in (None, log_writer.log) and seq <= newest:
             return seq, False
-        # If this log goes on from that one, both are the same up to where they part.
-        parted = log_writer.parted.get(log or "")
-        return oldest if parted is None else min(seq, parted), True
+        # A log that this one was copied from has the same records up to the last shared seq.
+        last_shared = log_writer.ancestors.get(log or "")
+        return oldest if last_shared is None else min(seq, last_shared), True
 
     async def _send_records(
         self, writer: StreamWriter, reader: DampedReader, *, is_new: bool

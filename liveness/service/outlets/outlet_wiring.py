@@ -85,7 +85,7 @@ def is_superseded(
     if settings.users_only or MOVED not in settings.kind_set:
         return not sessions
     store = log_writer.store
-    is_same = log == store.log or record.session <= store.parted.get(log, 0)
+    is_same = log == store.log or record.session <= store.ancestors.get(log, 0)
     if is_same and not settings.settle_s:
         return record.session not in sessions
     # In another log the session has another number; and with damping, the reader may not

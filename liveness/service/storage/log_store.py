@@ -93,7 +93,7 @@ SCAN_RECORDS: Final = 50_000
 TRIM_RECORDS: Final = 2_000
 # The most earlier ids that are remembered, the newest: those of a start of the host a day
 # for nearly three years, in 32 KB.
-MOST_PARTED: Final = 1_000
+MOST_ANCESTORS: Final = 1_000
 # Pages of the file that are returned to the file system in one step.
 TRIM_PAGES: Final = 2_000
 
@@ -220,10 +220,12 @@ class LogStore:
         self.wal = Wal(db, self.path, self.reserve, most_bytes=WAL_BYTES)
         log = meta(db, "log")
         try:
-            parted = json.loads(str(meta(db, "parted") or "{}"))
+            ancestors = json.loads(str(meta(db, "parted") or "{}"))
         except ValueError:
-            parted = None
-        is_sound = isinstance(parted, dict) and all(map(is_natural, parted.values()))
+            ancestors = None
+        is_sound = isinstance(ancestors, dict) and all(
+            map(is_natural, ancestors.values())
+        )
         # A file is named by it.
         if not isinstance(log, str) or not _LOG_ID.fullmatch(log) or not is_sound:
             raise damage_error("its meta makes no sense")
@@ -231,7 +233,7 @@ class LogStore:
         # Whether the last sidecar of this log took `7` and `"7"` for two users.
         self.had_two_names = meta(db, ONE_NAME) is None
         # By the id of a log that this one goes on from: the last seq they share.
-        self.parted: dict[str, int] = parted
+        self.ancestors: dict[str, int] = ancestors
         self.clock = stored_clock(db)
         self.ages = LogAges(db)
         self.steps = stored_steps(db)
@@ -272,10 +274,10 @@ class LogStore:
     ) -> None:
         """Take a new id, as the next seqs may have been given to other records."""
         db, was, seq = self._db, self.log, self.bounds()[1] - 1
-        parted = {**self.parted, was: seq}
-        self.parted = dict([*parted.items()][-MOST_PARTED:])
+        ancestors = {**self.ancestors, was: seq}
+        self.ancestors = dict([*ancestors.items()][-MOST_ANCESTORS:])
         self.log = secrets.token_hex(8)
-        values = [("log", self.log), ("parted", json.dumps(self.parted))]
+        values = [("log", self.log), ("parted", json.dumps(self.ancestors))]
         with transaction(db):
             db.executemany(_PUT_META, values)
             db.execute("delete from meta where key = ?", [COPIED])
@@ -283,7 +285,7 @@ class LogStore:
 
     def ids_at(self, seq: int) -> set[str]:
         """The ids that the log has, or had while *seq* was its newest record."""
-        return {self.log, *(id_ for id_, last in self.parted.items() if last == seq)}
+        return {self.log, *(id_ for id_, last in self.ancestors.items() if last == seq)}
 
     @property
     def is_in_place(self) -> bool:

@@ -188,9 +188,9 @@ class LogWriter:
         return self.store.log
 
     @property
-    def parted(self) -> Mapping[str, int]:
+    def ancestors(self) -> Mapping[str, int]:
         """The logs that this one goes on from, each with the last seq in common."""
-        return self.store.parted
+        return self.store.ancestors
 
     @property
     def commands_pending(self) -> int:

@@ -111,7 +111,7 @@ class TimerStore:
         folder: The state directory.
         log: The id of the log in that directory.
         next_seq: The next seq of that log.
-        parted: The ids of logs that this one goes on from, each with the last seq
+        ancestors: The ids of logs that this one goes on from, each with the last seq
             that they have in common.
         reserve: The reserve, shared with the log's store; None: one of its own.
         retry_policy: When further attempts are made.
@@ -126,7 +126,7 @@ class TimerStore:
         *,
         log: str,
         next_seq: int = 1,
-        parted: Mapping[str, int] | None = None,
+        ancestors: Mapping[str, int] | None = None,
         reserve: Reserve | None = None,
         retry_policy: RetryPolicy = RETRY_POLICY,
     ) -> None:
@@ -146,7 +146,7 @@ class TimerStore:
                     with only_reading(self.path) as db:
                         check_structure(db)
                 self._db = connect(self.path)
-                self._prepare(schema, log, parted or {})
+                self._prepare(schema, log, ancestors or {})
             self.files = open_files(self.path)  # the identity of each, by its path
             self.seq, self.newest = self._read_meta("seq"), self._read_meta("newest")
             self.clock = stored_clock(self._db)
@@ -159,7 +159,9 @@ class TimerStore:
         """At the start: say what to do about a file that cannot be read."""
         return expecting_damage(self.path, "start without timers")
 
-    def _prepare(self, schema: int | None, log: str, parted: Mapping[str, int]) -> None:
+    def _prepare(
+        self, schema: int | None, log: str, ancestors: Mapping[str, int]
+    ) -> None:
         """Migrate the file to this version, and match it to the log beside it."""
         db = self._db
         if schema is None:
@@ -179,8 +181,8 @@ class TimerStore:
         if previous != log:
             with transaction(db):
                 db.execute("insert or replace into meta values ('log', ?)", [log])
-                if isinstance(previous, str) and previous in parted:
-                    self._forget_after(parted[previous])
+                if isinstance(previous, str) and previous in ancestors:
+                    self._forget_after(ancestors[previous])
                 else:
                     db.execute(timer_sql.LOWER_SEQS, [0])
                     if previous is not None:
@@ -206,7 +208,7 @@ class TimerStore:
         """How many timers there are in each state."""
         return dict(self._db.execute("select state, timers from states"))
 
-    def fit(self, newest: int) -> None:
+    def reconcile_with_log(self, newest: int) -> None:
         """At the start: forget records above the log's *newest*, which it lacks."""
         with transaction(self._db):
             self._forget_after(newest)

@@ -67,9 +67,9 @@ def live(scene: Scene, seconds: float, *names: str) -> list[Shown]:
 @pytest.mark.parametrize(
     ("empty_at", "cleared"),
     [
-        (150.0, Clearance(150.0, 90.0, NEVER, None)),
-        (149.0, Clearance(149.0, 89.0, NEVER, UNREAD)),
-        (NEVER, Clearance(NEVER, 40.0, NEVER, UNREAD)),
+        (150.0, Clearance(silence=150.0, lost=90.0)),
+        (149.0, Clearance(silence=149.0, lost=89.0, why=UNREAD)),
+        (NEVER, Clearance(lost=40.0, why=UNREAD)),
     ],
     ids=["now", "before", "never"],
 )
@@ -130,14 +130,14 @@ def test_a_renewed_user_waits_for_a_gateway_that_is_away_and_for_no_mute_one(
 
 def test_a_gateway_never_linked_since_a_restart_is_to_blame() -> None:
     gateway = GatewayState("g", 0, SETTLE_S, users=1)
-    assert gateway.clearance(1.0, hold=HOLD_S) == (NEVER, 1.0, NEVER, None)
+    assert gateway.clearance(1.0, hold=HOLD_S) == Clearance(lost=1.0)
 
 
 def test_a_gateway_is_mute_once_its_ping_is_overdue(pinging: GatewayState) -> None:
     for now, silence, why in ((105.0, 105.0, None), (105.25, NEVER, MUTE)):
         pinging.empty_at = now
         cleared = pinging.clearance(now, hold=HOLD_S)
-        assert cleared == Clearance(silence, now - HOLD_S, NEVER, why)
+        assert cleared == Clearance(silence=silence, lost=now - HOLD_S, why=why)
 
 
 def test_a_gateway_that_promised_no_ping_is_never_mute(gateway: GatewayState) -> None:

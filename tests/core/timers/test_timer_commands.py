@@ -189,7 +189,7 @@ def test_commands_under_way_are_the_same(
             min(1, len(requested)),
             at_s=at_s,
             next_id=FIRST_NEW + len(issued),
-            since=len(issued),
+            next_seq=len(issued),
             most_new=most_new - 1,
         )
     both.same("settle", issued[:settled])

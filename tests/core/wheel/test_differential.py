@@ -162,7 +162,7 @@ class Pair:
         for uid in self.online:
             self.same("slot_of", uid)
         for gateway in range(self.gateways):
-            for method in ("due", "longest_due", "timeout_of", "usual"):
+            for method in ("due", "longest_due", "timeout_of", "median_silence"):
                 self.same(method, gateway)
             self.same("longest_due", gateway, renewed=True)
         assert self.clocks(self.compiled) == self.clocks(self.reference)

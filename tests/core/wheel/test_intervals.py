@@ -77,14 +77,14 @@ def test_a_bucket_begins_at_its_edge_and_the_outermost_take_the_rest() -> None:
 
 @settings(BOUNDED)
 @given(st.lists(st.floats(0.04, 90_000), min_size=1))
-def test_the_usual_silence_is_the_middle_by_time(silences: list[float]) -> None:
+def test_the_median_silence_is_the_middle_by_time(silences: list[float]) -> None:
     sketch = Silences()
     for silence in silences:
         sketch.count(silence)
     edges = sorted((EDGES[bucket_of(silence)] for silence in silences), reverse=True)
     reached = [2 * so_far >= sum(edges) for so_far in accumulate(edges)]
     middle = edges[reached.index(True)]
-    assert sketch.usual() == (sum(edge >= middle for edge in edges), middle)
+    assert sketch.median_silence() == (sum(edge >= middle for edge in edges), middle)
 
 
 # --- what is learnt ----------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_users_given_a_fresh_timeout_after_a_hold_do_not_count(
     scene.read("g")
     assert scene.wait(2.5, "g") == []  # held, and now given a fresh timeout
     scene.hear("g", *(("keepalive", uid, None) for uid in CROWD))
-    assert scene.presence.wheel.usual(0) == (0, 0.0)
+    assert scene.presence.wheel.median_silence(0) == (0, 0.0)
 
 
 @pytest.mark.parametrize("planned", [False, True])
@@ -180,16 +180,18 @@ def test_over_a_restart_only_clocks_that_were_kept_count(
     else:
         scene.crash()
     speak(scene, ALONE, 8, 1)
-    assert scene.presence.wheel.usual(0) == ((1, 12.0) if planned else (0, 0.0))
+    assert scene.presence.wheel.median_silence(0) == (
+        (1, 12.0) if planned else (0, 0.0)
+    )
     speak(scene, ALONE, 8, 1)
-    assert scene.presence.wheel.usual(0) == (1, 12.0 if planned else 8.0)
+    assert scene.presence.wheel.median_silence(0) == (1, 12.0 if planned else 8.0)
 
 
 def test_every_eighth_of_the_signs_read_at_once_counts(scene: Scene) -> None:
     scene.login("g", CROWD)
     scene.wait(10, "g")
     scene.hear("g", *(("keepalive", uid, None) for uid in CROWD[:17]))
-    assert scene.presence.wheel.usual(0) == (3, 10.0)
+    assert scene.presence.wheel.median_silence(0) == (3, 10.0)
 
 
 # --- how it is kept up -------------------------------------------------------------------
@@ -228,7 +230,7 @@ def test_a_new_gateway_inherits_nothing_from_a_forgotten_one(
     scene.presence.forget("g", scene.now)
     scene.link("next")
     assert scene.gateway("next").number == 0
-    assert scene.presence.wheel.usual(0) == (0, 0.0)
+    assert scene.presence.wheel.median_silence(0) == (0, 0.0)
     assert interval(scene, "next") is None
 
 

@@ -74,7 +74,7 @@ def change(path: Path, sql: str) -> None:
 def opened(folder: Path) -> Iterator[tuple[LogStore, TimerStore]]:
     with (
         closing(LogStore(folder)) as store,
-        closing(TimerStore(folder, log=store.log, parted=store.parted)) as table,
+        closing(TimerStore(folder, log=store.log, ancestors=store.ancestors)) as table,
     ):
         yield store, table
 
@@ -109,13 +109,13 @@ def test_a_restored_state_has_its_own_log_and_knows_earlier_ones(
     first, second = (restored(folder, tmp_path / name) for name in "ab")
     with opened(first) as (store, _), opened(second) as (other, _):
         assert len({original, store.log, other.log}) == 3
-        assert store.parted == other.parted == {original: 10}
+        assert store.ancestors == other.ancestors == {original: 10}
         log = store.log
     with opened(first) as (store, _):  # only its first start begins a log
-        assert (store.log, store.parted) == (log, {original: 10})
+        assert (store.log, store.ancestors) == (log, {original: 10})
         fill(store, 1)
     with opened(restored(first, tmp_path / "c")) as (grandchild, _):
-        assert grandchild.parted == {original: 10, store.log: 11}
+        assert grandchild.ancestors == {original: 10, store.log: 11}
 
 
 def test_a_restored_outlet_goes_on_from_its_cursor_and_has_its_dead_letters(
@@ -135,7 +135,7 @@ def test_a_restored_outlet_goes_on_from_its_cursor_and_has_its_dead_letters(
         goes_on_after = position_in(
             StoredCursor(log, seq),
             log=store.log,
-            parted=store.parted,
+            ancestors=store.ancestors,
             newest=10,
             oldest=0,
         )
@@ -182,7 +182,7 @@ def test_only_the_newest_earlier_logs_are_known(
         folder = restored(folder, tmp_path / name)
         with opened(folder) as (store, _):
             logs.append(store.log)
-    assert [*store.parted] == logs[:2]
+    assert [*store.ancestors] == logs[:2]
 
 
 def test_a_table_restored_late_expects_no_record_of_the_other_log(

@@ -127,7 +127,7 @@ async def test_a_reader_from_where_this_log_has_not_been_begins_anew(
     rig: Rig, query: str, last: str, begins_at: int
 ) -> None:
     await rig.gateway_of([*"abcd"])
-    rig.store.parted["cccc0000cccc0000"] = 2  # the log that this one was copied from
+    rig.store.ancestors["cccc0000cccc0000"] = 2  # the log that this one was copied from
     last, query = (
         text.format(log=rig.store.log, copied="cccc0000cccc0000")
         for text in (last, query)

@@ -232,7 +232,7 @@ def test_a_restored_log_begins_no_later_timer(log: LogStore, table: TimerStore) 
     _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     assert states(table) == ["done", "pending", "fired"]
     # Nobody has the record of the last: whatever is answered from now on counts.
-    found = [(timer.seq, timer.since) for timer in rows(table).values()]
+    found = [(timer.seq, timer.min_seq) for timer in rows(table).values()]
     assert found[1:] == [(None, 71), (0, 71)]
 
 

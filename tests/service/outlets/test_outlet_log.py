@@ -344,7 +344,7 @@ LOG, OTHER = "a" * 16, "b" * 16
 
 
 @pytest.mark.parametrize(
-    ("found", "parted", "start"),
+    ("found", "ancestors", "start"),
     [
         pytest.param(StoredCursor(LOG, 7), {}, 7, id="same log"),
         pytest.param(StoredCursor(LOG, 11), {}, 2, id="lost its end"),
@@ -354,9 +354,9 @@ LOG, OTHER = "a" * 16, "b" * 16
     ],
 )
 def test_a_cursor_continues_in_the_log_there_is(
-    found: StoredCursor, parted: dict[str, int], start: int
+    found: StoredCursor, ancestors: dict[str, int], start: int
 ) -> None:
-    at = position_in(found, log=LOG, parted=parted, newest=10, oldest=2)
+    at = position_in(found, log=LOG, ancestors=ancestors, newest=10, oldest=2)
     assert at == start
 
 

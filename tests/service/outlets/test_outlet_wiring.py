@@ -96,7 +96,7 @@ async def test_a_record_of_another_log_is_compared_by_its_gateway(
     assert flags(rig, log="other") == [True, False]
     await done(rig, gateway, ["login", "ada"])
     assert flags(rig, log="other") == [False, True, False]
-    rig.store.parted["other"] = 2  # up to there, that log is the same as this one
+    rig.store.ancestors["other"] = 2  # up to there, that log is the same as this one
     assert flags(rig, log="other") == [True, True, False]
     await done(rig, await rig.gateway("g2"), ["login", "ada"])
     assert flags(rig, log="other")[2]

@@ -114,7 +114,7 @@ def test_a_log_whose_last_commit_is_damaged_begins_another_one(
     with host.start() as store:
         assert store.bounds() == (1, 4)
         assert store.log != was
-        assert store.parted == {was: 3}
+        assert store.ancestors == {was: 3}
         fill(store, 4)
     (line,) = [it for it in said if LACKS in it["event"]]
     found = [line[key] for key in ("log_level", "lost", "log", "was", "seq")]
@@ -129,7 +129,7 @@ def test_an_older_copy_begins_another_log(host: Host, said: list[Any]) -> None:
     host.put_back(copy)
     with host.start() as store:
         assert store.log != was
-        assert store.parted == {was: 3}
+        assert store.ancestors == {was: 3}
         assert len(page(store)) == 3
     assert [line["lost"] for line in said if LACKS in line["event"]] == [1]
 
@@ -144,7 +144,7 @@ def test_the_newer_state_put_back_at_last_begins_another_log(host: Host) -> None
     host.put_back(newer)
     with host.start() as store:
         assert store.log not in (was, other)
-        assert store.parted == {was: 4}
+        assert store.ancestors == {was: 4}
 
 
 def test_of_two_copies_one_continues_the_log(host: Host, said: list[Any]) -> None:
@@ -153,7 +153,7 @@ def test_of_two_copies_one_continues_the_log(host: Host, said: list[Any]) -> Non
     with host.start() as store, host.start(copy) as other:
         assert store.log == was
         assert other.log != was
-        assert other.parted == {was: 3}
+        assert other.ancestors == {was: 3}
         assert "another sidecar writes a copy of this log" in {
             line.get("error") for line in said
         }
@@ -181,7 +181,7 @@ def test_after_a_start_of_the_host_a_log_has_another_id_and_all_records(
     happens(mark_of(host.runtime, was))
     with host.start() as store:
         assert store.log != was
-        assert store.parted == {was: 3}
+        assert store.ancestors == {was: 3}
         assert store.bounds() == (1, 4)
     (line,) = [it for it in said if MAY_LACK in it["event"]]
     assert line["log_level"] == "info"
@@ -203,7 +203,7 @@ def test_a_restored_backup_takes_one_id_and_leaves_the_mark_of_the_original(
     with closing(LogStore(copy)) as store:
         store._db.execute("insert into meta values ('copied', 1)")
     with host.start(copy) as store:
-        assert store.parted == {was: 3}
+        assert store.ancestors == {was: 3}
         own = store.log
     with host.start(copy) as store:
         assert store.log == own
@@ -260,7 +260,7 @@ def test_without_a_runtime_folder_each_start_has_another_id(
     logs = [host.run(1), host.run(1), host.run(1)]
     assert len({*logs}) == 3
     with host.start() as store:
-        assert store.parted == dict(zip(logs, (1, 2, 3), strict=True))
+        assert store.ancestors == dict(zip(logs, (1, 2, 3), strict=True))
     assert any("No such file" in line.get("error", "") for line in said)
 
 
@@ -276,4 +276,4 @@ def test_a_mark_that_cannot_be_written_is_removed(host: Host, said: list[Any]) -
     assert [*host.runtime.iterdir()] == []
     assert len([it for it in said if "No space left" in it.get("error", "")]) == 1
     with host.start() as store:
-        assert store.parted == {was: 3}
+        assert store.ancestors == {was: 3}

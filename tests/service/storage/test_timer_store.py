@@ -576,8 +576,8 @@ def test_only_the_last_of_several_cancels_of_an_ext_is_given_again(
 def test_a_timer_ahead_of_a_log_that_lost_records_fires(table: TimerStore) -> None:
     fill(table, 3)
     add(table, pending(4, "ahead", since=12))
-    table.fit(10)
-    assert [rows(table)[number].timer.since for number in (1, 4)] == [1, 11]
+    table.reconcile_with_log(10)
+    assert [rows(table)[number].timer.min_seq for number in (1, 4)] == [1, 11]
     table.write([Fire("g", "ahead", 1, 11, 2_000)])
     assert rows(table)[4].timer.state == FIRED
 
@@ -586,7 +586,7 @@ def test_a_run_ahead_of_a_restored_log_can_be_answered(table: TimerStore) -> Non
     fill(table, 1)
     # The run is known of, though what came before it was not all noted yet.
     table.write([first_run(1, 900, 2_000)], seq=5)
-    table.fit(10)
+    table.reconcile_with_log(10)
     assert (table.seq, table.newest) == (5, 10)
     assert rows(table)[1].timer[8:10] == (0, 1)  # its record, and since
     table.write([done("k1", 11, 3_000)])

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-# From one step of a reap to the host's next one, in any partition: so many times as long as
-# the last one took, within these bounds. Others then wait for one step and not for one of
+# A host pauses between two steps of a reap, in any partition, for this many times as long
+# as the last step took, within these bounds. Others then wait for one step and not for one of
 # each partition; many hosts that reap slow each other down; and a million users of a lost
 # host among as many others, 4,000 steps, are gone within 50 s.
 REAP_PAUSES: Final = 3

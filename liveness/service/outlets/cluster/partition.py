@@ -138,7 +138,9 @@ class Partition:
         self._suspects = Suspects(host.lease_s)
         self._cursor: bytes | int = 0
         self._failures = 0  # calls without an answer, since the last one with
-        self._refusals = 0  # the same of calls with changes
+        self._refusals = (
+            0  # calls with changes without an answer, since the last one with
+        )
         self._lists_in_vain = 0  # since an audit found all well
 
     # --- records --------------------------------------------------------------

@@ -58,7 +58,7 @@ class Suspects:
         return min((until for *_, until in self._hosts.values()), default=inf)
 
     def take(self) -> Suspect:
-        """The one that is due first, which is then watched no more."""
+        """Remove and return the one that is due first."""
         host = min(self._hosts, key=lambda name: self._hosts[name][3])
         epoch, beat, *_ = self._hosts.pop(host)
         return host, epoch, beat

@@ -141,7 +141,7 @@ class OutletLog:
             start = position_in(
                 found,
                 log=self.log,
-                parted=log_writer.store.parted,
+                ancestors=log_writer.store.ancestors,
                 newest=newest,
                 oldest=oldest,
             )

@@ -175,7 +175,7 @@ def position_in(
     found: StoredCursor,
     *,
     log: str,
-    parted: Mapping[str, int],
+    ancestors: Mapping[str, int],
     newest: int,
     oldest: int,
 ) -> int:
@@ -184,7 +184,7 @@ def position_in(
     Args:
         found: The cursor.
         log: The log's id.
-        parted: By the id of a log that this one is a copy of: the last seq they share.
+        ancestors: By the id of a log that this one is a copy of: the last seq they share.
         newest: The log's newest seq.
         oldest: The seq before its oldest record.
     """
@@ -192,5 +192,5 @@ def position_in(
         return found.seq
     # The cursor is of another log, or past the end of this one, which lost records:
     # send all that the two do not share.
-    shared = parted.get(found.log)
+    shared = ancestors.get(found.log)
     return oldest if shared is None else min(found.seq, shared, newest)
