@@ -121,7 +121,8 @@ def copy(tmp_path: Path) -> Copy:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "bin").mkdir()
-    (tmp_path / "liveness/core/wheel").mkdir(parents=True)
+    for room in ("wheel", "wire"):
+        (tmp_path / f"liveness/core/{room}").mkdir(parents=True)
     (tmp_path / "liveness/core/wheel/_wheel.pyx").touch()
     (tmp_path / "setup.py").touch()
     (tmp_path / "headers").mkdir()
