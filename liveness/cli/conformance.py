@@ -17,8 +17,8 @@ from liveness.lab.conformance.conformance_report import (
     text_report,
     write_junit,
 )
-from liveness.lab.conformance.conformance_run import RunOptions, RunResult, run
-from liveness.lab.conformance.rules import RULES
+from liveness.lab.conformance.conformance_run import RunOptions, run
+from liveness.lab.conformance.rules import RULES, RunResult
 
 MOST_PORT: Final = 65_535
 EXAMPLE: Final = "conformance --command './gateway {socket} {name} {port}'"

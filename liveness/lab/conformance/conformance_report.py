@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
-from liveness.lab.conformance.conformance_run import RunResult
 from liveness.lab.conformance.rules import (
     ADVISED,
     FAIL,
@@ -15,6 +14,7 @@ from liveness.lab.conformance.rules import (
     PASS,
     RULES,
     RuleVerdict,
+    RunResult,
 )
 from liveness.text import printable
 

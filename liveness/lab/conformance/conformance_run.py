@@ -7,7 +7,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
@@ -22,7 +22,7 @@ from liveness.lab.conformance import (
     record_situations,
 )
 from liveness.lab.conformance.frame_rules import FrameRules
-from liveness.lab.conformance.rules import FAIL, RULES, BrokeOff, Findings, RuleVerdict
+from liveness.lab.conformance.rules import RULES, BrokeOff, Findings, RunResult
 from liveness.lab.conformance.stage import START_S, Situation, Stage
 from liveness.lab.conformance.staged_sidecar import StagedSidecar
 from liveness.lab.conformance.tape import Tape
@@ -61,22 +61,6 @@ class RunOptions:
     words: tuple[str, ...]  # or the command that starts one
     users: tuple[str, int] | None  # where users connect; None: the port of the command
     rules: tuple[int, ...]  # to report; empty: all
-
-
-class RunResult(NamedTuple):
-    """The verdicts of a run."""
-
-    name: str
-    verdicts: list[RuleVerdict]  # of the rules that were wanted
-    failed: frozenset[int]  # all rules that were broken, advised ones too
-    broken_off: list[str]
-    seconds: float
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether no rule was broken, and each situation was played to its end."""
-        failed = any(verdict.outcome == FAIL for verdict in self.verdicts)
-        return not failed and not self.broken_off
 
 
 async def run(options: RunOptions) -> RunResult:

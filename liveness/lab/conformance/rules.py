@@ -72,6 +72,22 @@ class RuleVerdict(NamedTuple):
     why: str = ""  # it was not tried
 
 
+class RunResult(NamedTuple):
+    """The verdicts of a run."""
+
+    name: str
+    verdicts: list[RuleVerdict]  # of the rules that were wanted
+    failed: frozenset[int]  # all rules that were broken, advised ones too
+    broken_off: list[str]
+    seconds: float
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether no rule was broken, and each situation was played to its end."""
+        failed = any(verdict.outcome == FAIL for verdict in self.verdicts)
+        return not failed and not self.broken_off
+
+
 @dataclass(slots=True)
 class Findings:
     """Collects what situations find out."""

@@ -19,13 +19,14 @@ from liveness.lab.conformance.conformance_report import (
     text_report,
     write_junit,
 )
-from liveness.lab.conformance.conformance_run import NoRun, RunResult, made_sidecar
+from liveness.lab.conformance.conformance_run import NoRun, made_sidecar
 from liveness.lab.conformance.rules import (
     FAIL,
     NOT_TRIED,
     PASS,
     Finding,
     RuleVerdict,
+    RunResult,
 )
 from liveness.lab.conformance.tape import Seen, Tape
 from tests.helpers.tree import ROOT

@@ -6,12 +6,7 @@ from typing import Final
 
 import pytest
 
-from liveness.lab.conformance.conformance_run import (
-    SITUATIONS,
-    RunOptions,
-    RunResult,
-    run,
-)
+from liveness.lab.conformance.conformance_run import SITUATIONS, RunOptions, run
 from liveness.lab.conformance.rules import (
     ADVISED,
     ADVISED_RULES,
@@ -19,6 +14,7 @@ from liveness.lab.conformance.rules import (
     NOT_TRIED,
     PASS,
     RULES,
+    RunResult,
 )
 from tests.helpers.tree import ROOT
 from tests.lab.conformance.wrong_gateway import FAULTS, INTEGERS
