@@ -10,7 +10,7 @@ from liveness.core.cursors import UNACKNOWLEDGED
 from liveness.core.links.link_troubles import REFUSED, REPLACED
 from liveness.core.timer_states import FAILED, FIRED, PENDING
 from liveness.core.wheel.intervals import TIMES, is_short
-from liveness.metrics import OTHER
+from liveness.metrics.collector import OTHER
 from liveness.text import duration, escaped
 
 FOLLOWING: Final = "following"  # the state in which nothing is to be done

@@ -29,7 +29,7 @@ from liveness.core.access import Access
 from liveness.core.records import TIMER, Subscription, TimerRecord
 from liveness.core.timer_states import Fire
 from liveness.errors import StartError
-from liveness.metrics import DOORS
+from liveness.metrics.counts import DOORS
 from liveness.service.common import logs
 from liveness.service.common.clock import Clock
 from liveness.service.components import SidecarService

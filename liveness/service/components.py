@@ -23,7 +23,9 @@ from liveness.core.links.conversation import Conversation
 from liveness.core.timer_states import TimerCommand
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.errors import StateError
-from liveness.metrics import Collector, Counts, HttpRefusal, Now
+from liveness.metrics.collector import Collector
+from liveness.metrics.counts import Counts, HttpRefusal
+from liveness.metrics.now import Now
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.threads import in_thread

@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from liveness.errors import ConfigError, StartError
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.links.sockets import UnixListener
 from liveness.service.storage.private_folders import Identity, identity

@@ -18,7 +18,7 @@ from liveness.cli.main import main
 from liveness.cli.status import status
 from liveness.cli.status_watch import watch_status
 from liveness.console.admin_client import CommandError, readiness
-from liveness.metrics import quantile
+from liveness.metrics.histogram import quantile
 from liveness.text import duration
 from tests.helpers.admin_server import Admin, answering
 

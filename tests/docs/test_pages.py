@@ -31,7 +31,9 @@ from liveness.config.settings import FIXED_LIMITS, SETTINGS, outlet_settings
 from liveness.config.settings_file import FILE_VARIABLE
 from liveness.config.sources import load
 from liveness.errors import LivenessError
-from liveness.metrics import OUTLET_STATES, Collector, HttpRefusal
+from liveness.metrics.collector import Collector
+from liveness.metrics.counts import HttpRefusal
+from liveness.metrics.outlet_now import OUTLET_STATES
 from liveness.service.outlets.webhooks import cloud_events
 from liveness.text import ID_KEYS, json_line
 from tests.helpers.command_lines import checked

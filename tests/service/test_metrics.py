@@ -11,26 +11,19 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from liveness.cluster.nodes import Kind
-from liveness.metrics import (
+from liveness.metrics.cluster_now import (
     CLUSTER_CALLS,
     CLUSTER_ERRORS,
     CLUSTER_QUESTIONS,
-    COMMIT_S,
-    DELIVERY_S,
-    LATENESS_S,
-    LATENESS_STAGES,
-    MOST_GATEWAYS,
-    OUTLET_STATES,
     PARTITION_MODES,
     ClusterNow,
-    Collector,
-    Counts,
-    GatewayNow,
-    Histogram,
-    Now,
-    OutletNow,
-    with_zeros,
 )
+from liveness.metrics.collector import MOST_GATEWAYS, Collector
+from liveness.metrics.counts import COMMIT_S, LATENESS_S, LATENESS_STAGES, Counts
+from liveness.metrics.families import with_zeros
+from liveness.metrics.histogram import Histogram
+from liveness.metrics.now import GatewayNow, Now
+from liveness.metrics.outlet_now import DELIVERY_S, OUTLET_STATES, OutletNow
 from liveness.service.outlets.common.outlet import OutletState
 from tests.helpers.tree import ROOT
 

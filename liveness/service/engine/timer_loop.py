@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import structlog
 import trio
 
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine

@@ -23,7 +23,7 @@ import trio
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.api import ApiError

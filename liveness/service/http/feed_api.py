@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from liveness.core.wire.uids import MAX_INTEGER
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.http.api import (
     SUBSCRIPTION,

@@ -41,7 +41,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp
 
-from liveness.metrics import HttpRefusal
+from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.middleware import Refused

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from liveness.metrics import HttpRefusal
+from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.logs import LogThrottle
 
 LOG_S: Final = 10.0

@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from liveness import __version__
 from liveness.config.compiled import WHEEL
 from liveness.core.records import GATEWAY, WATCHER
-from liveness.metrics import ClusterNow, Counts, GatewayNow, Now, OutletNow
+from liveness.metrics.cluster_now import ClusterNow
+from liveness.metrics.counts import Counts
+from liveness.metrics.now import GatewayNow, Now
+from liveness.metrics.outlet_now import OutletNow
 from liveness.service.engine.engine import Engine
 from liveness.service.storage.log_writer import LogWriter
 

@@ -27,7 +27,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from liveness.config.secret_file import SecretFile
-from liveness.metrics import HttpRefusal
+from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.logs import LogThrottle
 from liveness.service.http.middleware import STILL_ALLOWED, Refused, Rejection, refusal
 

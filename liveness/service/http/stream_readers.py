@@ -10,7 +10,7 @@ import structlog
 
 from liveness.core.records import Gap, Subscription
 from liveness.core.sessions.damping import MOST_SETTLE_S, DampingCounts, SettlingRoom
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.turnstile import Turnstile

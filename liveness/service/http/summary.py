@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from liveness.core.sessions.clearance import GatewayState
-from liveness.metrics import MOST_GATEWAYS, Now, quantile
+from liveness.metrics.collector import MOST_GATEWAYS
+from liveness.metrics.histogram import quantile
+from liveness.metrics.now import Now
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http.gateways_api import storms_shown

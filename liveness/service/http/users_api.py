@@ -32,7 +32,7 @@ from liveness.core.records import Uid, identity
 from liveness.core.wire.frames import bad_uid_text
 from liveness.core.wire.uids import is_natural
 from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine

@@ -19,7 +19,7 @@ from liveness.core.cursors import ReadPosition
 from liveness.core.links.outbox import NOTICES_BYTES, LimitMet, Outbox
 from liveness.core.wheel.record_batch import Encoded
 from liveness.core.wire.framing import encode_notices
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier

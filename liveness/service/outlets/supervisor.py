@@ -11,7 +11,7 @@ import trio
 
 from liveness.config.settings import Config
 from liveness.errors import LivenessError
-from liveness.metrics import OutletNow
+from liveness.metrics.outlet_now import OutletNow
 from liveness.service.outlets.common.outlet import CursorOutlet, Outlet
 from liveness.service.outlets.common.outlet_log import LogAccess
 from liveness.service.outlets.common.outlet_store import OutletStore

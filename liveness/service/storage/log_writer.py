@@ -28,7 +28,7 @@ from liveness.core.changes import Commit, Decisions
 from liveness.core.records import GATEWAY, Logged
 from liveness.core.timer_states import Fire, TimerCommand
 from liveness.core.wheel.record_batch import RecordBatch
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common import threads
 from liveness.service.common.clock import STEP_MS, Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle

@@ -10,7 +10,7 @@ import trio
 from liveness.config.settings import FIXED_LIMITS, SETTINGS
 from liveness.core.links.conversation import HELLO_BYTES
 from liveness.core.wire.framing import BATCHES_OF_VALUES, encode
-from liveness.metrics import LIMITS
+from liveness.metrics.counts import LIMITS
 from liveness.service.engine import link_reader
 from liveness.service.links.link_socket import PIECE_BYTES
 from liveness.service.links.link_writer import LINGER_S

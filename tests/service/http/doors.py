@@ -4,7 +4,7 @@ import json
 from typing import Any
 from urllib.parse import urlencode
 
-from liveness.metrics import DOORS, HttpRefusal
+from liveness.metrics.counts import DOORS, HttpRefusal
 from liveness.service.http.sign_in import Token
 from tests.service.http.asgi import Answer, ask
 from tests.service.rig import Rig

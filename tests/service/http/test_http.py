@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from liveness import __version__
 from liveness.config.compiled import WHEEL
 from liveness.config.settings import HttpSettings
-from liveness.metrics import DOORS, HttpRefusal
+from liveness.metrics.counts import DOORS, HttpRefusal
 from liveness.service.http.sign_in import Token
 from tests.service.http.doors import Doors
 from tests.service.rig import running

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from liveness.metrics import HttpRefusal
+from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.listener import HEALTH_CONNECTIONS, HttpLimits, serve_http
 from liveness.service.http.middleware import Middleware, only_health

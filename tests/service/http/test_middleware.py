@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from liveness.metrics import HttpRefusal
+from liveness.metrics.counts import HttpRefusal
 from liveness.service.http.middleware import (
     LARGE_AT_ONCE,
     Middleware,

@@ -18,7 +18,7 @@ from trio.testing import MockClock
 
 import liveness
 from liveness.config.settings import GuardSettings
-from liveness.metrics import DOORS
+from liveness.metrics.counts import DOORS
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.routes import build_pages
 from liveness.service.http.sign_in import PAGE, Token

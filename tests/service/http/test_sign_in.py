@@ -11,7 +11,7 @@ from starlette.routing import Route
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from liveness.metrics import Counts, HttpRefusal
+from liveness.metrics.counts import Counts, HttpRefusal
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.http.event_stream import (
     NOT_ALLOWED,

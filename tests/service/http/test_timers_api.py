@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from liveness.metrics import DOORS
+from liveness.metrics.counts import DOORS
 from tests.helpers import disk
 from tests.service.http.doors import Doors
 from tests.service.rig import Caller

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.config.outlet_settings import WebhookSettings
-from liveness.metrics import DOORS
+from liveness.metrics.counts import DOORS
 from liveness.service.http import webhooks_api
 from liveness.service.outlets.webhooks import dead_letters
 from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.errors import StartError
-from liveness.metrics import OutletNow
+from liveness.metrics.outlet_now import OutletNow
 from liveness.service.outlets.common.outlet import OutletState, OutletStatus
 from liveness.service.outlets.common.outlet_log import OutletLog
 from liveness.service.outlets.supervisor import RESTART_S, Outlets

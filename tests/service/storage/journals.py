@@ -22,7 +22,7 @@ from liveness.core.records import (
 )
 from liveness.core.timer_states import TimerCommand, TimerState
 from liveness.core.timers.timer_commands import TimerTransaction
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_pages import END
 from liveness.service.storage.log_store import Batch, LogStore

@@ -12,7 +12,7 @@ from liveness.core.changes import Changes
 from liveness.core.cursors import CursorRow
 from liveness.core.records import OnlineRow
 from liveness.errors import StateError
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.storage.log_store import Batch, LogStore

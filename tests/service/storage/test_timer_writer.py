@@ -33,7 +33,7 @@ from liveness.core.timer_states import (
     gateway_of,
 )
 from liveness.core.timers.timer_commands import TimerTransaction
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.storage import log_writer, timer_store, timer_writer
 from liveness.service.storage.log_schema import WallStep

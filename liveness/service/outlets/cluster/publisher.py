@@ -23,14 +23,14 @@ from liveness.cluster.questions import ClusterQuestions
 from liveness.config.settings import Config
 from liveness.core.cursors import ReadPosition
 from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
-from liveness.metrics import (
+from liveness.metrics.cluster_now import (
     CLUSTER_CALLS,
     CLUSTER_ERRORS,
     CLUSTER_QUESTIONS,
     PARTITION_MODES,
     ClusterNow,
-    with_zeros,
 )
+from liveness.metrics.families import with_zeros
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from liveness.metrics import DELIVERY_S, Histogram, OutletNow
+from liveness.metrics.histogram import Histogram
+from liveness.metrics.outlet_now import DELIVERY_S, OutletNow
 from liveness.service.common.clock import Clock
 from liveness.service.outlets.common.outlet_log import LogBatch, OutletLog
 

@@ -15,7 +15,7 @@ import trio
 from liveness.config.outlet_settings import KafkaSettings
 from liveness.config.settings import Config
 from liveness.errors import StartError
-from liveness.metrics import OutletNow
+from liveness.metrics.outlet_now import OutletNow
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.threads import in_thread
 from liveness.service.outlets.common.outlet import OutletState, OutletStatus

@@ -19,7 +19,7 @@ from liveness.config.outlet_settings import WebhookSettings
 from liveness.config.settings import Config
 from liveness.core.records import OFFLINE, Record
 from liveness.errors import LivenessError, StartError, StateError
-from liveness.metrics import OutletNow
+from liveness.metrics.outlet_now import OutletNow
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.outlets.common.outlet import OutletState, OutletStatus
 from liveness.service.outlets.common.outlet_log import (
