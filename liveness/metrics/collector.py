@@ -7,18 +7,28 @@ from prometheus_client.core import InfoMetricFamily, Metric
 
 from liveness.metrics.cluster_now import ClusterNow
 from liveness.metrics.counts import Counts
-from liveness.metrics.families import families_of
+from liveness.metrics.families import families_of, gauge
 from liveness.metrics.now import GatewayNow, Now
-from liveness.metrics.outlet_now import OUTLET_STATE, OUTLET_STATES, OutletNow
+from liveness.metrics.outlet_now import OUTLET_STATES, OutletNow
 
 # Gateways after the first 64 share the label `other`.
 MOST_GATEWAYS: Final = 64
 OTHER: Final = "other"
 
+OUTLET: Final = "outlet"
 _FAMILIES: Final = {
-    table: families_of(table)
-    for table in (Now, Counts, GatewayNow, ClusterNow, OutletNow)
+    Now: families_of(Now),
+    Counts: families_of(Counts),
+    GatewayNow: families_of(GatewayNow, "gateway"),
+    ClusterNow: families_of(ClusterNow),
+    OutletNow: families_of(OutletNow, OUTLET),
 }
+_OUTLET_STATE: Final = gauge(
+    "liveness_outlet_state",
+    "1 for the state that an outlet is in, 0 for the others.",
+    OUTLET,
+    "state",
+)
 # These cannot be added up, so `other` has none.
 _NOT_SUMMED: Final = ("timeout_s", "interval_s")
 
@@ -43,7 +53,7 @@ class Collector:
         if now.cluster is not None:
             yield from _filled(now.cluster)
         if now.outlets:
-            yield OUTLET_STATE.of(
+            yield _OUTLET_STATE.of(
                 {
                     (row.outlet, state): row.state == state
                     for row in now.outlets

@@ -5,7 +5,7 @@ Prometheus objects exist only while a scrape is answered.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar, get_type_hints
 
@@ -71,11 +71,11 @@ def with_zeros(
     return {**dict.fromkeys(labels, 0), **counted}
 
 
-def families_of(table: type) -> dict[str, Family]:
-    """The families of a table by field, in order."""
+def families_of(table: type, *labels: str) -> dict[str, Family]:
+    """The families of a table by field, in order; *labels* are those of all of them."""
     hints = get_type_hints(table, include_extras=True)
     return {
-        name: found
+        name: replace(found, labels=labels + found.labels)
         for name, hint in hints.items()
         for found in getattr(hint, "__metadata__", ())
     }

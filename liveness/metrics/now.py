@@ -1,14 +1,12 @@
 """All that is read at the moment of a scrape."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated
 
 from liveness.metrics.cluster_now import ClusterNow
 from liveness.metrics.counts import Counts
 from liveness.metrics.families import Values, counter, gauge
 from liveness.metrics.outlet_now import OutletNow
-
-GATEWAY: Final = "gateway"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,19 +15,16 @@ class GatewayNow:
 
     name: str
     unacked: Annotated[
-        int,
-        gauge("liveness_link_unacked", "Records sent and not acknowledged.", GATEWAY),
+        int, gauge("liveness_link_unacked", "Records sent and not acknowledged.")
     ]
     users: Annotated[
-        int,
-        gauge("liveness_gateway_users", "Users online through each gateway.", GATEWAY),
+        int, gauge("liveness_gateway_users", "Users online through each gateway.")
     ]
     timeout_s: Annotated[
         float,
         gauge(
             "liveness_gateway_timeout_seconds",
             "The silence timeout of each gateway's users.",
-            GATEWAY,
         ),
     ]
     interval_s: Annotated[
@@ -37,7 +32,6 @@ class GatewayNow:
         gauge(
             "liveness_gateway_interval_seconds",
             "How long each gateway's users are usually silent, where that is known.",
-            GATEWAY,
         ),
     ]
     mutes: Annotated[
@@ -45,7 +39,6 @@ class GatewayNow:
         counter(
             "liveness_gateway_mute",
             "How often each gateway was silent for longer than it promised.",
-            GATEWAY,
         ),
     ]
 
@@ -132,8 +125,7 @@ class Now:
         ),
     ]
     unfinished_bytes: Annotated[
-        int,
-        gauge("liveness_unfinished_bytes", "Bytes of incomplete frames."),
+        int, gauge("liveness_unfinished_bytes", "Bytes of incomplete frames.")
     ]
     gateways: list[GatewayNow]
     counts: Counts

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Final, NamedTuple
 from liveness.metrics.families import counter, gauge, histogram
 from liveness.metrics.histogram import Histogram
 
-OUTLET: Final = "outlet"
 OUTLET_STATES: Final = ("following", "retrying", "stopped")
 # Of outlets: from the moment that a record was decided to its acknowledgement.
 DELIVERY_S: Final = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 15, 60, 300, 1_800, 7_200, 86_400)
@@ -23,7 +22,6 @@ class OutletNow(NamedTuple):
         gauge(
             "liveness_outlet_lag_records",
             "Records that an outlet has not read, or not delivered.",
-            OUTLET,
         ),
     ]
     lag_s: Annotated[
@@ -31,7 +29,6 @@ class OutletNow(NamedTuple):
         gauge(
             "liveness_outlet_lag_seconds",
             "For how long there have been records that an outlet has not delivered.",
-            OUTLET,
         ),
     ]
     sent: Annotated[
@@ -39,33 +36,26 @@ class OutletNow(NamedTuple):
         counter(
             "liveness_outlet_records_sent",
             "Records that an outlet's receiver acknowledged.",
-            OUTLET,
         ),
     ]
     retries: Annotated[
-        int,
-        counter(
-            "liveness_outlet_retries", "Tries of an outlet after a first one.", OUTLET
-        ),
+        int, counter("liveness_outlet_retries", "Tries of an outlet after a first one.")
     ]
     dead: Annotated[
         int,
         counter(
             "liveness_outlet_records_dead",
             "Records that became dead letters: a receiver refused them, or all attempts failed.",
-            OUTLET,
         ),
     ]
     dead_kept: Annotated[
-        int,
-        gauge("liveness_outlet_dead_letters", "Dead letters that are kept.", OUTLET),
+        int, gauge("liveness_outlet_dead_letters", "Dead letters that are kept.")
     ]
     dead_deleted: Annotated[
         int,
         counter(
             "liveness_outlet_dead_letters_deleted",
             "Dead letters that were deleted, as there were too many.",
-            OUTLET,
         ),
     ]
     missed: Annotated[
@@ -73,7 +63,6 @@ class OutletNow(NamedTuple):
         counter(
             "liveness_outlet_records_missed",
             "Records that were deleted from the log before an outlet had read them.",
-            OUTLET,
         ),
     ]
     damped: Annotated[
@@ -81,7 +70,6 @@ class OutletNow(NamedTuple):
         counter(
             "liveness_outlet_records_damped",
             "Offlines and onlines left out, as a user was back soon.",
-            OUTLET,
         ),
     ]
     settling_overflows: Annotated[
@@ -89,7 +77,6 @@ class OutletNow(NamedTuple):
         counter(
             "liveness_outlet_settling_overflows",
             "Offlines passed on early, as too many waited.",
-            OUTLET,
         ),
     ]
     settling: Annotated[
@@ -97,7 +84,6 @@ class OutletNow(NamedTuple):
         gauge(
             "liveness_outlet_settling",
             "Offlines that wait to see whether their user comes back.",
-            OUTLET,
         ),
     ]
     latency: Annotated[
@@ -105,7 +91,6 @@ class OutletNow(NamedTuple):
         histogram(
             "liveness_outlet_delivery_seconds",
             "From a record's decision to its acknowledgement, of the oldest of a batch.",
-            OUTLET,
         ),
     ]
 
@@ -114,11 +99,3 @@ class OutletNow(NamedTuple):
         shown = self._asdict()
         del shown["latency"]
         return {**shown, "lag_s": round(self.lag_s, 3)}
-
-
-OUTLET_STATE: Final = gauge(
-    "liveness_outlet_state",
-    "1 for the state that an outlet is in, 0 for the others.",
-    OUTLET,
-    "state",
-)
