@@ -127,11 +127,7 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
             first.ping()
         # With the default timeout again, which begins with a user's next event.
         with LoadGateway(sidecar.socket, use=judge.take) as gateway:
-            sent = list[tuple[range, Moment]]()
-            for part, frame in keepalives:
-                sent.append((part, now()))
-                gateway.send(frame)
-            gateway.ping()
+            sent = _send_timed(gateway, keepalives)
             for part, moment in sent:
                 last.update(dict.fromkeys(map(users.uid, part), moment))
             first_due = sent[0][1].mono + timeout_s
@@ -161,10 +157,8 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
     verdict = judge.verdict()
     decided_s = quantile(verdict.decided_s, 1.0)
     delivered_s = quantile(verdict.delivered_s, 1.0)
-    offline_ns, offline_most_ns = (
-        window.server_ns(len(users)),
-        of_load(options, 5_000.0),
-    )
+    offline_ns = window.server_ns(len(users))
+    offline_most_ns = of_load(options, 5_000.0)
     growth_most_mb = of_users(options, 100.0, 250.0)
     return [
         Figure("silence", "all decided", decided_s, "s", most_s),
@@ -175,3 +169,15 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
         Figure("silence", "memory growth", growth_mb, "MB", growth_most_mb),
         Figure("silence", "server CPU an offline", offline_ns, "ns", offline_most_ns),
     ]
+
+
+def _send_timed(
+    gateway: LoadGateway, frames: list[tuple[range, bytes]]
+) -> list[tuple[range, Moment]]:
+    """Send frames, each of a range of users; return when each was sent."""
+    sent = list[tuple[range, Moment]]()
+    for part, frame in frames:
+        sent.append((part, now()))
+        gateway.send(frame)
+    gateway.ping()
+    return sent
