@@ -136,6 +136,50 @@ async def watch_cluster(
             report_line(f"go on from here with --from {watch.position}")
 
 
+Cluster = Annotated[
+    bool, Parameter(help="the users of all hosts, from Redis (cluster.url) itself")
+]
+Position = Annotated[
+    str | None,
+    Parameter(
+        name="--from",
+        help="with --cluster: where an earlier one ended, or oldest (default: new records)",
+        metavar="POSITION",
+        converter=as_written,
+    ),
+]
+After = Annotated[
+    int | None,
+    number(int, "SEQ", "show the records above SEQ (default: new ones)", 0, 2**63 - 1),
+]
+Users = Annotated[
+    bool,
+    Parameter(
+        help="one record when a user's first device comes and one when the last goes; "
+        "needs presence.device_separator"
+    ),
+]
+Settle = Annotated[
+    float | None,
+    number(
+        float,
+        "SECONDS",
+        "show an offline when its user was away for so long, and nothing of one who was "
+        "back before (default: 0)",
+        0,
+        MOST_SETTLE_S,
+    ),
+]
+Count = Annotated[int | None, number(int, "N", "end after N records", 1, 2**63 - 1)]
+Color = Annotated[
+    str,
+    Parameter(
+        help="when lines are coloured: auto (default) is on a terminal, unless NO_COLOR is "
+        "set",
+        choices=COLORS,
+        metavar="WHEN",
+    ),
+]
 command: Final = declared("watch", "watch --kind offline --json")
 
 
@@ -143,58 +187,15 @@ command: Final = declared("watch", "watch --kind offline --json")
 def watch_records(
     *,
     socket: Socket = None,
-    cluster: Annotated[
-        bool,
-        Parameter(help="the users of all hosts, from Redis (cluster.url) itself"),
-    ] = False,
-    from_: Annotated[
-        str | None,
-        Parameter(
-            name="--from",
-            help="with --cluster: where an earlier one ended, or oldest (default: new "
-            "records)",
-            metavar="POSITION",
-            converter=as_written,
-        ),
-    ] = None,
-    after: Annotated[
-        int | None,
-        number(
-            int, "SEQ", "show the records above SEQ (default: new ones)", 0, 2**63 - 1
-        ),
-    ] = None,
+    cluster: Cluster = False,
+    from_: Position = None,
+    after: After = None,
     kind: Kinds = None,
-    users: Annotated[
-        bool,
-        Parameter(
-            help="one record when a user's first device comes and one when the last goes; "
-            "needs presence.device_separator"
-        ),
-    ] = False,
-    settle: Annotated[
-        float | None,
-        number(
-            float,
-            "SECONDS",
-            "show an offline when its user was away for so long, and nothing of one who was "
-            "back before (default: 0)",
-            0,
-            MOST_SETTLE_S,
-        ),
-    ] = None,
+    users: Users = False,
+    settle: Settle = None,
     json: Json = False,
-    count: Annotated[
-        int | None, number(int, "N", "end after N records", 1, 2**63 - 1)
-    ] = None,
-    color: Annotated[
-        str,
-        Parameter(
-            help="when lines are coloured: auto (default) is on a terminal, unless "
-            "NO_COLOR is set",
-            choices=COLORS,
-            metavar="WHEN",
-        ),
-    ] = AUTO,
+    count: Count = None,
+    color: Color = AUTO,
 ) -> None:
     """Show each record as it is written, across restarts of the sidecar, without a gap."""
     of_sidecars: dict[str, object] = {"--socket": socket, "--after": after}
