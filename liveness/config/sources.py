@@ -11,42 +11,34 @@ from pathlib import Path
 from typing import Any, Final
 
 from liveness.config.cluster import ClusterSettings
-from liveness.config.outlet_settings import (
-    MOST_OUTLETS,
-    NAME_RULE,
-    OUTLET_NAME,
-    OUTLETS,
-)
+from liveness.config.outlet_settings import OUTLETS
 from liveness.config.paths import default_socket, default_state
-from liveness.config.schema import Setting, shown, variable_of
+from liveness.config.schema import Setting
 from liveness.config.settings import (
-    FIXED_LIMITS,
     SETTINGS,
     Config,
     HttpSettings,
     LoggingSettings,
     outlet_settings,
 )
-from liveness.config.settings_file import FILE_VARIABLE, read_tables
+from liveness.config.settings_file import FILE_VARIABLE
+from liveness.config.source_readers import (
+    BY_NAME,
+    SECTIONS,
+    IgnoredName,
+    OutletSection,
+    SourcedValue,
+    UnknownName,
+    from_environment,
+    from_file,
+    from_flags,
+)
 from liveness.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
-# Variables beginning with LIVENESS_ that are no settings; all others are refused.
-RESERVED: Final = frozenset({FILE_VARIABLE, "LIVENESS_PURE_WHEEL"})
 # Faults that are described; the others are counted. Nobody corrects more at a time, and a
 # wrong file may have a hundred thousand.
 MAX_FAULTS: Final = 20
-
-_BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
-_BY_PLACE: Final = {(setting.section, setting.key): setting for setting in SETTINGS}
-_BY_FLAG: Final = {setting.flag: setting for setting in SETTINGS if setting.flag}
-_BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
-# Names of settings of earlier versions, by each name that a source may still have.
-_FIXED: Final = {
-    spelling: name for name in FIXED_LIMITS for spelling in (name, variable_of(name))
-}
-_SECTIONS: Final = frozenset(setting.section for setting in SETTINGS) - {""}
-_OUTLET_VARIABLES: Final = tuple(variable_of(f"{section}.") for section in OUTLETS)
 # The other settings that may conflict with those of an outlet: the arguments of `faults`.
 _OF_OUTLETS: Final = ("state.retention_s", "presence.device_separator")
 # Defaults that depend on the user and the environment.
@@ -134,22 +126,22 @@ def gather(
     unix_user = os.geteuid() if unix_user is None else unix_user
     if file is None and FILE_VARIABLE in environ:
         file = Path(environ[FILE_VARIABLE])
-    found = [*_from_flags(flags or {}), *_from_environment(environ)]
+    found = [*from_flags(flags or {}), *from_environment(environ)]
     path, must_exist = file or default_file, file is not None
-    found += _from_file(path, must_exist=must_exist, is_reload=is_reload)
+    found += from_file(path, must_exist=must_exist, is_reload=is_reload)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    faults = [given for given in found if isinstance(given, _Unknown | ConfigError)]
+    faults = [given for given in found if isinstance(given, UnknownName | ConfigError)]
     for given in found:
-        if isinstance(given, _Value) and given.setting.name not in sources:
+        if isinstance(given, SourcedValue) and given.setting.name not in sources:
             sources[given.setting.name] = given.source  # an earlier source wins
             try:
                 values[given.setting.name] = given.value()
             except ConfigError as error:
                 faults.append(error)
-    every = dict(_BY_NAME)
+    every = dict(BY_NAME)
     for given in found:
-        if isinstance(given, _OutletSection):
+        if isinstance(given, OutletSection):
             own = outlet_settings(given.section, given.name)
             every |= {setting.name: setting for setting in own}
     for name, setting in every.items():
@@ -164,7 +156,7 @@ def gather(
     described = [str(fault) for fault in faults[:MAX_FAULTS]]
     if more := len(faults) - len(described):
         described.append(f"{more} more settings are wrong; correct these first")
-    ignored = tuple(str(given) for given in found if isinstance(given, _Ignored))
+    ignored = tuple(str(given) for given in found if isinstance(given, IgnoredName))
     return Gathered(values, sources, ignored, tuple(described))
 
 
@@ -190,192 +182,15 @@ def state_folder(flag: str | None) -> Path:
 
 
 def _from_flag(flag: str, text: str) -> Path:
-    (given,) = _from_flags({flag: text})
+    (given,) = from_flags({flag: text})
     return Path(str(given.value()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """The value of one setting in one source."""
-
-    setting: Setting
-    raw: object
-    source: str
-    is_text: bool  # untyped, as in flags and the environment
-
-    def value(self) -> object:
-        try:
-            if self.is_text:
-                return self.setting.parse(str(self.raw))
-            return self.setting.read(self.raw)
-        except ValueError as error:
-            fault = self.setting.fault(self.raw, error, self.source)
-            raise ConfigError(fault) from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ignored:
-    """A name that was a setting in earlier versions, and its source."""
-
-    name: str
-    source: str
-
-    def __str__(self) -> str:
-        limit = FIXED_LIMITS[_FIXED[self.name]]
-        return (
-            f"{self.source}: {self.name} is ignored, as it is no setting any more: it is "
-            f"always {limit.value} {limit.unit}; remove it"
-        )
-
-
-def _from_flags(flags: Mapping[str, str | None]) -> Iterator[_Value]:
-    for flag, text in flags.items():
-        if text is not None:
-            yield _Value(_BY_FLAG[flag], text, f"flag {flag}", is_text=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unknown:
-    """A name that no setting has, and its source."""
-
-    name: str
-    source: str
-    known: tuple[str, ...]
-    shared: str = ""  # what all begin with, which does not make them similar
-
-    def __str__(self) -> str:
-        """The fault, with the nearest known name: the same key elsewhere, or a similar one."""
-        from difflib import get_close_matches
-
-        name = self.name[:100]  # difflib takes quadratic time
-        key = name.split(".")[-1]
-        same_key = [other for other in self.known if other.split(".")[-1] == key]
-        by_suffix = {
-            other.removeprefix(self.shared): other for other in sorted(self.known)
-        }
-        similar = get_close_matches(name.removeprefix(self.shared), by_suffix, 1)
-        quoted = name if name.isprintable() else shown(name)
-        fault = f"{self.source}: there is no setting {quoted}"
-        for nearest in same_key or map(by_suffix.__getitem__, similar):
-            return f"{fault}; the nearest is {nearest}"
-        return (
-            f"{fault}, nor one like it; remove it: without it `liveness check-config` "
-            "lists those that there are"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _OutletSection:
-    """A section of an outlet, such as [webhooks.NAME]."""
-
-    section: str
-    name: str
-
-
-# What a source has at one place. A ConfigError: the source cannot be read, or not there.
-_Found = _Value | _Ignored | _Unknown | _OutletSection | ConfigError
-
-
-def _from_environment(environ: Mapping[str, str]) -> Iterator[_Found]:
-    for name in sorted(environ):
-        if name in _FIXED:
-            yield _Ignored(name, "environment")
-        elif name.startswith(_OUTLET_VARIABLES):
-            yield ConfigError(
-                f"environment: there is no setting {name[:100]}, as outlets are set in the "
-                "settings file only; write it there, into the section of its outlet, such "
-                "as [webhooks.NAME]"
-            )
-        elif name.startswith("LIVENESS_") and name not in RESERVED:
-            if name in _BY_VARIABLE:
-                source = f"environment {name}"
-                yield _Value(_BY_VARIABLE[name], environ[name], source, is_text=True)
-            else:
-                known = (*_BY_VARIABLE, *RESERVED)
-                yield _Unknown(name, "environment", known, "LIVENESS_")
-
-
-def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Found]:
-    try:
-        tables = read_tables(path, must_exist=must_exist, is_reload=is_reload)
-    except ConfigError as error:
-        yield error
-        return
-    for key, value in tables.items():
-        if key in OUTLETS:
-            yield from _outlets(path, key, value)
-        elif key not in _SECTIONS:
-            yield _value_of(path, "", key, value)
-        elif isinstance(value, dict):
-            yield from (_value_of(path, key, inner, value[inner]) for inner in value)
-        else:
-            message = f"{path}: {key} is a section"
-            yield ConfigError(f"{message}; write [{key}] on a line above its settings")
-
-
-def _outlets(path: Path, section: str, outlets: object) -> Iterator[_Found]:
-    if not isinstance(outlets, dict):
-        yield _in_no_outlet(path, section, section)
-        return
-    if len(outlets) > MOST_OUTLETS:
-        yield ConfigError(
-            f"{path}: there are {len(outlets)} sections [{section}.NAME]; at most "
-            f"{MOST_OUTLETS} are allowed: remove some"
-        )
-        return
-    for name, table in outlets.items():
-        if not isinstance(table, dict):
-            yield _in_no_outlet(path, section, f"{section}: {shown(name)}")
-        elif not OUTLET_NAME.fullmatch(name):
-            yield ConfigError(
-                f"{path}: [{section}.{shown(name)}] has no valid name; it must be "
-                f"{NAME_RULE}"
-            )
-        else:
-            yield _OutletSection(section, name)
-            yield from _outlet_values(path, section, name, table)
-
-
-def _outlet_values(
-    path: Path, section: str, name: str, table: Mapping[str, object]
-) -> Iterator[_Found]:
-    own = {setting.key: setting for setting in outlet_settings(section, name)}
-    for key, setting in own.items():
-        if setting.is_required and key not in table:
-            yield ConfigError(
-                f"{path}: [{section}.{name}] has no {key} ({setting.meaning}); add it: it "
-                f"must be {setting.allowed}"
-            )
-    place = f"{section}.{name}."
-    known = tuple(place + key for key in own)
-    for key, value in table.items():
-        if key in own:
-            yield _Value(own[key], value, str(path), is_text=False)
-        else:
-            yield _Unknown(place + key, str(path), known, place)
-
-
-def _in_no_outlet(path: Path, section: str, place: str) -> ConfigError:
-    return ConfigError(
-        f"{path}: {place} is in the section of no outlet; write [{section}.NAME] on a line "
-        "above its settings"
-    )
-
-
-def _value_of(path: Path, section: str, key: str, value: object) -> _Found:
-    name = f"{section}.{key}" if section else key
-    if name in _FIXED:
-        return _Ignored(name, str(path))
-    if (section, key) not in _BY_PLACE:
-        return _Unknown(name, str(path), (*_BY_NAME, *_SECTIONS, *OUTLETS))
-    return _Value(_BY_PLACE[section, key], value, str(path), is_text=False)
 
 
 def _default(setting: Setting, environ: Mapping[str, str], unix_user: int) -> object:
     if setting.name not in _DEFAULT_PATHS:
         return setting.default
     found = _DEFAULT_PATHS[setting.name](environ, unix_user)
-    return _Value(setting, found, "default", is_text=False).value()
+    return SourcedValue(setting, found, "default", is_text=False).value()
 
 
 def _between_settings(
@@ -388,12 +203,12 @@ def _between_settings(
             address=values[address], token_file=values["http.token_file"]
         )
         if why := http.why_not_open:
-            fault = _BY_NAME[address].fault(values[address], why, sources[address])
+            fault = BY_NAME[address].fault(values[address], why, sources[address])
             yield ConfigError(fault)
     cluster = _section("cluster", values)
     if len(cluster) == sum(it.section == "cluster" for it in SETTINGS):  # all are valid
         for key, why in ClusterSettings(**cluster).faults():
-            setting = _BY_NAME[f"cluster.{key}"]
+            setting = BY_NAME[f"cluster.{key}"]
             source = sources[setting.name]
             yield ConfigError(setting.fault(cluster[key], why, source))
     if {*_OF_OUTLETS} <= values.keys():
@@ -445,7 +260,7 @@ def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _build(values: Mapping[str, Any]) -> Config:
     arguments = _section("", values)
     types: dict[str, Any] = {item.name: item.type for item in fields(Config)}
-    for section in _SECTIONS:
+    for section in SECTIONS:
         arguments[section] = types[section](**_section(section, values))
     arguments |= {section: {} for section in OUTLETS}
     for section, name in _outlet_names(values):

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import anyio
 from anyio.lowlevel import checkpoint
 
+from liveness.config.limit_settings import LimitSettings
 from liveness.config.settings import (
     Config,
-    LimitSettings,
     PresenceSettings,
     SocketSettings,
     StateSettings,

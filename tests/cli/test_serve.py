@@ -5,12 +5,7 @@ import sys
 from pathlib import Path
 
 from liveness.cli.serve import places
-from liveness.config.settings import (
-    Config,
-    HttpSettings,
-    SocketSettings,
-    StateSettings,
-)
+from liveness.config.settings import Config, HttpSettings, SocketSettings, StateSettings
 from tests.helpers.processes import environment, ran
 
 

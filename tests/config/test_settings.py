@@ -14,24 +14,18 @@ import pytest
 
 from liveness.cli.check_config import effective
 from liveness.config.cluster import ClusterSettings
+from liveness.config.limit_settings import LimitSettings
 from liveness.config.paths import make_socket_folder
 from liveness.config.schema import Setting
 from liveness.config.settings import (
     SETTINGS,
     Config,
     HttpSettings,
-    LimitSettings,
     SocketSettings,
     StateSettings,
 )
 from liveness.config.settings_file import MAX_FILE_BYTES
-from liveness.config.sources import (
-    MAX_FAULTS,
-    Loaded,
-    gather,
-    load,
-    socket_path,
-)
+from liveness.config.sources import MAX_FAULTS, Loaded, gather, load, socket_path
 from liveness.core.wire.frames import MAX_AFTER_S, MAX_KEY_BYTES, MAX_TEXT_BYTES
 from liveness.core.wire.framing import encode
 from liveness.core.wire.uids import MAX_UID_BYTES

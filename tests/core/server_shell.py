@@ -7,9 +7,9 @@ from liveness import __version__
 from liveness.config.assembly import make_attended_clock, make_server
 from liveness.config.cluster import ClusterSettings
 from liveness.config.compiled import Reader, Wheel
+from liveness.config.limit_settings import LimitSettings
 from liveness.config.settings import (
     Config,
-    LimitSettings,
     PresenceSettings,
     SocketSettings,
     StateSettings,

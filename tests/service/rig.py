@@ -23,12 +23,12 @@ import trio
 from anyio.abc import SocketAttribute
 
 from liveness.config.cluster import ClusterSettings
+from liveness.config.limit_settings import LimitSettings
 from liveness.config.outlet_settings import WebhookSettings
 from liveness.config.settings import (
     Config,
     GuardSettings,
     HttpSettings,
-    LimitSettings,
     PresenceSettings,
     SocketSettings,
     StateSettings,

@@ -7,12 +7,7 @@ from typing import Any
 
 from liveness import __version__
 from liveness.config.compiled import WHEEL
-from liveness.config.settings import (
-    Config,
-    HttpSettings,
-    SocketSettings,
-    StateSettings,
-)
+from liveness.config.settings import Config, HttpSettings, SocketSettings, StateSettings
 from liveness.service.app import log_start
 
 # What `liveness.service.common.logs` adds to every line.

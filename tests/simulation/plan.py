@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.client.protocol import LEAST_PING_S, PING_S
 from liveness.config.cluster import ClusterSettings
+from liveness.config.limit_settings import LimitSettings
 from liveness.config.settings import (
     Config,
     GuardSettings,
-    LimitSettings,
     PresenceSettings,
     SocketSettings,
     StateSettings,

@@ -14,7 +14,7 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from liveness.config.settings import LimitSettings
+from liveness.config.limit_settings import LimitSettings
 from liveness.core.cursors import CursorRow
 from liveness.core.records import EVENTS
 from liveness.core.records import Record as Decided

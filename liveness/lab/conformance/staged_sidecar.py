@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from liveness.config.settings import LimitSettings
+from liveness.config.limit_settings import LimitSettings
 from liveness.core.records import GATEWAY, OFFLINE, SILENCE, Record
 from liveness.core.wire.framing import encode
 from liveness.errors import Code
