@@ -9,10 +9,11 @@ again on the next.
 import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from liveness.client.inbox import Arrival, End, Inbox, RecordMap
 from liveness.client.reports import Reports
+from liveness.client.sidecar_frames import Welcome, parse_welcome
 from liveness.client.tasks import Attempt, TaskQueues
 from liveness.core.records import MOVED, TIMER, HostTime, Uid, identity
 from liveness.core.wire.frames import PROTOCOL, BadFrame, parse_hello
@@ -37,52 +38,7 @@ FINAL_CODES: Final = frozenset(
 PLACEHOLDER: Final = re.compile(r"\{[^{}]*\}")
 
 TIMERS: Final = "timers"  # in `welcome.features`
-RUN_TIMEOUT_S: Final = 60.0  # if the welcome does not name it
-
 EMPTY_KEEPALIVE: Final = encode(["keepalive", []])  # keeps the promise; is not answered
-
-
-class Welcome(NamedTuple):
-    """The sidecar's welcome (`proto/README.md`, "Frames from the sidecar")."""
-
-    log: str
-    next: int
-    timeout: float
-    flush: float
-    max_batch: int
-    max_frame: int
-    server: str
-    features: Sequence[str]
-    run_timeout: float  # seconds from the firing of a timer to its answer
-    began: bool  # it has our clock, so logins carry `began`
-    known: bool  # it knew the gateway's name, and its position in the log
-    device_separator: str = ""  # "": devices are not counted
-
-
-def parse_welcome(options: dict[str, Any]) -> Welcome:
-    """Read the content of a welcome.
-
-    Raises:
-        KeyError, TypeError, ValueError, OverflowError: It is not of this protocol.
-    """
-    welcome = Welcome(
-        log=str(options["log"]),
-        next=int(options["next"]),
-        timeout=float(options["timeout"]),
-        flush=float(options["flush"]),
-        max_batch=int(options["max_batch"]),
-        max_frame=int(options["max_frame"]),
-        server=str(options.get("server", "")),
-        features=options.get("features", ()),
-        run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
-        began=options.get("began") is True,
-        known=options.get("known") is not False,
-        device_separator=str(options.get("device_separator", "")),
-    )
-    times = welcome.flush, welcome.run_timeout
-    if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):
-        raise ValueError("impossible limits")
-    return welcome
 
 
 class Client:

@@ -15,13 +15,13 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 
+from liveness.client.sidecar_frames import wrong_form
 from liveness.client.watcher_link import (
     LinkLost,
     Redial,
     WatcherLink,
     random_name,
     watcher_hello,
-    wrong_form,
 )
 from liveness.core.records import Uid, identity
 from liveness.core.wheel.devices import user_of

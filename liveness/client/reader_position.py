@@ -7,7 +7,7 @@ where a restored log parts from the one before.
 
 from typing import Any
 
-from liveness.client.protocol import Welcome
+from liveness.client.sidecar_frames import Welcome
 
 __all__ = ["ReaderPosition"]
 

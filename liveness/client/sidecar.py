@@ -37,6 +37,7 @@ from liveness.client.iterators import LinkIterator, RecordIterator, TimerIterato
 from liveness.client.link_state import LinkState
 from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import ReconnectingLink
+from liveness.client.socket_path import socket_at
 from liveness.client.task_runner import F, TaskRunner, is_async
 from liveness.client.tasks import DEFAULT_AT_ONCE
 from liveness.core.records import MOVED, OFFLINE, Uid
@@ -68,7 +69,6 @@ __all__ = [
 # When `connect` is left: time for running tasks to end, and then as long again for the
 # last reports, as the sidecar may not be reading just then.
 LAST_S: Final = 1.0
-MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path, without its terminating 0
 
 
 class Stats(NamedTuple):
@@ -482,20 +482,3 @@ def client_of(
     return Client(
         name=name, timeout=timeout, kinds=kinds, fresh=fresh, first_conn=first_conn
     )
-
-
-def socket_at(path: str | os.PathLike[str] | None) -> str:
-    """Check the path of the sidecar's socket; look it up in the settings if None."""
-    if path is None:
-        from liveness.config.sources import socket_path  # slow, and rarely needed
-
-        path = socket_path(None)
-    socket = os.fsdecode(path)
-    if not socket or "\0" in socket:
-        raise ReportError(f"{socket!r} is not the path of a socket")
-    if (size := len(os.fsencode(socket))) > MAX_SOCKET_PATH_BYTES:
-        raise ReportError(
-            f"the socket's path has {size} bytes, and at most {MAX_SOCKET_PATH_BYTES} "
-            f"are possible: {socket}"
-        )
-    return socket

@@ -22,7 +22,8 @@ from liveness.client.forks import CONNECT, leak, refuse_after_fork
 from liveness.client.inbox import End
 from liveness.client.iterators import LinkIterator
 from liveness.client.link_state import LinkState
-from liveness.client.sidecar import Sidecar, Stats, client_of, socket_at
+from liveness.client.sidecar import Sidecar, Stats, client_of
+from liveness.client.socket_path import socket_at
 from liveness.client.task_runner import F, is_async
 from liveness.client.tasks import DEFAULT_AT_ONCE
 from liveness.core.records import MOVED, OFFLINE, Uid

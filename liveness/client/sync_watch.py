@@ -18,7 +18,7 @@ from anyio.from_thread import BlockingPortal
 
 from liveness.client.inbox import RecordMap
 from liveness.client.question_link import HostSessions, Listing, Sessions
-from liveness.client.sidecar import socket_at
+from liveness.client.socket_path import socket_at
 from liveness.client.threaded_watch import ThreadedWatch, background_loop
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
 from liveness.client.watcher_link import ReportLine

@@ -30,7 +30,6 @@ from liveness.client.arrived_records import ArrivedRecords
 from liveness.client.damped_records import MAX_SETTLING, DampedRecords, settle_s_in
 from liveness.client.forks import WATCH, refuse_after_fork
 from liveness.client.inbox import RecordMap
-from liveness.client.protocol import Welcome
 from liveness.client.question_link import (
     HostSession,
     HostSessions,
@@ -40,7 +39,8 @@ from liveness.client.question_link import (
     Whereabouts,
 )
 from liveness.client.reader_position import ReaderPosition
-from liveness.client.sidecar import socket_at
+from liveness.client.sidecar_frames import Welcome, wrong_form
+from liveness.client.socket_path import socket_at
 from liveness.client.watcher_link import (
     PauseBetween,
     Redial,
@@ -48,7 +48,6 @@ from liveness.client.watcher_link import (
     WatcherLink,
     random_name,
     watcher_hello,
-    wrong_form,
 )
 from liveness.core.records import SESSION_KINDS, Uid
 from liveness.core.sessions.damping import DampingCounts, Passed

@@ -18,7 +18,6 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 
-from liveness.client.protocol import Welcome, parse_welcome
 from liveness.client.reconnecting_link import (
     MAX_BACKOFF_S,
     MAX_BATCH,
@@ -28,6 +27,7 @@ from liveness.client.reconnecting_link import (
     WELCOME_S,
     logger,
 )
+from liveness.client.sidecar_frames import Welcome, parse_welcome, wrong_form
 from liveness.core.records import WATCHER
 from liveness.core.wire.frames import PROTOCOL
 from liveness.core.wire.framing import Frame, Reader, encode
@@ -158,14 +158,6 @@ def _replaced_by(pid: object) -> Replaced:
         f"{taker} said hello by the name of this reader, and reads in its place; end one of "
         "the two, or give each a name of its own",
         pid=other,
-    )
-
-
-def wrong_form(frame: object) -> WireError:
-    """The error for a frame of another form than the protocol gives it."""
-    return WireError(
-        Code.BAD_FRAME,
-        f"the sidecar sent a frame that is not of protocol {PROTOCOL}: {frame!r:.200}",
     )
 
 
