@@ -131,6 +131,13 @@ class ReconnectingLink:
                 raise anyio.ClosedResourceError
             await self.changed.wait()
 
+    async def flush(self) -> None:
+        """Wait until everything reported is on the sidecar's disk; see `Sidecar.flush`."""
+        with self.lock:
+            number = self.client.request_ping()
+        self.write_soon()
+        await self.wait_until(lambda: self.client.has_pong(number))
+
     def close(self) -> None:
         """End the link, and `run`."""
         self.is_closed = True

@@ -23,15 +23,14 @@ answers mean.
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, overload
-
-import anyio
+from typing import Any, NamedTuple, overload
 
 from liveness.client.event_loop import loop_call_soon, loop_clock
 from liveness.client.fired_timer import Timer
 from liveness.client.forks import CONNECT, refuse_after_fork
+from liveness.client.gateway_run import running
 from liveness.client.inbox import Arrival, End
 from liveness.client.iterators import LinkIterator, RecordIterator, TimerIterator
 from liveness.client.link_state import LinkState
@@ -65,10 +64,6 @@ __all__ = [
     "Timer",
     "connect",
 ]
-
-# When `connect` is left: time for running tasks to end, and then as long again for the
-# last reports, as the sidecar may not be reading just then.
-LAST_S: Final = 1.0
 
 
 class Stats(NamedTuple):
@@ -138,7 +133,7 @@ async def connect(
     """
     client = client_of(name, timeout, kinds, fresh)
     sidecar = Sidecar(client, socket_at(path), strict=strict, on_state=on_state)
-    async with sidecar._running():
+    async with running(sidecar._link, sidecar._tasks):
         yield sidecar
 
 
@@ -403,10 +398,7 @@ class Sidecar:
             anyio.ClosedResourceError: `connect` was left meanwhile.
             ReportError: Timers were asked for, and the sidecar has none, or no room.
         """
-        with self._lock:
-            number = self._client.request_ping()
-        self._link.write_soon()
-        await self._link.wait_until(lambda: self._client.has_pong(number))
+        await self._link.flush()
 
     def stats(self) -> Stats:
         """Return numbers for the gateway's own metrics."""
@@ -424,42 +416,6 @@ class Sidecar:
             refusals=self._link.refusals,
             replacements=self._link.replacements,
         )
-
-    @asynccontextmanager
-    async def _running(self) -> AsyncIterator["Sidecar"]:
-        link, runner = self._link, self._tasks
-        only: BaseException | None = None
-        try:
-            async with anyio.create_task_group() as group:
-                runner.workers = group
-                group.start_soon(link.run, runner.start_workers)
-                try:
-                    yield self
-                finally:
-                    runner.is_stopping = True
-                    with anyio.move_on_after(LAST_S, shield=True):
-                        await runner.wait_idle()
-                    group.cancel_scope.cancel()  # the link is shielded from it
-                    with anyio.move_on_after(LAST_S, shield=True):
-                        await runner.wait_idle()  # cancelled tasks answer their timers
-                        await self._flush_rest()
-                    link.close()
-        except BaseExceptionGroup as errors:
-            # The task group is internal: raise a single error as it is.
-            if len(errors.exceptions) > 1:
-                raise
-            only = errors.exceptions[0]
-        if only is not None:
-            raise only
-
-    async def _flush_rest(self) -> None:
-        link, client = self._link, self._client
-        is_pending = link.is_urgent or client.reports.pending
-        is_shut_out = link.state in (LinkState.REFUSED, LinkState.REPLACED)
-        if link.error is None and not is_shut_out and (is_pending or client.is_linked):
-            # The link was refused just now, or has no timers: both were logged.
-            with suppress(anyio.ClosedResourceError, ReportError):
-                await self.flush()
 
 
 def _is_any(_arrival: Arrival) -> bool:

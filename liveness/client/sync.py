@@ -19,6 +19,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from liveness.client.fired_timer import Timer
 from liveness.client.forks import CONNECT, leak, refuse_after_fork
+from liveness.client.gateway_run import running
 from liveness.client.inbox import End
 from liveness.client.iterators import LinkIterator
 from liveness.client.link_state import LinkState
@@ -60,7 +61,8 @@ def connect_sync(
         portal = stack.enter_context(start_blocking_portal("trio", name="liveness"))
         make = partial(Sidecar, client, socket, strict=strict, on_state=on_state)
         sidecar = portal.call(make)
-        stack.enter_context(portal.wrap_async_context_manager(sidecar._running()))
+        run = running(sidecar._link, sidecar._tasks)
+        stack.enter_context(portal.wrap_async_context_manager(run))
         try:
             yield SyncSidecar(sidecar, portal)
         finally:
