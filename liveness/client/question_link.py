@@ -25,9 +25,9 @@ from liveness.client.watcher_link import (
 )
 from liveness.core.records import Uid, identity
 from liveness.core.wheel.devices import user_of
-from liveness.core.wire.frames import CLUSTER, bad_uid_text
+from liveness.core.wire.frames import CLUSTER
 from liveness.core.wire.framing import Frame
-from liveness.core.wire.uids import MAX_UID_BYTES, is_uid
+from liveness.core.wire.uids import MAX_UID_BYTES, bad_uid_text, is_uid
 from liveness.errors import Code, Refused, ReportError, WireError
 from liveness.text import escaped
 

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
-from liveness.core.wire.frames import is_within
 from liveness.core.wire.framing import encode
-from liveness.core.wire.uids import MAX_UID_BYTES, is_text
+from liveness.core.wire.uids import MAX_UID_BYTES, is_text, is_within
 from liveness.errors import ReportError
 
 MIN_AFTER_S: Final = 0.1

@@ -10,7 +10,7 @@ After a fatal refusal a link is closed: whatever bytes follow, it gives no more 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from liveness.core.records import (
     EVENT_NUMBER,
@@ -24,12 +24,8 @@ from liveness.core.records import (
 from liveness.core.wire.frames import (
     MAX_NAME_BYTES,
     BadFrame,
-    check_batch,
     claimed_name,
-    conns_beside,
-    no_uids,
-    one_conn,
-    options_of,
+    conns_of,
     parse_ack,
     parse_after,
     parse_cancel,
@@ -40,6 +36,7 @@ from liveness.core.wire.frames import (
     parse_logout,
     parse_ping,
     parse_where,
+    uids_of,
 )
 from liveness.core.wire.framing import MAX_FRAME, Frame, Reader
 from liveness.core.wire.link_requests import (
@@ -274,34 +271,16 @@ class Conversation:
                 )
 
     def _add_activity(self, event: int, frame: Frame) -> None:
-        uids: Any = frame[1] if len(frame) > 1 else None
-        conn = None
-        if len(frame) > 2 and frame[2] is not None:
-            conn = options_of(frame).get("conn")
+        uids = uids_of(frame, self._limits.max_batch)
+        conns = conns_of(frame, uids)
+        if self._batch is None:
+            self._batch = ListedActivity(first_n=self.n)
         batch = self._batch
-        if type(uids) is tuple:
-            check_batch(uids, self._limits.max_batch)
-            conns = conns_beside(uids, conn)
-            if batch is None:
-                batch = self._new_batch()
-            if len(uids) != 1:
-                batch.batches.append((len(batch.uids), len(uids), self.n))
-            batch.uids.extend(uids)
-            batch.conns.extend(conns)
-            batch.events.extend(bytes([event]) * len(uids))
-            return
-        if len(frame) < 2 or type(uids) is dict:
-            raise no_uids()
-        conn = one_conn(conn)
-        if batch is None:
-            batch = self._new_batch()
-        batch.uids.append(uids)
-        batch.conns.append(conn)
-        batch.events.append(event)
-
-    def _new_batch(self) -> ListedActivity:
-        self._batch = ListedActivity(first_n=self.n)
-        return self._batch
+        if len(uids) != 1:
+            batch.batches.append((len(batch.uids), len(uids), self.n))
+        batch.uids.extend(uids)
+        batch.conns.extend(conns)
+        batch.events.extend(bytes([event]) * len(uids))
 
     def _flush(self) -> Iterator[Request]:
         if self._batch is not None:

@@ -22,7 +22,6 @@ from liveness.core.records import EVENTS, GATEWAY, HostReading, Instant, Uid
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.sessions.presence import NoRoom, Presence
 from liveness.core.timers.timer_scheduler import TimerScheduler
-from liveness.core.wire.frames import bad_uid_text
 from liveness.core.wire.link_requests import (
     Ack,
     ActivityBatch,
@@ -37,6 +36,7 @@ from liveness.core.wire.link_requests import (
     TimerBatch,
     Where,
 )
+from liveness.core.wire.uids import bad_uid_text
 from liveness.errors import Code
 
 # Entries of the wheel's table searched in one turn for sessions to reset, for all gateways

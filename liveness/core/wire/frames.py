@@ -6,7 +6,7 @@ so that the protocol can grow.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 from liveness.core.records import (
     GAP,
@@ -30,7 +30,13 @@ from liveness.core.wire.link_requests import (
     Ping,
     Where,
 )
-from liveness.core.wire.uids import is_natural, is_text, is_uid
+from liveness.core.wire.uids import (
+    bad_uid_text,
+    is_natural,
+    is_text,
+    is_uid,
+    is_within,
+)
 from liveness.errors import Code
 
 PROTOCOL: Final = 1
@@ -108,10 +114,10 @@ def parse_hello(frame: Frame) -> Hello:
         raise _bad_hello("log must be a string, the one from welcome.log")
     if after and log is None:
         raise _bad_hello("after needs log, the id of the log that it belongs to")
-    fresh = _flag(options, "fresh", False)
+    fresh = _flag(options, "fresh", Code.BAD_HELLO)
     if fresh and role == WATCHER:
         raise _bad_hello("fresh is for gateways; a watcher holds no connections")
-    users = _flag(options, "users", False)
+    users = _flag(options, "users", Code.BAD_HELLO)
     if users and role == GATEWAY:
         raise _bad_hello(
             "users is for watchers; a gateway has to close each of its connections"
@@ -119,13 +125,13 @@ def parse_hello(frame: Frame) -> Hello:
     return Hello(
         name=name,
         role=role,
-        timeout=_seconds(options, "timeout", MIN_TIMEOUT_S, MAX_TIMEOUT_S),
+        timeout=_timeout(options, Code.BAD_HELLO),
         after=after,
         log=log,
         scope=_choice(options, "scope", ("own", "all"), DEFAULT_SCOPE[role]),
         kinds=_kinds(options, role),
-        ack=_flag(options, "ack", True),
-        ping=_seconds(options, "ping", MIN_PING_S, MAX_PING_S),
+        ack=_flag(options, "ack", Code.BAD_HELLO, default=True),
+        ping=_seconds(options, "ping", MIN_PING_S, MAX_PING_S, Code.BAD_HELLO),
         fresh=fresh,
         clock=_clock(options),
         users=users,
@@ -144,23 +150,18 @@ def claimed_name(frame: Frame) -> tuple[str, str] | None:
 def parse_login(frame: Frame, max_batch: int) -> Login:
     """Read a `login`."""
     uids, options = _valid_uids(frame, max_batch), options_of(frame)
-    timeout = options.get("timeout")
-    if timeout is not None and not is_within(timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S):
-        raise _bad_option(
-            f"timeout is {timeout!r:.40}; it must be {MIN_TIMEOUT_S} to "
-            f"{MAX_TIMEOUT_S} seconds",
-        )
+    timeout = _timeout(options, Code.BAD_OPTION)
     age = options.get("age")
     if age is not None and not is_within(age, 0, float("inf")):
         raise _bad_option(f"age is {age!r:.40}; it must be 0 seconds or more")
     age = float(min(age or 0, MAX_AGE_S))
-    return Login(uids, _conns_of(frame, uids), timeout, age, _began_of(frame, uids))
+    return Login(uids, conns_of(frame, uids), timeout, age, _began_of(frame, uids))
 
 
 def parse_logout(frame: Frame, max_batch: int) -> Logout:
     """Read a `logout`."""
     uids = _valid_uids(frame, max_batch)
-    return Logout(uids, _conns_of(frame, uids))
+    return Logout(uids, conns_of(frame, uids))
 
 
 def parse_where(frame: Frame, max_batch: int) -> Where:
@@ -168,10 +169,7 @@ def parse_where(frame: Frame, max_batch: int) -> Where:
     uids = _valid_uids(frame, max_batch)
     # Earlier versions ignored everything behind the uids, so only a map is looked at.
     options = frame[2] if len(frame) > 2 and type(frame[2]) is dict else {}
-    cluster = options.get("cluster")
-    if cluster is not None and type(cluster) is not bool:
-        raise _bad_option(f"cluster is {cluster!r:.40}; it must be true or false")
-    return Where(uids, cluster is True)
+    return Where(uids, _flag(options, CLUSTER, Code.BAD_OPTION))
 
 
 def parse_ping(frame: Frame) -> Ping:
@@ -204,7 +202,7 @@ def parse_after(frame: Frame) -> After:
     key, seconds, options = _key(frame[1]), frame[2], options_of(frame, 3)
     if not is_within(seconds, MIN_AFTER_S, MAX_AFTER_S):
         raise _bad_option(
-            f"seconds is {seconds!r:.40}; it must be {MIN_AFTER_S} to {MAX_AFTER_S}",
+            f"seconds is {seconds!r:.40}; it must be {MIN_AFTER_S} to {MAX_AFTER_S}"
         )
     payload, ext = options.get("payload"), options.get("ext")
     return After(
@@ -253,10 +251,9 @@ def parse_fail(frame: Frame) -> Answer:
             'fail takes the key of a timer and why: ["fail", key, message]',
         )
     key, options = _key(frame[1]), options_of(frame, 3)
-    message, final = _text("message", frame[2]), options.get("final")
-    if final is not None and type(final) is not bool:
-        raise _bad_option(f"final is {final!r:.40}; it must be true or false")
-    return Answer(key, False, message, final is True, _answered_seq(options))
+    message = _text("message", frame[2])
+    final = _flag(options, "final", Code.BAD_OPTION)
+    return Answer(key, False, message, final, _answered_seq(options))
 
 
 def _key(value: object, what: str = "key") -> str:
@@ -276,7 +273,7 @@ def _text(what: str, value: object) -> str:
     size = len(value.encode())
     if size > MAX_TEXT_BYTES:
         raise _bad_option(
-            f"{what} has {size} bytes; at most {MAX_TEXT_BYTES} are taken",
+            f"{what} has {size} bytes; at most {MAX_TEXT_BYTES} are taken"
         )
     # SQLite's JSON functions, which read the log, would end the text there.
     if "\0" in value:
@@ -291,33 +288,46 @@ def _answered_seq(options: dict[str, Any]) -> int | None:
     raise _bad_option(f"seq is {seq!r:.40}; it must be a record's seq, from 1")
 
 
-def check_batch(uids: Sequence[object], max_batch: int) -> None:
-    """Raise BadFrame if there are more uids than a frame may carry."""
+def uids_of(frame: Frame, max_batch: int) -> tuple[Any, ...]:
+    """Return a frame's uids, which may be invalid."""
+    if len(frame) < 2 or type(frame[1]) is dict:
+        raise BadFrame(
+            Code.BAD_FRAME, "the second element is a uid or an array of uids"
+        )
+    uids = frame[1] if type(frame[1]) is tuple else (frame[1],)
     if len(uids) > max_batch:
         raise BadFrame(
             Code.BAD_FRAME,
             f"{len(uids)} uids in one frame; welcome.max_batch is {max_batch}",
             limit="limits.max_batch",
         )
+    return uids
 
 
 def _valid_uids(frame: Frame, max_batch: int) -> tuple[Uid, ...]:
     """Return a frame's uids; a bad one refuses the whole frame."""
-    if len(frame) < 2 or type(frame[1]) is dict:
-        raise no_uids()
-    uids = frame[1] if type(frame[1]) is tuple else (frame[1],)
-    check_batch(uids, max_batch)
+    uids = uids_of(frame, max_batch)
     for index, uid in enumerate(uids):
         if not is_uid(uid):
             raise BadFrame(Code.BAD_UID, bad_uid_text(uid), index)
     return uids
 
 
-def _conns_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[int | None]:
+def conns_of(frame: Frame, uids: Sequence[object]) -> Sequence[int | None]:
+    """Return the conn of each uid of a frame; None for a uid without one."""
     conn = options_of(frame).get("conn")
-    if type(frame[1]) is tuple:
-        return conns_beside(uids, conn)
-    return (one_conn(conn),)
+    if conn is None:
+        return (None,) * len(uids)
+    if type(frame[1]) is not tuple:
+        if is_natural(conn):
+            return (conn,)
+        raise _bad_conn(conn)
+    if type(conn) is not tuple or len(conn) != len(uids):
+        raise _bad_conn()
+    for index, number in enumerate(conn):
+        if number is not None and not is_natural(number):
+            raise _bad_conn(number, f" {index} of the array (from 0)")
+    return conn
 
 
 def _began_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[float | None] | None:
@@ -336,19 +346,6 @@ def _began_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[float | None] | Non
         f"began is {began!r:.40}; it must be seconds of CLOCK_MONOTONIC, from 0, or, for "
         "an array of uids, an array of them of the same length",
     )
-
-
-def bad_uid_text(uid: object) -> str:
-    """The message for a bad uid."""
-    return (
-        f"{uid!r:.80} is no uid: a string of 1 to 255 bytes without control "
-        "characters, or an integer from 0 to 2^63-1"
-    )
-
-
-def no_uids() -> BadFrame:
-    """The error for a frame without uids."""
-    return BadFrame(Code.BAD_FRAME, "the second element is a uid or an array of uids")
 
 
 def _bad_conn(conn: object = None, place: str = "") -> BadFrame:
@@ -379,33 +376,6 @@ def options_of(frame: Frame, place: int = 2) -> dict[str, Any]:
     return options
 
 
-def one_conn(conn: object) -> int | None:
-    """Check the conn of a single uid."""
-    if conn is None or is_natural(conn):
-        return conn
-    raise _bad_conn(conn)
-
-
-def conns_beside(uids: Sequence[object], conn: object) -> Sequence[int | None]:
-    """Check the conns of an array of uids; None for a uid without one."""
-    if conn is None:
-        return (None,) * len(uids)
-    if type(conn) is not tuple or len(conn) != len(uids):
-        raise _bad_conn()
-    for index, number in enumerate(conn):
-        if number is not None and not is_natural(number):
-            raise _bad_conn(number, f" {index} of the array (from 0)")
-    return conn
-
-
-def is_within(value: object, low: float, high: float) -> TypeGuard[float]:
-    """Whether *value* is a finite number (no boolean) from *low* to *high*."""
-    if type(value) is not int and type(value) is not float:
-        return False
-    # NaN compares false with everything. `high` may be infinite, *value* may not.
-    return low <= value <= high and value != float("inf")
-
-
 def _bad_hello(message: str) -> BadFrame:
     return BadFrame(Code.BAD_HELLO, message)
 
@@ -425,23 +395,30 @@ def _choice(
     return str(value)
 
 
-def _flag(options: dict[str, Any], key: str, default: bool) -> bool:
+def _flag(
+    options: dict[str, Any], key: str, code: Code, *, default: bool = False
+) -> bool:
     value = options.get(key)
     if value is None:
         return default
     if type(value) is not bool:
-        raise _bad_hello(f"{key} is {value!r:.40}; it must be true or false")
+        raise BadFrame(code, f"{key} is {value!r:.40}; it must be true or false")
     return value
 
 
+def _timeout(options: dict[str, Any], code: Code) -> float | None:
+    return _seconds(options, "timeout", MIN_TIMEOUT_S, MAX_TIMEOUT_S, code)
+
+
 def _seconds(
-    options: dict[str, Any], key: str, low: float, high: float
+    options: dict[str, Any], key: str, low: float, high: float, code: Code
 ) -> float | None:
     value = options.get(key)
     if value is None:
         return None
     if not is_within(value, low, high):
-        raise _bad_hello(f"{key} is {value!r:.40}; it must be {low} to {high} seconds")
+        message = f"{key} is {value!r:.40}; it must be {low} to {high} seconds"
+        raise BadFrame(code, message)
     return float(value)
 
 

@@ -1,4 +1,4 @@
-"""The values that may name a user or a connection."""
+"""Checks of single values: what may name a user or a connection, texts and numbers."""
 
 import re
 from typing import Final, TypeGuard
@@ -14,6 +14,14 @@ _CONTROL = re.compile("[\x00-\x1f\x7f]")
 def is_natural(value: object) -> TypeGuard[int]:
     """Whether *value* is an integer, and no boolean, from 0 to 2^63-1."""
     return type(value) is int and 0 <= value <= MAX_INTEGER
+
+
+def is_within(value: object, low: float, high: float) -> TypeGuard[float]:
+    """Whether *value* is a finite number (no boolean) from *low* to *high*."""
+    if type(value) is not int and type(value) is not float:
+        return False
+    # NaN compares false with everything. `high` may be infinite, *value* may not.
+    return low <= value <= high and value != float("inf")
 
 
 def is_text(value: object, longest: int) -> TypeGuard[str]:
@@ -45,3 +53,11 @@ def names_of(uid: Uid) -> tuple[Uid, ...]:
 def is_uid(value: object) -> TypeGuard[Uid]:
     """Whether *value* may name a user (`proto/README.md`, "Transport and framing")."""
     return is_text(value, MAX_UID_BYTES) or is_natural(value)
+
+
+def bad_uid_text(uid: object) -> str:
+    """The message for a bad uid."""
+    return (
+        f"{uid!r:.80} is no uid: a string of 1 to 255 bytes without control "
+        "characters, or an integer from 0 to 2^63-1"
+    )

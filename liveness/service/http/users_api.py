@@ -29,8 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.records import Uid, identity
-from liveness.core.wire.frames import bad_uid_text
-from liveness.core.wire.uids import is_natural
+from liveness.core.wire.uids import bad_uid_text, is_natural
 from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
 from liveness.metrics.counts import Counts
 from liveness.service.common.notifier import Notifier

@@ -32,8 +32,8 @@ from liveness.core.wire.frames import (
     MIN_PING_S,
     MIN_TIMEOUT_S,
     PROTOCOL,
-    bad_uid_text,
 )
+from liveness.core.wire.uids import bad_uid_text
 from liveness.errors import NOT_FATAL, Code
 from tests.core.conftest import READERS
 from tests.helpers.strategies import pieces
