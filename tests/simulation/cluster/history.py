@@ -7,7 +7,8 @@ from random import Random
 from typing import Final
 
 from liveness.cluster.format import StoredSession, sessions_of
-from liveness.service.outlets.cluster.partition import SLEW, Mode
+from liveness.service.outlets.cluster.partition import Mode
+from liveness.service.outlets.cluster.partition_clock import SLEW
 from tests.simulation.cluster.machine import Machine
 from tests.simulation.cluster.plan import EVENTS, MOST_HOSTS, OF_HOSTS, Plan, plan_of
 from tests.simulation.cluster.watcher import Newest, Watcher, fold

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from liveness.service.outlets.cluster.partition import Limits
+from liveness.service.outlets.cluster.session_changes import Limits
 from tests.simulation.scales import by_scale, whole
 
 # What happens to one host, and all events that are drawn.

@@ -22,7 +22,7 @@ from liveness.cluster.format import (
     sessions_of,
 )
 from liveness.core.records import ONLINE
-from liveness.service.outlets.cluster.partition import CLOCK_SHARE
+from liveness.service.outlets.cluster.partition_clock import CLOCK_SHARE
 from liveness.service.outlets.cluster.session_changes import Call
 from tests.helpers.redis_connection import RedisRefusal
 from tests.helpers.virtual_functions import virtual_functions

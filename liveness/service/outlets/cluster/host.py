@@ -11,8 +11,8 @@ from liveness.cluster.format import field_of, gateway_of, partition_of
 from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
 from liveness.core.wheel.devices import user_of
 from liveness.service.outlets.cluster.host_state import HostIdentity
-from liveness.service.outlets.cluster.partition import LIMITS, Limits, Mode, Partition
-from liveness.service.outlets.cluster.session_changes import Change
+from liveness.service.outlets.cluster.partition import Mode, Partition
+from liveness.service.outlets.cluster.session_changes import LIMITS, Change, Limits
 
 
 class ClusterHost:

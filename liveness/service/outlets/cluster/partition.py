@@ -8,8 +8,7 @@ that does not fit (`gap`), and the partition goes on from there, forward or back
 It begins at once, also if its list has to wait for those of other partitions: so everybody
 knows that there is one to come.
 
-While it follows, it also does what some host has to do: it looks for hosts that are quiet
-(`look`), declares them lost (`fence`), and ends the sessions that are nobody's (`reap`).
+While it follows, it also watches the other hosts: see `host_watch`.
 """
 
 from collections import deque
@@ -18,48 +17,27 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from liveness.service.outlets.cluster.claim import Claim, text_of
 from liveness.service.outlets.cluster.host_state import HostIdentity
+from liveness.service.outlets.cluster.host_watch import HostWatch
+from liveness.service.outlets.cluster.partition_clock import PartitionClock
 from liveness.service.outlets.cluster.session_changes import (
+    LIMITS,
     Call,
     Change,
+    Limits,
     Piece,
     Tally,
-    packed_changes,
 )
-from liveness.service.outlets.cluster.suspects import Suspects
 
-# Changes in one call: 1.5 ms of Redis' time. A list of all sessions comes in such pieces.
-CALL_CHANGES: Final = 500
-# Changes that a partition keeps in memory; what is behind is read from the log again.
-MOST_QUEUED: Final = 2_000
-# Users searched in one step of a reap: others wait 2 ms.
-REAP_USERS: Final = 500
 # The first pause after a call that failed; it doubles up to a twelfth of the lease, and to
 # no more than this: changes follow soon after an outage, however long the lease is.
 FIRST_RETRY_S: Final = 0.1
 MOST_RETRY_S: Final = 10.0
-# A call takes no longer, while this process runs.
-LONGEST_CALL_S: Final = 2.0
-# A partition's clock that is ahead of Redis' clock, as that was set back, goes so much
-# slower until it is not: by 0.1 s in a pause between beats of the default.
-SLEW: Final = 0.02
-# If Redis' clock differs from what it should be by more of a lease than this, it was set.
-CLOCK_SHARE: Final = 1 / 60
 # In place of its word, for an answer that no function gives: its data are damaged.
 MALFORMED: Final = "malformed"
-
-
-class Limits(NamedTuple):
-    """How much a partition does at a time; a simulation has smaller ones."""
-
-    call_changes: int = CALL_CHANGES
-    most_queued: int = MOST_QUEUED
-    reap_users: int = REAP_USERS
-
-
-LIMITS: Final = Limits()
 
 
 class Mode(Enum):
@@ -79,7 +57,6 @@ class _UnderWay:
     changes: int = 0
     audit: tuple[int, int] | None = None  # what apply should answer
     piece: Piece | None = None
-    suspect: tuple[bytes, int, int] | None = None
     began: float = 0.0
 
 
@@ -88,8 +65,6 @@ class _Schedule:
     """When each duty is due next, in seconds of the caller's clock."""
 
     beat: float = 0.0
-    look: float = 0.0
-    reap: float = inf
     retry: float = 0.0  # no call before
     changes: float = inf
 
@@ -119,24 +94,12 @@ class Partition:
         self._queue: deque[Change] = deque()
         self._due = _Schedule()
         self._under_way: _UnderWay | None = None
-        self._may_take = True
-        self._may_keep = host.may_keep
-        self._incarnation = 0
-        self._epoch = 0
-        self._nonce = 0  # ours, as this partition knows it
-        self._rival: tuple[int, float] | None = None  # another's beat, and since when
-        self._seen = 0  # the partition's clock
-        self._seen_at = 0.0
-        self._ahead = -inf  # Redis' clock less ours, at least
-        self._half_trip_s = 0.0  # it may be so much more, and twice
-        self._is_clock_compared = False  # just now, as a call was late
-        self._set_to = 0  # Redis' time when it was last found that its clock was set
+        self._clock = PartitionClock(host.lease_s)
+        self._claim = Claim(host, self._clock)
+        self._watch = HostWatch(number, host, self._clock, limits.reap_users)
         self._piece: Piece | None = None
         self._pieces = 0
         self._has_list = False
-        self._heard = 0  # our newest beat, as Redis answered it
-        self._suspects = Suspects(host.lease_s)
-        self._cursor: bytes | int = 0
         self._failures = 0  # calls without an answer, since the last one with
         self._refusals = (
             0  # calls with changes without an answer, since the last one with
@@ -226,7 +189,8 @@ class Partition:
         if now < self._due.retry:
             return None
         if self.mode is Mode.BEGINNING:
-            return self._begin(now)
+            self._under_way = _UnderWay("begin")
+            return self._claim.begin(now)
         if self._host.is_stopped:
             self._restart(may_keep=True)
             return None
@@ -240,8 +204,7 @@ class Partition:
         """When to ask `next_call` again at the latest, if nothing happens before."""
         due = self._due
         if self.mode is Mode.FOLLOWING:
-            duties = (due.beat, due.look, due.reap, due.changes, self._suspects.next_at)
-            return max(due.retry, min(duties))
+            return max(due.retry, min(due.beat, due.changes, self._watch.next_at))
         return max(due.retry, due.beat) if self.wants_piece else due.retry
 
     def _follow(self, now: float, now_ms: int) -> Call | None:
@@ -251,78 +214,28 @@ class Partition:
         self._doubt_suspects(now)
         if len(self._queue) >= self._limits.call_changes and not self._refusals:
             due.changes = min(due.changes, now)
-        at, duty = min(
-            # With one due time, changes first: they are what users wait for.
-            (min(due.changes, due.beat), 0),
-            (self._suspects.next_at, 1),
-            (due.look, 2),
-            (due.reap, 3),
-        )
-        if at > now:
+        own_at, watch_at = min(due.changes, due.beat), self._watch.next_at
+        if min(own_at, watch_at) > now:
             return None
-        match duty:
-            case 0:
-                return self._apply(now, now_ms)
-            case 1:
-                suspect = self._suspects.take()
-                self._under_way = _UnderWay("fence", suspect=suspect)
-                return Call("fence", [self._host.name, self._heard, *suspect])
-            case 2:
-                due.look = now + self._host.look_s
-                self._under_way = _UnderWay("look")
-                host = self._host
-                quiet, every, keep = host.lease_s / 2, host.look_s, host.keep_s
-                times = [round(seconds * 1e6) for seconds in (quiet, every, keep)]
-                return Call("look", [host.name, *times])
-            case _:
-                due.reap = self._host.reap_turn(now)
-                self._under_way = _UnderWay("reap")
-                users, token = self._limits.reap_users, self._host.token()
-                return Call("reap", [self._cursor, users, self._floor(now), token])
-
-    def _begin(self, now: float) -> Call:
-        host = self._host
-        self._epoch = host.next_epoch()
-        self._under_way = _UnderWay("begin")
-        return Call(
-            "begin",
-            [
-                host.name,
-                self._epoch,
-                host.nonce,
-                host.log,
-                host.newest,
-                host.configuration,
-                round(host.lease_s * 1e6),
-                int(self._may_keep),
-                self._takes(now),
-                host.token(),
-            ],
-        )
-
-    def _takes(self, now: float) -> int:
-        """Whether to take the name from a process that has it, as `begin` wants to know.
-
-        By our own clock that one was silent for a lease: Redis' clock may jump.
-        """
-        if self._may_take and self._host.may_take:
-            return 1
-        if self._rival is not None and now - self._rival[1] >= self._host.lease_s:
-            return self._rival[0]
-        return 0
+        # With one due time, changes first: they are what users wait for.
+        if own_at <= watch_at:
+            return self._apply(now, now_ms)
+        call = self._watch.next_call(now)
+        self._under_way = _UnderWay(call.function)
+        return call
 
     def _assert(self, piece: Piece | None, now: float, now_ms: int) -> Call:
         """The next piece; while there is none yet, an empty one says that we live."""
         self._under_way = _UnderWay("assert", piece=piece)
         changes = piece.changes if piece else ()
         last = piece.seq if piece and piece.tally else -1
-        return self._changes("assert", self._pieces, last, changes, now, now_ms)
+        return self._claim.changes("assert", self._pieces, last, changes, now, now_ms)
 
     def _apply(self, now: float, now_ms: int) -> Call:
         if self._refusals and now < self._due.changes:
             # Redis may be out of memory: it takes calls without changes even then.
             self._under_way = _UnderWay("apply", self.last)
-            return self._changes("beat", self.last, self.last, (), now, now_ms)
+            return self._claim.changes("beat", self.last, self.last, (), now, now_ms)
         taken = list(islice(self._queue, self._limits.call_changes))
         is_all = len(taken) == len(self._queue)
         last = self.read_to if is_all else taken[-1].seq
@@ -331,60 +244,7 @@ class Partition:
             audit = self.tally.answer
         self._under_way = _UnderWay("apply", last, len(taken), audit)
         function = "apply" if taken else "beat"
-        return self._changes(function, self.last, last, taken, now, now_ms)
-
-    def _changes(
-        self,
-        function: str,
-        before: int,
-        last: int,
-        taken: Sequence[Change],
-        now: float,
-        now_ms: int,
-    ) -> Call:
-        host = self._host
-        clock_ms = self._clock(now) // 1000
-        is_compared, self._is_clock_compared = self._is_clock_compared, False
-        head: list[str | int | bytes] = [
-            host.name,
-            self._epoch,
-            self._nonce,
-            self._incarnation,
-            before,
-            last,
-            self._floor(now),
-            host.token(),
-            "" if is_compared else clock_ms,
-            len(taken),
-        ]
-        packed = packed_changes(
-            *(taken, host.name, self._incarnation), clock_ms=clock_ms, now_ms=now_ms
-        )
-        return Call(function, [*head, *packed])
-
-    def _floor(self, now: float) -> int:
-        """The partition's clock, of which versions are, at least.
-
-        It is Redis' clock, but never goes back. Sessions begin by it, so it must not
-        stand still either.
-        """
-        if self._ahead == -inf:
-            return 0
-        passed = (now - self._seen_at) * (1 - SLEW)
-        return max(self._seen + round(passed * 1e6), round((now + self._ahead) * 1e6))
-
-    def _clock(self, now: float) -> int:
-        """The partition's clock, within half of a round trip."""
-        redis_us = round((now + self._ahead + self._half_trip_s) * 1e6)
-        return max(self._floor(now), redis_us)
-
-    def _latest_us(self, now: float) -> float:
-        """What Redis' clock shows at most."""
-        return (now + self._ahead + 2 * self._half_trip_s) * 1e6
-
-    def _see(self, version: int, now: float) -> None:
-        """Note a version."""
-        self._seen, self._seen_at = max(version, self._floor(now)), now
+        return self._claim.changes(function, self.last, last, taken, now, now_ms)
 
     # --- answers --------------------------------------------------------------
 
@@ -396,7 +256,7 @@ class Partition:
         self._failures += 1
         self._due.retry = now + self._pause(self._failures)
         if under_way.function == "begin":
-            self._rival = None  # it may have had no answer either
+            self._claim.unanswered()
         elif under_way.function == "assert":
             self._begin_anew(now)  # in doubt
         elif under_way.changes:
@@ -422,7 +282,7 @@ class Partition:
         self._failures, answered_at = 0, self.answered_at
         self._touch(now)
         try:
-            word = _text(answer[0])
+            word = text_of(answer[0])
             if under_way is not None:
                 self._take(word, answer, under_way, now)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
@@ -446,7 +306,7 @@ class Partition:
             return
         if word == "late":  # or Redis' clock jumped: what was sent is sent again
             self._note_clock(answer[1], answer[2], under_way.began, now)
-            self._is_clock_compared = True
+            self._claim.is_clock_compared = True
             self._due.changes = now
             return
         match under_way.function:
@@ -457,17 +317,11 @@ class Partition:
             case "apply":
                 self._applied(word, answer, under_way, now)
             case "look":
-                self._looked(word, answer, now)
+                self._watch.looked(word, answer, now)
             case "fence":
-                if word == "behind":
-                    self._suspects.clear()
-                elif word == "ok":
-                    assert under_way.suspect is not None
-                    self._host.fenced(under_way.suspect[0], self.number)
-                    self._due.reap = self._host.reap_turn(now)
+                self._watch.fenced(word, now)
             case _:
-                self._host.reap_took(now - under_way.began)
-                self._reaped(word, answer, now)
+                self._watch.reaped(word, answer, under_way.began, now)
 
     def _touch(self, now: float) -> None:
         """There is contact now."""
@@ -477,44 +331,29 @@ class Partition:
     def _doubt_suspects(self, now: float) -> None:
         """After a gap in contact, what was observed before proves nothing."""
         if now - self.answered_at > self._host.contact_gap_s:
-            self._suspects.clear()
+            self._watch.clear()
 
     def _begun(
         self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
     ) -> None:
-        host = self._host
-        self._due.retry = now + host.lease_s / 3
-        if word in ("keep", "reset"):
-            host.accepted()
-            self._may_take, self._rival = False, None
-            self._due = _Schedule(beat=now, look=now)
-            self._incarnation = answer[2]
-            self._note_clock(answer[3], answer[4], under_way.began, now)
-            self._nonce = answer[5]
-            host.nonce = max(host.nonce, self._nonce)
-            self._pieces, self._piece, self._has_list = 0, None, False
-            self._heard = 0
-            if word == "keep":
-                self.last = self.read_to = answer[1]
-                self.mode = Mode.FOLLOWING
-                if self.tally is not None and self.tally.reached < self.last:
-                    self.tally = None  # another process of this log got further
-            else:
-                self._may_keep = True
-                self._due.beat = now + host.beat_s
-                self.mode = Mode.ASSERTING
-                self.lists += 1
-        elif word == "epoch":
-            if answer[1] < self._epoch:
-                raise ValueError("it refuses an epoch for a lower one")
-            host.raise_epoch(answer[1])
-            self._due.retry = now
-        elif word == "replaced":
-            if self._rival is None or self._rival[0] != answer[2]:
-                self._rival = answer[2], now
-            host.replaced()
+        if word not in ("keep", "reset"):
+            self._due.retry = now + self._claim.denied(word, answer, now)
+            return
+        self._claim.granted(answer[2], answer[5])
+        self._due = _Schedule(beat=now)
+        self._watch.begin(now)
+        self._note_clock(answer[3], answer[4], under_way.began, now)
+        self._pieces, self._piece, self._has_list = 0, None, False
+        if word == "keep":
+            self.last = self.read_to = answer[1]
+            self.mode = Mode.FOLLOWING
+            if self.tally is not None and self.tally.reached < self.last:
+                self.tally = None  # another process of this log got further
         else:
-            host.refuse(_text(answer[1]))
+            self._claim.may_keep = True
+            self._due.beat = now + self._host.beat_s
+            self.mode = Mode.ASSERTING
+            self.lists += 1
 
     def _asserted(
         self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
@@ -522,7 +361,7 @@ class Partition:
         if word != "ok":
             self._refused(word, answer)
             return
-        self._see(answer[1], now)
+        self._clock.see(answer[1], now)
         self._pieces += 1
         self._due.beat = now + self._host.beat_s
         piece = under_way.piece
@@ -553,17 +392,12 @@ class Partition:
         self.last = under_way.last
         self.users = users
         self._note_clock(version, redis_us, under_way.began, now)
-        if before != self._heard:
-            # Redis lost our newest beat, or we lost its answer: the beats of others that
-            # we know may be old.
-            self._suspects.clear()
-        self._heard = beat
+        self._watch.beat(before, beat, look_age, now)
         due = self._due
         due.beat = now + self._host.beat_s
         if under_way.changes or not self._refusals:
             self._refusals = 0
             due.changes = now + self._host.linger_s if self._queue else inf
-        due.look = max(due.look, now + self._host.look_s - look_age / 1e6)
         if under_way.audit is not None and under_way.audit != (sessions, total):
             self._host.counts.audit_mismatches += 1
             self._begin_anew(now)
@@ -572,7 +406,7 @@ class Partition:
 
     def _go_to(self, seq: int, now: float) -> None:
         """Go on behind *seq*, up to which Redis has everything."""
-        self._suspects.clear()
+        self._watch.clear()
         if seq > self._host.newest:
             self._restart(may_keep=False)
             return
@@ -585,30 +419,6 @@ class Partition:
         self.last = seq
         self._refusals = 0
         self._due.beat = self._due.changes = now
-
-    def _looked(self, word: str, answer: Sequence[Any], now: float) -> None:
-        if word in ("ok", "later"):
-            is_ours = answer[-1] == round(self._host.lease_s * 1e6)
-            self._host.other_lease_s = 0.0 if is_ours else answer[-1] / 1e6
-        if word != "ok":
-            return
-        _, stale, quiets, _ = answer
-        for name, epoch, beat in quiets:
-            # If Redis' clock was set since, it does not say that the host was quiet.
-            is_quiet = self._set_to <= int(beat) <= self._latest_us(now)
-            self._suspects.note(name, int(epoch), int(beat), now, is_quiet=is_quiet)
-        self._due.reap = self._host.reap_turn(now) if stale else inf
-
-    def _reaped(self, word: str, answer: Sequence[Any], now: float) -> None:
-        if word != "ok":
-            self._due.reap = inf
-            return
-        _, cursor, gone, stale, version = answer
-        self._host.counts.sessions_reaped += gone
-        self._cursor = cursor
-        self._see(version, now)
-        if not stale:
-            self._due.reap = inf
 
     def _refused(self, word: str, answer: Sequence[Any]) -> None:
         """Redis does not know us as we know it: begin again."""
@@ -624,30 +434,16 @@ class Partition:
 
     def _restart(self, *, may_keep: bool) -> None:
         self.mode = Mode.BEGINNING
-        self._may_keep = self._may_keep and may_keep
+        self._claim.may_keep = self._claim.may_keep and may_keep
         self._queue.clear()
         self._refusals = 0
         self._piece = None
         self._under_way = None  # its answer is of no use any more
-        self._suspects.clear()
+        self._watch.clear()
 
     def _note_clock(
         self, version: int, redis_us: int, began: float, now: float
     ) -> None:
         """Note a version, and what Redis' clock was in a call that began at *began*."""
-        self._see(version, now)
-        earliest_us, latest_us = (began + self._ahead) * 1e6, self._latest_us(now)
-        may_differ_us = self._host.lease_s * CLOCK_SHARE * 1e6
-        if not earliest_us - may_differ_us <= redis_us <= latest_us + may_differ_us:
-            # Or it may have been set before this process began.
-            self._set_to = redis_us
-            self._suspects.distrust_clock()
-        half_trip_s = min(now - began, LONGEST_CALL_S) / 2
-        is_possible = earliest_us <= redis_us <= latest_us
-        if is_possible and half_trip_s > self._half_trip_s:
-            return  # a faster call has said it better
-        self._ahead, self._half_trip_s = redis_us / 1e6 - now, half_trip_s
-
-
-def _text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode(errors="replace")
+        if self._clock.compare(version, redis_us, began, now):
+            self._watch.clock_was_set()

@@ -2,9 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from liveness.cluster.format import Place, ending_bytes, place_bytes, session_bytes
+
+# Changes in one call: 1.5 ms of Redis' time. A list of all sessions comes in such pieces.
+CALL_CHANGES: Final = 500
+# Changes that a partition keeps in memory; what is behind is read from the log again.
+MOST_QUEUED: Final = 2_000
+# Users searched in one step of a reap: others wait 2 ms.
+REAP_USERS: Final = 500
+
+
+class Limits(NamedTuple):
+    """How much a partition does at a time; a simulation has smaller ones."""
+
+    call_changes: int = CALL_CHANGES
+    most_queued: int = MOST_QUEUED
+    reap_users: int = REAP_USERS
+
+
+LIMITS: Final = Limits()
 
 
 class Change(NamedTuple):

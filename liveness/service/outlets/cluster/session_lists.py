@@ -7,8 +7,12 @@ import msgpack
 import trio
 
 from liveness.core.records import OnlineRow
-from liveness.service.outlets.cluster.partition import CALL_CHANGES
-from liveness.service.outlets.cluster.session_changes import Change, Piece, Tally
+from liveness.service.outlets.cluster.session_changes import (
+    CALL_CHANGES,
+    Change,
+    Piece,
+    Tally,
+)
 from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.spools import Spool, Spools
 

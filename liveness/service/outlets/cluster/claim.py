@@ -1,0 +1,134 @@
+"""A host's claim to its name in one partition, and the calls it makes once it is granted."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from liveness.service.outlets.cluster.host_state import HostIdentity
+from liveness.service.outlets.cluster.partition_clock import PartitionClock
+from liveness.service.outlets.cluster.session_changes import (
+    Call,
+    Change,
+    packed_changes,
+)
+
+
+class Claim:
+    """What Redis checks in each call: who we are.
+
+    Args:
+        host: What all partitions of the host share.
+        clock: The partition's.
+    """
+
+    def __init__(self, host: HostIdentity, clock: PartitionClock) -> None:
+        self.may_keep = host.may_keep  # what Redis has of our sessions
+        self.is_clock_compared = False  # just now, as a call was late
+        self._host = host
+        self._clock = clock
+        self._may_take = True
+        self._incarnation = 0
+        self._epoch = 0
+        self._nonce = 0  # ours, as this partition knows it
+        self._rival: tuple[int, float] | None = None  # another's beat, and since when
+
+    def begin(self, now: float) -> Call:
+        """The call that claims the name."""
+        host = self._host
+        self._epoch = host.next_epoch()
+        return Call(
+            "begin",
+            [
+                host.name,
+                self._epoch,
+                host.nonce,
+                host.log,
+                host.newest,
+                host.configuration,
+                round(host.lease_s * 1e6),
+                int(self.may_keep),
+                self._takes(now),
+                host.token(),
+            ],
+        )
+
+    def _takes(self, now: float) -> int:
+        """Whether to take the name from a process that has it, as `begin` wants to know.
+
+        By our own clock that one was silent for a lease: Redis' clock may jump.
+        """
+        if self._may_take and self._host.may_take:
+            return 1
+        if self._rival is not None and now - self._rival[1] >= self._host.lease_s:
+            return self._rival[0]
+        return 0
+
+    def granted(self, incarnation: int, nonce: int) -> None:
+        """The name is ours."""
+        self._host.accepted()
+        self._may_take, self._rival = False, None
+        self._incarnation, self._nonce = incarnation, nonce
+        self._host.nonce = max(self._host.nonce, nonce)
+
+    def denied(self, word: str, answer: Sequence[Any], now: float) -> float:
+        """Take another answer to `begin`; return the seconds until the next try."""
+        host = self._host
+        if word == "epoch":
+            if answer[1] < self._epoch:
+                raise ValueError("it refuses an epoch for a lower one")
+            host.raise_epoch(answer[1])
+            return 0.0
+        if word == "replaced":
+            if self._rival is None or self._rival[0] != answer[2]:
+                self._rival = answer[2], now
+            host.replaced()
+        else:
+            host.refuse(text_of(answer[1]))
+        return host.lease_s / 3
+
+    def unanswered(self) -> None:
+        """The call had no answer: a rival may have had none either."""
+        self._rival = None
+
+    def changes(
+        self,
+        function: str,
+        before: int,
+        last: int,
+        taken: Sequence[Change],
+        now: float,
+        now_ms: int,
+    ) -> Call:
+        """A call with changes.
+
+        Args:
+            function: Which: `assert`, `apply` or `beat`.
+            before: The seq, or the number of pieces, that Redis must have.
+            last: The seq that the call ends with.
+            taken: The changes.
+            now: As for `Partition.next_call`.
+            now_ms: As for `Partition.next_call`.
+        """
+        host = self._host
+        clock_ms = self._clock.estimate(now) // 1000
+        is_compared, self.is_clock_compared = self.is_clock_compared, False
+        head: list[str | int | bytes] = [
+            host.name,
+            self._epoch,
+            self._nonce,
+            self._incarnation,
+            before,
+            last,
+            self._clock.floor(now),
+            host.token(),
+            "" if is_compared else clock_ms,
+            len(taken),
+        ]
+        packed = packed_changes(
+            *(taken, host.name, self._incarnation), clock_ms=clock_ms, now_ms=now_ms
+        )
+        return Call(function, [*head, *packed])
+
+
+def text_of(value: bytes | str) -> str:
+    """A word of an answer."""
+    return value if isinstance(value, str) else value.decode(errors="replace")
