@@ -167,7 +167,9 @@ async def test_after_an_error_of_its_own_all_partitions_are_published_again(
         failing.setattr(redis, "call", fail)
         for part in cluster.host.partitions:
             part.lose_records()
-        await rig.until(lambda: cluster.detail == "ValueError: odd; please report this")
+        await rig.until(
+            lambda: cluster.now().detail == "ValueError: odd; please report this"
+        )
     await rig.until(lambda: cluster.now().state == "following")
     await rig.gateway_of("ada", "h")
     await rig.until(lambda: b"ada" in redis.changes)

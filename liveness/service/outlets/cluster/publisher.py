@@ -6,8 +6,6 @@ them.
 """
 
 import sqlite3
-from collections import Counter
-from enum import Enum
 from functools import partial
 from itertools import islice
 from math import inf
@@ -23,14 +21,7 @@ from liveness.cluster.questions import ClusterQuestions
 from liveness.config.settings import Config
 from liveness.core.cursors import ReadPosition
 from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
-from liveness.metrics.cluster_now import (
-    CLUSTER_CALLS,
-    CLUSTER_ERRORS,
-    CLUSTER_QUESTIONS,
-    PARTITION_MODES,
-    ClusterNow,
-)
-from liveness.metrics.families import with_zeros
+from liveness.metrics.cluster_now import ClusterNow
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
@@ -42,6 +33,7 @@ from liveness.service.outlets.cluster.host_state import (
     nonce_of,
 )
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
+from liveness.service.outlets.cluster.publisher_status import ClusterStatus
 from liveness.service.outlets.cluster.session_lists import SessionList, SessionLists
 from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.log_writer import LogWriter
@@ -58,9 +50,8 @@ READ_RETRY_S: Final = 1.0
 # Partitions that list their sessions at a time: hosts that all do, as after Redis was
 # emptied, leave it time for other calls; and each list waits on disk.
 LISTS_AT_ONCE: Final = 4
-# How often the state is compared with what was logged, and the servers' policy is asked
-# for; more often while it is wrong.
-WATCH_S: Final = 1.0
+# How often the servers' policy is asked for; more often while it is wrong, or unknown.
+UNKNOWN_POLICY_S: Final = 1.0
 POLICY_S: Final = 10.0
 WRONG_POLICY_S: Final = 5.0
 
@@ -129,16 +120,6 @@ def _malformed(function: str, partition: int, answer: object) -> CallError:
     )
 
 
-class ClusterState(Enum):
-    """What an operator wants to know first."""
-
-    BEGINNING = "beginning"
-    FOLLOWING = "following"
-    AWAY = "away"
-    REPLACED = "replaced"
-    REFUSED = "refused"
-
-
 class Publisher:
     """Publishes the log of one sidecar.
 
@@ -169,8 +150,6 @@ class Publisher:
         self.redis = redis
         self.questions = questions
         self.name = "cluster"
-        self._why_failed = ""
-        self.why_paused = "the eviction policy of the servers is not known yet"
         self._log_writer = log_writer
         self._feed = feed
         self._position = ReadPosition(SESSIONS, 0)
@@ -179,17 +158,14 @@ class Publisher:
         self._list_of: dict[int, tuple[int, SessionList]] = {}
         self._clock = clock
         self._turnstile = turnstile
-        self._began_at, self._began_seq = clock.mono(), log_writer.durable_seq
-        self._followed_at = [self._began_at] * len(host.partitions)
+        self._status = ClusterStatus(host, redis, questions, log_writer, clock)
         self._wants_records, self._wants_list = Notifier(), Notifier()
         self._wakes = [Notifier() for _ in host.partitions]
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
-        self._newest_error: CallError | None = None
-        self._shown = (ClusterState.BEGINNING, clock.state_ms())  # and since when
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        self._why_failed = ""
+        self._status.why_failed = ""
         now = self._clock.mono()
         for part in self.host.partitions:  # an earlier run may have ended amid its work
             part.failed(now)
@@ -200,7 +176,7 @@ class Publisher:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.redis.run)
                 nursery.start_soon(self._watch_policy)
-                nursery.start_soon(self._watch_state)
+                nursery.start_soon(self._status.log_changes)
                 nursery.start_soon(self._read_log)
                 nursery.start_soon(self._make_lists)
                 for part in self.host.partitions:
@@ -210,123 +186,13 @@ class Publisher:
             for number in [*self._list_of]:
                 self._drop_list(number)
 
-    # --- how it is ------------------------------------------------------------
-
-    @property
-    def state(self) -> ClusterState:
-        """How publishing goes."""
-        identity = self.host.identity
-        if identity.is_stopped:
-            return ClusterState.REPLACED
-        if (
-            self._why_failed
-            or identity.why_refused
-            or (self.why_paused and self.redis.is_connected)
-        ):
-            return ClusterState.REFUSED
-        if self.lease_age_s > identity.contact_gap_s:
-            return ClusterState.AWAY
-        if self.host.is_following:
-            return ClusterState.FOLLOWING
-        return ClusterState.BEGINNING
-
-    @property
-    def lease_age_s(self) -> float:
-        """Seconds since the answer of the partition that has waited the longest."""
-        oldest = min(part.answered_at for part in self.host.partitions)
-        return self._clock.mono() - max(oldest, self._began_at)
-
-    @property
-    def lag_records(self) -> int:
-        """Records of the log that one partition, the furthest behind, does not have."""
-        return max(map(self._lag_records_of, self.host.partitions))
-
-    def _lag_records_of(self, part: Partition) -> int:
-        newest = self._log_writer.durable_seq
-        if part.mode is Mode.FOLLOWING:
-            return part.queued + newest - part.read_to
-        return newest - max(part.last, self._began_seq)
-
-    @property
-    def lag_s(self) -> float:
-        """Seconds by which Redis is behind, in the partition that is furthest behind.
-
-        Of a partition that follows, the age of its oldest change; of another one, the time
-        since it followed.
-        """
-        return max(map(self._lag_s_of, self.host.partitions))
-
-    def _lag_s_of(self, part: Partition) -> float:
-        if part.mode is not Mode.FOLLOWING:
-            return self._clock.mono() - self._followed_at[part.number]
-        if part.oldest_at is None:
-            return 0.0
-        return max(0.0, self._clock.mono() - part.oldest_at / 1000)
-
-    @property
-    def detail(self) -> str:
-        """Why it does not follow, or not as it should; empty if all is well."""
-        identity = self.host.identity
-        match self.state:
-            case ClusterState.REPLACED:
-                return (
-                    f"another process publishes as host {identity.name!r}; give each "
-                    "host a name of its own (cluster.host), or stop the other one"
-                )
-            case ClusterState.REFUSED if self._why_failed:
-                return self._why_failed
-            case ClusterState.REFUSED if identity.why_refused:
-                return (
-                    f"the other hosts have {identity.why_refused!r} (schema, partitions, device separator, "
-                    f"when it began) and this one {identity.configuration!r}; use the "
-                    "same settings, or another cluster.prefix"
-                )
-            case ClusterState.REFUSED:
-                return self.why_paused
-            case ClusterState.AWAY:
-                error = self.redis.error or self._newest_error
-                return error.advice if error else "no answer"
-            case ClusterState.FOLLOWING if identity.other_lease_s:
-                return (
-                    f"another host has cluster.lease_s {identity.other_lease_s:g} and "
-                    f"this one {identity.lease_s:g}: the one with the longer lease may "
-                    "be taken for lost; use the same on all hosts, and restart them"
-                )
-            case _:
-                return ""
-
     def failed(self, why: str) -> None:
         """As `Outlet.failed`."""
-        self._why_failed = why
+        self._status.why_failed = why
 
     def now(self) -> ClusterNow:
         """What metrics and summary show."""
-        host, identity, state = self.host, self.host.identity, self.state
-        if state is not self._shown[0]:
-            self._shown = state, self._clock.state_ms()
-        counts = identity.counts
-        modes = Counter(part.mode.name.lower() for part in host.partitions)
-        calls = with_zeros(CLUSTER_CALLS, counts.calls)
-        return ClusterNow(
-            host=identity.name,
-            state=state.value,
-            since=self._shown[1] + self._clock.wall_ahead_ms(),
-            detail=self.detail,
-            is_up=self.redis.error is None and self.redis.is_connected,
-            lag_records=self.lag_records,
-            lag_s=self.lag_s,
-            partitions=with_zeros(PARTITION_MODES, modes),
-            lease_age_s=self.lease_age_s,
-            lease_s=identity.lease_s,
-            users=host.users,
-            calls=calls,
-            errors=with_zeros(CLUSTER_ERRORS, counts.errors),
-            lists=calls["begin", "reset"],
-            audit_mismatches=counts.audit_mismatches,
-            fences=calls["fence", "ok"],
-            sessions_reaped=counts.sessions_reaped,
-            questions=with_zeros(CLUSTER_QUESTIONS, self.questions.answers),
-        )
+        return self._status.now()
 
     # --- tasks ----------------------------------------------------------------
 
@@ -341,10 +207,10 @@ class Publisher:
             identity.newest = self._log_writer.durable_seq
             now = self._clock.mono()
             call = None
-            if not self.why_paused:
+            if not self._status.why_paused:
                 call = part.next_call(now, round(now * 1000))
             if call is None:
-                wait_s = inf if self.why_paused else part.next_at() - now
+                wait_s = inf if self._status.why_paused else part.next_at() - now
                 with trio.move_on_after(max(0.0, wait_s)):
                     await wake.wait()
                 continue
@@ -354,19 +220,21 @@ class Publisher:
             except CallError as error:
                 part.failed(self._clock.mono())
                 identity.counts.errors[error.kind] += 1
-                self._newest_error = error
+                self._status.newest_error = error
             else:
                 was_stopped = identity.is_stopped
                 word = part.answered(answer, self._clock.mono())
                 if word == MALFORMED:
                     identity.counts.errors["other"] += 1
-                    self._newest_error = _malformed(call.function, part.number, answer)
+                    self._status.newest_error = _malformed(
+                        call.function, part.number, answer
+                    )
                 else:
                     identity.counts.calls[call.function, word] += 1
                 if identity.is_stopped and not was_stopped:
                     self._notify_all()
             if part.mode is Mode.FOLLOWING:
-                self._followed_at[part.number] = self._clock.mono()
+                self._status.followed_at[part.number] = self._clock.mono()
             self._wants_records.notify()
             if part.mode is not before or call.function == "begin":
                 self._wants_list.notify()
@@ -478,8 +346,6 @@ class Publisher:
         if made is not None:
             made.close()
 
-    # --- what an operator has to know -----------------------------------------
-
     async def _watch_policy(self) -> None:
         """Publish only while the servers keep what they are told.
 
@@ -492,42 +358,12 @@ class Publisher:
                 policies, failure = [], error
             if policies:
                 wrong = filter(None, map(why_policy_is_wrong, policies))
-                self.why_paused = next(wrong, "")
+                self._status.why_paused = next(wrong, "")
                 self._notify_all()
             if failure is not None:
-                self._newest_error = failure
-                await trio.sleep(WATCH_S)
+                self._status.newest_error = failure
+                await trio.sleep(UNKNOWN_POLICY_S)
             else:
-                await trio.sleep(WRONG_POLICY_S if self.why_paused else POLICY_S)
-
-    async def _watch_state(self) -> None:
-        """Log each change of the state once."""
-        logged, warned = ClusterState.BEGINNING, ""
-        while True:
-            await trio.sleep(WATCH_S)
-            state = self.state
-            if state is ClusterState.FOLLOWING and self.detail != warned:
-                warned = self.detail
-                if warned:
-                    _log.warning("another lease", message=warned, **self._fields)
-            if state is logged or state is ClusterState.BEGINNING:
-                continue
-            if state is ClusterState.FOLLOWING:
-                _log.info("following", users=self.host.users, **self._fields)
-            elif state is ClusterState.AWAY:
-                _log.warning(
-                    "away: other hosts see nothing of this one until it answers; the "
-                    "users and gateways of this host go on",
-                    error=self.detail,
-                    **self._fields,
+                await trio.sleep(
+                    WRONG_POLICY_S if self._status.why_paused else POLICY_S
                 )
-            else:
-                _log.error(state.value, message=self.detail, **self._fields)
-            logged = state
-
-    @property
-    def _fields(self) -> dict[str, object]:
-        return {
-            "host": self.host.identity.name,
-            "lag_records": self.lag_records,
-        }

@@ -1,0 +1,207 @@
+"""How publishing goes: what metrics and the summary show of it, and what is logged."""
+
+from collections import Counter
+from enum import Enum
+from typing import Final
+
+import structlog
+import trio
+
+from liveness.cluster.connection import CallError, Redis
+from liveness.cluster.questions import ClusterQuestions
+from liveness.metrics.cluster_now import (
+    CLUSTER_CALLS,
+    CLUSTER_ERRORS,
+    CLUSTER_QUESTIONS,
+    PARTITION_MODES,
+    ClusterNow,
+)
+from liveness.metrics.families import with_zeros
+from liveness.service.common.clock import Clock
+from liveness.service.outlets.cluster.host import ClusterHost
+from liveness.service.outlets.cluster.partition import Mode, Partition
+from liveness.service.storage.log_writer import LogWriter
+
+# How often the state is compared with what was logged.
+WATCH_S: Final = 1.0
+
+_log = structlog.get_logger("cluster")
+
+
+class ClusterState(Enum):
+    """What an operator wants to know first."""
+
+    BEGINNING = "beginning"
+    FOLLOWING = "following"
+    AWAY = "away"
+    REPLACED = "replaced"
+    REFUSED = "refused"
+
+
+class ClusterStatus:
+    """The state of a host's publishing.
+
+    Args:
+        host: What is published, and how far it is.
+        redis: The servers.
+        questions: What others ask them.
+        log_writer: The log.
+        clock: The clocks.
+    """
+
+    def __init__(
+        self,
+        host: ClusterHost,
+        redis: Redis,
+        questions: ClusterQuestions,
+        log_writer: LogWriter,
+        clock: Clock,
+    ) -> None:
+        self.why_failed = ""
+        self.why_paused = "the eviction policy of the servers is not known yet"
+        self.newest_error: CallError | None = None
+        self._host = host
+        self._redis = redis
+        self._questions = questions
+        self._log_writer = log_writer
+        self._clock = clock
+        self._began_at, self._began_seq = clock.mono(), log_writer.durable_seq
+        # When each partition was last seen to follow.
+        self.followed_at = [self._began_at] * len(host.partitions)
+        self._shown = (ClusterState.BEGINNING, clock.state_ms())  # and since when
+
+    @property
+    def state(self) -> ClusterState:
+        """How publishing goes."""
+        identity = self._host.identity
+        if identity.is_stopped:
+            return ClusterState.REPLACED
+        if (
+            self.why_failed
+            or identity.why_refused
+            or (self.why_paused and self._redis.is_connected)
+        ):
+            return ClusterState.REFUSED
+        if self.lease_age_s > identity.contact_gap_s:
+            return ClusterState.AWAY
+        if self._host.is_following:
+            return ClusterState.FOLLOWING
+        return ClusterState.BEGINNING
+
+    @property
+    def lease_age_s(self) -> float:
+        """Seconds since the answer of the partition that has waited the longest."""
+        oldest = min(part.answered_at for part in self._host.partitions)
+        return self._clock.mono() - max(oldest, self._began_at)
+
+    @property
+    def lag_records(self) -> int:
+        """Records of the log that one partition, the furthest behind, does not have."""
+        return max(map(self._lag_records_of, self._host.partitions))
+
+    def _lag_records_of(self, part: Partition) -> int:
+        newest = self._log_writer.durable_seq
+        if part.mode is Mode.FOLLOWING:
+            return part.queued + newest - part.read_to
+        return newest - max(part.last, self._began_seq)
+
+    def _lag_s_of(self, part: Partition) -> float:
+        """The age of the oldest change; if it does not follow, the time since it did."""
+        if part.mode is not Mode.FOLLOWING:
+            return self._clock.mono() - self.followed_at[part.number]
+        if part.oldest_at is None:
+            return 0.0
+        return max(0.0, self._clock.mono() - part.oldest_at / 1000)
+
+    @property
+    def detail(self) -> str:
+        """Why it does not follow, or not as it should; empty if all is well."""
+        identity = self._host.identity
+        match self.state:
+            case ClusterState.REPLACED:
+                return (
+                    f"another process publishes as host {identity.name!r}; give each "
+                    "host a name of its own (cluster.host), or stop the other one"
+                )
+            case ClusterState.REFUSED if self.why_failed:
+                return self.why_failed
+            case ClusterState.REFUSED if identity.why_refused:
+                return (
+                    f"the other hosts have {identity.why_refused!r} (schema, partitions, device separator, "
+                    f"when it began) and this one {identity.configuration!r}; use the "
+                    "same settings, or another cluster.prefix"
+                )
+            case ClusterState.REFUSED:
+                return self.why_paused
+            case ClusterState.AWAY:
+                error = self._redis.error or self.newest_error
+                return error.advice if error else "no answer"
+            case ClusterState.FOLLOWING if identity.other_lease_s:
+                return (
+                    f"another host has cluster.lease_s {identity.other_lease_s:g} and "
+                    f"this one {identity.lease_s:g}: the one with the longer lease may "
+                    "be taken for lost; use the same on all hosts, and restart them"
+                )
+            case _:
+                return ""
+
+    def now(self) -> ClusterNow:
+        """What metrics and summary show."""
+        host, identity, state = self._host, self._host.identity, self.state
+        if state is not self._shown[0]:
+            self._shown = state, self._clock.state_ms()
+        counts = identity.counts
+        modes = Counter(part.mode.name.lower() for part in host.partitions)
+        calls = with_zeros(CLUSTER_CALLS, counts.calls)
+        return ClusterNow(
+            host=identity.name,
+            state=state.value,
+            since=self._shown[1] + self._clock.wall_ahead_ms(),
+            detail=self.detail,
+            is_up=self._redis.error is None and self._redis.is_connected,
+            lag_records=self.lag_records,
+            lag_s=max(map(self._lag_s_of, host.partitions)),
+            partitions=with_zeros(PARTITION_MODES, modes),
+            lease_age_s=self.lease_age_s,
+            lease_s=identity.lease_s,
+            users=host.users,
+            calls=calls,
+            errors=with_zeros(CLUSTER_ERRORS, counts.errors),
+            lists=calls["begin", "reset"],
+            audit_mismatches=counts.audit_mismatches,
+            fences=calls["fence", "ok"],
+            sessions_reaped=counts.sessions_reaped,
+            questions=with_zeros(CLUSTER_QUESTIONS, self._questions.answers),
+        )
+
+    async def log_changes(self) -> None:
+        """Log each change of the state once."""
+        logged, warned = ClusterState.BEGINNING, ""
+        while True:
+            await trio.sleep(WATCH_S)
+            state = self.state
+            if state is ClusterState.FOLLOWING and self.detail != warned:
+                warned = self.detail
+                if warned:
+                    _log.warning("another lease", message=warned, **self._fields)
+            if state is logged or state is ClusterState.BEGINNING:
+                continue
+            if state is ClusterState.FOLLOWING:
+                _log.info("following", users=self._host.users, **self._fields)
+            elif state is ClusterState.AWAY:
+                _log.warning(
+                    "away: other hosts see nothing of this one until it answers; the "
+                    "users and gateways of this host go on",
+                    error=self.detail,
+                    **self._fields,
+                )
+            else:
+                _log.error(state.value, message=self.detail, **self._fields)
+            logged = state
+
+    @property
+    def _fields(self) -> dict[str, object]:
+        return {
+            "host": self._host.identity.name,
+            "lag_records": self.lag_records,
+        }
