@@ -83,7 +83,15 @@ update timers set since = :next where id > coalesce(
     (select id from timers where since <= :next order by id desc limit 1), 0)
 """
 
-TIMER_COLUMNS: Final = ", ".join(f"timers.{column}" for column in TimerState._fields)
+
+def _column(field: str) -> str:
+    """The column of a field of `TimerState`; one has another name on disk."""
+    return "since" if field == "min_seq" else field
+
+
+TIMER_COLUMNS: Final = ", ".join(
+    f"timers.{_column(field)}" for field in TimerState._fields
+)
 
 
 class RowsStatement:
@@ -172,7 +180,7 @@ select json_array(json_group_array(id), max(place)) from (
 # Without the columns of an attempt, which a new timer has not had: to bind their nulls
 # would take a third more time.
 INSERT_TIMERS: Final = RowsStatement(
-    f"insert into timers (attempts, {', '.join(ADDED)}, payload) values",
+    f"insert into timers (attempts, {', '.join(map(_column, ADDED))}, payload) values",
     f"(0, {', '.join('?' * len(ADDED))}, ?)",
 )
 

@@ -176,7 +176,7 @@ def test_no_backup_has_a_cursor_beyond_its_log(
 def test_only_the_newest_earlier_logs_are_known(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_file, "MOST_PARTED", 2)
+    monkeypatch.setattr(log_file, "MOST_ANCESTORS", 2)
     logs = []
     for name in "abc":
         folder = restored(folder, tmp_path / name)

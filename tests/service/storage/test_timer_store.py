@@ -39,6 +39,7 @@ from liveness.service.backups import integrity
 from liveness.service.storage import timer_damage, timer_reader
 from liveness.service.storage.database import ROWS_AT_ONCE, reading
 from liveness.service.storage.log_store import LogStore
+from liveness.service.storage.timer_sql import TIMER_COLUMNS
 from liveness.service.storage.timer_store import DATABASE, EXT_STEP, TimerStore
 from tests.core.timers_rig import Rig
 from tests.helpers import disk
@@ -47,7 +48,7 @@ from tests.service.storage.journals import append, counted, journal_of, pending,
 
 PLENTY: Final = 2**40
 ALL_MS: Final = 2**62
-COLUMNS: Final = ", ".join((*TimerState._fields, "payload"))
+COLUMNS: Final = f"{TIMER_COLUMNS}, payload"
 
 # Everything that a table, JSON or a shell may take for something else.
 ODD: Final = (
@@ -233,7 +234,7 @@ def test_beside_another_log_timers_stay_and_seqs_are_forgotten(tmp_path: Path) -
         number: row
         if row.timer.key == "c"
         else Due(
-            row.timer._replace(since=0, seq=None if row.timer.key == "d" else 0), "p"
+            row.timer._replace(min_seq=0, seq=None if row.timer.key == "d" else 0), "p"
         )
         for number, row in before.items()
     }
