@@ -146,7 +146,7 @@ class Server:
             self.effects,
             presence,
             scheduler,
-            decided=decided,
+            commit=lambda: self.commit(with_cursors=True),
             registry=self.registry,
             handshake=Handshake(
                 self.effects,
@@ -395,7 +395,10 @@ class Server:
 
     def commit(self, *, with_cursors: bool = False) -> int:
         """Commit what was decided; return the ticket that stands for everything so far."""
-        return self._requests.commit(with_cursors=with_cursors)
+        commit = self._decided.commit(with_cursors=with_cursors)
+        if commit is not None:
+            self.effects.append(commit)
+        return self._decided.ticket
 
     # --- from time to time ----------------------------------------------------
 

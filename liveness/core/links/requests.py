@@ -4,10 +4,10 @@ A reply that depends on a decision is sent once the decision is on disk.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, assert_never
 
-from liveness.core.changes import Decisions, Disk
+from liveness.core.changes import Disk
 from liveness.core.effects import Deliver, Effect, HasRoom, LogLine, ReadFirst, SendList
 from liveness.core.links.cluster_questions import (
     ClusterQuestion,
@@ -65,7 +65,7 @@ class Requests:
         presence: Presence,
         scheduler: TimerScheduler,
         *,
-        decided: Decisions,
+        commit: Callable[[], int],
         registry: LinkRegistry,
         handshake: Handshake,
         disk: Disk,
@@ -77,7 +77,7 @@ class Requests:
         self._effects = effects
         self._presence = presence
         self._scheduler = scheduler
-        self._decided = decided
+        self._commit = commit  # with cursors; returns the ticket for everything so far
         self._registry = registry
         self._handshake = handshake
         self._disk = disk
@@ -110,13 +110,6 @@ class Requests:
             self._backlogs[link.number].append((request, at))
         elif link.is_open:
             self._apply(link, request, at, host)
-
-    def commit(self, *, with_cursors: bool = False) -> int:
-        """Commit all decisions so far; return the ticket that stands for them."""
-        commit = self._decided.commit(with_cursors=with_cursors)
-        if commit is not None:
-            self._effects.append(commit)
-        return self._decided.ticket
 
     def _apply(
         self, link: Link, request: Request, at: Instant, host: HostReading | None
@@ -153,7 +146,7 @@ class Requests:
             case Ack():
                 self._acknowledge(link, request, at)
             case Ping():
-                ticket = self.commit(with_cursors=True)
+                ticket = self._commit()
                 self._registry.send(link, ["pong", request.payload], after=ticket)
             case Where():
                 self._where(link, request, at)
@@ -191,7 +184,7 @@ class Requests:
                 question.found = ()  # nothing of the other hosts is for this link
             self.cluster_questions.ask(question, at)
         elif (found := self._sessions_here(link, request.uids, n, at)) is not None:
-            ticket = self.commit(with_cursors=True)
+            ticket = self._commit()
             self._registry.send(link, ["where", found], after=ticket)
 
     def _sessions_here(
@@ -220,7 +213,7 @@ class Requests:
             question.found = ()
         most = max(self._max_where_rows, len(question.uids))
         frame = cluster_answer(question, here, host=self._host, most=most)
-        ticket = self.commit(with_cursors=True)
+        ticket = self._commit()
         self._registry.send(link, frame, after=ticket)
 
     def _count_limit(self, name: str) -> None:
@@ -273,7 +266,7 @@ class Requests:
         hello = link.hello
         assert hello is not None
         is_all = hello.role != GATEWAY and hello.scope == "all"
-        ticket = self.commit(with_cursors=True)
+        ticket = self._commit()
         if not link.outbox.is_broken:
             gateway = None if is_all else hello.name
             effect = SendList(link.number, gateway, ticket)
@@ -364,7 +357,7 @@ class Requests:
     def _welcome(self, link: Link, hello: Hello, at_ms: int) -> None:
         """Send `welcome`, once the name's cursor and all records before it are durable."""
         terms, reading = self._handshake.answer(link, hello, at_ms)
-        ticket = self.commit(with_cursors=True)
+        ticket = self._commit()
         self._registry.send(link, ["welcome", terms], after=ticket, is_log_only=True)
         link.outbox.welcome(hello, reading, ticket)
         self._effects.append(Deliver(link.number, reading))
