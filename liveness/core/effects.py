@@ -1,9 +1,9 @@
 """What the server has its shell do: plain values, to be carried out in order.
 
-Links are named by their number. A reply says in `after` which commit has to be durable
-before it is sent. The link's outbox has it already, and keeps it until then: the shell
-writes what the outbox gives. Records are durable before anyone reads them. Only the last
-frame of a link that ends, an error or `bye`, waits for no commit: it says nothing of any.
+Links are named by their number. What is sent on a link is not here but in its outbox,
+which knows the commit that has to be durable first: the shell writes what the outbox
+gives. Records are durable before anyone reads them. Only the last frame of a link that
+ends, an error or `bye`, waits for no commit: it says nothing of any.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,10 @@ from liveness.core.records import Uid
 from liveness.core.wire.link_requests import Refusal
 
 
-class Send(NamedTuple):
-    """The outbox of a link has another frame: write what it gives."""
+class WakeWriter(NamedTuple):
+    """Write to a link: its outbox has another reply, or room for more records."""
 
     link: int
-    frame: bytes
-    after: int
-    is_log_only: bool = False  # it depends on the log alone, not on the timers' table
-
-
-class SendList(NamedTuple):
-    """Send the sessions of a gateway (None: of all), as they are on disk then."""
-
-    link: int
-    gateway: str | None
-    after: int
 
 
 class Deliver(NamedTuple):
@@ -40,12 +29,6 @@ class Deliver(NamedTuple):
 
     link: int
     position: ReadPosition
-
-
-class HasRoom(NamedTuple):
-    """Records were acknowledged: the window of a link has room for more."""
-
-    link: int
 
 
 class Close(NamedTuple):
@@ -99,10 +82,8 @@ class LogLine(NamedTuple):
 
 Effect: TypeAlias = (
     Commit
-    | Send
-    | SendList
+    | WakeWriter
     | Deliver
-    | HasRoom
     | Close
     | ReadFirst
     | WriteAttempt

@@ -27,13 +27,11 @@ from liveness.core.effects import (
     AskCluster,
     Close,
     Deliver,
-    HasRoom,
     LogLine,
     LogRefusal,
     ReadFirst,
     SearchSkipped,
-    Send,
-    SendList,
+    WakeWriter,
     WriteAttempt,
 )
 from liveness.core.links.conversation import Conversation, ConversationLimits
@@ -335,7 +333,7 @@ class ScriptedHost:
                     raise fault
                 case Close():
                     self._finish(self.sockets[effect.link])
-                case Send() | SendList() | HasRoom() | WriteAttempt() | SearchSkipped():
+                case WakeWriter() | WriteAttempt() | SearchSkipped():
                     pass  # here nothing sleeps that would have to be woken
                 case LogLine() | AskCluster():
                     pass  # without the name of a host, the server asks no cluster

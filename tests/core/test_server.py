@@ -11,15 +11,14 @@ from liveness.core.effects import (
     Close,
     Deliver,
     Effect,
-    HasRoom,
     LogLine,
     LogRefusal,
     ReadFirst,
     SearchSkipped,
-    Send,
-    SendList,
+    WakeWriter,
 )
 from liveness.core.links.link import Link
+from liveness.core.links.outbox import Reply
 from liveness.core.records import SESSION_KINDS, Record, Subscription
 from liveness.core.server import MayRead
 from liveness.core.wire.framing import Reader, decode, encode
@@ -50,40 +49,36 @@ def test_a_keepalive_of_an_online_user_wants_nothing_done(shell: Shell) -> None:
 def test_a_reply_waits_for_the_commit_that_it_depends_on(shell: Shell) -> None:
     link = shell.gateway()
     effects = shell.says(link, ["login", "u"], ["ping", 1], ["where", ["u"]], ["list"])
-    commit, pong, where, listing = effects
-    assert kinds(effects) == [Commit, Send, Send, SendList]
+    commit, *others = effects
     assert isinstance(commit, Commit)
+    assert others == [WakeWriter(link.number)] * 3
     assert [record.seq for record in commit.changes.records] == [1]
-    for reply in (pong, where, listing):
-        assert isinstance(reply, Send | SendList)
-        assert (reply.link, reply.after) == (link.number, commit.ticket)
+    pong, where, listing = link.outbox._replies
+    assert {reply.after for reply in (pong, where, listing)} == {commit.ticket}
     assert link.outbox.take_frames() == b""
     assert not link.outbox.take_up_list()
     shell.write()
-    assert isinstance(pong, Send)
-    assert isinstance(where, Send)
+    assert isinstance(pong, Reply)
+    assert isinstance(where, Reply)
     assert link.outbox.take_frames() == pong.frame + where.frame
     assert link.outbox.take_up_list()
 
 
-def test_whatever_reaches_a_peer_says_which_commit_comes_first() -> None:
-    assert all("after" in effect._fields for effect in (Send, SendList))
-
-
 def test_a_reply_to_nothing_new_waits_for_nothing(shell: Shell) -> None:
     link = shell.gateway()
-    (pong,) = shell.says(link, ["ping", 1])
-    assert isinstance(pong, Send)
+    assert shell.says(link, ["ping", 1]) == [WakeWriter(link.number)]
+    (pong,) = link.outbox._replies
     assert pong.after == shell.decided.ticket == shell.disk.log_ticket
 
 
 def test_welcome_waits_for_the_cursor_of_its_name(shell: Shell) -> None:
     link = shell.connect()
     effects = shell.says(link, hello())
-    assert kinds(effects) == [Commit, Send, Deliver]
-    commit, welcome, deliver = effects
+    commit, wake, deliver = effects
     assert isinstance(commit, Commit)
-    assert isinstance(welcome, Send)
+    assert wake == WakeWriter(link.number)
+    (welcome,) = link.outbox._replies
+    assert isinstance(welcome, Reply)
     assert deliver == Deliver(link.number, shell.reading_of(link))
     assert commit.ticket == welcome.after
     assert link.outbox.room == 0
@@ -102,13 +97,13 @@ def test_a_replaced_link_is_read_before_its_successor_is_welcomed(shell: Shell) 
     assert shell.says(older, ["login", "o"]) == []
     shell.server.replace(older)
     effects = shell.effects()
-    assert kinds(effects) == [Close, Commit, Send, Deliver]
-    close, commit, welcome, _ = effects
+    close, commit, wake, _ = effects
     assert close == Close(older.number)
     assert isinstance(commit, Commit)
-    assert isinstance(welcome, Send)
+    assert wake == WakeWriter(newer.number)
+    (welcome,) = newer.outbox._replies
     assert [record.uid for record in commit.changes.records] == ["o"]
-    assert (welcome.link, welcome.after) == (newer.number, commit.ticket)
+    assert welcome.after == commit.ticket
     assert not older.is_open
     assert older.outbox.last_frame
     uids = [record.uid for record in shell.decided.changes.records]
@@ -127,7 +122,7 @@ def test_a_successor_that_ends_meanwhile_takes_no_name(shell: Shell) -> None:
 def test_a_replaced_watcher_has_nothing_to_be_read(shell: Shell) -> None:
     older = shell.gateway("w", role="watcher")
     effects = shell.says(shell.connect(), hello("w", role="watcher"))
-    assert kinds(effects) == [Close, Commit, Send, Deliver]
+    assert kinds(effects) == [Close, Commit, WakeWriter, Deliver]
     assert effects[0] == Close(older.number)
 
 
@@ -143,7 +138,7 @@ def test_a_fresh_gateway_is_welcomed_once_its_old_sessions_have_ended(
     assert shell.server.may_read(newer) is MayRead.NO
     assert shell.server.reset_sessions(shell.at) == [newer]
     effects = shell.effects()
-    assert kinds(effects) == [SearchSkipped, Commit, Send, Deliver]
+    assert kinds(effects) == [SearchSkipped, Commit, WakeWriter, Deliver]
     commit = effects[1]
     assert isinstance(commit, Commit)
     ended = [(record.uid, record.kind) for record in commit.changes.records]
@@ -162,10 +157,10 @@ def test_an_ack_asks_for_more_only_if_there_is_more(shell: Shell) -> None:
     shell.reading_of(link).seq = 2
     link.outbox.records_sent(0)
     assert (link.outbox.room, link.outbox.unacked) == (0, 2)
-    assert shell.says(link, ["ack", 1]) == [HasRoom(link.number)]
+    assert shell.says(link, ["ack", 1]) == [WakeWriter(link.number)]
     assert shell.counts.notices_acked == 1
     assert shell.cursors["gateway", "g"].seq == 1
-    assert shell.says(link, ["ack", 0]) == [HasRoom(link.number)]
+    assert shell.says(link, ["ack", 0]) == [WakeWriter(link.number)]
     assert shell.cursors["gateway", "g"].seq == 1
 
 
@@ -222,7 +217,7 @@ def test_a_fault_of_a_request_ends_its_link_and_no_other(
         effects = shell.says(unlucky, ["login", "u"])
     assert effects == [Close(unlucky.number)]
     assert shell.counts.refused == {"internal": 1}
-    assert kinds(shell.says(other, ["ping", 1])) == [Send]
+    assert kinds(shell.says(other, ["ping", 1])) == [WakeWriter]
 
 
 def test_a_fault_of_a_welcome_ends_its_link_and_no_other(
@@ -245,7 +240,7 @@ def test_a_fault_of_a_welcome_ends_its_link_and_no_other(
         assert shell.server.reset_sessions(shell.at) == [fresh]
     assert Close(fresh.number) in shell.effects()
     assert shell.counts.refused["internal"] == 2
-    assert kinds(shell.says(other, ["ping", 1]))[-1] is Send
+    assert kinds(shell.says(other, ["ping", 1]))[-1] is WakeWriter
 
 
 def test_a_silent_user_is_fired_once_its_gateway_was_read_and_committed(

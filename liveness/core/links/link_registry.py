@@ -8,10 +8,10 @@ from typing import Final, Protocol
 
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
-from liveness.core.effects import Close, Effect, LogLine, LogRefusal, Send
+from liveness.core.effects import Close, Effect, LogLine, LogRefusal, WakeWriter
 from liveness.core.links.link import Link
 from liveness.core.links.link_troubles import LinkTroubles
-from liveness.core.links.outbox import LimitMet, Outbox, UnreadReplies
+from liveness.core.links.outbox import LimitMet, Outbox, Reply, UnreadReplies
 from liveness.core.links.partial_frames import PartialFrames
 from liveness.core.records import GATEWAY
 from liveness.core.sessions.attended_clock import AttendedClock
@@ -274,9 +274,8 @@ class LinkRegistry:
     ) -> None:
         """Send a frame once all changes up to the ticket *after* are durable."""
         if not link.outbox.is_broken:
-            effect = Send(link.number, encode(frame), after, is_log_only)
-            link.outbox.queue(effect)
-            self._effects.append(effect)
+            link.outbox.queue(Reply(encode(frame), after, is_log_only))
+            self._effects.append(WakeWriter(link.number))
 
     def end(self, link: Link, frame: object | None = None, *, why: str) -> None:
         """Read no more from a link; it closes once its outbox is written."""

@@ -18,7 +18,6 @@ from liveness.core.cursors import (
     Cursors,
     ReadPosition,
 )
-from liveness.core.effects import Send, SendList
 from liveness.core.records import GATEWAY
 from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import Ack, Hello
@@ -50,6 +49,21 @@ class LimitMet(NamedTuple):
 
     limit: str
     why: str
+
+
+class Reply(NamedTuple):
+    """A frame, and the commit that has to be durable before it is sent."""
+
+    frame: bytes
+    after: int
+    is_log_only: bool = False  # it depends on the log alone, not on the timers' table
+
+
+class ListReply(NamedTuple):
+    """The sessions of a gateway (None: of all), as they are on disk when it is sent."""
+
+    gateway: str | None
+    after: int
 
 
 @dataclass(slots=True)
@@ -85,7 +99,7 @@ class Outbox:
         self.is_given_up = False  # replies are dropped
         self.is_broken = False  # the socket can no longer be written to
         self.last_frame = b""
-        self.lists: deque[SendList] = deque()  # to be made and sent next
+        self.lists: deque[ListReply] = deque()  # to be made and sent next
         self._limits = limits
         self._unread = unread
         self._disk = disk
@@ -93,7 +107,7 @@ class Outbox:
         self._hello: Hello | None = None
         self._reading: ReadPosition | None = None
         self._welcome_ticket = 0  # no record is sent before `welcome`
-        self._replies: deque[Send | SendList] = deque()
+        self._replies: deque[Reply | ListReply] = deque()
         self._reply_bytes = 0
         self._sending = 0  # replies that are being written; they count as waiting
         self._spooled = 0  # bytes on disk of the list that is being sent
@@ -240,9 +254,9 @@ class Outbox:
 
     # --- queueing -------------------------------------------------------------
 
-    def queue(self, reply: Send | SendList) -> None:
+    def queue(self, reply: Reply | ListReply) -> None:
         """Queue a reply, behind those that were queued before."""
-        if isinstance(reply, Send):
+        if isinstance(reply, Reply):
             self._count_bytes(len(reply.frame))
         self._replies.append(reply)
 
@@ -320,7 +334,7 @@ class Outbox:
         frames, size = list[bytes](), 0
         while self._replies and size < JOINED_BYTES:
             reply = self._replies[0]
-            if isinstance(reply, SendList) or not self._may_send(reply):
+            if isinstance(reply, ListReply) or not self._may_send(reply):
                 break
             self._replies.popleft()
             frames.append(reply.frame)
@@ -337,7 +351,7 @@ class Outbox:
         """Move a list that may be made now to `lists`; return whether there was one."""
         if not self._replies or not self._may_send(reply := self._replies[0]):
             return False
-        assert isinstance(reply, SendList)
+        assert isinstance(reply, ListReply)
         self._replies.popleft()
         self.lists.append(reply)
         return True
@@ -387,8 +401,8 @@ class Outbox:
         hello = self._hello
         return hello.name if hello is not None and hello.role == GATEWAY else None
 
-    def _may_send(self, reply: Send | SendList) -> bool:
-        is_log_only = isinstance(reply, Send) and reply.is_log_only
+    def _may_send(self, reply: Reply | ListReply) -> bool:
+        is_log_only = isinstance(reply, Reply) and reply.is_log_only
         hello = self._hello
         if not is_log_only and hello is not None and hello.role == GATEWAY:
             # A gateway waits only for its own timer commands; a watcher has none.

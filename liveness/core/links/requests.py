@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, assert_never
 
 from liveness.core.changes import Disk
-from liveness.core.effects import Deliver, Effect, HasRoom, LogLine, ReadFirst, SendList
+from liveness.core.effects import Deliver, Effect, LogLine, ReadFirst, WakeWriter
 from liveness.core.links.cluster_questions import (
     ClusterQuestion,
     PendingQuestions,
@@ -18,6 +18,7 @@ from liveness.core.links.cluster_questions import (
 from liveness.core.links.handshake import Handshake
 from liveness.core.links.link import Link
 from liveness.core.links.link_registry import LinkCounts, LinkRegistry
+from liveness.core.links.outbox import ListReply
 from liveness.core.records import EVENTS, GATEWAY, HostReading, Instant, Uid
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.sessions.presence import NoRoom, Presence
@@ -269,9 +270,8 @@ class Requests:
         ticket = self._commit()
         if not link.outbox.is_broken:
             gateway = None if is_all else hello.name
-            effect = SendList(link.number, gateway, ticket)
-            link.outbox.queue(effect)
-            self._effects.append(effect)
+            link.outbox.queue(ListReply(gateway, ticket))
+            self._effects.append(WakeWriter(link.number))
 
     def _acknowledge(self, link: Link, ack: Ack, at: Instant) -> None:
         following = self._disk.durable_seq + 1
@@ -288,7 +288,7 @@ class Requests:
             acked = link.outbox.acknowledge(ack, at.state_ms)
             self._counts.notices_acked += acked
             if link.outbox.room > 0:
-                self._effects.append(HasRoom(link.number))
+                self._effects.append(WakeWriter(link.number))
 
     # --- hello ----------------------------------------------------------------
 

@@ -18,13 +18,11 @@ from liveness.core.effects import (
     AskCluster,
     Close,
     Deliver,
-    HasRoom,
     LogLine,
     LogRefusal,
     ReadFirst,
     SearchSkipped,
-    Send,
-    SendList,
+    WakeWriter,
     WriteAttempt,
 )
 from liveness.core.links.cluster_questions import ClusterSession, Partial
@@ -337,7 +335,7 @@ class Engine:
         while effects:
             effect = effects.popleft()
             match effect:
-                case Send() | SendList() | HasRoom():
+                case WakeWriter():
                     self._sockets[effect.link].writer.wake.notify()
                 case Commit():
                     self._log_writer.append(effect)
