@@ -74,9 +74,9 @@ from liveness.service.storage import clocks_file
 from liveness.service.storage.database import damage_error
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail
-from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.skipped_attempts import SkippedAttempts
 from liveness.service.storage.spools import Spools
+from liveness.service.storage.state_writer import StateWriter
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 
@@ -130,7 +130,7 @@ class SidecarService:
         attended = assembly.make_attended_clock(
             config, mono=clock.mono(), cpu=clock.cpu()
         )
-        self.log_writer = log_writer = LogWriter(
+        self.log_writer = log_writer = StateWriter(
             store,
             TimerWriter(table, clock=clock, on_applied=self._on_applied),
             decided,

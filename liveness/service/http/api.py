@@ -22,7 +22,7 @@ from liveness.core.timer_states import STATES
 from liveness.core.wire.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
 from liveness.core.wire.uids import is_text
 from liveness.errors import LivenessError
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.state_writer import StateWriter
 from liveness.text import uid_of
 
 DEFAULT_LIMIT: Final = 100
@@ -91,7 +91,7 @@ class BoundedPage:
 
 
 async def written(
-    log_writer: LogWriter, otherwise: str, *, gateway: str | None = None
+    log_writer: StateWriter, otherwise: str, *, gateway: str | None = None
 ) -> None:
     """Wait until the log, and the timer requests of a gateway so far, are on disk.
 

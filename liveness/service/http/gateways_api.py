@@ -33,7 +33,7 @@ from liveness.service.http.api import (
     query_of,
     written,
 )
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.state_writer import StateWriter
 
 # In one answer; `more` says how many others there are.
 MAX_STORMS: Final = 1_000
@@ -42,7 +42,9 @@ MAX_STORMS: Final = 1_000
 class GatewaysApi:
     """The routes of gateways and watchers."""
 
-    def __init__(self, engine: Engine, log_writer: LogWriter, *, clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, log_writer: StateWriter, *, clock: Clock
+    ) -> None:
         self._engine = engine
         self._log_writer = log_writer
         self._clock = clock

@@ -10,12 +10,12 @@ from liveness.metrics.counts import Counts
 from liveness.metrics.now import GatewayNow, Now
 from liveness.metrics.outlet_now import OutletNow
 from liveness.service.engine.engine import Engine
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.state_writer import StateWriter
 
 
 def readings(
     engine: Engine,
-    log_writer: LogWriter,
+    log_writer: StateWriter,
     *,
     spool_bytes: int,
     streams: Mapping[str, int],

@@ -20,7 +20,7 @@ from liveness.metrics.now import Now
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http.gateways_api import storms_shown
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.state_writer import StateWriter
 from liveness.text import json_line, utc_offset_s
 
 EVERY_S: Final = 1.0
@@ -62,7 +62,7 @@ class Summaries:
         now: Callable[[], Now],
         *,
         engine: Engine,
-        log_writer: LogWriter,
+        log_writer: StateWriter,
         clock: Clock,
         why_not_ready: Callable[[], list[str]],
     ) -> None:

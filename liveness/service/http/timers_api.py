@@ -45,7 +45,7 @@ from liveness.service.http.api import (
 )
 from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.state_writer import StateWriter
 
 # Pages of timers in memory at a time for each listener, until their clients have read them.
 # A page of a thousand timers in which every character is escaped takes 60 MiB.
@@ -68,7 +68,9 @@ class _Change(NamedTuple):
 class TimersApi:
     """The routes of timers."""
 
-    def __init__(self, engine: Engine, log_writer: LogWriter, *, clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, log_writer: StateWriter, *, clock: Clock
+    ) -> None:
         self._engine = engine
         self._log_writer = log_writer
         self._clock = clock

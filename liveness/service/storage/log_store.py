@@ -36,7 +36,6 @@ from liveness.core.records import (
     Subscription,
 )
 from liveness.core.state_time import StateTime
-from liveness.core.timer_states import Fire
 from liveness.core.wheel.record_batch import RecordBatch
 from liveness.core.wire.framing import encode
 from liveness.core.wire.uids import is_natural, names_of
@@ -163,7 +162,6 @@ class Batch:
     records: RecordBatch = field(default_factory=RecordBatch)
     online: dict[int, OnlineRow] = field(default_factory=dict)
     cursors: Mapping[tuple[str, str], CursorRow | None] = field(default_factory=dict)
-    runs: list[Fire] = field(default_factory=list)  # for the timers' table, afterwards
     changes: int = 0  # how many `Changes`
     weight: int = 0
     ends: int = 0

@@ -9,15 +9,12 @@ No record is delivered before it is durable: each batch is published after its c
 commit that fails is repeated, whole, until it succeeds. Meanwhile the sidecar is not
 ready, and pending records grow up to the bounds at which the server stops firing and then
 reading.
-
-Timer commands go to a writer of their own (`timer_writer`). An attempt is recorded in the
-log first; the timers' table follows.
 """
 
 import math
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -26,7 +23,6 @@ import trio
 
 from liveness.core.changes import Commit, Decisions
 from liveness.core.records import GATEWAY, Logged
-from liveness.core.timer_states import Fire, TimerCommand
 from liveness.core.wheel.record_batch import RecordBatch
 from liveness.metrics.counts import Counts
 from liveness.service.common import threads
@@ -34,11 +30,9 @@ from liveness.service.common.clock import STEP_MS, Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.storage.checkpoints import Checkpoints
-from liveness.service.storage.log_ages import Mark
 from liveness.service.storage.log_pages import END, PAGE_RECORDS
 from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.timer_writer import TimerWriter
 from liveness.service.storage.writer import Writer
 
 # The most records of one transaction. They take about 25 ms to write, the longest that a
@@ -53,17 +47,6 @@ FULL_COMMIT: Final = PAGE_RECORDS
 # If only cursors moved, a commit waits this long. After a crash, records acknowledged
 # meanwhile are delivered again.
 CURSOR_DELAY_S: Final = 1.0
-# How often the log is trimmed, and the pause between two steps if there is more to trim.
-TRIM_EVERY_S: Final = 10.0
-TRIM_PAUSE_S: Final = 0.05
-# A trimming step waits at most this long for pending writes: on a full disk they cannot
-# end before it frees space.
-FLUSH_S: Final = 1.0
-# The time of a name's last use is written at most once in this share of the retention, so
-# that an idle disk stays idle. A name is kept that much longer, plus a slack for a crash
-# between two writes: so it is never forgotten before the last record that it should get.
-USE_NOTED: Final = 1 / 4
-USE_SLACK_S: Final = 2 * TRIM_EVERY_S
 # How often to look whether the wall clock was set: the state's clock is stored then.
 CLOCK_LOOK_S: Final = 1.0
 # It is also stored this often. If the host crashes, and its wall clock is behind after the
@@ -81,7 +64,6 @@ class LogWriter:
 
     Args:
         store: The open state directory.
-        timers: Takes the commands about timers.
         decided: The decisions, with the cursors that are stored.
         clock: For durations and stamps.
         counts: Counts commits and lateness.
@@ -91,7 +73,6 @@ class LogWriter:
     def __init__(
         self,
         store: LogStore,
-        timers: TimerWriter,
         decided: Decisions,
         *,
         clock: Clock,
@@ -99,7 +80,6 @@ class LogWriter:
         published: Callable[[Batch], None],
     ) -> None:
         self.store = store
-        self.timers = timers
         self.first, next_seq = store.bounds()
         self.durable_seq = next_seq - 1
         self.cursors = decided.cursors
@@ -129,19 +109,16 @@ class LogWriter:
         self._awaited = 0  # something waits for this ticket
         self._began_at = -math.inf  # when the last commit began
         self._cursors_at = math.inf  # when the first of the cursors to write has moved
-        # `trim` sets these two.
+        # What trims the log sets these two.
         self._note_use_after_ms = math.inf
         self._most_bytes = END
-        # The timers' table has all attempts up to this seq, but for a `Fire` that waits.
-        self._flushed_seq = 0
-        self._flush_progress = trio.Event()
         self._writer = Writer("the log", store.path, clock=clock)
         self.checkpoints = Checkpoints(store.wal, self._writer, clock=clock)
 
     @property
     def failure(self) -> str | None:
         """Why nothing can be written at present; None if it can."""
-        return threads.failure() or self._writer.failure or self.timers.writer.failure
+        return threads.failure() or self._writer.failure
 
     @property
     def log_failure(self) -> str | None:
@@ -149,38 +126,14 @@ class LogWriter:
         return self._writer.failure
 
     @property
-    def write_failures(self) -> dict[str, int]:
-        """How many attempts to write failed, by file."""
-        return {"log": self._writer.failures, "timers": self.timers.writer.failures}
-
-    @property
-    def wal_overflows(self) -> dict[str, int]:
-        """How often a WAL was found above its bound, by file."""
-        timers = self.timers.table.wal
-        return {"log": self.store.wal.overflows, "timers": timers.overflows}
-
-    @property
     def pending(self) -> int:
-        """How many records and timer commands wait for the disk."""
-        return self.records_pending + self.timers.pending
-
-    @property
-    def durable_ticket(self) -> int:
-        """All changes up to this ticket are durable, except timers without space."""
-        oldest = self.timers.oldest_ticket
-        reached = self.log_ticket
-        return reached if oldest is None else min(reached, oldest - 1)
+        """How much waits for the disk."""
+        return self.records_pending
 
     @property
     def log_ticket(self) -> int:
         """All changes up to this ticket are durable, except timer commands."""
         return self._queue[0].ticket - 1 if self._queue else self._appended
-
-    def ticket_of(self, gateway: str) -> int:
-        """All changes up to this ticket are durable, with timer commands of *gateway*."""
-        oldest = self.timers.oldest_ticket_of(gateway)
-        reached = self.log_ticket
-        return reached if oldest is None else min(reached, oldest - 1)
 
     @property
     def log(self) -> str:
@@ -191,16 +144,6 @@ class LogWriter:
     def ancestors(self) -> Mapping[str, int]:
         """The logs that this one goes on from, each with the last seq in common."""
         return self.store.ancestors
-
-    @property
-    def commands_pending(self) -> int:
-        """The weight of the timer commands that wait for the disk."""
-        return self.timers.pending
-
-    @property
-    def commands_by_gateway(self) -> Mapping[str, int]:
-        """The same, by gateway; only those that have any."""
-        return self.timers.pending_by_gateway
 
     @property
     def oldest_pending_ms(self) -> float:
@@ -233,18 +176,13 @@ class LogWriter:
     # --- queueing changes -----------------------------------------------------
 
     def append(self, commit: Commit) -> None:
-        """Queue a commit. It is durable once `durable_ticket` reaches its ticket."""
+        """Queue a commit. It is durable once `log_ticket` reaches its ticket."""
         changes, ticket, with_cursors = commit
         self._appended = ticket
         self._observe("decided", changes.records)
         if changes.records:
             self.note_offset(changes.records[0].seq)
-        commands: list[TimerCommand] = [
-            command for command in changes.commands if not isinstance(command, Fire)
-        ]
-        if commands:
-            self.timers.append(commands, ticket=ticket)
-        if changes.records or changes.online or with_cursors or not commands:
+        if changes.records or changes.online or with_cursors:
             self._queue.append(commit)
             self.records_pending += changes.weight
             self.pending_ends += changes.ends
@@ -269,31 +207,6 @@ class LogWriter:
         if self._awaited < self._appended:
             self._awaited = self._appended
             self._wake.notify()
-
-    def write_attempt(self, gateway: str, key: str) -> None:
-        """Write the waiting attempt of a timer to the timers' table now, if it has one."""
-        self.timers.write_fire_now(gateway, key, ticket=self._appended)
-
-    def flush(self) -> int:
-        """Queue all decisions and moved cursors; return the ticket to wait for."""
-        commit = self._decided.commit(with_cursors=True)
-        if commit is not None:
-            self.append(commit)
-        return self._appended
-
-    async def flushed(self) -> None:
-        """Wait until all changes so far are durable, except timers without space."""
-        ticket = self.flush()
-        self.hurry()
-        while self.durable_ticket < ticket:
-            await self._flush_progress.wait()
-
-    async def flushed_for(self, gateway: str | None) -> None:
-        """Wait as `flushed`, but only for timer commands of *gateway*; None: for none."""
-        ticket = self.flush()
-        self.hurry()
-        while self.log_ticket < ticket or self.timers.writes(gateway, ticket):
-            await self._flush_progress.wait()
 
     # --- the writer -----------------------------------------------------------
 
@@ -340,55 +253,6 @@ class LogWriter:
         except sqlite3.Error as error:
             self._warn("the clock of the state was not stored", error)
 
-    async def trim(
-        self,
-        *,
-        retention_s: float,
-        most_bytes: int,
-        most_ended: int,
-        in_use: Callable[[], Iterable[tuple[str, str]]],
-        forgot: Callable[[dict[str, int]], None],
-    ) -> None:
-        """Keep the log and ended timers within the retention, in steps, for ever.
-
-        Between two steps, each commit to a full log deletes twice what it added.
-
-        Args:
-            retention_s: Seconds for which records are kept.
-            most_bytes: If the log is larger, its oldest records are deleted earlier.
-            most_ended: If there are more ended timers, the oldest are deleted earlier.
-            in_use: Gives the roles and names that have a link or users.
-            forgot: Called with the number of deleted timers, by state.
-        """
-        retention_ms = round(retention_s * 1000)
-        self._note_use_after_ms = retention_ms * USE_NOTED
-        self._most_bytes = most_bytes
-        # By then all that had a link at the last stop have one again.
-        forgets_from = trio.current_time() + TRIM_EVERY_S
-        while True:
-            now_ms, seq = self._clock.state_ms(), self.durable_seq
-            oldest_ms = now_ms - retention_ms
-            idle_ms = oldest_ms - round(self._note_use_after_ms + USE_SLACK_S * 1000)
-            for key in in_use():
-                self.note_use(key)
-            with trio.move_on_after(FLUSH_S) as waiting:
-                await self.flushed()
-                # A `Fire` has no ticket: a table that cannot be written may lack it.
-                if self.timers.writer.failure is None:
-                    self._flushed_seq = seq
-            if waiting.cancelled_caught or trio.current_time() < forgets_from:
-                # Forget no name: a later use of it may not be durable yet, or not be noted
-                # if the host slept for longer than the retention shortly before a stop.
-                idle_ms = 0
-            # A failing file must not keep the other one from being trimmed.
-            is_behind = await self._trim_log(oldest_ms=oldest_ms, idle_ms=idle_ms)
-            is_behind |= await self._trim_timers(
-                oldest_ms=oldest_ms, most_ended=most_ended, forgot=forgot
-            )
-            note = partial(self.store.ages.note, Mark(seq, now_ms), oldest_ms=oldest_ms)
-            await self._write_meta(partial(note, retention_ms=retention_ms))
-            await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
-
     async def _trim_log(self, *, oldest_ms: int, idle_ms: int) -> bool:
         """Trim the log by one step; return whether there is more to trim."""
         store, until = self.store, self._trim_until
@@ -416,39 +280,14 @@ class LogWriter:
             self._warn("the log was not trimmed", error)
         return is_behind
 
-    async def _trim_timers(
-        self,
-        *,
-        oldest_ms: int,
-        most_ended: int,
-        forgot: Callable[[dict[str, int]], None],
-    ) -> bool:
-        """Trim ended timers by one step; return whether there is more to trim."""
-        is_behind = False
-        step = partial(self.timers.table.trim, oldest_ms=oldest_ms, most=most_ended)
-        try:
-            deleted = await self.timers.writer.once(step)
-            forgot(deleted)
-            is_behind = bool(deleted)
-            await self.timers.follow(self.durable_seq)
-        except sqlite3.Error as error:
-            self._warn("ended timers were not trimmed", error)
-        return is_behind
-
     def _warn(self, message: str, error: sqlite3.Error) -> None:
         # Throttled: the next commit meets the same fault, and logs it too.
         self._every(_log.warning, message, key=message, error=str(error))
 
     @property
     def _trim_until(self) -> int:
-        """The last seq that may be trimmed.
-
-        The log keeps the attempts that the timers' table lacks: after a crash, they are
-        read from it.
-        """
-        is_followed = not (self.timers.pending or self.timers.runs)
-        followed = max(self._flushed_seq, self.timers.table.seq)
-        return self.durable_seq if is_followed else followed
+        """The last seq that may be trimmed."""
+        return self.durable_seq
 
     def _gather(self) -> Batch:
         batch = Batch(self._decided.new_batch())
@@ -459,7 +298,6 @@ class LogWriter:
                 break
             batch.changes += 1
             batch.records.extend(changes.records)
-            batch.runs += [run for run in changes.commands if isinstance(run, Fire)]
             batch.weight += changes.weight
             batch.ends += changes.ends
             batch.online.update(changes.online)
@@ -510,9 +348,6 @@ class LogWriter:
     def _publish(self, batch: Batch) -> None:
         for _ in range(batch.changes):
             self._queue.popleft()
-        if batch.records:
-            # Before the attempt is published, so that its answer is queued behind it.
-            self.timers.add_fires(batch.runs, until=batch.records.last)
         self.records_pending -= batch.weight
         self.pending_ends -= batch.ends
         if batch.records:
@@ -521,9 +356,3 @@ class LogWriter:
                 self.note_use((GATEWAY, name))
         self._observe("durable", batch.records)
         self._published(batch)
-        self.notify_flushed()
-
-    def notify_flushed(self) -> None:
-        """Wake `flushed` and `flushed_for`: more is durable."""
-        self._flush_progress.set()
-        self._flush_progress = trio.Event()

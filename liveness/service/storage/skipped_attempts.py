@@ -19,7 +19,7 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.state_writer import StateWriter
 
 # Attempts that fire again at once. Each takes one command to the timers' table.
 ATTEMPTS_AT_ONCE: Final = 1_000
@@ -41,7 +41,7 @@ class SkippedAttempts:
     def __init__(
         self,
         ranges: SkippedRanges,
-        log_writer: LogWriter,
+        log_writer: StateWriter,
         limiter: trio.CapacityLimiter,
         *,
         clock: Clock,

@@ -27,9 +27,9 @@ from liveness.service.common.clock import Clock
 from liveness.service.storage.log_pages import END
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail, TailReader
-from liveness.service.storage.log_writer import LogWriter
 from liveness.service.storage.outlet_schema import DATABASE as OUTLETS
 from liveness.service.storage.outlet_schema import TABLES
+from liveness.service.storage.state_writer import StateWriter
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 from tests.helpers import disk
@@ -159,11 +159,11 @@ def journal_of(
     counts: Counts | None = None,
     on_applied: Callable[[list[TimerCommand], TimerTransaction], None] = _ignored,
     clock: Clock | None = None,
-) -> Iterator[LogWriter]:
+) -> Iterator[StateWriter]:
     """A log writer over a store, and over timers in the same folder."""
     clock = clock or Clock()
     with closing(TimerStore(store.folder, log=store.log)) as table:
-        yield LogWriter(
+        yield StateWriter(
             store,
             TimerWriter(table, clock=clock, on_applied=on_applied),
             Decisions(
@@ -175,19 +175,23 @@ def journal_of(
         )
 
 
-def append(log_writer: LogWriter, changes: Changes) -> None:
+def append(log_writer: StateWriter, changes: Changes) -> None:
     """Commit these decisions."""
     log_writer._decided.changes = changes
     log_writer.flush()
 
 
-def move_cursor(log_writer: LogWriter, key: tuple[str, str], seq: int) -> None:
+def move_cursor(log_writer: StateWriter, key: tuple[str, str], seq: int) -> None:
     log_writer.cursors.move(key, seq, log_writer._clock.wall_ms())
     log_writer.cursors_moved()
 
 
 def introduce(
-    log_writer: LogWriter, key: tuple[str, str], *, timeout: float | None, seq: int = 0
+    log_writer: StateWriter,
+    key: tuple[str, str],
+    *,
+    timeout: float | None,
+    seq: int = 0,
 ) -> int:
     """Store a new name; return the ticket that stands for it."""
     at_ms = log_writer._clock.state_ms()
@@ -197,13 +201,13 @@ def introduce(
     return log_writer.flush()
 
 
-def forget(log_writer: LogWriter, key: tuple[str, str]) -> None:
+def forget(log_writer: StateWriter, key: tuple[str, str]) -> None:
     log_writer.cursors.forget(key)
     log_writer.flush()
 
 
 @asynccontextmanager
-async def writing(log_writer: LogWriter) -> AsyncIterator[None]:
+async def writing(log_writer: StateWriter) -> AsyncIterator[None]:
     """Runs the writers of the log and the timers meanwhile."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(log_writer.run)
@@ -214,7 +218,7 @@ async def writing(log_writer: LogWriter) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def trimming(
-    log_writer: LogWriter,
+    log_writer: StateWriter,
     *in_use: tuple[str, str],
     most_bytes: int = 2**40,
     forgot: Callable[[dict[str, int]], None] = _ignored,
@@ -240,7 +244,7 @@ async def trimming(
 class Log:
     """A log on disk, and a feed that keeps some of its records in memory."""
 
-    log_writer: LogWriter
+    log_writer: StateWriter
     feed: LogTail
 
     def cursor(self, wanted: Subscription = ALL, *, position: int = 0) -> TailReader:

@@ -38,7 +38,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.storage import log_writer, timer_store, timer_writer
 from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.log_writer import TRIM_EVERY_S, LogWriter
+from liveness.service.storage.state_writer import TRIM_EVERY_S, StateWriter
 from liveness.service.storage.timer_store import TimerStore, WriteResult
 from liveness.service.storage.timer_writer import (
     COMMIT_COMMANDS,
@@ -71,7 +71,7 @@ class Rig:
         self.settled: list[list[TimerCommand]] = []  # by transaction
         self.wrote_log, self.wrote_table = trio.Event(), trio.Event()
         self.timers = TimerWriter(table, clock=clock, on_applied=self._on_applied)
-        self.log_writer = LogWriter(
+        self.log_writer = StateWriter(
             store,
             self.timers,
             Decisions(
