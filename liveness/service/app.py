@@ -37,6 +37,7 @@ from liveness.service.http.sign_in import Token, read_token
 from liveness.service.links.credentials import access_to, gid_of
 from liveness.service.links.sockets import listening
 from liveness.service.reload import Reloader
+from liveness.service.storage import timer_store
 from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.systemd import ADMIN_SOCKET, GATEWAY_SOCKET, ServiceManager
@@ -144,7 +145,8 @@ def _log_ready(http: socket.socket, *, users: int) -> None:
 
 def _open_state(config: Config, stack: ExitStack) -> tuple[LogStore, TimerStore]:
     """Lock and open the state directory, until the stack is closed."""
-    store = LogStore(config.state.dir, config.socket.path.parent)
+    runtime = config.socket.path.parent
+    store = LogStore(config.state.dir, runtime, made_later=timer_store.DATABASE)
     stack.callback(store.close)
     with store.expecting_damage():
         _, next_seq = store.bounds()

@@ -174,7 +174,14 @@ class SidecarService:
             clock=clock,
             turnstile=self._turnstile,
         )
-        self._timer_loop = TimerLoop(self.engine, table, counts)
+        self._timer_loop = TimerLoop(
+            self.server,
+            table,
+            counts,
+            wanted=self.engine.timers_wanted,
+            fire=self.engine.fire_timers,
+            loaded=self.engine.timers_changed,
+        )
         self._file_watch = FileWatch(store.files | table.files, counts=counts)
         self.streams = Streams(
             most=config.http.streams, counts=counts, turnstile=self._turnstile

@@ -78,7 +78,7 @@ def check(folder: Path) -> Iterator[PartResult]:
     path = folder / DATABASE
     file_state(path)
     try:
-        log_store.check_not_emptied(folder)
+        log_store.check_not_emptied(folder, timer_store.DATABASE)
     except sqlite3.DatabaseError as error:
         yield PartResult(DATABASE, "structure", False, str(error))
         return

@@ -32,6 +32,7 @@ from liveness.core.sessions.attended_clock import AttendedClock, WindowedMax
 from liveness.core.sessions.clearance import DISK, PAUSED
 from liveness.core.sessions.presence import UserStatus
 from liveness.core.sessions.storm_guard import Storm
+from liveness.core.timers.timer_scheduler import Due
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 from liveness.service.engine.link_reader import LinkReader
@@ -385,6 +386,12 @@ class Engine:
         due_in = self.server.scheduler.next_due() - self._clock.state_s()
         if due_in < self._turns_at - self._clock.mono():
             self.turn_wanted.notify()
+
+    def fire_timers(self, timers: Sequence[Due]) -> list[float]:
+        """Fire timers that were read; return how late each one is, in seconds."""
+        lateness = self.server.fire_timers(timers, self.instant())
+        self.carry_out()
+        return lateness
 
     def fire_again(self, records: list[TimerRecord]) -> None:
         """Have timers fire again whose records their gateways will never receive."""

@@ -5,6 +5,7 @@ notices a row that changed meanwhile (`core.timers.timer_scheduler`).
 """
 
 import sqlite3
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final, NoReturn
@@ -12,10 +13,12 @@ from typing import Final, NoReturn
 import structlog
 import trio
 
+from liveness.core.server import Server
+from liveness.core.timers.timer_scheduler import Due
 from liveness.metrics.counts import Counts
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
+from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
-from liveness.service.engine.engine import Engine
 from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
 from liveness.service.storage.timer_store import TimerStore
@@ -26,14 +29,34 @@ _log = structlog.get_logger("timers")
 
 
 class TimerLoop:
-    """Fires timers whenever the engine finds that some are due."""
+    """Fires timers whenever some are due.
 
-    def __init__(self, engine: Engine, table: TimerStore, counts: Counts) -> None:
+    Args:
+        server: Has the scheduler.
+        table: The timers.
+        counts: Counts how late timers fire.
+        wanted: Notified when timers are due, or must be loaded.
+        fire: Fires timers that were read; returns how late each one is, in seconds.
+        loaded: Called when timers were loaded: one may be due soon.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        table: TimerStore,
+        counts: Counts,
+        *,
+        wanted: Notifier,
+        fire: Callable[[Sequence[Due]], list[float]],
+        loaded: Callable[[], None],
+    ) -> None:
         self.failure: str | None = None  # why the table cannot be read
-        self._engine = engine
-        self._server = engine.server
+        self._server = server
         self._table = table
         self._counts = counts
+        self._wanted = wanted
+        self._fire = fire
+        self._loaded = loaded
 
     async def run(self) -> NoReturn:
         """Read and fire timers forever; after a failure try again each `RETRY_S`."""
@@ -43,7 +66,7 @@ class TimerLoop:
                 with ExitStack() as stack:
                     db = stack.enter_context(reading(self._table.path))
                     while True:
-                        await self._engine.timers_wanted.wait()
+                        await self._wanted.wait()
                         while await self._fire_due(db) | await self._load(db):
                             self.failure = None
             except sqlite3.Error as error:
@@ -52,7 +75,7 @@ class TimerLoop:
                 message = "timers cannot be read; it is tried again"
                 log_throttled(_log.warning, message, key=message, error=str(error))
                 await trio.sleep(RETRY_S)
-                self._engine.timers_wanted.notify()
+                self._wanted.notify()
 
     async def _fire_due(self, db: sqlite3.Connection) -> bool:
         """Fire some of the timers that are due; return whether there were any."""
@@ -68,9 +91,7 @@ class TimerLoop:
                 gateway=timer.gateway,
                 key=timer.key,
             )
-        lateness = self._server.fire_timers(rows, self._engine.instant())
-        self._engine.carry_out()
-        for seconds in lateness:
+        for seconds in self._fire(rows):
             self._counts.timer_lateness.observe(seconds)
         return True
 
@@ -82,5 +103,5 @@ class TimerLoop:
             return False
         rows = await in_thread(partial(timer_reader.read_coming, db, window))
         scheduler.fill(window, rows)
-        self._engine.timers_changed()
+        self._loaded()
         return True

@@ -39,7 +39,7 @@ from liveness.core.state_time import StateTime
 from liveness.core.wheel.record_batch import RecordBatch
 from liveness.core.wire.framing import encode
 from liveness.core.wire.uids import is_natural, names_of
-from liveness.service.storage import log_pages, migrations, online_list, timer_store
+from liveness.service.storage import log_pages, migrations, online_list
 from liveness.service.storage.checkpoints import Wal
 from liveness.service.storage.damaged_records import DamagedRecords
 from liveness.service.storage.database import (
@@ -174,12 +174,15 @@ class LogStore:
         folder: The state directory; made, private, if it is missing.
         runtime: The folder of the log's high-water mark; None: the log counts as the
             continuation of what was shown.
+        made_later: A file of the folder that is made after the log's.
     Raises:
         StartError: It cannot be used, or another sidecar uses it.
         StateError: Its content is damaged, or of a newer version.
     """
 
-    def __init__(self, folder: Path, runtime: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, runtime: Path | None = None, *, made_later: str = ""
+    ) -> None:
         self.folder = folder
         self.path = folder / DATABASE
         self._mark = None if runtime is None else HighWaterMark(runtime)
@@ -192,7 +195,7 @@ class LogStore:
             self.reserve.release()
             resources.callback(self.reserve.restore)
             with self.expecting_damage():
-                check_not_emptied(folder)
+                check_not_emptied(folder, made_later)
                 with created_private(self.path):
                     stored = migrations.stored_schema(self.path, SCHEMA, migrations.LOG)
                     self._db = connect(self.path)
@@ -550,10 +553,10 @@ class LogStore:
             # The free pages stay in the file, and are used again.
 
 
-def check_not_emptied(folder: Path) -> None:
-    """Raise DatabaseError if the log's file is empty beside the timers', made later."""
-    if size_of(folder / DATABASE) == 0 and size_of(folder / timer_store.DATABASE):
-        raise damage_error(f"it is empty, and {timer_store.DATABASE} is not")
+def check_not_emptied(folder: Path, made_later: str) -> None:
+    """Raise DatabaseError if the log's file is empty, and one *made_later* is not."""
+    if made_later and size_of(folder / DATABASE) == 0 and size_of(folder / made_later):
+        raise damage_error(f"it is empty, and {made_later} is not")
 
 
 def _newest_lost(db: sqlite3.Connection, gateway: str | None, first: int) -> int:

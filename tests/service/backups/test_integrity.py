@@ -193,10 +193,10 @@ def test_an_emptied_log_beside_its_timers_is_no_new_one(folder: Path) -> None:
     told = "it is empty, and timers.db is not"
     assert ran(folder) == (3, f"liveness.db  structure       damaged: {told}\n")
     with pytest.raises(StateError, match=told):
-        LogStore(folder)
+        LogStore(folder, made_later=TIMERS)
     assert (folder / DATABASE).read_bytes() == b""
     (folder / DATABASE).unlink()
-    LogStore(folder).close()
+    LogStore(folder, made_later=TIMERS).close()
 
 
 @pytest.mark.parametrize(
