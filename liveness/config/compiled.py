@@ -67,6 +67,8 @@ if WHY_PURE_PYTHON:
         by_gateway,
         named_by,
     )
+    from liveness.core.wheel.record_batch import RecordBatch
+    from liveness.core.wheel.restart import SessionRestorer
     from liveness.core.wheel.wheel import Wheel
     from liveness.core.wire.framing import Reader
 else:
@@ -76,6 +78,8 @@ else:
         by_gateway,
         named_by,
     )
+    from liveness.core.wheel._records import RecordBatch
+    from liveness.core.wheel._restart import SessionRestorer
     from liveness.core.wheel._wheel import Wheel
     from liveness.core.wire._wire import Reader
 
@@ -85,6 +89,8 @@ __all__ = [
     "WHY_PURE_PYTHON",
     "CommandsUnderWay",
     "Reader",
+    "RecordBatch",
+    "SessionRestorer",
     "TimerTransaction",
     "Wheel",
     "by_gateway",

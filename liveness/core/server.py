@@ -60,7 +60,7 @@ from liveness.core.sessions.clearance import GatewayState
 from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.storm_guard import Storm
 from liveness.core.timers.timer_scheduler import Due, TimerScheduler
-from liveness.core.wheel.restart import Clocks
+from liveness.core.wheel.restart import SessionRestorer
 from liveness.core.wire.link_requests import Cancel
 from liveness.errors import Code
 
@@ -164,14 +164,14 @@ class Server:
         self._warnings = OperatorWarnings(self.effects, presence)
 
     def restore(
-        self, online: Iterable[OnlineFields], at: Instant, clocks: Clocks
+        self, online: Iterable[OnlineFields], at: Instant, restorer: SessionRestorer
     ) -> None:
         """Resume the sessions that were open when the last process ended.
 
         Args:
             online: The online set on disk, in order of sessions.
             at: Now.
-            clocks: Theirs at a planned stop; empty after a crash.
+            restorer: New, with their clocks at a planned stop, which a crash leaves empty.
         Raises:
             ValueError: A row of the online set is damaged.
         """
@@ -182,7 +182,7 @@ class Server:
             if role == GATEWAY and (cursor.timeout or in_force > timeout):
                 gateway = presence.gateway(name)
                 presence.set_timeout(gateway, cursor.timeout, at.now, in_force=in_force)
-        presence.restore(online, at, clocks)
+        presence.restore(online, at, restorer)
 
     # --- links ----------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from liveness import __version__
 from liveness.cluster.questions import ClusterQuestions
 from liveness.config import assembly
-from liveness.config.compiled import Reader, Wheel
+from liveness.config.compiled import Reader, RecordBatch, SessionRestorer
 from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
@@ -125,7 +125,7 @@ class SidecarService:
         self.feed = LogTail(keep=config.limits.tail)
         self._spools = Spools(store.folder, most_bytes=config.limits.max_spool_bytes)
         decided = Decisions(
-            store.bounds()[1], Cursors(store.cursors()), new_batch=Wheel.Batch
+            store.bounds()[1], Cursors(store.cursors()), new_batch=RecordBatch
         )
         attended = assembly.make_attended_clock(
             config, mono=clock.mono(), cpu=clock.cpu()
@@ -339,7 +339,8 @@ class SidecarService:
             at_ms=at.state_ms,
         ) as clocks:
             try:
-                self.server.restore(self._store.online(), at, clocks)
+                restorer = SessionRestorer(clocks, at=at, next_seq=seq + 1)
+                self.server.restore(self._store.online(), at, restorer)
             except ValueError as error:
                 raise damage_error(f"its table of open sessions: {error}") from error
             catch_up()

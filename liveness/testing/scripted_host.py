@@ -18,7 +18,7 @@ import anyio
 
 from liveness import __version__
 from liveness.config.assembly import make_attended_clock, make_server
-from liveness.config.compiled import Reader, Wheel
+from liveness.config.compiled import Reader, RecordBatch, SessionRestorer
 from liveness.config.settings import Config
 from liveness.core.access import Access, Allowed, Peer
 from liveness.core.changes import Commit, Decisions
@@ -215,7 +215,7 @@ class ScriptedHost:
         """Start a server on what is on disk, and listen."""
         disk, cursors = self.disk, Cursors(self.disk.cursors)
         decided, self.cursors = (
-            Decisions(disk.durable_seq + 1, cursors, new_batch=Wheel.Batch),
+            Decisions(disk.durable_seq + 1, cursors, new_batch=RecordBatch),
             cursors,
         )
         disk.waiting.clear()
@@ -242,7 +242,8 @@ class ScriptedHost:
             clocks, stopped_at = disk.stopped
             clocks = clocks._replace(away=mono - stopped_at)
             disk.stopped = None
-        self.server.restore(disk.online.values(), self.at(), clocks)
+        restorer = SessionRestorer(clocks, at=self.at(), next_seq=decided.next_seq)
+        self.server.restore(disk.online.values(), self.at(), restorer)
         for gateway in self.server.presence.gateways.values():
             gateway.unlinked(self.at().now)  # its time to connect begins now
         if disk.timers:  # a gateway cannot answer them before it is back

@@ -36,7 +36,7 @@ from liveness.core.records import (
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.sessions.presence import WHY_OLDER, Presence
-from liveness.core.wheel.restart import Clocks, no_clocks
+from liveness.core.wheel.restart import Clocks, SessionRestorer, no_clocks
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.framing import Reader, decode, encode, encode_notices
 from liveness.core.wire.link_requests import (
@@ -48,6 +48,7 @@ from liveness.core.wire.link_requests import (
     Ping,
     Request,
 )
+from tests.core.conftest import BATCHES, RESTARTS, twin_of
 from tests.helpers.strategies import BOUNDED, examples, pieces
 
 STEP_S: Final = 0.25
@@ -176,14 +177,16 @@ class Sidecar:
         )
         self.presence = Presence(
             wheel_class(timeout=TIMEOUT_S, slots=30),
-            decided=Decisions(disk.newest + 1, new_batch=wheel_class.Batch),
+            decided=Decisions(
+                disk.newest + 1, new_batch=twin_of(BATCHES, wheel_class).RecordBatch
+            ),
             timeout=TIMEOUT_S,
             gateway_hold=HOLD_S,
             reconnect_grace=SETTLE_S,
         )
-        self.restore(mono)
+        self.restore(mono, twin_of(RESTARTS, wheel_class).SessionRestorer)
 
-    def restore(self, mono: float) -> None:
+    def restore(self, mono: float, new_restorer: type[SessionRestorer]) -> None:
         at, disk, presence = self.at(mono), self.disk, self.presence
         for name, timeout in self.timeouts.items():
             presence.set_timeout(presence.gateway(name), timeout, self.clock.now)
@@ -192,7 +195,8 @@ class Sidecar:
             clocks, stopped_at = disk.stopped
             clocks = clocks._replace(away=mono - stopped_at)
             disk.stopped = None
-        presence.restore(disk.online.values(), at, clocks)
+        restorer = new_restorer(clocks, at=at, next_seq=presence.decided.next_seq)
+        presence.restore(disk.online.values(), at, restorer)
         if len(presence):
             self.clock.pause(mono)
 

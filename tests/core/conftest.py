@@ -1,26 +1,31 @@
 """What the tests of the core share."""
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from liveness.core.timers import timer_commands
-from liveness.core.wheel import wheel
+from liveness.core.wheel import record_batch, restart, wheel
 from liveness.core.wire import framing
 
 try:
     from liveness.core.timers import _timer_commands
-    from liveness.core.wheel import _wheel
+    from liveness.core.wheel import _records, _restart, _wheel
     from liveness.core.wire import _wire
 # Not compiled here? `tests/project/test_compiled.py` says whether it should be.
 except ImportError:
     WHEELS: list[ModuleType] = [wheel]
     READERS: list[ModuleType] = [framing]
     TIMER_COMMANDS: list[ModuleType] = [timer_commands]
+    BATCHES: list[ModuleType] = [record_batch]
+    RESTARTS: list[ModuleType] = [restart]
 else:
     WHEELS = [wheel, _wheel]
     READERS = [framing, _wire]
     TIMER_COMMANDS = [timer_commands, _timer_commands]
+    BATCHES = [record_batch, _records]
+    RESTARTS = [restart, _restart]
 
 
 def is_compiled(module: ModuleType) -> str:
@@ -36,10 +41,10 @@ def wheel_class(request: pytest.FixtureRequest) -> type[wheel.Wheel]:
     return implementation
 
 
-def commands_with(wheel_class: type[wheel.Wheel]) -> ModuleType:
-    """The implementation of commands for timers that comes with one of the wheel."""
+def twin_of(modules: list[ModuleType], wheel_class: type[wheel.Wheel]) -> Any:
+    """Of the implementations of a module, the one that comes with one of the wheel."""
     classes = [implementation.Wheel for implementation in WHEELS]
-    return TIMER_COMMANDS[classes.index(wheel_class)]
+    return modules[classes.index(wheel_class)]
 
 
 @pytest.fixture(scope="session", params=READERS, ids=is_compiled)

@@ -14,10 +14,11 @@ from liveness.core.records import Instant, OnlineRow, Record, Uid
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.storm_guard import GuardRules
-from liveness.core.wheel.restart import no_clocks
+from liveness.core.wheel.restart import Clocks, no_clocks
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import ActivityBatch, Login, Logout
+from tests.core.conftest import BATCHES, RESTARTS, twin_of
 
 ALL: Final = 10**9
 # The two clocks differ, so that neither can be taken for the other.
@@ -80,7 +81,10 @@ class Scene:
                 now=self.now,
                 separator=self.separator,
             ),
-            decided=Decisions(len(self.log) + 1, new_batch=self.wheel_class.Batch),
+            decided=Decisions(
+                len(self.log) + 1,
+                new_batch=twin_of(BATCHES, self.wheel_class).RecordBatch,
+            ),
             timeout=self.timeout,
             gateway_hold=self.hold,
             reconnect_grace=self.reconnect_grace,
@@ -198,7 +202,7 @@ class Scene:
         """Start again with what is on disk, and a monotonic clock of another boot."""
         self.now, self.mono = 0.0, 50.0
         self.start()
-        self.presence.restore(self.disk.values(), self.at, no_clocks())
+        self.restore(no_clocks())
 
     def stop_and_start(self, away: float) -> None:
         """Stop in an orderly way and start again *away* seconds later."""
@@ -208,8 +212,14 @@ class Scene:
         self.state_s += away
         self.start()
         assert [*clocks.sessions] == [*self.disk]
-        clocks = clocks._replace(away=away)
-        self.presence.restore(self.disk.values(), self.at, clocks)
+        self.restore(clocks._replace(away=away))
+
+    def restore(self, clocks: Clocks) -> None:
+        """Open the sessions on disk again."""
+        restorer = twin_of(RESTARTS, self.wheel_class).SessionRestorer(
+            clocks, at=self.at, next_seq=self.presence.decided.next_seq
+        )
+        self.presence.restore(self.disk.values(), self.at, restorer)
 
     # --- the disk -----------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from liveness import __version__
 from liveness.config.assembly import make_attended_clock, make_server
 from liveness.config.cluster import ClusterSettings
-from liveness.config.compiled import Reader, Wheel
+from liveness.config.compiled import Reader, RecordBatch
 from liveness.config.limit_settings import LimitSettings
 from liveness.config.settings import (
     Config,
@@ -62,7 +62,7 @@ class Shell:
             0,
         )
         self.cursors = Cursors()
-        self.decided = Decisions(1, self.cursors, new_batch=Wheel.Batch)
+        self.decided = Decisions(1, self.cursors, new_batch=RecordBatch)
         self.attended = make_attended_clock(config, mono=0.0, cpu=0.0)
         self.server = self._server(config)
 

@@ -32,7 +32,7 @@ from liveness.core.timers.timer_scheduler import (
 )
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.link_requests import After, Answer, Cancel
-from tests.core.conftest import commands_with
+from tests.core.conftest import TIMER_COMMANDS, twin_of
 
 # An engine sleeps no shorter; and a ring that is begun must not keep it awake for ever.
 LEAST_S: Final = 0.0005
@@ -71,7 +71,7 @@ class Rig:
         slots: int = RING_SLOTS,
     ) -> None:
         self.wheel_class = wheel_class
-        self.implementation = commands_with(wheel_class)
+        self.implementation = twin_of(TIMER_COMMANDS, wheel_class)
         self.retry_policy = retry_policy
         self.max_live, self.max_loaded = max_live, max_loaded
         self.rows_at_once, self.taken_at_once = rows_at_once, taken_at_once

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from liveness.config.compiled import Wheel
+from liveness.config.compiled import RecordBatch
 from liveness.core.records import Logged, OnlineRow
-from liveness.core.wheel.record_batch import Opening, RecordBatch
+from liveness.core.wheel.record_batch import Opening
 
 
 def batch_of(
@@ -15,7 +15,7 @@ def batch_of(
 ) -> RecordBatch:
     """A batch of these records, which open the sessions of the rows *opened*."""
     openings = {row.session: Opening(row.start_ms, row.timeout) for row in opened}
-    batch = Wheel.Batch()
+    batch = RecordBatch()
     for record in records:
         batch.append(record, due=due, opening=openings.get(record.seq))
     return batch

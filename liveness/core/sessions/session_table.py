@@ -25,7 +25,7 @@ from liveness.core.records import (
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.wheel.devices import user_of
 from liveness.core.wheel.record_batch import Opening
-from liveness.core.wheel.restart import Clocks
+from liveness.core.wheel.restart import SessionRestorer
 from liveness.core.wheel.session_batches import offline_of
 from liveness.core.wheel.table import Entry
 from liveness.core.wheel.wheel import Wheel
@@ -200,7 +200,7 @@ class SessionTable:
     # --- restarts -------------------------------------------------------------
 
     def restore(
-        self, rows: Iterable[OnlineFields], at: Instant, clocks: Clocks
+        self, rows: Iterable[OnlineFields], at: Instant, restorer: SessionRestorer
     ) -> None:
         """Open again the sessions that were online before a restart.
 
@@ -209,12 +209,11 @@ class SessionTable:
         Args:
             rows: The online set, in order of sessions. Nobody may be online.
             at: Now.
-            clocks: As a planned stop saved them. A session without one, as after a crash,
-                gets a whole timeout, and nothing is known of its last event.
+            restorer: New, with the clocks of a planned stop. A session without one, as after
+                a crash, gets a whole timeout, and nothing is known of its last event.
         Raises:
             ValueError: A row is damaged.
         """
-        restorer = self.wheel.Restorer(clocks, at=at, next_seq=self.decided.next_seq)
         rest, doubles = iter(rows), list[Entry]()
         while page := [*islice(rest, ROWS_AT_ONCE)]:
             first = 0

@@ -86,8 +86,6 @@ cdef class Wheel:
     """The timing wheel and the table of all users on it; see `wheel.Wheel`."""
 
     steps = 50_000
-    Batch = RecordBatch
-    Restorer = SessionRestorer
 
     cdef readonly int slots
     cdef readonly double bucket_s

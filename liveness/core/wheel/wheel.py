@@ -101,9 +101,6 @@ class Wheel:
 
     # A sensible `steps` for `advance`: some milliseconds of work.
     steps: Final = 4_000
-    # What `begin` and `end` fill, and what `restore` needs.
-    Batch: Final = RecordBatch
-    Restorer: Final = SessionRestorer
 
     def __init__(
         self, *, timeout: float, slots: int, now: float = 0.0, separator: str = ""

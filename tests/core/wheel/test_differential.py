@@ -40,6 +40,9 @@ from tests.helpers.strategies import (
     uids,
 )
 
+_records: Any = pytest.importorskip(
+    "liveness.core.wheel._records", exc_type=ImportError
+)
 _wheel: Any = pytest.importorskip("liveness.core.wheel._wheel", exc_type=ImportError)
 _wire: Any = pytest.importorskip("liveness.core.wire._wire", exc_type=ImportError)
 
@@ -141,8 +144,10 @@ class Pair:
         """Call a method that fills a batch; the records must be the same, too."""
         at = Instant(self.now, self.now + 0.5, 1_700_000_000_000, 1_700_000_000.25)
         answers = []
-        for wheel in (self.reference, self.compiled):
-            batch: RecordBatch = wheel.Batch()
+        for wheel, batch in (
+            (self.reference, RecordBatch()),
+            (self.compiled, _records.RecordBatch()),
+        ):
             options |= {"seq": len(self.met) + 1, "at": at}
             answer = getattr(wheel, method)(batch, *args, **options)
             answers.append((answer, [*batch], batch.due, batch.opened(), batch.closed))

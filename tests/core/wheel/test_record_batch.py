@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from types import ModuleType
 from typing import Any, Final
 
 import pytest
@@ -26,21 +25,13 @@ from liveness.core.records import (
     TimerRecord,
     Uid,
 )
-from liveness.core.wheel import record_batch
 from liveness.core.wheel.record_batch import Opening, RecordBatch
 from liveness.core.wheel.session_batches import Endings, Logins
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.framing import decode, encode
 from liveness.core.wire.uids import names_of
-from tests.core.conftest import is_compiled
+from tests.core.conftest import BATCHES, is_compiled, twin_of
 from tests.helpers.strategies import BOUNDED, conns, uids
-
-try:
-    from liveness.core.wheel import _records
-except ImportError:
-    BATCHES: list[ModuleType] = [record_batch]
-else:
-    BATCHES = [record_batch, _records]
 
 GATEWAYS: Final = ("g", "h", "é" * 100, "a gateway with a name of more than 31 bytes")
 FIRST: Final = 40  # the seq of the first record
@@ -324,7 +315,8 @@ def test_a_name_without_records_is_added_to_a_batch_that_was_read(
     wheel_class: type[Wheel],
 ) -> None:
     wheel = wheel_class(timeout=30.0, slots=30)
-    number, batch = wheel.add_gateway(), wheel_class.Batch()
+    number = wheel.add_gateway()
+    batch: RecordBatch = twin_of(BATCHES, wheel_class).RecordBatch()
     at = Instant(0.0, mono=0.0, wall_ms=0, state_s=0.0)
     logins = Logins(number, "g", ["ada"], [None], [None], 0.0, None, 1)
     wheel.begin(batch, logins, 0, limit=1, seq=1, at=at)
@@ -337,7 +329,8 @@ def test_a_name_without_records_is_added_to_a_batch_that_was_read(
 
 def test_a_silence_of_a_rounding_below_zero_is_zero(wheel_class: type[Wheel]) -> None:
     wheel = wheel_class(timeout=30.0, slots=30)
-    number, batch = wheel.add_gateway(), wheel_class.Batch()
+    number = wheel.add_gateway()
+    batch: RecordBatch = twin_of(BATCHES, wheel_class).RecordBatch()
     logins = Logins(number, "g", ["ada"], [None], [None], 0.0, None, 1)
     at = Instant(0.0, mono=1.0, wall_ms=0, state_s=0.0)
     wheel.begin(batch, logins, 0, limit=1, seq=1, at=at)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.core.records import EVENTS, Instant, OnlineFields, Uid
-from liveness.core.wheel.restart import Clocks, no_clocks
+from liveness.core.wheel.restart import Clocks, SessionRestorer, no_clocks
 from liveness.core.wheel.table import Entry
 from liveness.core.wheel.wheel import Wheel
-from tests.core.conftest import WHEELS
+from tests.core.conftest import RESTARTS, WHEELS, twin_of
 from tests.helpers.strategies import BOUNDED, conns, examples, uids
 
 # The wall clock is not the state's.
@@ -46,7 +46,9 @@ class Restored:
         self, wheel_class: type[Wheel], rows: Sequence[OnlineFields], clocks: Clocks
     ) -> None:
         self.wheel = wheel_class(timeout=30.0, slots=30, now=AT.now)
-        self.restorer = wheel_class.Restorer(clocks, at=AT, next_seq=NEXT_SEQ)
+        self.restorer: SessionRestorer = twin_of(RESTARTS, wheel_class).SessionRestorer(
+            clocks, at=AT, next_seq=NEXT_SEQ
+        )
         self.stops = list[int]()  # where a gateway was unknown, or a user there before
         self.doubles = list[Entry]()  # of those users
         first, page = 0, [*rows]

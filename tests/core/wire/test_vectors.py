@@ -84,7 +84,7 @@ class Sidecar:
         wheel = Wheel(timeout=30, slots=30)
         self.presence = Presence(
             wheel,
-            decided=Decisions(NEXT, new_batch=wheel.Batch),
+            decided=Decisions(NEXT),
             timeout=30,
             gateway_hold=60,
             reconnect_grace=2,

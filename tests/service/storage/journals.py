@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from liveness.config.compiled import Wheel
+from liveness.config.compiled import RecordBatch
 from liveness.core.changes import Changes, Decisions
 from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.records import (
@@ -167,7 +167,7 @@ def journal_of(
             store,
             TimerWriter(table, clock=clock, on_applied=on_applied),
             Decisions(
-                store.bounds()[1], Cursors(store.cursors()), new_batch=Wheel.Batch
+                store.bounds()[1], Cursors(store.cursors()), new_batch=RecordBatch
             ),
             clock=clock,
             counts=counts or Counts(),

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from liveness.config.compiled import Wheel
+from liveness.config.compiled import RecordBatch
 from liveness.core.changes import Changes, Decisions
 from liveness.core.cursors import Cursors
 from liveness.core.records import TIMER, Logged, TimerRecord
@@ -75,7 +75,7 @@ class Rig:
             store,
             self.timers,
             Decisions(
-                store.bounds()[1], Cursors(store.cursors()), new_batch=Wheel.Batch
+                store.bounds()[1], Cursors(store.cursors()), new_batch=RecordBatch
             ),
             clock=clock,
             counts=Counts(),
