@@ -1,12 +1,11 @@
 """The scripted sidecar; `liveness.testing` explains how to use it."""
 
 import math
-from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import Final
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -19,46 +18,18 @@ from liveness.config.settings import (
     StateSettings,
     TimerSettings,
 )
-from liveness.core.records import GATEWAY, OFFLINE, Record, Uid, identity
+from liveness.core.records import GATEWAY, OFFLINE, Record, Uid
 from liveness.core.timer_states import REPLACED, STATES
-from liveness.core.timers.timer_scheduler import Due
 from liveness.core.wire.link_requests import Refusal
 from liveness.errors import NOT_FATAL, Code
 from liveness.testing.scripted_disk import FULL, ScriptedDisk
-from liveness.testing.scripted_host import REFUSED, ROUNDING_S, UNLIMITED, ScriptedHost
+from liveness.testing.scripted_host import REFUSED, UNLIMITED
+from liveness.testing.scripted_view import Event, ScriptedView, Session, Timer
 
 # The settings that concern a gateway, as the sidecar has them by default.
 MAX_REPLIES: Final = LimitSettings().max_replies
 LEAST_FLUSH_S: Final = 0.001  # 0 would be the default
 MAX_TIMERS: Final = TimerSettings().max_live
-
-
-class Event(NamedTuple):
-    """One event that a gateway has reported."""
-
-    event: str  # login, keepalive, message or logout
-    uid: Uid
-    conn: int | None
-    gateway: str
-
-
-class Session(NamedTuple):
-    """The session that keeps a user online."""
-
-    gateway: str
-    session: int
-    conn: int | None
-
-
-class Timer(NamedTuple):
-    """A timer as it is now."""
-
-    state: str  # pending, fired, done, failed, cancelled or replaced
-    payload: str | None
-    ext: str | None
-    attempts: int
-    left: float | None  # seconds until it fires, or its attempt is over; None: ended
-    message: str | None  # of the latest answer
 
 
 @asynccontextmanager
@@ -134,9 +105,6 @@ class ScriptedSidecar:
         device_separator: str,
     ) -> None:
         self.path = path
-        self.events: list[Event] = []
-        self._unread_events: defaultdict[str, deque[Event]] = defaultdict(deque)
-        self._within = within
         config = Config(
             timeout_s=timeout,
             flush_s=max(flush, LEAST_FLUSH_S),
@@ -146,7 +114,9 @@ class ScriptedSidecar:
             timers=TimerSettings(max_live=max_timers),
             presence=PresenceSettings(device_separator=device_separator),
         )
-        self._host = ScriptedHost(config, self._on_event)
+        self._view = ScriptedView(config, within)
+        self._host = self._view.host
+        self.events = self._view.events
         self.refused: list[tuple[str | None, Refusal]] = self._host.refused
         self._host.start()
 
@@ -190,28 +160,20 @@ class ScriptedSidecar:
     def timers(self) -> dict[tuple[str, str], Timer]:
         """The newest timers on disk, by gateway and key."""
         self._host.turn()
-        return {
-            (due.timer.gateway, due.timer.key): self._timer_now(due)
-            for due in self._host.disk.timers.values()
-        }
+        return self._view.timers()
 
     @property
     def links(self) -> dict[str, int]:
         """The connected gateways, and how many records each has not acknowledged."""
-        self._host.turn()
-        return {
-            name: link.outbox.unacked
-            for (role, name), link in self._host.server.registry.named.items()
-            if role == GATEWAY
-        }
+        return self._view.links()
 
     async def online(self, uid: Uid, *, within: float | None = None) -> Session:
         """Wait until this user is online; return its session."""
-        await self._until(
+        await self._view.until_of(
+            uid,
             lambda: self._host.server.presence.where([uid]),
             f"{uid!r} is not online",
             within,
-            lambda: self._known_of(uid),
         )
         (row,) = self._host.server.presence.where([uid])
         return Session(*row[1:])
@@ -222,25 +184,18 @@ class ScriptedSidecar:
         """Wait until the newest record of this user is an offline; return the record."""
 
         def ending() -> Record | None:
-            record = self._newest_record(uid)
+            record = self._view.newest_record(uid)
             return record if record and record.kind == OFFLINE else None
 
-        await self._until(
-            ending,
-            f"{uid!r} did not go offline",
-            within,
-            lambda: self._known_of(uid),
-        )
+        await self._view.until_of(uid, ending, f"{uid!r} did not go offline", within)
         record = ending()
         assert record is not None
         return record.as_map()
 
     async def next_event(self, uid: Uid, *, within: float | None = None) -> Event:
         """Wait for the next event of this user; each is returned once, in order."""
-        events = self._unread_events[identity(uid)]
-        await self._until(
-            lambda: events, f"no event of {uid!r}", within, lambda: self._known_of(uid)
-        )
+        events = self._view.unread_events(uid)
+        await self._view.until_of(uid, lambda: events, f"no event of {uid!r}", within)
         return events.popleft()
 
     async def timer(
@@ -258,19 +213,13 @@ class ScriptedSidecar:
             raise ValueError(f"the newest timer of a key is never {state!r}")
 
         def newest() -> Timer | None:
-            timers = self._host.disk.timers.values()
-            found = [
-                due
-                for due in timers
-                if (due.timer.gateway, due.timer.key) == (gateway, key)
-            ]
-            return self._timer_now(found[-1]) if found else None
+            return self._view.timers().get((gateway, key))
 
         def is_so() -> bool:
             timer = newest()
             return timer is not None and timer.state == state
 
-        await self._until(
+        await self._view.until(
             is_so,
             f"timer {key!r} of {gateway} is not {state}",
             within,
@@ -283,7 +232,7 @@ class ScriptedSidecar:
     async def linked(self, gateway: str, *, within: float | None = None) -> None:
         """Wait until this gateway is connected and has said hello."""
         key = GATEWAY, gateway
-        await self._until(
+        await self._view.until(
             lambda: key in self._host.server.registry.named,
             f"{gateway} has no link",
             within,
@@ -298,7 +247,7 @@ class ScriptedSidecar:
             AssertionError: As in every wait: it was not true within that many seconds of
                 the event loop's clock. The text says what is known.
         """
-        await self._until(is_so, "it is not so", within)
+        await self._view.until(is_so, "it is not so", within)
 
     # --- faults of links ------------------------------------------------------
 
@@ -307,7 +256,7 @@ class ScriptedSidecar:
         self._host.turn()
         link = self._host.server.registry.named.get((GATEWAY, gateway))
         if link is None:
-            raise ValueError(f"{gateway} has no link to drop; {self._summary()}")
+            raise ValueError(f"{gateway} has no link to drop; {self._view.summary()}")
         self._host.close(self._host.sockets[link.number])
         self._host.settle()
 
@@ -404,63 +353,6 @@ class ScriptedSidecar:
             self._host.disk = ScriptedDisk(failure=self._host.disk.failure)
         self._host.start()
 
-    # --- waiting --------------------------------------------------------------
-
-    async def _until(
-        self,
-        is_so: Callable[[], object],
-        otherwise: str,
-        within: float | None,
-        known: Callable[[], str] | None = None,
-    ) -> None:
-        await checkpoint()
-        self._host.turn()
-        within = self._within if within is None else within
-        with anyio.move_on_after(within):
-            while not is_so():
-                await self._host.changed.wait()
-            return
-        details = [self._summary()] if known is None else [known(), self._summary()]
-        raise AssertionError("; ".join([f"{otherwise} after {within:g} s", *details]))
-
-    def _timer_now(self, due: Due) -> Timer:
-        timer, payload = due
-        left = None
-        if timer.next is not None:
-            now_ms = self._host.at(ROUNDING_S).state_ms
-            left = max(0, timer.next - now_ms) / 1_000
-        return Timer(
-            timer.state, payload, timer.ext, timer.attempts, left, timer.message
-        )
-
-    def _newest_record(self, uid: Uid) -> Record | None:
-        for record in reversed(self._host.disk.records):
-            if isinstance(record, Record) and identity(record.uid) == identity(uid):
-                return record
-        return None
-
-    def _known_of(self, uid: Uid) -> str:
-        user = identity(uid)
-        of_user = (each for each in reversed(self.events) if identity(each.uid) == user)
-        event = next(of_user, None)
-        record = self._newest_record(uid)
-        heard = "nothing was heard of it" if event is None else f"heard last: {event}"
-        return heard if record is None else f"{heard}; recorded last: {record.as_map()}"
-
-    def _summary(self) -> str:
-        """The state that may explain why a wait failed."""
-        state = [f"linked: {', '.join(self.links) or 'no gateway'}"]
-        if self._host.listener is None:
-            state.append("the sidecar is not running")
-        if not self._host.is_reading:
-            state.append("it does not read")
-        if self._host.disk.failure:
-            state.append("its disk is full")
-        if self.refused:
-            name, refusal = self.refused[-1]
-            state.append(f"refused last: {name}, {refusal.code}: {refusal.message}")
-        return "; ".join(state)
-
     # --- within ---------------------------------------------------------------
 
     async def _serve(self) -> None:
@@ -474,8 +366,3 @@ class ScriptedSidecar:
         for held in [*self._host.sockets.values()]:
             self._host.close(held)
         self._host.selector.close()
-
-    def _on_event(self, event: str, uid: Uid, conn: int | None, gateway: str) -> None:
-        noted = Event(event, uid, conn, gateway)
-        self.events.append(noted)
-        self._unread_events[identity(uid)].append(noted)
