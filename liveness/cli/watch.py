@@ -4,14 +4,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Final, TextIO
 
 import trio
 from cyclopts import CycloptsError, Parameter
 
 from liveness.cli.options import Json, Kinds, Socket, as_written, declared, number
-from liveness.client.watcher import LOG
-from liveness.client.watcher import watch as watch_sidecar
+from liveness.client.reader_position import LOG
+from liveness.client.watcher import Watch
 from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.config.cluster import ClusterSettings
 from liveness.config.sources import socket_path
@@ -65,9 +65,15 @@ async def watch(
     line = json_line if as_json else partial(text_line, paint=paint)
     left = count
 
-    options: dict[str, Any] = {"after": after, "kinds": kinds, "users": users}
-    options["settle_s"] = settle_s
-    records = watch_sidecar(path, strict=True, report_line=report_line, **options)
+    records = Watch(
+        path,
+        after=after,
+        kinds=kinds,
+        users=users,
+        settle_s=settle_s,
+        strict=True,
+        report_line=report_line,
+    )
     with command_errors(path):
         async with records:
             async for batch in records.batches():

@@ -5,11 +5,15 @@ that of the old one until the first record of the new one has arrived: the sidec
 where a restored log parts from the one before.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from liveness.client.sidecar_frames import Welcome
 
 __all__ = ["ReaderPosition"]
+
+# The kind of the mapping that says that the log is another one. It is not on the wire.
+LOG: Final = "log"
+LOG_SEQ: Final = 0  # its seq: below that of any record
 
 
 class ReaderPosition:
@@ -100,7 +104,7 @@ class ReaderPosition:
         if not is_new:
             return None
         self.logs += 1
-        return {"kind": "log", "log": log, "was": before, "seq": 0}
+        return {"kind": LOG, "log": log, "was": before, "seq": LOG_SEQ}
 
     def was_forgotten(self, welcome: Welcome) -> bool:
         """Begin with the oldest record if the sidecar has forgotten the position.

@@ -9,7 +9,7 @@ acknowledges and asks.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, TypeVar
@@ -18,10 +18,8 @@ from anyio.from_thread import BlockingPortal
 
 from liveness.client.inbox import RecordMap
 from liveness.client.question_link import HostSessions, Listing, Sessions
-from liveness.client.socket_path import socket_at
 from liveness.client.threaded_watch import ThreadedWatch, background_loop
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
-from liveness.client.watcher_link import ReportLine
 from liveness.core.records import Uid
 from liveness.core.sessions.damping import DampingCounts
 
@@ -33,28 +31,10 @@ T = TypeVar("T")
 @contextmanager
 def watch_sync(
     path: str | os.PathLike[str] | None = None,
-    *,
-    name: str | None = None,
-    after: int | None = None,
-    log: str | None = None,
-    scope: str = "all",
-    kinds: Sequence[str] = (),
-    users: bool = False,
-    settle_s: float = 0.0,
-    strict: bool = False,
-    report_line: ReportLine | None = None,
+    **options: Any,
 ) -> Iterator["SyncWatch"]:
-    """As `watch`, for a program without an event loop: it runs one in a thread.
-
-    `report_line` is called in that thread.
-
-    Raises:
-        ReportError: As `watch`.
-        ConfigError: As `watch`.
-    """
-    options: dict[str, Any] = {"name": name, "after": after, "log": log, "scope": scope}
-    options |= {"kinds": kinds, "users": users, "settle_s": settle_s, "strict": strict}
-    watch = Watch(socket_at(path), report_line=report_line, **options)
+    """Read in a thread; the options are those of `Watch`."""
+    watch = Watch(path, **options)
     with background_loop() as (portal, stack):
         stack.callback(portal.call, watch.aclose)
         yield SyncWatch(watch, portal)

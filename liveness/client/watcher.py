@@ -19,15 +19,13 @@ comes again.
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from logging import INFO
-from math import inf
+from functools import partial
 from typing import Any, Final, Self, TypeAlias
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from liveness.client.arrived_records import ArrivedRecords
-from liveness.client.damped_records import MAX_SETTLING, DampedRecords, settle_s_in
+from liveness.client.damped_records import DampedRecords, settle_s_in
 from liveness.client.forks import WATCH, refuse_after_fork
 from liveness.client.inbox import RecordMap
 from liveness.client.question_link import (
@@ -39,7 +37,9 @@ from liveness.client.question_link import (
     Whereabouts,
 )
 from liveness.client.reader_position import ReaderPosition
-from liveness.client.sidecar_frames import Welcome, wrong_form
+from liveness.client.record_buffer import RecordBuffer
+from liveness.client.record_link import RecordLink
+from liveness.client.sidecar_frames import wrong_form
 from liveness.client.socket_path import socket_at
 from liveness.client.watcher_link import (
     PauseBetween,
@@ -50,19 +50,15 @@ from liveness.client.watcher_link import (
     watcher_hello,
 )
 from liveness.core.records import SESSION_KINDS, Uid
-from liveness.core.sessions.damping import DampingCounts, Passed
+from liveness.core.sessions.damping import DampingCounts
 from liveness.core.wire.frames import BadFrame, parse_hello
 from liveness.core.wire.framing import Frame
-from liveness.errors import LivenessError, Replaced, ReportError
+from liveness.errors import LivenessError, ReportError
 from liveness.host_clock import wall_s as host_wall_s
 from liveness.text import escaped
 
-__all__ = ["Batches", "HostSession", "Listing", "Watch", "Whereabouts", "watch"]
+__all__ = ["Batches", "HostSession", "Listing", "Watch", "Whereabouts"]
 
-# The kind of the mapping that says that the log is another one. It is not on the wire.
-LOG: Final = "log"
-LOG_SEQ: Final = 0  # its seq: below that of any record
-CURSOR: Final = "cursor"  # in `welcome.features`
 # While more records are at hand, an ack is written at most this often. Before a wait for
 # the next one everything finished is acknowledged.
 ACK_EVERY_S: Final = 0.1
@@ -72,36 +68,8 @@ LAST_S: Final = 1.0
 Batch: TypeAlias = list[RecordMap]
 
 
-def watch(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    name: str | None = None,
-    after: int | None = None,
-    log: str | None = None,
-    scope: str = "all",
-    kinds: Sequence[str] = (),
-    users: bool = False,
-    settle_s: float = 0.0,
-    strict: bool = False,
-    report_line: ReportLine | None = None,
-) -> "Watch":
-    """Return the records of a sidecar; see `liveness.watch`."""
-    return Watch(
-        socket_at(path),
-        name=name,
-        after=after,
-        log=log,
-        scope=scope,
-        kinds=kinds,
-        users=users,
-        settle_s=settle_s,
-        strict=strict,
-        report_line=report_line,
-    )
-
-
 class Watch(AsyncIterator[RecordMap]):
-    """An endless `async for` over records, for one loop at a time; from `watch`.
+    """An endless `async for` over records, for one loop at a time; see `liveness.watch`.
 
     A record is a mapping, as it is on the wire (`proto/README.md`, "Records"). It is
     finished when the loop comes back for the next one, and is then acknowledged: at once if
@@ -129,12 +97,12 @@ class Watch(AsyncIterator[RecordMap]):
     `aclose`, where the loop may end before the program.
 
     The iteration raises `Replaced` if another process reads by this name, and `ReportError`
-    if there is no record `after` yet. With `strict` it raises more, see `watch`.
+    if there is no record `after` yet. With `strict` it raises more, see `liveness.watch`.
     """
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str] | None = None,
         *,
         name: str | None = None,
         after: int | None = None,
@@ -148,58 +116,43 @@ class Watch(AsyncIterator[RecordMap]):
         pause_between: PauseBetween = random.uniform,
         wall_s: Callable[[], float] = host_wall_s,
     ) -> None:
-        self.path = path
-        self._has_cursor = name is not None
-        own_name = random_name("watch") if name is None else name
-        self._options = watcher_hello(own_name, scope, ack=self._has_cursor)
+        self.path = socket_at(path)
+        has_cursor = name is not None
+        self._name = random_name("watch") if name is None else name
+        options = watcher_hello(self._name, scope, ack=has_cursor)
         if kinds:
-            self._options["kinds"] = tuple(kinds)
+            options["kinds"] = tuple(kinds)
         if users:
-            self._options["users"] = True
-        _check(self._options, after, log)
-        self._damped: DampedRecords | None = None
+            options["users"] = True
+        _check(options, after, log)
+        damped: DampedRecords | None = None
         if settle_s_in(settle_s):
-            self._damped = DampedRecords(settle_s, kinds, users=users, wall_s=wall_s)
+            damped = DampedRecords(settle_s, kinds, users=users, wall_s=wall_s)
             if kinds:  # what decides is whether a user is back
-                self._options["kinds"] = tuple({*kinds, *SESSION_KINDS})
-        self._scope = scope
-        self._redial = Redial(
-            path,
-            own_name,
+                options["kinds"] = tuple({*kinds, *SESSION_KINDS})
+        self._damped = damped
+        new_redial = partial(
+            Redial,
+            self.path,
             strict=strict,
             report_line=report_line,
             pause_between=pause_between,
         )
+        self._redial = new_redial(self._name)
+        self._position = ReaderPosition(after, log, has_cursor=has_cursor)
+        self._records = RecordBuffer(self._position, damped, self._redial.say)
+        self._link = RecordLink(
+            self._redial, options, self._position, damped, self._records
+        )
         self._questions, self._anywhere = (
             Questions(
-                Redial(
-                    path,
-                    f"questions of {own_name}",
-                    strict=strict,
-                    report_line=report_line,
-                    pause_between=pause_between,
-                ),
-                scope,
-                anywhere=anywhere,
+                new_redial(f"questions of {self._name}"), scope, anywhere=anywhere
             )
             for anywhere in (False, True)
         )
-        self._link: WatcherLink | None = None
-        self._linked_at = inf
         self._guard = anyio.ResourceGuard("reading the records of")
         self._cancel_scope: anyio.CancelScope | None = None  # of the loop's wait
         self._is_closed = False
-        self._end: LivenessError | None = None  # of the last link, not reported yet
-        self._replaced: Replaced | None = None
-        self._position = ReaderPosition(after, log, has_cursor=self._has_cursor)
-        self._waiting = ArrivedRecords()  # and not given to the loop yet
-        # What the loop was given and may not have finished: the number of its log, the seq
-        # up to which all else is finished, and the last seq that was given.
-        self._given: tuple[int, int, int] | None = None
-        self._finished: tuple[int, int] = (0, 0)
-        self._acked: tuple[int, ...] = (0,)  # on this link
-        self._acked_at = -inf
-        self._goes_back = False  # the hello has a position before what has arrived
         refuse_after_fork(self, WATCH)
 
     # --- records --------------------------------------------------------------------
@@ -224,31 +177,17 @@ class Watch(AsyncIterator[RecordMap]):
 
     async def _next_batch(self) -> Batch:
         await self._ready()
-        floor = self._waiting.least_floor
-        assert floor is not None
-        arrived = self._waiting.pop_all()
-        self._given = arrived[-1].log, floor - 1, arrived[-1].record["seq"]
-        return [record for _, record, _ in arrived]
+        return self._records.take_all()
 
     def take(self) -> RecordMap | None:
         """Return the next record if it has arrived; finish the last one. Do not wait."""
-        self._finish()
-        if not self._waiting or self._is_closed:
-            return None
-        log, record, floor = self._waiting.pop()
-        self._given = log, floor - 1, record["seq"]
-        return record
-
-    def _finish(self) -> None:
-        if self._given is not None:
-            number, _, seq = self._given
-            self._finished, self._given = (number, seq), None
+        return None if self._is_closed else self._records.take()
 
     async def _ready(self) -> None:
         """Finish what was given to the loop; wait until a record is at hand."""
         with self._guard:
             await checkpoint()
-            self._finish()
+            self._records.finish()
             if self._is_closed:
                 raise StopAsyncIteration
             with anyio.CancelScope() as self._cancel_scope:
@@ -258,19 +197,20 @@ class Watch(AsyncIterator[RecordMap]):
 
     async def _arrived(self) -> None:
         """Wait until a record is at hand; acknowledge what is finished."""
-        if not self._waiting or anyio.current_time() - self._acked_at >= ACK_EVERY_S:
-            await self._acknowledge()
-        while not self._waiting:
-            link = await self._linked()
+        records, link = self._records, self._link
+        if not records or anyio.current_time() - link.acked_at >= ACK_EVERY_S:
+            await link.acknowledge()
+        while not records:
+            current = await link.opened()
             # On a new link, what the one before may have lost.
-            await self._acknowledge()
+            await link.acknowledge()
             try:
-                await self._read_from(link)
+                await self._read_from(current)
             except LivenessError as error:
-                await self._drop_link()
+                await link.drop()
                 if self._is_closed:
                     return
-                self._end = error  # what has arrived before is given to the loop first
+                link.end = error  # what has arrived before is given to the loop first
 
     async def _read_from(self, link: WatcherLink) -> None:
         """Read what has arrived; if nothing has, wait for it, or until something settles."""
@@ -278,14 +218,14 @@ class Watch(AsyncIterator[RecordMap]):
         if damped is None:
             self._read(await link.next_frame())
         elif damped.has_settled:
-            self._add(damped.settle())
+            self._records.add(damped.settle())
         elif damped.must_ask_again:
-            await self._send(link, ["ping", damped.ask()])
+            await self._link.send(link, ["ping", damped.ask()])
         else:
             with anyio.move_on_after(damped.next_in_s) as wait:
                 self._read(await link.next_frame())
             if wait.cancelled_caught:
-                await self._send(link, ["ping", damped.ask()])
+                await self._link.send(link, ["ping", damped.ask()])
         while link.has_frame:
             self._read(await link.next_frame())
 
@@ -294,17 +234,11 @@ class Watch(AsyncIterator[RecordMap]):
             case ("notices", tuple(records), *_):
                 if self._damped is not None:
                     self._damped.arrives()
-                for record in records:
-                    try:
-                        if not self._position.arrived(record["seq"]):
-                            self._acked = (0,)  # what was acknowledged before it came
-                        elif self._damped is None:
-                            seq = record["seq"]
-                            self._waiting.add(self._position.logs, record, seq)
-                        else:
-                            self._add(self._damped.add(record))
-                    except (TypeError, KeyError):
-                        raise wrong_form(frame) from None
+                try:
+                    if self._records.arrived(records):
+                        self._link.has_repeated()
+                except (TypeError, KeyError):
+                    raise wrong_form(frame) from None
             case ("pong", ping, *_) if self._damped is not None:
                 self._damped.answered(ping)
             case ("error", {"code": code, "message": message}, *_):
@@ -312,59 +246,6 @@ class Watch(AsyncIterator[RecordMap]):
                 self._redial.say(f"{self.path} refused a frame: {why}; going on")
             case _:
                 pass
-
-    async def _acknowledge(self) -> None:
-        """Write an ack for what is finished, unless that was done."""
-        if (link := self._link) is None or not self._has_cursor:
-            return
-        ack = self._next_ack(link)
-        if ack[0] < 1 or ack <= self._acked:
-            return
-        await self._send(link, ["ack", *ack])
-        self._acked, self._acked_at = ack, anyio.current_time()
-
-    async def _send(self, link: WatcherLink, frame: list[object]) -> None:
-        try:
-            await link.send(frame)
-        except BaseException:  # a part of it may be written
-            self._link, self._linked_at = None, inf
-            await link.aclose()
-            raise
-
-    def _next_ack(self, link: WatcherLink) -> tuple[int, ...]:
-        """The seq up to which to acknowledge and, if that differs, the cursor."""
-        if self._damped is None:
-            number, seq = self._finished
-            return (seq if number == self._position.logs else 0,)
-        cursor = self._all_given
-        if self._given is not None:
-            cursor = min(cursor, self._given[1])
-        cursor = max(cursor, 0)  # that of a new log may be -1
-        if CURSOR not in link.welcome.features:
-            return (cursor,)
-        return self._position.floor, cursor
-
-    def _add(self, passed: Iterable[Passed[RecordMap]]) -> None:
-        """Have the loop get what a damper passes on."""
-        assert self._damped is not None
-        counts = self._damped.counts
-        before = counts.hurried
-        for record, floor in passed:
-            self._waiting.add(self._position.logs, record, floor)
-        if counts.hurried > before:
-            self._redial.say(
-                f"more than {MAX_SETTLING} offlines wait for settle_s: the oldest are passed "
-                "on early; give a shorter one"
-            )
-
-    @property
-    def _all_given(self) -> int:
-        """The seq up to which everything that has arrived was given to the loop."""
-        oldest = None if self._damped is None else self._damped.oldest_seq
-        seqs = (self._waiting.least_floor, oldest)
-        return min(
-            [self._position.floor, *(seq - 1 for seq in seqs if seq is not None)]
-        )
 
     # --- the link -------------------------------------------------------------------
 
@@ -384,9 +265,7 @@ class Watch(AsyncIterator[RecordMap]):
         records come again. It is None if there is nothing to store: before the first
         link, and while what follows begins with another log.
         """
-        if self._position.in_log is None or self._waiting.least_floor == LOG_SEQ:
-            return None
-        return self._all_given
+        return self._records.position
 
     @property
     def damping(self) -> DampingCounts:
@@ -396,7 +275,7 @@ class Watch(AsyncIterator[RecordMap]):
     @property
     def name(self) -> str:
         """The name of this reader; a random one if it was given none."""
-        return str(self._options["name"])
+        return self._name
 
     @property
     def is_closed(self) -> bool:
@@ -406,7 +285,7 @@ class Watch(AsyncIterator[RecordMap]):
     @property
     def linked_at(self) -> float:
         """When this link began, by the event loop's clock; infinity if there is none."""
-        return self._linked_at
+        return self._link.since
 
     async def connected(self) -> None:
         """Wait until there is a link. No record is read.
@@ -418,109 +297,9 @@ class Watch(AsyncIterator[RecordMap]):
             await checkpoint()
             if not self._is_closed:
                 with anyio.CancelScope() as self._cancel_scope:
-                    await self._linked()
+                    await self._link.opened()
             if self._is_closed:
                 raise anyio.ClosedResourceError
-
-    async def _linked(self) -> WatcherLink:
-        if self._replaced is not None:
-            raise self._replaced.with_traceback(None)
-        try:
-            if self._end is not None:
-                end, self._end = self._end, None
-                self._redial.ended(end)
-            return self._link or await self._new_link()
-        except Replaced as replaced:
-            self._replaced = replaced
-            raise
-
-    async def _new_link(self) -> WatcherLink:
-        while True:
-            if self._position.lacks_log:
-                await self._learn_log()
-            was_linked = self._position.has_begun and self.log is not None
-            link = await self._redial.open(self._hello)
-            if self._begin(link.welcome):
-                self._link, self._acked = link, (0,)
-                self._linked_at = self._acked_at = anyio.current_time()
-                if self._damped is not None:
-                    self._damped.linked()
-                self._report(was_linked=was_linked)
-                return link
-            await link.aclose()
-
-    def _hello(self) -> dict[str, object]:
-        hello = self._options | self._position.options()
-        damped = self._damped
-        self._goes_back = False
-        if self._has_cursor and damped is not None and damped.oldest_seq is not None:
-            # The stored cursor follows what a link delivers. So have this link begin again
-            # with the oldest offline that waits: a crash must not lose that.
-            hello["after"] = damped.oldest_seq - 1
-            self._goes_back = True
-        return hello
-
-    def _begin(self, welcome: Welcome) -> bool:
-        """Take the welcome of a link; return False if it needs another hello."""
-        position = self._position
-        if position.leave_to_the_sidecar(welcome):
-            return False
-        new = position.welcomed(welcome)
-        damped = self._damped
-        if damped is not None and not (damped.has_begun and new is None):
-            self._add(damped.flush())  # of the log before
-            damped.begin(welcome.next - 1)
-        if new is not None:
-            self._waiting.add(position.logs, new, LOG_SEQ)
-            self._redial.say("the log is a new one: its records follow")
-        if "users" in self._options and "users" not in welcome.features:
-            self._redial.say(
-                f"the sidecar ({welcome.server}) cannot tell users from devices: records "
-                "of all devices follow; update it"
-            )
-        if damped and self._has_cursor and CURSOR not in welcome.features:
-            self._redial.say(
-                f"the sidecar ({welcome.server}) cannot store a position before what it has "
-                "sent: if more than its limits.window of records come within settle_s, offlines "
-                "may come early; update it"
-            )
-        if new is not None and self._goes_back:
-            # From that position, the link would skip the beginning of the new log.
-            return False
-        return not position.was_forgotten(welcome)
-
-    def _report(self, *, was_linked: bool) -> None:
-        position = self._position
-        if was_linked:
-            is_known = position.seq is not None
-            since = f", continuing after seq {position.floor}" if is_known else ""
-            self._redial.say(f"connected again{since}", INFO)
-        elif position.seq is None:
-            self._redial.say(
-                f"watching {self.path}, continuing where {self.name!r} was", INFO
-            )
-        else:
-            self._redial.say(
-                f"watching {self.path} from seq {position.floor + 1} on", INFO
-            )
-
-    async def _learn_log(self) -> None:
-        """Get the log's id by a hello of its own: a seq is a position in one log."""
-        hello = watcher_hello(random_name("watch"), self._scope, ack=False, kinds=())
-        link = await self._redial.open(lambda: hello)
-        await link.aclose()
-        after = self._position.seq
-        if after is not None and after >= link.welcome.next:
-            raise ReportError(
-                f"after {after}: no such record yet, the newest is "
-                f"{link.welcome.next - 1}"
-            )
-        self._position.is_of(link.welcome.log)
-
-    async def _drop_link(self) -> None:
-        link, self._link, self._linked_at = self._link, None, inf
-        if link is not None:
-            await link.aclose()
 
     async def aclose(self) -> None:
         """Acknowledge what is finished, and close the links; the iteration ends.
@@ -532,8 +311,8 @@ class Watch(AsyncIterator[RecordMap]):
             if self._cancel_scope is not None:
                 self._cancel_scope.cancel()
             with anyio.move_on_after(LAST_S, shield=True):
-                await self._acknowledge()
-        await self._drop_link()
+                await self._link.acknowledge()
+        await self._link.drop()
         await self._questions.aclose()
         await self._anywhere.aclose()
         await checkpoint()

@@ -109,7 +109,7 @@ def watch(
         ConfigError: Without a path: the settings do not say where the socket is.
     """
     if cluster is None:
-        return watcher.watch(path, **options)
+        return watcher.Watch(path, **options)
     _refuse_path(path)
     return _cluster_watch(cluster, options)
 

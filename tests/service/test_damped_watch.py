@@ -5,6 +5,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ async def test_a_crash_loses_no_offline_that_waited(rig: Rig) -> None:
             it for it in rig.engine.server.registry.named.values() if it.gateway is None
         ]
         assert link.outbox.unacked == 0  # so the window does not fill
-        await watch._drop_link()
+        await watch._link.drop()
         await watch.connected()
         await trio.sleep(1)
         assert cursor(rig) == 2
@@ -288,7 +289,7 @@ async def test_a_small_window_does_not_fill_while_offlines_wait(rig: Rig) -> Non
         for uid in "abcdefgh":
             await does(gateway, "login", uid)
         assert await next_of(watch, 8) == [(ONLINE, uid) for uid in "abcdefgh"]
-        await watch._drop_link()
+        await watch._link.drop()
         # Eight records come again on the new link, three at a time.
         await does(gateway, "login", "last")
         assert await next_of(watch, 2) == [(ONLINE, "last"), (OFFLINE, "ada")]
@@ -393,7 +394,7 @@ async def test_a_new_link_has_its_moment_to_say_who_is_back(
     async with reading(rig) as watch:
         await does(gateway, "logout", "ada")
         await nothing_of(watch, 1)
-        await watch._drop_link()
+        await watch._link.drop()
         await does(gateway, "login", "ada")
         await trio.sleep(SETTLE_S * 2)
         await watch.connected()
@@ -509,11 +510,11 @@ class _Reader:
                     self._friends.take(record)
         finally:  # nothing that is finished is acknowledged
             with trio.CancelScope(shield=True):
-                await self._watch._drop_link()
+                await self._watch._link.drop()
             self._has_ended.set()
 
     async def is_reading(self) -> None:
-        await self._rig.until(lambda: self._watch._link is not None)
+        await self._rig.until(lambda: self._watch.linked_at < inf)
 
     async def crash(self) -> None:
         """End as if it were killed."""
@@ -522,7 +523,7 @@ class _Reader:
         self._has_ended = trio.Event()
 
     def lose_link(self) -> None:
-        link = self._watch._link
+        link = self._watch._link._link
         if link is not None:
             sock = link._stream.extra(SocketAttribute.raw_socket)
             sock.shutdown(socket.SHUT_RDWR)

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import trio
 
-from liveness.client.watcher import LOG, Watch, watch
+from liveness.client.reader_position import LOG
+from liveness.client.watcher import Watch
 from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import RecordMap
 from liveness.console.terminal import report_line
@@ -45,7 +46,7 @@ async def compare_live(path: Path, options: ComparisonOptions, lookup: Lookup) -
     Raises:
         CommandError: There is no sidecar, or it refuses this watcher.
     """
-    watching = watch(path, kinds=[OFFLINE], strict=True, report_line=report_line)
+    watching = Watch(path, kinds=[OFFLINE], strict=True, report_line=report_line)
     async with watching:
         with command_errors(path):
             await watching.connected()

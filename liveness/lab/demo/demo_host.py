@@ -14,7 +14,8 @@ from typing import Final
 
 import trio
 
-from liveness.client.watcher import LOG, Watch
+from liveness.client.reader_position import LOG
+from liveness.client.watcher import Watch
 from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.cluster.events import ClusterEvent, Listed
 from liveness.cluster.format import ClusterRecord

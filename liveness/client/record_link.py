@@ -1,0 +1,179 @@
+"""The link of a watch: a new one whenever it ends, and the acks that are written on it."""
+
+from logging import INFO
+from math import inf
+from typing import Any
+
+import anyio
+
+from liveness.client.damped_records import DampedRecords
+from liveness.client.reader_position import ReaderPosition
+from liveness.client.record_buffer import CURSOR, RecordBuffer
+from liveness.client.sidecar_frames import Welcome
+from liveness.client.watcher_link import (
+    Redial,
+    WatcherLink,
+    random_name,
+    watcher_hello,
+)
+from liveness.errors import LivenessError, Replaced, ReportError
+
+
+class RecordLink:
+    """The link on which a watch reads.
+
+    Args:
+        redial: Makes links.
+        options: Those of every hello; with a cursor if they have an `ack`.
+        position: Where the reader is in the log.
+        damped: The offlines that wait for `settle_s`; None: it was not given.
+        records: What has arrived.
+
+    Attributes:
+        since: When this link began, by the event loop's clock; infinity if there is none.
+        acked_at: When an ack was written, or this link began.
+        end: Why the last link ended, until that was logged.
+    """
+
+    def __init__(
+        self,
+        redial: Redial,
+        options: dict[str, Any],
+        position: ReaderPosition,
+        damped: DampedRecords | None,
+        records: RecordBuffer,
+    ) -> None:
+        self.since = inf
+        self.acked_at = -inf
+        self.end: LivenessError | None = None
+        self._redial = redial
+        self._options = options
+        self._position = position
+        self._damped = damped
+        self._records = records
+        self._link: WatcherLink | None = None
+        self._replaced: Replaced | None = None
+        self._acked: tuple[int, ...] = (0,)  # on this link
+        self._goes_back = False  # the hello has a position before what has arrived
+
+    async def opened(self) -> WatcherLink:
+        """Return the link, or wait for a new one.
+
+        Raises:
+            Replaced, ReportError, LivenessError: As the iteration of `Watch`.
+        """
+        if self._replaced is not None:
+            raise self._replaced.with_traceback(None)
+        try:
+            if self.end is not None:
+                end, self.end = self.end, None
+                self._redial.ended(end)
+            return self._link or await self._new_link()
+        except Replaced as replaced:
+            self._replaced = replaced
+            raise
+
+    async def _new_link(self) -> WatcherLink:
+        while True:
+            if self._position.lacks_log:
+                await self._learn_log()
+            was_linked = (
+                self._position.has_begun and self._position.known_log is not None
+            )
+            link = await self._redial.open(self._hello)
+            if self._begin(link.welcome):
+                self._link, self._acked = link, (0,)
+                self.since = self.acked_at = anyio.current_time()
+                if self._damped is not None:
+                    self._damped.linked()
+                self._report(was_linked=was_linked)
+                return link
+            await link.aclose()
+
+    def _hello(self) -> dict[str, object]:
+        hello: dict[str, object] = self._options | self._position.options()
+        damped = self._damped
+        self._goes_back = False
+        if hello["ack"] and damped is not None and damped.oldest_seq is not None:
+            # The stored cursor follows what a link delivers. So have this link begin again
+            # with the oldest offline that waits: a crash must not lose that.
+            hello["after"] = damped.oldest_seq - 1
+            self._goes_back = True
+        return hello
+
+    def _begin(self, welcome: Welcome) -> bool:
+        """Take the welcome of a link; return False if it needs another hello."""
+        if self._position.leave_to_the_sidecar(welcome):
+            return False
+        is_new_log = self._records.linked(welcome)
+        if "users" in self._options and "users" not in welcome.features:
+            self._redial.say(
+                f"the sidecar ({welcome.server}) cannot tell users from devices: records "
+                "of all devices follow; update it"
+            )
+        has_cursor = self._options["ack"]
+        if self._damped and has_cursor and CURSOR not in welcome.features:
+            self._redial.say(
+                f"the sidecar ({welcome.server}) cannot store a position before what it has "
+                "sent: if more than its limits.window of records come within settle_s, offlines "
+                "may come early; update it"
+            )
+        if is_new_log and self._goes_back:
+            # From that position, the link would skip the beginning of the new log.
+            return False
+        return not self._position.was_forgotten(welcome)
+
+    def _report(self, *, was_linked: bool) -> None:
+        position, path = self._position, self._redial.path
+        if was_linked:
+            is_known = position.seq is not None
+            since = f", continuing after seq {position.floor}" if is_known else ""
+            self._redial.say(f"connected again{since}", INFO)
+        elif position.seq is None:
+            name = self._options["name"]
+            self._redial.say(f"watching {path}, continuing where {name!r} was", INFO)
+        else:
+            self._redial.say(f"watching {path} from seq {position.floor + 1} on", INFO)
+
+    async def _learn_log(self) -> None:
+        """Get the log's id by a hello of its own: a seq is a position in one log."""
+        scope = self._options["scope"]
+        hello = watcher_hello(random_name("watch"), scope, ack=False, kinds=())
+        link = await self._redial.open(lambda: hello)
+        await link.aclose()
+        after = self._position.seq
+        if after is not None and after >= link.welcome.next:
+            raise ReportError(
+                f"after {after}: no such record yet, the newest is "
+                f"{link.welcome.next - 1}"
+            )
+        self._position.is_of(link.welcome.log)
+
+    async def acknowledge(self) -> None:
+        """Write an ack for what is finished, unless that was done."""
+        if (link := self._link) is None or not self._options["ack"]:
+            return
+        ack = self._records.next_ack(link.welcome.features)
+        if ack[0] < 1 or ack <= self._acked:
+            return
+        await self.send(link, ["ack", *ack])
+        self._acked, self.acked_at = ack, anyio.current_time()
+
+    def has_repeated(self) -> None:
+        """Note that records came again: what was acknowledged before counts no more."""
+        self._acked = (0,)
+
+    async def send(self, link: WatcherLink, frame: list[object]) -> None:
+        """Write a frame on a link that `opened` has returned."""
+        try:
+            await link.send(frame)
+        except BaseException:  # a part of it may be written
+            self._link, self.since = None, inf
+            await link.aclose()
+            raise
+
+    async def drop(self) -> None:
+        """Close the link; the next use makes a new one."""
+        link, self._link, self.since = self._link, None, inf
+        if link is not None:
+            await link.aclose()
