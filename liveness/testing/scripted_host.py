@@ -47,7 +47,7 @@ from liveness.core.records import (
 )
 from liveness.core.server import MayRead
 from liveness.core.wheel.restart import no_clocks
-from liveness.core.wheel.wheel import BUCKET_S
+from liveness.core.wheel.timing_wheel import BUCKET_S
 from liveness.core.wire.framing import encode_notices
 from liveness.core.wire.link_requests import (
     ActivityBatch,

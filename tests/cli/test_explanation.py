@@ -21,7 +21,7 @@ from liveness.core.sessions.clearance import (
     WHY_HELD,
 )
 from liveness.core.sessions.presence import UserStatus
-from liveness.core.wheel.wheel import Slot
+from liveness.core.wheel.timing_wheel import Slot
 from liveness.explanation import (
     Known,
     UserDevices,

@@ -33,7 +33,8 @@ from liveness.core.sessions.storm_guard import Guard, GuardRules
 from liveness.core.wheel import wheel as wheels
 from liveness.core.wheel.session_batches import Ended, Endings, Logins
 from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT, Entry
-from liveness.core.wheel.wheel import Slot, Wheel
+from liveness.core.wheel.timing_wheel import Slot
+from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.link_requests import (
     ActivityBatch,
     ListedActivity,

@@ -31,9 +31,11 @@ from liveness.core.wheel import intervals
 from liveness.core.records import EVENTS, SILENCE
 from liveness.core.wheel.session_batches import Ended
 from liveness.core.wheel.table import EXACT_START, NOT_COUNTED, OWN_TIMEOUT, RENEWED
+from liveness.core.wheel.timing_wheel import (
+    BUCKET_S, HORIZON_S, MAX_BUCKETS_PER_SLOT, Slot,
+)
 from liveness.core.wheel.wheel import (
-    BAD_UID, BUCKET_S, EARLY_S, MAX_BUCKETS_PER_SLOT, HORIZON_S, OTHER_CONN,
-    OTHER_GATEWAY, UNKNOWN, Slot,
+    BAD_UID, EARLY_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN,
 )
 
 cdef enum:

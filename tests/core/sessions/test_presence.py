@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from liveness.core.records import OnlineRow, Uid
 from liveness.core.sessions.presence import WHY_BEGAN_UNUSED, WHY_IGNORED, UserStatus
-from liveness.core.wheel.wheel import Slot, Wheel
+from liveness.core.wheel.timing_wheel import Slot
+from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.core.wire.link_requests import ListedActivity, Login, Logout
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
