@@ -15,7 +15,7 @@ import trio
 
 from liveness.core.changes import Commit, Decisions
 from liveness.core.timer_states import Fire, TimerCommand
-from liveness.metrics import Counts
+from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_ages import Mark
 from liveness.service.storage.log_store import Batch, LogStore
