@@ -2,5 +2,5 @@
 
 # Imports: cluster, config, core, core.links, core.timers, errors, metrics,
 #   service.common, service.engine, service.http, service.links, service.outlets,
-#   service.storage.
+#   service.storage, service.timers.
 # Never: sqlite3, cyclopts, anyio.

@@ -37,10 +37,10 @@ from liveness.service.http.sign_in import Token, read_token
 from liveness.service.links.credentials import access_to, gid_of
 from liveness.service.links.sockets import listening
 from liveness.service.reload import Reloader
-from liveness.service.storage import timer_store
 from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.timer_store import TimerStore
 from liveness.service.systemd import ADMIN_SOCKET, GATEWAY_SOCKET, ServiceManager
+from liveness.service.timers import timer_store
+from liveness.service.timers.timer_store import TimerStore
 
 # Timer records in one batch from the log to the table.
 REPLAY_RECORDS: Final = 1_000

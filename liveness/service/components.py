@@ -34,7 +34,6 @@ from liveness.service.engine.accept import accept_links
 from liveness.service.engine.cluster_asker import ask_cluster
 from liveness.service.engine.engine import Engine, run_turns
 from liveness.service.engine.operator_log import REFUSALS_LOG_S
-from liveness.service.engine.timer_loop import TimerLoop
 from liveness.service.file_watch import FileWatch
 from liveness.service.http.api import Api
 from liveness.service.http.cluster_api import CLUSTER_WHERE, ClusterApi
@@ -74,11 +73,12 @@ from liveness.service.storage import clocks_file
 from liveness.service.storage.database import damage_error
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail
-from liveness.service.storage.skipped_attempts import SkippedAttempts
 from liveness.service.storage.spools import Spools
-from liveness.service.storage.state_writer import StateWriter
-from liveness.service.storage.timer_store import TimerStore
-from liveness.service.storage.timer_writer import TimerWriter
+from liveness.service.timers.skipped_attempts import SkippedAttempts
+from liveness.service.timers.state_writer import StateWriter
+from liveness.service.timers.timer_loop import TimerLoop
+from liveness.service.timers.timer_store import TimerStore
+from liveness.service.timers.timer_writer import TimerWriter
 
 # Time limits of a stop: to read what links have sent, to write it to the disk (and then
 # the clocks file), to close links, and to end HTTP requests.

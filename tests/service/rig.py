@@ -42,7 +42,7 @@ from liveness.service.http.middleware import Middleware
 from liveness.service.links.credentials import access_to
 from liveness.service.links.sockets import listening
 from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers.timer_store import TimerStore
 from tests.helpers import disk, peer
 from tests.helpers.wire import Frame
 

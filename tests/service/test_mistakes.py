@@ -34,7 +34,7 @@ import pytest
 
 from liveness.cli import main
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers.timer_store import TimerStore
 from tests.helpers.log_setup import log_setup_restored
 from tests.helpers.needs import require_root
 from tests.helpers.tree import ROOT

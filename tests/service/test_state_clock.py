@@ -19,7 +19,7 @@ from liveness.errors import StateError
 from liveness.service.common.clock import Clock
 from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.log_writer import CLOCK_LOOK_S
-from liveness.service.storage.state_writer import TRIM_EVERY_S
+from liveness.service.timers.state_writer import TRIM_EVERY_S
 from tests.service.http.doors import Doors
 from tests.service.rig import Caller, Rig, VirtualWallClock, running
 

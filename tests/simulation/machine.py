@@ -31,7 +31,7 @@ from liveness.service.links.credentials import access_to
 from liveness.service.links.sockets import listening
 from liveness.service.outlets.supervisor import Outlets
 from liveness.service.storage.log_store import DATABASE, LogStore
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers.timer_store import TimerStore
 from tests.promises.run_history import History, Process, PutBack
 from tests.simulation.hindsight import note_counters
 from tests.simulation.plan import STALL_SHARE, Fault

@@ -24,7 +24,7 @@ from liveness.service.storage.database import companions, is_full
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import COMMIT_RECORDS
-from liveness.service.storage.timer_store import (
+from liveness.service.timers.timer_store import (
     PAGE_BYTES,
     TRIM_ROWS,
     TimerStore,

@@ -14,7 +14,7 @@ import pytest
 
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers.timer_store import TimerStore
 from tests.helpers import disk
 from tests.helpers.wire import packed
 from tests.system.conftest import Start

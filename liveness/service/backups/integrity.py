@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from liveness.core.timer_states import LIVE
-from liveness.service.storage import (
-    clocks_file,
-    log_pages,
-    log_store,
-    outlet_schema,
-    timer_damage,
-    timer_store,
-)
+from liveness.service.storage import clocks_file, log_pages, log_store, outlet_schema
 from liveness.service.storage.damaged_records import SeqRange, merged
 from liveness.service.storage.database import (
     DISK_TROUBLE,
@@ -37,6 +30,7 @@ from liveness.service.storage.read_only_access import (
     read_unchanged,
 )
 from liveness.service.storage.state_lock import is_in_use
+from liveness.service.timers import timer_damage, timer_store
 
 # Records checked in one transaction.
 CHUNK_RECORDS: Final = 50_000

@@ -33,7 +33,6 @@ from liveness.service.storage import (
     log_store,
     migrations,
     outlet_schema,
-    timer_store,
 )
 from liveness.service.storage.database import (
     check_not_lost,
@@ -48,6 +47,7 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.private_folders import identities, identity
 from liveness.service.storage.state_lock import LOCK, is_in_use
+from liveness.service.timers import timer_store
 
 # Bytes between two syncs.
 STEP_BYTES: Final = 2**20

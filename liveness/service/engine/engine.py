@@ -38,9 +38,9 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.engine.link_reader import LinkReader
 from liveness.service.engine.operator_log import OperatorLog
 from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
-from liveness.service.storage.skipped_attempts import SkippedAttempts
 from liveness.service.storage.spools import Spools
-from liveness.service.storage.state_writer import StateWriter
+from liveness.service.timers.skipped_attempts import SkippedAttempts
+from liveness.service.timers.state_writer import StateWriter
 
 # Reads are gathered for this long, unless a deadline comes before. Waking up for each of
 # 3,000 one-uid frames a second would cost several times what fifty turns do.

@@ -2,5 +2,5 @@
 
 # Imports: cluster, config, core, core.sessions, core.wire, errors, explanation, metrics,
 #   service.common, service.engine, service.links, service.outlets.webhooks,
-#   service.storage, text.
+#   service.storage, service.timers, text.
 # Never: cyclopts.

@@ -22,7 +22,7 @@ from liveness.core.timer_states import STATES
 from liveness.core.wire.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
 from liveness.core.wire.uids import is_text
 from liveness.errors import LivenessError
-from liveness.service.storage.state_writer import StateWriter
+from liveness.service.timers.state_writer import StateWriter
 from liveness.text import uid_of
 
 DEFAULT_LIMIT: Final = 100

@@ -33,7 +33,7 @@ from liveness.service.http.api import (
     query_of,
     written,
 )
-from liveness.service.storage.state_writer import StateWriter
+from liveness.service.timers.state_writer import StateWriter
 
 # In one answer; `more` says how many others there are.
 MAX_STORMS: Final = 1_000

@@ -10,7 +10,7 @@ from liveness.metrics.counts import Counts
 from liveness.metrics.now import GatewayNow, Now
 from liveness.metrics.outlet_now import OutletNow
 from liveness.service.engine.engine import Engine
-from liveness.service.storage.state_writer import StateWriter
+from liveness.service.timers.state_writer import StateWriter
 
 
 def readings(

@@ -20,7 +20,7 @@ from liveness.metrics.now import Now
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http.gateways_api import storms_shown
-from liveness.service.storage.state_writer import StateWriter
+from liveness.service.timers.state_writer import StateWriter
 from liveness.text import json_line, utc_offset_s
 
 EVERY_S: Final = 1.0

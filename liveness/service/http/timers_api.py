@@ -43,9 +43,9 @@ from liveness.service.http.api import (
     query_of,
     written,
 )
-from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
-from liveness.service.storage.state_writer import StateWriter
+from liveness.service.timers import timer_reader
+from liveness.service.timers.state_writer import StateWriter
 
 # Pages of timers in memory at a time for each listener, until their clients have read them.
 # A page of a thousand timers in which every character is escaped takes 60 MiB.

@@ -19,8 +19,8 @@ from liveness.service.backups import integrity
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from liveness.service.storage.outlet_schema import DATABASE as OUTLETS
-from liveness.service.storage.timer_store import DATABASE as TIMERS
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers.timer_store import DATABASE as TIMERS
+from liveness.service.timers.timer_store import TimerStore
 from tests.service.storage.journals import add_outlets, fill, keep, pending, users
 
 WHOLE = """\

@@ -23,10 +23,11 @@ from liveness.service.backups import snapshots as files
 from liveness.service.backups.snapshots import BackupError
 from liveness.service.outlets.common.outlet_store import StoredCursor, position_in
 from liveness.service.storage import log_store as log_file
-from liveness.service.storage import outlet_schema, timer_damage, timer_store
+from liveness.service.storage import outlet_schema
 from liveness.service.storage.database import only_reading
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers import timer_damage, timer_store
+from liveness.service.timers.timer_store import TimerStore
 from tests.helpers import disk
 from tests.service.storage.journals import add_outlets, fill, pending
 

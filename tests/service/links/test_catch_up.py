@@ -33,7 +33,7 @@ from liveness.service import app
 from liveness.service.app import _catch_up
 from liveness.service.storage import log_store
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers.timer_store import TimerStore
 from tests.core.timers_rig import Rig
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of

@@ -18,7 +18,7 @@ from liveness.service.components import SidecarService
 from liveness.service.links.credentials import access_to
 from liveness.service.outlets.kafka.kafka_outlet import KafkaOutlet
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers.timer_store import TimerStore
 from tests.helpers import kafka_cluster
 from tests.helpers.kafka_cluster import TOPIC, KafkaCluster, TopicReader
 from tests.helpers.record_batches import batch_of

@@ -29,9 +29,9 @@ from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail, TailReader
 from liveness.service.storage.outlet_schema import DATABASE as OUTLETS
 from liveness.service.storage.outlet_schema import TABLES
-from liveness.service.storage.state_writer import StateWriter
-from liveness.service.storage.timer_store import TimerStore
-from liveness.service.storage.timer_writer import TimerWriter
+from liveness.service.timers.state_writer import StateWriter
+from liveness.service.timers.timer_store import TimerStore
+from liveness.service.timers.timer_writer import TimerWriter
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
 

@@ -22,7 +22,7 @@ from liveness.service.storage.log_writer import (
     CURSOR_DELAY_S,
     FULL_COMMIT,
 )
-from liveness.service.storage.state_writer import TRIM_EVERY_S
+from liveness.service.timers.state_writer import TRIM_EVERY_S
 from tests.helpers import disk
 from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import (

@@ -26,11 +26,11 @@ from liveness.service.storage import (
     log_store,
     migrations,
     state_lock,
-    timer_store,
 )
 from liveness.service.storage.log_reader import open_log
 from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers import timer_store
+from liveness.service.timers.timer_store import TimerStore
 from tests.helpers import disk, previous_release
 from tests.helpers.strategies import HARD_UIDS
 from tests.service.storage.journals import online

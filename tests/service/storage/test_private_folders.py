@@ -24,8 +24,8 @@ from liveness.service.storage.private_folders import (
 )
 from liveness.service.storage.read_only_access import file_state
 from liveness.service.storage.state_lock import LOCK, is_in_use
-from liveness.service.storage.timer_store import DATABASE as TIMERS
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers.timer_store import DATABASE as TIMERS
+from liveness.service.timers.timer_store import TimerStore
 from tests.helpers.needs import as_root
 
 OTHER: Final = 54_321

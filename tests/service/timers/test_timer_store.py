@@ -36,11 +36,11 @@ from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.timers.timer_scheduler import Coming, Due, LoadedWindow
 from liveness.errors import StateError
 from liveness.service.backups import integrity
-from liveness.service.storage import timer_damage, timer_reader
 from liveness.service.storage.database import ROWS_AT_ONCE, reading
 from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.timer_sql import TIMER_COLUMNS
-from liveness.service.storage.timer_store import DATABASE, EXT_STEP, TimerStore
+from liveness.service.timers import timer_damage, timer_reader
+from liveness.service.timers.timer_sql import TIMER_COLUMNS
+from liveness.service.timers.timer_store import DATABASE, EXT_STEP, TimerStore
 from tests.core.timers_rig import Rig
 from tests.helpers import disk
 from tests.helpers.strategies import BOUNDED, calls

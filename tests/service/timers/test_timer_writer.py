@@ -35,12 +35,13 @@ from liveness.core.timer_states import (
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
-from liveness.service.storage import log_writer, timer_store, timer_writer
+from liveness.service.storage import log_writer
 from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.state_writer import TRIM_EVERY_S, StateWriter
-from liveness.service.storage.timer_store import TimerStore, WriteResult
-from liveness.service.storage.timer_writer import (
+from liveness.service.timers import timer_store, timer_writer
+from liveness.service.timers.state_writer import TRIM_EVERY_S, StateWriter
+from liveness.service.timers.timer_store import TimerStore, WriteResult
+from liveness.service.timers.timer_writer import (
     COMMIT_COMMANDS,
     FIRE_WAIT_S,
     FOLLOW_RECORDS,

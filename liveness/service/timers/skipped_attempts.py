@@ -17,9 +17,9 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
-from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
-from liveness.service.storage.state_writer import StateWriter
+from liveness.service.timers import timer_reader
+from liveness.service.timers.state_writer import StateWriter
 
 # Attempts that fire again at once. Each takes one command to the timers' table.
 ATTEMPTS_AT_ONCE: Final = 1_000

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from liveness.core.timer_states import FIRED, LIVE, PENDING, TimerState
 from liveness.core.timers.timer_scheduler import Coming, Due, LoadedWindow
-from liveness.service.storage.timer_sql import (
+from liveness.service.timers.timer_sql import (
     IS_VALID,
     TIMER_COLUMNS,
     RowsStatement,

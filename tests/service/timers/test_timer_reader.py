@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from liveness.core.timer_states import LIVE, STATES
 from liveness.core.wire.uids import MAX_INTEGER
-from liveness.service.storage import timer_reader, timer_sql
+from liveness.service.timers import timer_reader, timer_sql
 from tests.helpers.strategies import BOUNDED
 
 Row = dict[str, str | None]

@@ -40,8 +40,8 @@ from liveness.core.timer_states import (
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 from liveness.service.storage.checkpoints import Checkpoints
-from liveness.service.storage.timer_store import TimerStore, WriteResult
 from liveness.service.storage.writer import RETRY_S, Writer
+from liveness.service.timers.timer_store import TimerStore, WriteResult
 
 # The weight of one transaction: this many commands, or 4 MB of text. That is about a
 # twentieth of a second of writing, the most that a new command should wait for others.

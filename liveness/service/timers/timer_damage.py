@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Final
 
 from liveness.core.timer_states import CANCELLED
-from liveness.service.storage.timer_sql import ENDED_STATES, IS_VALID, add_to_states
+from liveness.service.timers.timer_sql import ENDED_STATES, IS_VALID, add_to_states
 
 _TEXT_COLUMNS: Final = ("gateway", "key", "ext", "payload", "message", "state")
 _ALL_TEXTS: Final = f"""

@@ -20,7 +20,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.storage.log_ages import Mark
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import LogWriter
-from liveness.service.storage.timer_writer import TimerWriter
+from liveness.service.timers.timer_writer import TimerWriter
 
 # How often the log is trimmed, and the pause between two steps if there is more to trim.
 TRIM_EVERY_S: Final = 10.0

@@ -19,9 +19,9 @@ from liveness.metrics.counts import Counts
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
-from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
-from liveness.service.storage.timer_store import TimerStore
+from liveness.service.timers import timer_reader
+from liveness.service.timers.timer_store import TimerStore
 
 RETRY_S: Final = 1.0
 

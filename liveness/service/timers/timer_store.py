@@ -36,7 +36,7 @@ from liveness.core.timer_states import (
     split_new_timers,
 )
 from liveness.core.timers.timer_commands import Named
-from liveness.service.storage import migrations, timer_damage, timer_sql
+from liveness.service.storage import migrations
 from liveness.service.storage.checkpoints import SHORT_BYTES, Wal
 from liveness.service.storage.database import (
     check_structure,
@@ -56,7 +56,8 @@ from liveness.service.storage.database import (
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_schema import store_clock, stored_clock
 from liveness.service.storage.private_folders import bytes_left
-from liveness.service.storage.timer_sql import single_value
+from liveness.service.timers import timer_damage, timer_sql
+from liveness.service.timers.timer_sql import single_value
 
 SCHEMA: Final = 1
 DATABASE: Final = "timers.db"
