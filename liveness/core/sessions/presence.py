@@ -31,7 +31,7 @@ from liveness.core.sessions.fair_share import fair_share
 from liveness.core.sessions.session_table import NO_LIMIT, SessionTable
 from liveness.core.sessions.storm_guard import Guard, GuardRules
 from liveness.core.wheel import wheel as wheels
-from liveness.core.wheel.session_batches import Ended, Endings, Logins
+from liveness.core.wheel.record_batch import Ended, Endings, Logins
 from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT, Entry
 from liveness.core.wheel.timing_wheel import Slot
 from liveness.core.wheel.wheel import Wheel

@@ -24,9 +24,8 @@ from liveness.core.records import (
 )
 from liveness.core.sessions.clearance import GatewayState
 from liveness.core.wheel.devices import user_of
-from liveness.core.wheel.record_batch import Opening
+from liveness.core.wheel.record_batch import Opening, offline_of
 from liveness.core.wheel.restart import SessionRestorer
-from liveness.core.wheel.session_batches import offline_of
 from liveness.core.wheel.table import Entry
 from liveness.core.wheel.wheel import Wheel
 

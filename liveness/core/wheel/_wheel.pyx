@@ -29,7 +29,7 @@ from liveness.core.wire._wire cimport (
 )
 from liveness.core.wheel import intervals
 from liveness.core.records import EVENTS, SILENCE
-from liveness.core.wheel.session_batches import Ended
+from liveness.core.wheel.record_batch import Ended
 from liveness.core.wheel.table import EXACT_START, NOT_COUNTED, OWN_TIMEOUT, RENEWED
 from liveness.core.wheel.timing_wheel import (
     BUCKET_S, HORIZON_S, MAX_BUCKETS_PER_SLOT, Slot,

@@ -4,6 +4,8 @@ A storm decides a hundred thousand records in a second. Each goes to the log, to
 set and to the links that read it. An object for each of them, at each of these places,
 costs several times as much as the rest. So a commit has one `RecordBatch`, which writes
 what each place needs. It makes a record as an object only when it is asked for one.
+The wheel adds the records of sessions that begin or end together: `Wheel.begin` takes
+`Logins`; `Wheel.end` takes `Endings`, and returns `Ended`.
 
 A record of a session also says how the online set changes: it opens the session `session`,
 or closes one, or both if the user has moved.
@@ -18,13 +20,17 @@ from math import inf
 from typing import Any, NamedTuple, overload
 
 from liveness.core.records import (
+    EVENTS,
     MOVED,
     OFFLINE,
+    Instant,
     Logged,
     Record,
     Subscription,
     TimerRecord,
+    Uid,
 )
+from liveness.core.wheel.table import Entry
 from liveness.core.wire.framing import encode
 
 
@@ -42,6 +48,45 @@ class Encoded(NamedTuple):
     maps: bytes
     # For each record of the reader's own gateway that has a deadline: its monotonic seconds.
     deadlines: list[float]
+
+
+class Logins(NamedTuple):
+    """Users that log in through one gateway, in order; see `Wheel.begin`."""
+
+    gateway: int
+    name: str  # of that gateway
+    uids: Sequence[Uid]
+    conns: Sequence[int | None]
+    # When each connection began, in monotonic seconds; None: `start`, which is not exact.
+    begun: Sequence[float | None]
+    start: float
+    timeout: float | None  # their own; None: the gateway's
+    event: int  # index into `records.EVENTS`
+
+
+class Endings(NamedTuple):
+    """Which sessions of a gateway `Wheel.end` ends, and what their records say.
+
+    `held_above` and `held_until` bound the deadlines of users that the storm guard held.
+    """
+
+    gateway: int
+    name: str  # of that gateway
+    reason: str
+    until: float  # the latest deadline, in attended seconds
+    limit: int
+    renewed: bool  # those of the second due list
+    held_above: float = inf
+    held_until: float = -inf
+    counted_above: float = inf
+
+
+class Ended(NamedTuple):
+    """How many sessions `Wheel.end` has ended."""
+
+    sessions: int
+    early: int  # of them, before their timeout was over
+    counted: int  # of them, with a deadline above `counted_above`
 
 
 class RecordBatch(Sequence[Logged]):
@@ -208,3 +253,16 @@ class RecordBatch(Sequence[Logged]):
             if size >= most_bytes:
                 break
         return Encoded(seqs, b"".join(maps), deadlines)
+
+
+def offline_of(
+    entry: Entry, seq: int, gateway: str, reason: str, at: Instant
+) -> Record:
+    """The record of the end of a session that is off the wheel."""
+    user_size, devices = entry.user_devices
+    event = EVENTS[entry.event] or None
+    return Record(
+        seq, OFFLINE, entry.uid, gateway, entry.session, entry.conn, reason, at.wall_ms,
+        at.unix_ms(entry.seen) if event else None, event, at.silence(entry.seen),
+        not event, None, None, None, user_size, devices,
+    )  # fmt: skip

@@ -17,9 +17,15 @@ from liveness.core.records import (
     identity,
 )
 from liveness.core.wheel.intervals import SAMPLED, Silences
-from liveness.core.wheel.record_batch import Opening, RecordBatch
+from liveness.core.wheel.record_batch import (
+    Ended,
+    Endings,
+    Logins,
+    Opening,
+    RecordBatch,
+    offline_of,
+)
 from liveness.core.wheel.restart import SessionRestorer
-from liveness.core.wheel.session_batches import Ended, Endings, Logins, offline_of
 from liveness.core.wheel.table import (
     EXACT_START,
     NO_CONN,

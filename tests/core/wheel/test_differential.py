@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from liveness.core.links.conversation import Conversation, ConversationLimits
 from liveness.core.records import GATEWAY_LOST, SILENCE, Instant, Uid
 from liveness.core.wheel.devices import user_of
-from liveness.core.wheel.record_batch import RecordBatch
-from liveness.core.wheel.session_batches import Endings, Logins
+from liveness.core.wheel.record_batch import Endings, Logins, RecordBatch
 from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.framing import Reader, encode

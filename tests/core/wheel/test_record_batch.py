@@ -25,8 +25,7 @@ from liveness.core.records import (
     TimerRecord,
     Uid,
 )
-from liveness.core.wheel.record_batch import Opening, RecordBatch
-from liveness.core.wheel.session_batches import Endings, Logins
+from liveness.core.wheel.record_batch import Endings, Logins, Opening, RecordBatch
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.framing import decode, encode
 from liveness.core.wire.uids import names_of
