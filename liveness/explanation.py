@@ -34,7 +34,7 @@ from liveness.core.records import (
     Uid,
 )
 from liveness.core.sessions.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
-from liveness.core.sessions.presence import UserStatus
+from liveness.core.sessions.firing import UserStatus
 from liveness.text import duration, escaped, json_ready, uid_text
 
 RECORDS: Final = 20  # how many of a user's records are shown, without a `limit`

@@ -19,6 +19,8 @@ from liveness.core.links.outbox import OutboxLimits, UnreadReplies
 from liveness.core.records import Instant
 from liveness.core.server import Server, ServerLimits
 from liveness.core.sessions.attended_clock import AttendedClock
+from liveness.core.sessions.firing import Firing
+from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.storm_guard import GuardRules
 from liveness.core.timers.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
@@ -33,17 +35,25 @@ def _reconnect_grace(config: Config) -> float:
     return RECONNECT_S + min(config.flush, MOST_FLUSH_S)
 
 
-def _presence(config: Config, decided: Decisions) -> Presence:
-    separator = config.presence.device_separator
-    return Presence(
-        Wheel(timeout=config.timeout_s, slots=config.slots, separator=separator),
-        decided=decided,
-        timeout=config.timeout_s,
-        gateway_hold=config.limits.gateway_hold_s,
-        reconnect_grace=_reconnect_grace(config),
-        max_users=config.limits.max_users,
-        max_gateway_users=config.limits.max_gateway_users,
+def _users(config: Config, decided: Decisions) -> tuple[Presence, Firing]:
+    separator, limits = config.presence.device_separator, config.limits
+    wheel = Wheel(timeout=config.timeout_s, slots=config.slots, separator=separator)
+    gateways = GatewayTable(
+        wheel, timeout=config.timeout_s, reconnect_grace=_reconnect_grace(config)
+    )
+    presence = Presence(
+        wheel,
+        gateways,
+        decided,
+        max_users=limits.max_users,
+        max_gateway_users=limits.max_gateway_users,
         device_separator=separator,
+    )
+    return presence, Firing(
+        wheel,
+        gateways,
+        decided,
+        gateway_hold=limits.gateway_hold_s,
         guard=_guard_rules(config),
     )
 
@@ -118,7 +128,7 @@ def make_server(
         max_loaded=config.timers.max_loaded,
     )
     return Server(
-        _presence(config, decided),
+        *_users(config, decided),
         scheduler,
         decided=decided,
         attended=attended,

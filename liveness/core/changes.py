@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from liveness.core.cursors import Cursors
-from liveness.core.records import Logged, OnlineRow
+from liveness.core.records import Instant, Logged, OnlineRow
 from liveness.core.timer_states import TimerCommand
-from liveness.core.wheel.record_batch import Opening, RecordBatch
+from liveness.core.wheel.record_batch import Opening, RecordBatch, offline_of
+from liveness.core.wheel.table import Entry
 
 
 @dataclass(slots=True)
@@ -129,6 +130,11 @@ class Decisions:
         assert record.seq == self.next_seq
         self.next_seq += 1
         self.changes.records.append(record, due=due, opening=opening)
+
+    def end(self, entry: Entry, gateway: str, reason: str, at: Instant) -> None:
+        """Record the offline of a session that is off the wheel."""
+        self.changes.ends += 1
+        self.record(offline_of(entry, self.next_seq, gateway, reason, at))
 
     def take(self) -> Changes:
         """Return all decisions since the last call, in order."""

@@ -57,7 +57,9 @@ from liveness.core.records import (
 )
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.presence import Presence
+from liveness.core.sessions.restore import restore_sessions
 from liveness.core.sessions.storm_guard import Storm
 from liveness.core.timers.timer_scheduler import Due, TimerScheduler
 from liveness.core.wheel.restart import SessionRestorer
@@ -92,8 +94,9 @@ class Server:
 
     Args:
         presence: The users.
+        firing: Ends the sessions of silent users.
         scheduler: The timers.
-        decided: Where both put their decisions.
+        decided: Where all put their decisions.
         attended: The clock of deadlines; the shell begins and pauses it.
         disk: How far the disk is.
         unread: The replies that links have not read.
@@ -107,6 +110,7 @@ class Server:
     def __init__(
         self,
         presence: Presence,
+        firing: Firing,
         scheduler: TimerScheduler,
         *,
         decided: Decisions,
@@ -120,6 +124,8 @@ class Server:
         new_conversation: Callable[[], Conversation],
     ) -> None:
         self.presence = presence
+        self.gateways = presence.gateways
+        self.firing = firing
         self.scheduler = scheduler
         self.effects: deque[Effect] = deque()
         self.skipped = SkippedRanges()
@@ -145,6 +151,7 @@ class Server:
         self._requests = Requests(
             self.effects,
             presence,
+            firing,
             scheduler,
             commit=lambda: self.commit(with_cursors=True),
             registry=self.registry,
@@ -161,7 +168,7 @@ class Server:
             host=terms.host,
             question_limits=limits.questions,
         )
-        self._warnings = OperatorWarnings(self.effects, presence)
+        self._warnings = OperatorWarnings(self.effects, self.gateways, firing.guard)
 
     def restore(
         self, online: Iterable[OnlineFields], at: Instant, restorer: SessionRestorer
@@ -175,14 +182,14 @@ class Server:
         Raises:
             ValueError: A row of the online set is damaged.
         """
-        presence = self.presence
+        gateways = self.gateways
         for (role, name), cursor in self._decided.cursors.items():
-            timeout = cursor.timeout or presence.timeout
+            timeout = cursor.timeout or gateways.timeout
             in_force = cursor.in_force or timeout
             if role == GATEWAY and (cursor.timeout or in_force > timeout):
-                gateway = presence.gateway(name)
-                presence.set_timeout(gateway, cursor.timeout, at.now, in_force=in_force)
-        presence.restore(online, at, restorer)
+                gateway = gateways.add(name)
+                gateways.set_timeout(gateway, cursor.timeout, at.now, in_force=in_force)
+        restore_sessions(self.presence, online, at, restorer)
 
     # --- links ----------------------------------------------------------------
 
@@ -317,7 +324,7 @@ class Server:
         """
         if self._attended.is_paused:
             return [*self.registry.links.values()]
-        names = [(GATEWAY, gateway.name) for gateway in self.presence.due_gateways()]
+        names = [(GATEWAY, gateway.name) for gateway in self.firing.due_gateways()]
         named = self.registry.named
         return [named[name] for name in names if name in named]
 
@@ -346,7 +353,7 @@ class Server:
         # Time in which a link is not read does not count as a missing answer to a timer.
         is_absent = attended.is_paused or pressure.reading_is_paused
         self.scheduler.turned(at, is_absent=is_absent, absent=were_held_back)
-        self.presence.advance(now, self.presence.wheel.steps)
+        self.firing.advance(now, self.presence.wheel.steps)
 
     def caught_up(self, mono: float, *, all_accepted: bool) -> None:
         """Let attended time run again, if it is paused and everything was read.
@@ -389,7 +396,7 @@ class Server:
         fired = 0
         if not self._attended.is_paused:
             limit = self.pressure.fire_limit if limit is None else limit
-            fired = self.presence.fire(at, limit=limit)
+            fired = self.firing.fire(at, limit=limit)
         self._warnings.storms(at.now)
         return fired
 
@@ -404,7 +411,7 @@ class Server:
 
     def missed_promises(self, now: float) -> list[GatewayState]:
         """Gateways that seem to have missed a ping: read them, then call `missed`."""
-        gateways = self.presence.gateways.values()
+        gateways = self.gateways.by_name.values()
         return [gateway for gateway in gateways if gateway.has_missed(now)]
 
     def missed(self, gateway: GatewayState, now: float) -> None:
@@ -417,12 +424,14 @@ class Server:
         cursors = self._decided.cursors
         for link in self.registry.named.values():
             link.outbox.follow(at.state_ms)
-        for gateway in [*self.presence.gateways.values()]:
+        for gateway in [*self.gateways.by_name.values()]:
             if (GATEWAY, gateway.name) not in cursors and not (
                 gateway.users or gateway.is_linked
             ):
-                self.presence.forget(gateway.name, at.now)
-        for gateway in self.presence.timeouts_over(at.now):
+                self.gateways.remove(gateway)
+                if self.firing.guard is not None:
+                    self.firing.guard.forget(gateway, at.now)
+        for gateway in self.gateways.timeouts_over(at.now):
             cursors.store_longest_timeout(gateway.name, gateway.in_force)
 
     def warn(self, mono: float, now: float) -> None:
@@ -504,7 +513,7 @@ class Server:
 
     def names_in_use(self) -> list[tuple[str, str]]:
         """The roles and names that have a link or users."""
-        gateways = self.presence.gateways.values()
+        gateways = self.gateways.by_name.values()
         with_users = [(GATEWAY, gateway.name) for gateway in gateways if gateway.users]
         return [*self.registry.named, *with_users]
 
@@ -512,7 +521,7 @@ class Server:
         """Why a name cannot be forgotten now; None if it can."""
         if (role, name) in self.registry.named:
             return "is connected; stop it first"
-        gateway = self.presence.gateways.get(name) if role == GATEWAY else None
+        gateway = self.gateways.by_name.get(name) if role == GATEWAY else None
         if gateway is not None and gateway.users:
             return (
                 f"has {gateway.users} users online; they go offline by themselves if it "
@@ -536,8 +545,8 @@ class Server:
         Returns:
             The storms that this ended; none without a guard or such a gateway.
         """
-        guard, now = self.presence.guard, self._attended.now
-        gateway = None if name is None else self.presence.gateways.get(name)
+        guard, now = self.firing.guard, self._attended.now
+        gateway = None if name is None else self.gateways.by_name.get(name)
         if guard is None or (name is not None and gateway is None):
             return []
         released = guard.release(gateway, now)

@@ -145,7 +145,7 @@ class ScriptedSidecar:
         """The users online, each with its session."""
         self._host.turn()
         presence = self._host.server.presence
-        numbers = [gateway.number for gateway in presence.gateways.values()]
+        numbers = [gateway.number for gateway in presence.gateways.by_name.values()]
         uids, _ = presence.wheel.owned(numbers, 0, UNLIMITED)
         return {row[0]: Session(*row[1:]) for row in presence.where(uids)}
 

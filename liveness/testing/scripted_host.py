@@ -161,9 +161,9 @@ class ScriptedHost:
 
     def _move_to(self, us: int) -> None:
         self.clock.us = us
-        server, presence = self.server, self.server.presence
+        server = self.server
         server.advance(self.at(), cpu=0.0, asked=math.inf)
-        presence.advance(self.attended.now + AHEAD_S, UNLIMITED)
+        server.firing.advance(self.attended.now + AHEAD_S, UNLIMITED)
         at = self.at(ROUNDING_S)
         for link in server.registry.named.values():
             if link.name not in self.unread_gateways:
@@ -198,7 +198,7 @@ class ScriptedHost:
         if len(presence):
             # Due users wait for their gateway, or for the end of a bucket.
             due_in = presence.wheel.next_due() - self.at().now
-            user_in = BUCKET_S if presence.due_gateways() else due_in
+            user_in = BUCKET_S if self.server.firing.due_gateways() else due_in
         at, moments = self.at(ROUNDING_S), self.disk.moments()
         ahead = [
             (moment - at.state_ms) / 1_000 for moment in moments if moment > at.state_ms
@@ -244,7 +244,7 @@ class ScriptedHost:
             disk.stopped = None
         restorer = SessionRestorer(clocks, at=self.at(), next_seq=decided.next_seq)
         self.server.restore(disk.online.values(), self.at(), restorer)
-        for gateway in self.server.presence.gateways.values():
+        for gateway in self.server.gateways.by_name.values():
             gateway.unlinked(self.at().now)  # its time to connect begins now
         if disk.timers:  # a gateway cannot answer them before it is back
             grace = self.attended.reconnect_grace

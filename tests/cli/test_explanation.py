@@ -20,7 +20,7 @@ from liveness.core.sessions.clearance import (
     UNREAD,
     WHY_HELD,
 )
-from liveness.core.sessions.presence import UserStatus
+from liveness.core.sessions.firing import UserStatus
 from liveness.core.wheel.timing_wheel import Slot
 from liveness.explanation import (
     Known,

@@ -35,7 +35,10 @@ from liveness.core.records import (
 )
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.firing import Firing
+from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import WHY_OLDER, Presence
+from liveness.core.sessions.restore import restore_sessions
 from liveness.core.wheel.restart import Clocks, SessionRestorer, no_clocks
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.framing import Reader, decode, encode, encode_notices
@@ -175,28 +178,27 @@ class Sidecar:
         self.clock = AttendedClock(
             mono=mono, cpu=0.0, reconnect_grace=SETTLE_S, patience=HOLD_S
         )
-        self.presence = Presence(
-            wheel_class(timeout=TIMEOUT_S, slots=30),
-            decided=Decisions(
-                disk.newest + 1, new_batch=twin_of(BATCHES, wheel_class).RecordBatch
-            ),
-            timeout=TIMEOUT_S,
-            gateway_hold=HOLD_S,
-            reconnect_grace=SETTLE_S,
+        wheel = wheel_class(timeout=TIMEOUT_S, slots=30)
+        gateways = GatewayTable(wheel, timeout=TIMEOUT_S, reconnect_grace=SETTLE_S)
+        decided = Decisions(
+            disk.newest + 1, new_batch=twin_of(BATCHES, wheel_class).RecordBatch
         )
+        self.presence = Presence(wheel, gateways, decided)
+        self.firing = Firing(wheel, gateways, decided, gateway_hold=HOLD_S)
         self.restore(mono, twin_of(RESTARTS, wheel_class).SessionRestorer)
 
     def restore(self, mono: float, new_restorer: type[SessionRestorer]) -> None:
         at, disk, presence = self.at(mono), self.disk, self.presence
         for name, timeout in self.timeouts.items():
-            presence.set_timeout(presence.gateway(name), timeout, self.clock.now)
+            gateway = presence.gateways.add(name)
+            presence.gateways.set_timeout(gateway, timeout, self.clock.now)
         clocks = no_clocks()
         if disk.stopped is not None:
             clocks, stopped_at = disk.stopped
             clocks = clocks._replace(away=mono - stopped_at)
             disk.stopped = None
         restorer = new_restorer(clocks, at=at, next_seq=presence.decided.next_seq)
-        presence.restore(disk.online.values(), at, restorer)
+        restore_sessions(presence, disk.online.values(), at, restorer)
         if len(presence):
             self.clock.pause(mono)
 
@@ -214,10 +216,10 @@ class Sidecar:
         if self.clock.is_paused:
             self.clock.resume_if_caught_up(mono=mono, all_read=not unread)
         else:
-            while self.presence.fire(self.at(mono), limit=ALL):
+            while self.firing.fire(self.at(mono), limit=ALL):
                 pass
         self.hand_over()
-        assert self.presence.early == 0
+        assert self.firing.early == 0
 
     def read(self, link: Served, mono: float, budget: int) -> bool:
         """Read a link up to a budget; return whether it was read empty."""
@@ -270,10 +272,11 @@ class Sidecar:
             if older.hello is not None and older.hello.name == hello.name:
                 self.read(older, mono, ALL)
                 self.end(older, ["error", {"code": "replaced", "message": "x"}])
-        gateway = self.presence.gateway(hello.name)
+        gateways = self.presence.gateways
+        gateway = gateways.add(hello.name)
         link.hello, link.gateway = hello, gateway
         self.timeouts[hello.name] = hello.timeout
-        self.presence.set_timeout(gateway, hello.timeout, self.clock.now)
+        gateways.set_timeout(gateway, hello.timeout, self.clock.now)
         is_same = hello.clock and hello.clock.is_same_clock(host_time(mono))
         gateway.linked(
             ping=hello.ping,
@@ -282,7 +285,7 @@ class Sidecar:
         )
         place = 0
         while hello.fresh and place >= 0:
-            place = self.presence.reset_sessions(
+            place = self.firing.reset_sessions(
                 [gateway], place, self.at(mono), limit=ALL
             )
         self.hand_over()

@@ -12,7 +12,10 @@ from liveness.core.changes import Changes, Decisions
 from liveness.core.links.conversation import Conversation, ConversationLimits
 from liveness.core.records import Instant, OnlineRow, Record, Uid
 from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.firing import Firing
+from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
+from liveness.core.sessions.restore import restore_sessions
 from liveness.core.sessions.storm_guard import GuardRules
 from liveness.core.wheel.restart import Clocks, no_clocks
 from liveness.core.wheel.wheel import Wheel
@@ -74,25 +77,23 @@ class Scene:
 
     def start(self) -> None:
         """Start a sidecar, with the gateways' timeouts that are on disk."""
+        wheel = self.wheel_class(
+            timeout=self.timeout, slots=30, now=self.now, separator=self.separator
+        )
+        self.gateways = GatewayTable(
+            wheel, timeout=self.timeout, reconnect_grace=self.reconnect_grace
+        )
+        decided = Decisions(
+            len(self.log) + 1, new_batch=twin_of(BATCHES, self.wheel_class).RecordBatch
+        )
         self.presence = Presence(
-            self.wheel_class(
-                timeout=self.timeout,
-                slots=30,
-                now=self.now,
-                separator=self.separator,
-            ),
-            decided=Decisions(
-                len(self.log) + 1,
-                new_batch=twin_of(BATCHES, self.wheel_class).RecordBatch,
-            ),
-            timeout=self.timeout,
-            gateway_hold=self.hold,
-            reconnect_grace=self.reconnect_grace,
-            device_separator=self.separator,
-            guard=self.guard,
+            wheel, self.gateways, decided, device_separator=self.separator
+        )
+        self.firing = Firing(
+            wheel, self.gateways, decided, gateway_hold=self.hold, guard=self.guard
         )
         for name, timeout in self.timeouts.items():
-            self.presence.set_timeout(
+            self.gateways.set_timeout(
                 self.gateway(name), timeout, self.now, in_force=self.in_force[name]
             )
 
@@ -107,7 +108,7 @@ class Scene:
         return self.at.state_ms
 
     def gateway(self, name: str) -> GatewayState:
-        return self.presence.gateway(name)
+        return self.gateways.add(name)
 
     # --- links ------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class Scene:
         clock_offset: float | None = None,
     ) -> None:
         self.timeouts[name] = timeout
-        self.presence.set_timeout(self.gateway(name), timeout, self.now)
+        self.gateways.set_timeout(self.gateway(name), timeout, self.now)
         self.in_force[name] = self.gateway(name).in_force
         self.gateway(name).linked(ping=ping, now=self.now, clock_offset=clock_offset)
 
@@ -177,8 +178,8 @@ class Scene:
 
     def fire(self, *, limit: int = ALL) -> list[Shown]:
         """Judge all users that may be judged."""
-        self.presence.advance(self.now, ALL)
-        while judged := self.presence.fire(self.at, limit=limit):
+        self.firing.advance(self.now, ALL)
+        while judged := self.firing.fire(self.at, limit=limit):
             assert judged <= limit
         return self.written()
 
@@ -193,7 +194,7 @@ class Scene:
     def lose(self, name: str, *, limit: int = 1_000) -> list[Shown]:
         place = 0
         while place >= 0:
-            place = self.presence.reset_sessions(
+            place = self.firing.reset_sessions(
                 [self.gateway(name)], place, self.at, limit=limit
             )
         return self.written()
@@ -219,7 +220,7 @@ class Scene:
         restorer = twin_of(RESTARTS, self.wheel_class).SessionRestorer(
             clocks, at=self.at, next_seq=self.presence.decided.next_seq
         )
-        self.presence.restore(self.disk.values(), self.at, restorer)
+        restore_sessions(self.presence, self.disk.values(), self.at, restorer)
 
     # --- the disk -----------------------------------------------------------------
 
@@ -250,5 +251,5 @@ class Scene:
             assert due <= self.mono
             assert isinstance(record, Record)
             assert due == 0.0 or record.reason == "silence"
-        assert self.presence.early == 0
+        assert self.firing.early == 0
         assert len(self.presence) == len(self.kept)

@@ -230,7 +230,7 @@ def test_a_fault_of_a_welcome_ends_its_link_and_no_other(
     older, newer = shell.gateway(), shell.connect()
     assert shell.says(newer, hello(), ["ping", 1]) == [ReadFirst(older.number)]
     with monkeypatch.context() as patch:
-        patch.setattr(shell.server.presence, "set_timeout", broken)
+        patch.setattr(shell.server.gateways, "set_timeout", broken)
         shell.server.replace(older)
     assert shell.effects() == [Close(older.number), Close(newer.number)]
     fresh = shell.connect()
@@ -267,7 +267,7 @@ def test_a_closed_link_leaves_nothing_behind(shell: Shell) -> None:
     shell.server.closed(link)
     registry = shell.server.registry
     assert (registry.links, registry.named, shell.server.unread.memory) == ({}, {}, 0)
-    assert replace(shell.server.presence.gateway("g"), users=0).is_linked is False
+    assert replace(shell.server.gateways.by_name["g"], users=0).is_linked is False
 
 
 def answers(link: Link) -> list[Any]:

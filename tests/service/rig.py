@@ -138,6 +138,7 @@ class Rig:
         self.store = store
         self.engine = sidecar.engine
         self.presence = sidecar.presence
+        self.firing = sidecar.server.firing
         self.log_writer = sidecar.log_writer
         self.counts = sidecar.counts
         self.turns: list[float] = []  # when each was made, in virtual seconds

@@ -20,7 +20,10 @@ SOON_S: Final = 1.0
 def note_counters(sidecar: SidecarService) -> None:
     """Notice what a sidecar has counted up to now, and what it is in."""
     presence, counts, disk = sidecar.presence, sidecar.counts, sidecar.log_writer
-    held, ignored = presence.held(sidecar.engine.attended), presence.ignored
+    held, ignored = (
+        sidecar.server.firing.held(sidecar.engine.attended),
+        presence.ignored,
+    )
     met = counts.limits_met
     timers, results = sidecar.scheduler, sidecar.scheduler.results
     reached_of(

@@ -97,7 +97,7 @@ async def test_a_user_falls_silent_at_its_timeout_and_not_before(
     assert summary([record]) == [("ada", "offline", "silence", 1)]
     assert (record["at"], record["seen"]) == (START_WALL_MS + 30_000, START_WALL_MS)
     assert (record["silence"], record["last"]) == (30, "login")
-    assert script._host.server.presence.early == 0
+    assert script._host.server.firing.early == 0
 
 
 async def test_time_in_pieces_is_as_long_as_in_one(

@@ -8,7 +8,7 @@ Both bounds are for the memory of questions and for the load of the cluster. Bey
 link's questions are answered at once, without the other hosts.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,7 +75,7 @@ class PendingQuestions:
     Args:
         effects: Where it adds what the shell is to ask.
         answer: Sends the answer to a question that has one.
-        met: Called with the name of a limit that was met.
+        limits_met: Counts the limits that were met, by name.
         limits: How many there may be.
     """
 
@@ -84,12 +84,12 @@ class PendingQuestions:
         effects: deque[Effect],
         answer: Callable[[ClusterQuestion, Instant], None],
         *,
-        met: Callable[[str], None],
+        limits_met: Counter[str],
         limits: QuestionLimits,
     ) -> None:
         self._effects = effects
         self._answer = answer
-        self._met = met
+        self._limits_met = limits_met
         self._limits = limits
         self._tickets = count(1)
         # All that the shell asks, by ticket; those too that were answered without it.
@@ -100,7 +100,7 @@ class PendingQuestions:
         """Have the shell ask the cluster; a question that has its answer only queues."""
         number = question.link.number
         if (limit := self._limit_met_by(question)) is not None:
-            self._met(limit)
+            self._limits_met[limit] += 1
             self.give_up(question.link, Partial.BUSY, at)
             if question.found is None:
                 _note(question, Partial.BUSY)

@@ -8,8 +8,8 @@ from liveness.core.cursors import NOT_READING, UNACKNOWLEDGED
 from liveness.core.effects import Effect, LogLine
 from liveness.core.links.link import Link
 from liveness.core.sessions.clearance import MISSES, GatewayState
-from liveness.core.sessions.presence import Presence
-from liveness.core.sessions.storm_guard import StormBegun
+from liveness.core.sessions.gateway_table import GatewayTable
+from liveness.core.sessions.storm_guard import Guard, StormBegun
 from liveness.core.wheel.intervals import TIMES
 
 # How often it looks for what changes over seconds and minutes.
@@ -33,17 +33,20 @@ _TODO: Final = {
 class OperatorWarnings:
     """Reports what an operator has to know of gateways and watchers."""
 
-    def __init__(self, effects: deque[Effect], presence: Presence) -> None:
+    def __init__(
+        self, effects: deque[Effect], gateways: GatewayTable, guard: Guard | None
+    ) -> None:
         self._effects = effects
-        self._presence = presence
+        self._gateways = gateways
+        self._guard = guard
         self._check_at = 0.0  # monotonic
         self._stalled: set[int] = set()  # links that were reported, and still are
 
     def storms(self, now: float) -> None:
         """Warn of the storms that began or ended by an attended second."""
-        if self._presence.guard is None:
+        if self._guard is None:
             return
-        for change in self._presence.guard.take(now):
+        for change in self._guard.take(now):
             if isinstance(change, StormBegun):
                 self._warn(
                     "guard",
@@ -95,9 +98,9 @@ class OperatorWarnings:
             self._stalled_links(links)
 
     def _short_timeouts(self, now: float) -> None:
-        for gateway in self._presence.look_at_cadence(now):
-            timeout = gateway.timeout or self._presence.timeout
-            interval = self._presence.interval(gateway)
+        for gateway in self._gateways.look_at_cadence(now):
+            timeout = gateway.timeout or self._gateways.timeout
+            interval = gateway.cadence.interval
             assert interval is not None
             self._warn(
                 "cadence",

@@ -21,6 +21,7 @@ from liveness.core.links.link_registry import LinkCounts, LinkRegistry
 from liveness.core.links.outbox import ListReply
 from liveness.core.records import EVENTS, GATEWAY, HostReading, Instant, Uid
 from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.presence import NoRoom, Presence
 from liveness.core.timers.timer_scheduler import TimerScheduler
 from liveness.core.wire.link_requests import (
@@ -64,6 +65,7 @@ class Requests:
         self,
         effects: deque[Effect],
         presence: Presence,
+        firing: Firing,
         scheduler: TimerScheduler,
         *,
         commit: Callable[[], int],
@@ -77,6 +79,7 @@ class Requests:
     ) -> None:
         self._effects = effects
         self._presence = presence
+        self._firing = firing
         self._scheduler = scheduler
         self._commit = commit  # with cursors; returns the ticket for everything so far
         self._registry = registry
@@ -88,7 +91,7 @@ class Requests:
         self.cluster_questions = PendingQuestions(
             effects,
             self._answer_question,
-            met=self._count_limit,
+            limits_met=counts.limits_met,
             limits=question_limits,
         )
         # Links that are not welcomed yet. By number of the link: what it sent behind its
@@ -217,9 +220,6 @@ class Requests:
         ticket = self._commit()
         self._registry.send(link, frame, after=ticket)
 
-    def _count_limit(self, name: str) -> None:
-        self._counts.limits_met[name] += 1
-
     @staticmethod
     def _too_many_timers(n: int, key: str) -> Refusal:
         # Made without the conversation, which closes a link after too many refusals: a
@@ -342,9 +342,9 @@ class Requests:
         link, hello, at, offset = arrival
         self._registry.name(link, hello)
         if hello.role == GATEWAY:
-            gateway = self._presence.gateway(hello.name)
-            link.gateway = gateway
-            self._presence.set_timeout(gateway, hello.timeout, at.now)
+            gateways = self._presence.gateways
+            link.gateway = gateway = gateways.add(hello.name)
+            gateways.set_timeout(gateway, hello.timeout, at.now)
             gateway.linked(ping=hello.ping, now=at.now, clock_offset=offset)
             if hello.clock is not None and offset is None:
                 self._report_another_clock(hello.name)
@@ -395,7 +395,7 @@ class Requests:
             if (gateway := self._gateway_of(reset)).users
         ]
         if gateways:
-            place = self._presence.reset_sessions(
+            place = self._firing.reset_sessions(
                 gateways, self._place, at, limit=RESET_STEPS
             )
             self._place = max(0, place)

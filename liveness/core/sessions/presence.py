@@ -1,39 +1,33 @@
-"""Applies events to sessions, and ends the sessions of silent users.
+"""Applies the events of users to their sessions.
 
 The rules are those of `proto/README.md`, "Sessions". Every decision becomes a record in
-`Decisions`, and every offline carries its evidence: the last event, when it came, and how
-long ago.
+`Decisions`. Sessions that end without an event are those of `firing`.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Final
 
 from liveness.core.changes import Decisions
 from liveness.core.records import (
     EVENT_NUMBER,
     EVENTS,
-    GATEWAY_LOST,
     LOGIN,
     LOGOUT,
     MOVED,
     ONLINE,
-    SILENCE,
     Instant,
     OnlineRow,
     Record,
     Uid,
 )
-from liveness.core.sessions.clearance import STORM, WHY_HELD, GatewayState
-from liveness.core.sessions.fair_share import fair_share
-from liveness.core.sessions.session_table import NO_LIMIT, SessionTable
-from liveness.core.sessions.storm_guard import Guard, GuardRules
+from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.wheel import wheel as wheels
-from liveness.core.wheel.record_batch import Ended, Endings, Logins
+from liveness.core.wheel.devices import user_of
+from liveness.core.wheel.record_batch import Logins, Opening
 from liveness.core.wheel.table import EXACT_START, OWN_TIMEOUT, Entry
-from liveness.core.wheel.timing_wheel import Slot
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.link_requests import (
     ActivityBatch,
@@ -41,6 +35,8 @@ from liveness.core.wire.link_requests import (
     Login,
     Logout,
 )
+
+NO_LIMIT: Final = 2**63 - 1
 
 # Why an event changed no session, as `liveness_events_ignored_total{why}` shows it.
 WHY_OTHER_GATEWAY: Final = "other_gateway"
@@ -74,74 +70,65 @@ class NoRoom:
     indices: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserStatus:
-    """All that is known of a user who is online, at one moment."""
-
-    gateway: str
-    session: int
-    conn: int | None
-    since: int  # Unix milliseconds at which its connection began
-    last: str | None  # its last event; None: unheard since a crash
-    seen: int | None  # Unix milliseconds of that event
-    timeout: float
-    fires_in: float  # attended seconds; 0.0 if it is due
-    slot: Slot | None  # None: it is due
-    held: str | None  # what it waits for if it is due: see `clearance`
-    absence: str | None  # whether its gateway is `AWAY` or `MUTE`
-    devices: int = 0  # of its user, online; 0 if they are not counted
-
-
-class Presence(SessionTable):
-    """Which users are online: applies events, and ends the sessions of silent users.
+class Presence:
+    """Which users are online, and through which gateway.
 
     Args:
-        wheel: An empty wheel, which nothing else may change from now on.
+        wheel: Has the sessions; empty at first.
+        gateways: Their gateways.
         decided: Where decisions go.
-        timeout: The server's silence timeout, in seconds.
-        gateway_hold: Longest that a due user waits for its gateway, in seconds.
-        reconnect_grace: Seconds a gateway has to catch up after its link began or ended.
         max_users: Users online above which no session is opened.
         max_gateway_users: The same, of one gateway.
         device_separator: The wheel's; "": devices are not counted.
-        guard: The rules of the storm guard; None: there is none.
     """
 
     def __init__(
         self,
         wheel: Wheel,
-        *,
+        gateways: GatewayTable,
         decided: Decisions,
-        timeout: float,
-        gateway_hold: float,
-        reconnect_grace: float,
+        *,
         max_users: int = NO_LIMIT,
         max_gateway_users: int = NO_LIMIT,
         device_separator: str = "",
-        guard: GuardRules | None = None,
     ) -> None:
-        super().__init__(
-            wheel,
-            decided=decided,
-            timeout=timeout,
-            reconnect_grace=reconnect_grace,
-            max_users=max_users,
-            max_gateway_users=max_gateway_users,
-            device_separator=device_separator,
-        )
-        self.guard = None if guard is None else Guard(guard, wheel, self.gateways)
+        self.wheel = wheel
+        self.gateways = gateways
+        self.decided = decided
+        self.device_separator = device_separator
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS[1:], 0))
         self.ignored: Counter[str] = Counter(dict.fromkeys(WHY_IGNORED, 0))
         self.began_unused: Counter[str] = Counter(dict.fromkeys(WHY_BEGAN_UNUSED, 0))
-        self.early = 0
-        self._hold = gateway_hold
-        self._turn = 0  # which gateway fires first
+        self.opened: Counter[str] = Counter(dict.fromkeys(EVENTS[1:4], 0))
+        self.moved = 0
+        self.logouts = 0  # sessions that ended by a logout
+        self._max_users = max_users
+        self._max_gateway_users = max_gateway_users
 
-    def forget(self, name: str, now: float) -> None:
-        """Forget a gateway, which has neither users nor a link."""
-        gateway = self._remove_gateway(name)
-        if gateway is not None and self.guard is not None:
-            self.guard.forget(gateway, now)
+    def __len__(self) -> int:
+        return len(self.wheel)
+
+    def where(
+        self, uids: Sequence[Uid], *, limit: int = NO_LIMIT
+    ) -> list[tuple[Uid, str, int, int | None]]:
+        """Return uid, gateway, session and conn of each of *uids* that is online.
+
+        For the name of a user, return those of each of its devices: at most *limit* rows.
+        """
+        rows: list[tuple[Uid, str, int, int | None]] = []
+        for uid in uids:
+            for device in self.wheel.devices_of(uid, limit - len(rows)) or [uid]:
+                entry = self.wheel.find(device)
+                if entry is not None:
+                    gateway = self.gateways.by_number[entry.gateway].name
+                    rows.append((entry.uid, gateway, entry.session, entry.conn))
+            if len(rows) >= limit:
+                break
+        return rows
+
+    def user_of(self, uid: Uid) -> Uid | None:
+        """Return the user that a uid belongs to; None if devices are not counted."""
+        return user_of(uid, self.device_separator) if self.device_separator else None
 
     # --- events ---------------------------------------------------------------
 
@@ -241,11 +228,10 @@ class Presence(SessionTable):
             return ""
         if not is_here and (limit := self._limit_met(gateway, is_new=False)):
             return limit
-        self._close(self.wheel.close(uid))
+        self.wheel.close(uid)
+        self.gateways.by_number[entry.gateway].users -= 1
         start, exact = (logins.start, False) if began is None else (began, True)
-        self._open(
-            MOVED, gateway, uid, conn, LOGIN, at, start, exact, logins.timeout, entry
-        )
+        self._open(gateway, uid, conn, LOGIN, at, start, exact, logins.timeout, entry)
         return ""
 
     def logout(self, gateway: GatewayState, logout: Logout, at: Instant) -> None:
@@ -263,92 +249,9 @@ class Presence(SessionTable):
                 entry = self.wheel.close(uid)._replace(
                     seen=at.mono, event=EVENT_NUMBER[LOGOUT]
                 )
-                self._end(entry, LOGOUT, at)
-
-    def status_of(self, uid: Uid, at: Instant) -> UserStatus | None:
-        """Return all that is known of a user; None if it is not online."""
-        entry = self.wheel.find(uid)
-        if entry is None:
-            return None
-        gateway = self._by_number[entry.gateway]
-        slot = self.wheel.slot_of(uid)
-        why = self._why_held(gateway, at.now)
-        return UserStatus(
-            gateway=gateway.name,
-            session=entry.session,
-            conn=entry.conn,
-            since=at.unix_ms(entry.start),
-            last=EVENTS[entry.event] or None,
-            seen=at.unix_ms(entry.seen) if entry.event else None,
-            timeout=entry.timeout,
-            fires_in=max(0.0, entry.deadline - at.now),
-            slot=slot,
-            held=why if slot is None else None,
-            absence=gateway.absence(at.now),
-            devices=entry.user_devices[1] or 0,
-        )
-
-    # --- endings --------------------------------------------------------------
-
-    def advance(self, now: float, steps: int) -> None:
-        """Move users due by *now* to their due lists; see `wheel.Wheel.advance`."""
-        if self.guard is None:
-            self.wheel.advance(now, steps)
-        else:
-            self.guard.advance(now, steps)
-
-    def fire(self, at: Instant, *, limit: int) -> int:
-        """End or renew the sessions of due users, at most *limit*; return how many.
-
-        Gateways take turns, and each gets an equal share of *limit*: a million silent
-        users of one do not delay the only user of another.
-        """
-        if self.guard is not None:
-            self.guard.look(at.now)
-        waiting = self.due_gateways()
-        if not waiting:
-            return 0
-        self._turn = (self._turn + 1) % len(waiting)
-        waiting = waiting[self._turn :] + waiting[: self._turn]
-        return fair_share(
-            waiting, limit, lambda gateway, most: self._fire_gateway(gateway, at, most)
-        )
-
-    def reset_sessions(
-        self, gateways: Sequence[GatewayState], place: int, at: Instant, *, limit: int
-    ) -> int:
-        """End the sessions of gateways that came back without them, in bounded steps.
-
-        Args:
-            gateways: The gateways, which open no sessions before the end of the table.
-            place: Where to start: 0 at first, then what the last call returned.
-            at: Now.
-            limit: How many places of the table to look at.
-        Returns:
-            Where to go on; -1 at the end of the table. Then a gateway that was named
-            from place 0 on has no sessions left.
-        """
-        if self.guard is not None:
-            for gateway in gateways:
-                self.guard.reset_sessions(gateway, at.now)
-        numbers = {gateway.number for gateway in gateways}
-        uids, place = self.wheel.owned(numbers, place, limit)
-        for uid in uids:
-            self._end(self.wheel.close(uid), GATEWAY_LOST, at)
-        return place
-
-    def held(self, now: float) -> dict[str, int]:
-        """Count the due users that wait, by what they wait for."""
-        held = dict.fromkeys(WHY_HELD, 0)
-        for gateway in self.due_gateways():
-            why = self._why_held(gateway, now)
-            if why is not None:
-                held[why] += self.wheel.due(gateway.number)
-        return held
-
-    def due_gateways(self) -> list[GatewayState]:
-        """Return the gateways that have due users."""
-        return [self._by_number[number] for number in self.wheel.waiting()]
+                gateway.users -= 1
+                self.logouts += 1
+                self.decided.end(entry, gateway.name, LOGOUT, at)
 
     # --- within ---------------------------------------------------------------
 
@@ -398,7 +301,7 @@ class Presence(SessionTable):
         """
         user_size, devices = entry.user_devices
         record = Record(
-            self.decided.next_seq, MOVED, entry.uid, self._by_number[entry.gateway].name,
+            self.decided.next_seq, MOVED, entry.uid, self.gateways.by_number[entry.gateway].name,
             entry.session, entry.conn, LOGIN, at.wall_ms, from_gateway=gateway.name,
             from_conn=conn, user_size=user_size, devices=devices,
         )  # fmt: skip
@@ -413,9 +316,7 @@ class Presence(SessionTable):
             if self._limit_met(gateway, is_new=True):
                 self.ignored[WHY_NO_ROOM] += 1
                 return
-            self._open(
-                ONLINE, gateway, uid, conn, EVENTS[event], at, at.mono, False, None
-            )
+            self._open(gateway, uid, conn, EVENTS[event], at, at.mono, False, None)
             return
         # The user is in the batch twice, and its first event has opened the session.
         for _, why in self.wheel.touch(
@@ -455,63 +356,60 @@ class Presence(SessionTable):
             mono=at.mono,
         )
 
-    def _fire_gateway(self, gateway: GatewayState, at: Instant, limit: int) -> int:
-        """End or renew the sessions of due users of a gateway, up to its clearance."""
-        cleared = gateway.clearance(at.now, hold=self._hold)
-        renewals = self.wheel.renew(
-            gateway.number,
-            until=cleared.renew,
-            limit=limit,
-            most=self._hold - self._reconnect_grace,
-        )
-        if renewals == limit:
-            return renewals
-        cleared_renewed = gateway.clearance_of_renewed(at.now)
-        held_above, held_until, counted_above = inf, -inf, inf
-        if self.guard is not None:
-            cleared, cleared_renewed = self.guard.clear(
-                gateway, cleared, cleared_renewed, at.now
-            )
-            held_above, held_until = self.guard.held_range(gateway)
-            counted_above = self.guard.counted_above(gateway, at.now)
-        ended = counted = 0
-        for renewed, reason, until in (
-            (True, SILENCE, cleared_renewed.silence),
-            (True, GATEWAY_LOST, cleared_renewed.lost),
-            (False, SILENCE, cleared.silence),
-            (False, GATEWAY_LOST, cleared.lost),
-        ):
-            left = limit - renewals - ended
-            endings = Endings(
-                gateway.number, gateway.name, reason, until, left, renewed, held_above,
-                held_until, counted_above,
-            )  # fmt: skip
-            done = self._end_due(gateway, endings, at)
-            ended += done.sessions
-            counted += done.counted
-        if self.guard is not None:
-            self.guard.judged(gateway, ended, counted, at.now)
-        return renewals + ended
+    def _room(self, gateway: GatewayState) -> int:
+        """How many new users this gateway may have more."""
+        of_gateway = self._max_gateway_users - gateway.users
+        return max(0, min(of_gateway, self._max_users - len(self.wheel)))
 
-    def _end_due(self, gateway: GatewayState, endings: Endings, at: Instant) -> Ended:
-        """End sessions of due users of a gateway."""
-        decided = self.decided
-        ended = self.wheel.end(
-            decided.changes.records, endings, seq=decided.next_seq, at=at
-        )
-        decided.next_seq += ended.sessions
-        decided.changes.ends += ended.sessions
-        gateway.users -= ended.sessions
-        self.ended[endings.reason] += ended.sessions
-        if endings.reason == SILENCE:
-            self.early += ended.early
-        return ended
+    def _limit_met(self, gateway: GatewayState, *, is_new: bool) -> str:
+        """The limit that forbids this gateway one more user, new or moved; or ""."""
+        if gateway.users >= self._max_gateway_users:
+            return "max_gateway_users"
+        if is_new and len(self.wheel) >= self._max_users:
+            return "max_users"
+        return ""
 
-    def _why_held(self, gateway: GatewayState, now: float) -> str | None:
-        """What due users of a gateway wait for."""
-        if self.guard is not None and self.guard.holds(gateway):
-            return STORM
-        return gateway.clearance(now, hold=self._hold).why
+    def _open(
+        self,
+        gateway: GatewayState,
+        uid: Uid,
+        conn: int | None,
+        event: str,
+        at: Instant,
+        start: float,
+        exact: bool,
+        timeout: float | None,
+        before: Entry | None = None,
+    ) -> None:
+        """Open a session, and record it; *before* is the one that it takes over from."""
+        seq = self.decided.next_seq
+        user_size, devices = self.wheel.open(
+            uid,
+            gateway=gateway.number,
+            session=seq,
+            conn=conn,
+            start=start,
+            timeout=timeout,
+            event=EVENT_NUMBER[event],
+            now=at.now,
+            mono=at.mono,
+            exact=exact,
+        )
+        gateway.users += 1
+        kind, from_gateway, from_session, from_conn = ONLINE, None, None, None
+        if before is None:
+            self.opened[event] += 1
+        else:
+            kind = MOVED
+            self.moved += 1
+            from_gateway = self.gateways.by_number[before.gateway].name
+            from_session, from_conn = before.session, before.conn
+        # By position, as in `offline_of`: keywords would take half as long again.
+        record = Record(
+            seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms, None, None, None,
+            False, from_gateway, from_session, from_conn, user_size, devices,
+        )  # fmt: skip
+        self.decided.record(record, opening=Opening(at.state_ms_of(start), timeout))
 
 
 def _one_event(uid: Uid, conn: int | None, event: int) -> ActivityBatch:

@@ -30,7 +30,7 @@ from liveness.core.records import GATEWAY, Instant, TimerRecord, Uid
 from liveness.core.server import Server
 from liveness.core.sessions.attended_clock import AttendedClock, WindowedMax
 from liveness.core.sessions.clearance import DISK, PAUSED
-from liveness.core.sessions.presence import UserStatus
+from liveness.core.sessions.firing import UserStatus
 from liveness.core.sessions.storm_guard import Storm
 from liveness.core.timers.timer_scheduler import Due
 from liveness.service.common.clock import Clock
@@ -220,7 +220,7 @@ class Engine:
         has_more = self._read(now)
         fired = self._fire()
         if not self.server.pressure.firing_was_throttled:
-            has_more |= fired > 0 and bool(self.presence.due_gateways())
+            has_more |= fired > 0 and bool(self.server.firing.due_gateways())
         self._do_periodic_work(mono, now)
         self._commit()
         return self._next_turn(mono, now, has_more=has_more, has_fired=fired > 0)
@@ -317,7 +317,7 @@ class Engine:
             wait = min(wait, scheduler.next_due() - self._clock.state_s())
             if scheduler.has_due:
                 wait = min(wait, GATHER_S)
-            if self._reader.has_ready or self.presence.due_gateways():
+            if self._reader.has_ready or self.server.firing.due_gateways():
                 wait = min(wait, HELD_SLEEP_S)
             if (self._reader.expects_more and not pressure.reading_is_paused) or (
                 has_fired and pressure.firing_was_throttled
@@ -437,7 +437,7 @@ class Engine:
 
     def status_of(self, uid: Uid) -> UserStatus | None:
         """The status of a user; None if it is not online."""
-        status = self.presence.status_of(uid, self.instant())
+        status = self.server.firing.status_of(uid, self.instant())
         if status is None:
             return None
         if self._attended.is_paused:

@@ -110,7 +110,7 @@ class GatewaysApi:
             described |= {"pid": link.peer.pid, "unix_user": link.peer.unix_user}
             described["unacked"] = link.outbox.unacked
         if role == GATEWAY:
-            gateway = self._engine.presence.gateways.get(name)
+            gateway = self._engine.presence.gateways.by_name.get(name)
             described["users"] = 0 if gateway is None else gateway.users
             if gateway is not None and gateway.timeout is not None:
                 described["timeout"] = gateway.timeout
@@ -134,13 +134,13 @@ class GuardApi:
         return routes
 
     async def _list(self, _: Request) -> Response:
-        guard = self._engine.presence.guard
+        guard = self._engine.server.firing.guard
         storms = [] if guard is None else guard.storms(self._engine.attended)
         return JSONResponse({"enabled": guard is not None, **storms_shown(storms)})
 
     async def _release(self, request: Request) -> Response:
         body = await body_of(request, "gateway", or_none=True)
-        if self._engine.presence.guard is None:
+        if self._engine.server.firing.guard is None:
             message = "the storm guard is off and holds nobody; to turn it on, set "
             raise ApiError(409, message + "guard.enabled, and restart the sidecar")
         name = body.get("gateway")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from liveness import __version__
 from liveness.config.compiled import WHEEL
-from liveness.core.records import GATEWAY, WATCHER
+from liveness.core.records import GATEWAY, LOGOUT, WATCHER
 from liveness.metrics.cluster_now import ClusterNow
 from liveness.metrics.counts import Counts
 from liveness.metrics.now import GatewayNow, Now
@@ -38,7 +38,7 @@ def readings(
     """
     server = engine.server
     presence, registry, scheduler = server.presence, server.registry, server.scheduler
-    wheel = presence.wheel
+    wheel, firing = presence.wheel, server.firing
     return Now(
         events=presence.events,
         ignored=presence.ignored,
@@ -46,14 +46,14 @@ def readings(
         users=len(presence),
         distinct_users=wheel.users,
         opened=presence.opened,
-        ended=presence.ended,
+        ended={**firing.ended, LOGOUT: presence.logouts},
         moved=presence.moved,
-        early=presence.early,
+        early=firing.early,
         slot_users=wheel.slot_users(),
         hand_lag_s=engine.hand_lag,
         unattended_s=engine.unattended,
-        held=presence.held(engine.attended),
-        storms=0 if presence.guard is None else presence.guard.begun,
+        held=firing.held(engine.attended),
+        storms=0 if firing.guard is None else firing.guard.begun,
         links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
         unread={"memory": server.unread.memory, "disk": spool_bytes},
         unfinished_bytes=registry.unfinished.bytes,
@@ -63,10 +63,10 @@ def readings(
                 users=gateway.users,
                 unacked=registry.unacked(gateway.name),
                 timeout_s=wheel.timeout_of(gateway.number),
-                interval_s=presence.interval(gateway),
+                interval_s=gateway.cadence.interval,
                 mutes=gateway.mutes,
             )
-            for gateway in presence.gateways.values()
+            for gateway in server.gateways.by_name.values()
             if gateway.users or gateway.is_linked
         ],
         log_seq=log_writer.durable_seq,

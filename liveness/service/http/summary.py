@@ -133,23 +133,22 @@ class Summaries:
     def summary(self) -> dict[str, Any]:
         """The state at this moment."""
         now, engine, log_writer = self._now(), self._engine, self._log_writer
-        presence = engine.presence
-        wheel = presence.wheel
+        presence, firing = engine.presence, engine.server.firing
+        gateways, wheel = presence.gateways, presence.wheel
         sample, why = self._sample(now), self._why_not_ready()
         due = {
-            gateway.name: wheel.due(gateway.number)
-            for gateway in presence.due_gateways()
+            gateway.name: wheel.due(gateway.number) for gateway in firing.due_gateways()
         }
         shown = nlargest(
             MOST_GATEWAYS,
             (
                 gateway
-                for gateway in presence.gateways.values()
+                for gateway in gateways.by_name.values()
                 if gateway.users or gateway.is_linked
             ),
             key=lambda gateway: gateway.users,
         )
-        guard, troubles = presence.guard, engine.registry.troubles
+        guard, troubles = firing.guard, engine.registry.troubles
         ahead_ms = self._clock.wall_ahead_ms()
         storms = storms_shown([] if guard is None else guard.storms(engine.attended))
         return {
@@ -161,9 +160,9 @@ class Summaries:
             "why": why,
             "log": log_writer.store.log,
             "seq": now.log_seq,
-            "timeout": presence.timeout,
+            "timeout": gateways.timeout,
             "slots": wheel.slots,
-            "slot_s": presence.timeout / wheel.slots,
+            "slot_s": gateways.timeout / wheel.slots,
             "hand": round(wheel.hand, 3),
             "stands": engine.is_paused,
             "hand_lag_s": round(now.hand_lag_s, 3),
@@ -222,8 +221,8 @@ class Summaries:
             "linked": gateway.is_linked,
             "unacked": self._engine.registry.unacked(gateway.name),
             "due": due,
-            "timeout": gateway.timeout or self._engine.presence.timeout,
-            "interval": self._engine.presence.interval(gateway),
+            "timeout": gateway.timeout or self._engine.presence.gateways.timeout,
+            "interval": gateway.cadence.interval,
             "ping": gateway.ping,
             "mutes": gateway.mutes,
         }

@@ -167,7 +167,7 @@ class UsersApi:
             return None
         shown = {
             device: status
-            for device in presence.devices_of(user, DEVICES)
+            for device in presence.wheel.devices_of(user, DEVICES)
             if (status := self._engine.status_of(device)) is not None
         }
         online = next((status.devices for status in shown.values()), 0)

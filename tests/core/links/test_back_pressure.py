@@ -112,7 +112,7 @@ def test_timers_of_a_gateway_fire_until_twice_its_share_of_commands_waits(
 
 
 def test_a_gateway_that_is_held_back_is_named_and_read_again(shell: Shell) -> None:
-    gateway = shell.server.presence.gateway("g")
+    gateway = shell.server.gateways.by_name["g"]
     for _ in range(2):
         commands(shell, g=80)
         assert gateway.reading_paused_at == shell.attended.now

@@ -331,7 +331,7 @@ class Sessions:
         if not self.scene.separator:
             return [uid]
         # In the order of the wheel: `check` compares which they are.
-        return self.scene.presence.devices_of(uid, 100) or [uid]
+        return self.scene.presence.wheel.devices_of(uid, 100) or [uid]
 
     # --- what must hold ------------------------------------------------------------------
 
@@ -356,9 +356,11 @@ class Sessions:
             online = {self.user_of(uid) for uid in self.online}  # each of them as text
             assert presence.wheel.users == len(online)
             for user in online:
-                assert {*presence.devices_of(user, 100)} == {*self.devices_of(user)}
+                assert {*presence.wheel.devices_of(user, 100)} == {
+                    *self.devices_of(user)
+                }
         for name in self.timeouts:
             users = sum(s.gateway == name for s in self.online.values())
-            assert presence.gateway(name).users == users
+            assert scene.gateway(name).users == users
         assert +presence.ignored == +self.ignored
-        assert presence.early == 0
+        assert scene.firing.early == 0

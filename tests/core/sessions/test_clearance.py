@@ -259,11 +259,11 @@ def test_users_of_a_mute_gateway_are_held_and_get_a_fresh_timeout_when_it_is_hea
     scene: Scene,
 ) -> None:
     assert reasons(live(scene, 30.25, "h")) == [("user of h", "silence")]
-    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 1, UNREAD: 0, STORM: 0}
+    assert scene.firing.held(scene.now) == {AWAY: 0, MUTE: 1, UNREAD: 0, STORM: 0}
     assert live(scene, 10, "h") == []
     scene.read("g")
     assert scene.fire() == []
-    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 0, STORM: 0}
+    assert scene.firing.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 0, STORM: 0}
     assert live(scene, 30, "g") == []
     (record,) = live(scene, 0.25, "g")
     assert (record["reason"], record["silence"]) == ("silence", 70.5)
@@ -282,11 +282,11 @@ def test_a_fresh_timeout_after_a_hold_is_no_lateness_until_the_user_is_heard(
     scene.pass_time(2.25)
     scene.read("g")
     scene.presence.wheel.advance(scene.now, ALL)
-    scene.presence.fire(scene.at, limit=9)
+    scene.firing.fire(scene.at, limit=9)
     assert scene.presence.decided.take().records.due == [
         heard + 30 if is_heard else 0.0
     ]
-    assert scene.presence.early == 0
+    assert scene.firing.early == 0
 
 
 def test_users_of_a_gateway_that_stays_mute_are_lost_with_it_after_the_hold(
@@ -326,7 +326,7 @@ def test_a_user_with_a_fresh_timeout_waits_no_longer_than_for_a_reconnect(
     assert scene.wait(1.5) == []
     scene.link("g", ping=2.5)
     assert scene.wait(0.75, "g") == []
-    assert scene.presence.held(scene.now)[UNREAD] == 1
+    assert scene.firing.held(scene.now)[UNREAD] == 1
     assert reasons(scene.wait(0.25, "g")) == [("user of g", "gateway_lost")]
 
 
@@ -395,7 +395,7 @@ def test_users_wait_until_their_gateway_is_read_empty_after_their_deadline(
     assert live(scene, 29.75, "g", "h") == []
     scene.pass_time(0.5)
     assert scene.fire() == []
-    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 2, STORM: 0}
+    assert scene.firing.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 2, STORM: 0}
     scene.read("h")
     assert reasons(scene.fire()) == [("user of h", "silence")]
     scene.hear("g", ("keepalive", "user of g", None))
@@ -410,7 +410,7 @@ def test_a_gateway_that_comes_back_in_time_loses_nobody_who_is_heard(
     live(scene, 29, "g", "h")
     scene.unlink("g")
     live(scene, 1.5, "h")
-    assert scene.presence.held(scene.now)[AWAY] == 2
+    assert scene.firing.held(scene.now)[AWAY] == 2
     scene.link("g")
     scene.wait(1, "g")
     scene.hear("g", ("keepalive", "user of g", None))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from liveness.core.records import OnlineRow, Uid
-from liveness.core.sessions.presence import WHY_BEGAN_UNUSED, WHY_IGNORED, UserStatus
+from liveness.core.sessions.firing import UserStatus
+from liveness.core.sessions.presence import WHY_BEGAN_UNUSED, WHY_IGNORED
 from liveness.core.wheel.timing_wheel import Slot
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.frames import MAX_AGE_S
@@ -323,7 +324,7 @@ def test_the_lateness_of_an_offline_counts_from_its_deadline(scene: Scene) -> No
     scene.login("g", ["u"])
     login = scene.mono
     come_due(scene, "g")
-    scene.presence.fire(scene.at, limit=9)
+    scene.firing.fire(scene.at, limit=9)
     assert scene.presence.decided.take().records.due == [login + 30]
 
 
@@ -335,15 +336,15 @@ def test_an_offline_that_comes_too_early_for_the_real_clock_is_counted(
     scene.mono += 29.99
     scene.read("g")
     scene.presence.wheel.advance(scene.now, ALL)
-    assert scene.presence.fire(scene.at, limit=9) == 1
-    assert scene.presence.early == 1
+    assert scene.firing.fire(scene.at, limit=9) == 1
+    assert scene.firing.early == 1
 
 
 def test_each_gateway_has_an_equal_share_of_a_pass(scene: Scene) -> None:
     scene.login("g", range(1_000))
     scene.login("h", range(1_000, 2_000))
     come_due(scene, "g", "h")
-    scene.presence.fire(scene.at, limit=10)
+    scene.firing.fire(scene.at, limit=10)
     judged = Counter(shown["gateway"] for shown in scene.written())
     assert judged == {"g": 5, "h": 5}
 
@@ -358,7 +359,7 @@ def test_three_gateways_take_turns_even_if_only_one_is_judged_at_a_time(
     for _ in range(5):
         judged = []
         for _ in range(3):
-            assert scene.presence.fire(scene.at, limit=1) == 1
+            assert scene.firing.fire(scene.at, limit=1) == 1
             judged += scene.written()
         assert {shown["gateway"] for shown in judged} == {"g", "h", "i"}
 
@@ -371,7 +372,7 @@ def test_what_one_gateway_leaves_of_its_share_another_one_uses(scene: Scene) -> 
     scene.login("h", ["only"])
     come_due(scene, "g", "h")  # the others are unread, so their users are held
     for _ in range(7):
-        assert scene.presence.fire(scene.at, limit=100) == 100
+        assert scene.firing.fire(scene.at, limit=100) == 100
 
 
 # --- what is kept and counted --------------------------------------------------------
@@ -425,7 +426,8 @@ def test_a_list_of_events_is_one_change_of_each_counter(scene: Scene) -> None:
     assert presence.events == {"login": 3, "keepalive": 1, "message": 2, "logout": 2}
     assert presence.opened == {"login": 2, "keepalive": 1, "message": 0}
     assert presence.moved == 1
-    assert presence.ended == {"silence": 2, "logout": 1, "gateway_lost": 0}
+    assert presence.logouts == 1
+    assert scene.firing.ended == {"silence": 2, "gateway_lost": 0}
     ignored = dict.fromkeys(WHY_IGNORED, 0) | {"other_conn": 1, "offline": 1}
     assert presence.ignored == ignored
 
@@ -440,7 +442,7 @@ def test_the_status_of_a_user_holds_all_that_is_known_of_it(scene: Scene) -> Non
     scene.hear("g", ("keepalive", "u", 5))
     heard = scene.wall_ms
     scene.wait(10.25, "g", "h")
-    assert scene.presence.status_of("u", scene.at) == UserStatus(
+    assert scene.firing.status_of("u", scene.at) == UserStatus(
         gateway="g",
         session=1,
         conn=5,
@@ -453,10 +455,10 @@ def test_the_status_of_a_user_holds_all_that_is_known_of_it(scene: Scene) -> Non
         held=None,
         absence=None,
     )
-    assert scene.presence.status_of("v", scene.at) is None
+    assert scene.firing.status_of("v", scene.at) is None
     # What passes unattended is in the evidence, and in nobody's time.
     scene.pass_time(0.0, absent=100.0)
-    standing = scene.presence.status_of("u", scene.at)
+    standing = scene.firing.status_of("u", scene.at)
     assert standing is not None
     assert (standing.fires_in, standing.seen) == (19.75, heard)
 
@@ -467,17 +469,17 @@ def test_the_status_of_a_user_that_is_due_says_what_it_waits_for(scene: Scene) -
     scene.wait(29.5, "g")
 
     def status() -> tuple[object, ...]:
-        found = scene.presence.status_of("u", scene.at)
+        found = scene.firing.status_of("u", scene.at)
         assert found is not None
         return found.slot is None, found.fires_in, found.held, found.absence
 
     assert status() == (False, 0.5, None, None)
     scene.pass_time(0.51)
-    scene.presence.advance(scene.now, ALL)
+    scene.firing.advance(scene.now, ALL)
     assert status() == (True, 0.0, "unread", None)
     scene.pass_time(5.0)
     assert status() == (True, 0.0, "mute", "mute")
-    assert scene.presence.held(scene.now)["mute"] == 1
+    assert scene.firing.held(scene.now)["mute"] == 1
     scene.gateway("g").reconnect_grace = 2.0
     scene.unlink("g")
     assert status() == (True, 0.0, "away", "away")
@@ -489,7 +491,7 @@ def test_a_user_unheard_since_a_crash_has_no_last_event(scene: Scene) -> None:
     scene.login("g", ["u"], [5], age=7.0)
     began = scene.wall_ms - 7_000
     scene.crash()
-    standing = scene.presence.status_of("u", scene.at)
+    standing = scene.firing.status_of("u", scene.at)
     assert standing is not None
     assert (standing.last, standing.seen, standing.since) == (None, None, began)
     assert (standing.fires_in, standing.absence) == (30.0, "away")
@@ -534,15 +536,15 @@ def test_a_longer_timeout_is_in_force_as_long_as_a_session_may_be_under_it(
     scene.wait(1, "g")
     scene.link("g", timeout=2, ping=5)
     scene.pass_time(59.75)
-    assert scene.presence.timeouts_over(scene.now) == []
+    assert scene.gateways.timeouts_over(scene.now) == []
     gateway.heard(scene.now)  # it was mute: its users are given a fresh timeout
     scene.pass_time(59.75)
-    assert scene.presence.timeouts_over(scene.now) == []
+    assert scene.gateways.timeouts_over(scene.now) == []
     assert gateway.in_force == 60
     scene.pass_time(0.5)
-    assert scene.presence.timeouts_over(scene.now) == [gateway]
+    assert scene.gateways.timeouts_over(scene.now) == [gateway]
     assert gateway.in_force == 2
-    assert scene.presence.timeouts_over(scene.now) == []
+    assert scene.gateways.timeouts_over(scene.now) == []
 
 
 def test_a_longer_timeout_ends_however_often_the_shorter_one_is_said_again(
@@ -560,7 +562,7 @@ def test_a_longer_timeout_ends_however_often_the_shorter_one_is_said_again(
         gateway = scene.gateway("g")
     assert gateway.in_force == 60
     scene.pass_time(1.25)
-    assert scene.presence.timeouts_over(scene.now) == [gateway]
+    assert scene.gateways.timeouts_over(scene.now) == [gateway]
 
 
 def test_a_longer_timeout_ends_with_the_last_session_of_its_gateway(
@@ -570,7 +572,7 @@ def test_a_longer_timeout_ends_with_the_last_session_of_its_gateway(
     scene.login("g", ["u"])
     scene.link("g", timeout=2)
     scene.logout("g", ["u"])
-    assert scene.presence.timeouts_over(scene.now) == [scene.gateway("g")]
+    assert scene.gateways.timeouts_over(scene.now) == [scene.gateway("g")]
 
 
 def test_a_planned_stop_resets_nobodys_clock(scene: Scene) -> None:
@@ -593,7 +595,7 @@ def test_an_offline_by_a_timeout_from_before_a_stop_is_not_early(scene: Scene) -
     scene.stop_and_start(away=1)
     scene.link("g", timeout=300)
     assert brief(scene.wait(5.25, "g")) == [("offline", "u", "silence")]
-    assert scene.presence.early == 0
+    assert scene.firing.early == 0
 
 
 @pytest.mark.parametrize("how", ["crash", "stop"])

@@ -39,8 +39,8 @@ def scene(wheel_class: type[Wheel]) -> Scene:
 
 
 def guard_of(scene: Scene) -> Guard:
-    assert scene.presence.guard is not None
-    return scene.presence.guard
+    assert scene.firing.guard is not None
+    return scene.firing.guard
 
 
 def news(scene: Scene) -> list[StormNews]:
@@ -194,8 +194,8 @@ def test_users_that_speak_are_saved_and_the_others_are_judged_after_the_storm(
 ) -> None:
     uids = arrive(scene, 20)
     assert scene.wait(30.5, "g") == []
-    assert scene.presence.held(scene.now)[STORM] == 20
-    status = scene.presence.status_of(uids[0], scene.at)
+    assert scene.firing.held(scene.now)[STORM] == 20
+    status = scene.firing.status_of(uids[0], scene.at)
     assert status is not None
     assert (status.slot, status.held, status.absence) == (None, "storm", None)
     assert guard_of(scene).storms(scene.now) == [Storm("g", 20, HOLD_S - 0.5)]
@@ -204,7 +204,7 @@ def test_users_that_speak_are_saved_and_the_others_are_judged_after_the_storm(
     assert scene.wait(HOLD_S - 5.75, "g") == []
     assert guard_of(scene).storms(scene.now) == [Storm("g", 5, 0.25)]
     assert silent(scene.wait(0.25, "g")) == uids[15:]
-    assert scene.presence.held(scene.now)[STORM] == 0
+    assert scene.firing.held(scene.now)[STORM] == 0
     assert news(scene)[1:] == [StormEnded("g", BY_TIME, 15, 5)]
     assert set(scene.kept) == set(uids[:15])
 
@@ -232,12 +232,12 @@ def test_time_in_a_storm_is_no_lateness_and_other_gateways_are_judged_as_ever(
     heard = scene.mono
     scene.pass_time(30.5)
     scene.read("g", "h")
-    scene.presence.advance(scene.now, 100)
-    assert scene.presence.fire(scene.at, limit=100) == len(alone)
+    scene.firing.advance(scene.now, 100)
+    assert scene.firing.fire(scene.at, limit=100) == len(alone)
     assert scene.presence.decided.take().records.due == [heard + TIMEOUT_S] * len(alone)
     scene.pass_time(HOLD_S)
     scene.read("g")
-    scene.presence.fire(scene.at, limit=100)
+    scene.firing.fire(scene.at, limit=100)
     assert scene.presence.decided.take().records.due == [0.0] * 20
 
 
@@ -251,8 +251,8 @@ def test_the_lateness_of_a_user_that_comes_due_after_a_storm_counts_again(
     scene.wait(HOLD_S, "g")
     scene.pass_time(11)
     scene.read("g")
-    scene.presence.advance(scene.now, 100)
-    scene.presence.fire(scene.at, limit=100)
+    scene.firing.advance(scene.now, 100)
+    scene.firing.fire(scene.at, limit=100)
     assert scene.presence.decided.take().records.due == [spoke + TIMEOUT_S]
 
 
@@ -266,9 +266,9 @@ def test_released_users_are_judged_at_the_ordinary_rate_and_not_held_again(
     scene.wait(30.5, "g")
     scene.pass_time(HOLD_S)
     scene.read("g")
-    presence = scene.presence
-    presence.advance(scene.now, 1_000)
-    assert [presence.fire(scene.at, limit=10) for _ in range(11)] == [*[10] * 10, 0]
+    firing = scene.firing
+    firing.advance(scene.now, 1_000)
+    assert [firing.fire(scene.at, limit=10) for _ in range(11)] == [*[10] * 10, 0]
     assert guard_of(scene).begun == 1
 
 
@@ -636,7 +636,7 @@ def test_no_user_is_held_beyond_the_bound_whatever_happens(
         world.take(*step)
     for _ in range(int(TIMEOUT_S + 45 + max(hold, GATEWAY_HOLD_S)) + 2):
         world.second()
-    assert world.scene.presence.held(world.scene.now)[STORM] == 0
+    assert world.scene.firing.held(world.scene.now)[STORM] == 0
     assert world.began == {}
 
 
@@ -646,7 +646,9 @@ def test_a_gateway_that_is_forgotten_leaves_the_guard_too(scene: Scene) -> None:
     assert guard_of(scene).storms(scene.now)
     scene.logout("old", uids)
     scene.unlink("old")
-    scene.presence.forget("old", scene.now)
+    old = scene.gateway("old")
+    scene.gateways.remove(old)
+    guard_of(scene).forget(old, scene.now)
     assert guard_of(scene).storms(scene.now) == []
     # The next gateway has its number, and none of its counts.
     number = scene.gateway("new").number
@@ -654,4 +656,4 @@ def test_a_gateway_that_is_forgotten_leaves_the_guard_too(scene: Scene) -> None:
     assert scene.gateway("new").number == number
     assert len(scene.wait(5, "new")) == 0
     assert news(scene)[-1] == StormEnded("old", BY_CALM, 20, 0)
-    assert scene.presence.held(scene.now)[STORM] == 0
+    assert scene.firing.held(scene.now)[STORM] == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.sessions import session_table
+from liveness.core.sessions import gateway_table
 from liveness.core.wheel.intervals import (
     BUCKETS,
     EDGES,
@@ -46,13 +46,13 @@ def speak(scene: Scene, uids: Iterable[str], every: float, times: int) -> int:
         scene.wait(every, "g")
         for uid in uids:
             scene.hear("g", ("keepalive", uid, None))
-        began += len(scene.presence.look_at_cadence(scene.now))
+        began += len(scene.gateways.look_at_cadence(scene.now))
     return began
 
 
 def interval(scene: Scene, name: str = "g") -> float | None:
-    scene.presence.look_at_cadence(scene.now)
-    return scene.presence.interval(scene.gateway(name))
+    scene.gateways.look_at_cadence(scene.now)
+    return scene.gateway(name).cadence.interval
 
 
 # --- the sketch --------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_a_new_gateway_inherits_nothing_from_a_forgotten_one(
     speak(scene, CROWD, 20, 5)
     scene.logout("g", CROWD)
     scene.unlink("g")
-    scene.presence.forget("g", scene.now)
+    scene.gateways.remove(scene.gateway("g"))
     scene.link("next")
     assert scene.gateway("next").number == 0
     assert scene.presence.wheel.median_silence(0) == (0, 0.0)
@@ -248,7 +248,7 @@ def test_advice_begins_anew_once_the_timeout_was_long_enough(scene: Scene) -> No
 def test_gateways_are_looked_at_in_turns_however_many_there_are(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_table, "CADENCES_PER_LOOK", 2)
+    monkeypatch.setattr(gateway_table, "CADENCES_PER_LOOK", 2)
     names = [f"g{n}" for n in range(5)]
     for name in names:
         scene.link(name)
@@ -259,8 +259,8 @@ def test_gateways_are_looked_at_in_turns_however_many_there_are(
             for uid in CROWD:
                 scene.hear(name, ("keepalive", f"{name}'s {uid}", None))
         for _ in range(3):
-            scene.presence.look_at_cadence(scene.now)
-    found = [scene.presence.interval(scene.gateway(name)) for name in names]
+            scene.gateways.look_at_cadence(scene.now)
+    found = [scene.gateway(name).cadence.interval for name in names]
     assert found == [20.0] * 5
 
 

@@ -17,6 +17,7 @@ from liveness.core.links.conversation import (
     Conversation,
     ConversationLimits,
 )
+from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire import framing, link_requests, uids
@@ -82,13 +83,8 @@ class Sidecar:
         for frame in BEFORE[before]:
             assert len(list(self.link.receive(framing.encode(frame), AT.now))) == 1
         wheel = Wheel(timeout=30, slots=30)
-        self.presence = Presence(
-            wheel,
-            decided=Decisions(NEXT),
-            timeout=30,
-            gateway_hold=60,
-            reconnect_grace=2,
-        )
+        gateways = GatewayTable(wheel, timeout=30, reconnect_grace=2)
+        self.presence = Presence(wheel, gateways, Decisions(NEXT))
         self.frames: list[dict[str, Any]] = []
         self.errors: list[dict[str, Any]] = []
 
@@ -123,7 +119,7 @@ class Sidecar:
     def _heard(self, signs: link_requests.ActivityBatch) -> None:
         uids, conns = signs.uids, signs.conns
         names = [records.EVENTS[event] for event in signs.events]
-        gateway = self.presence.gateway("gateway-1")
+        gateway = self.presence.gateways.add("gateway-1")
         for n, position, index in self.presence.heard(gateway, signs, AT):
             text = bad_uid_text(uids[position])
             self._refuse(Code.BAD_UID, text, n=n, frame=names[position], index=index)

@@ -76,11 +76,11 @@ async def test_users_that_speak_are_saved_and_end_the_storm(
     # Fewer than a storm takes: as ever, though another gateway has one.
     assert len(await other.records(10)) == 10
     await trio.sleep(10)
-    assert rig.presence.held(rig.engine.attended)["storm"] == 50
+    assert rig.firing.held(rig.engine.attended)["storm"] == 50
     await gateway.send(["keepalive", USERS[:49]])
     await gateway.sync()
     await trio.sleep(1)
-    assert rig.presence.held(rig.engine.attended)["storm"] == 1
+    assert rig.firing.held(rig.engine.attended)["storm"] == 1
     await gateway.send(["logout", USERS[49]])
     await trio.sleep(1)
     (_, ended) = storms(said)

@@ -44,7 +44,7 @@ async def test_a_gateway_that_pings_as_late_as_promised_keeps_its_promise(
         gateway = await rig.gateway("g", ping=PING_S)
         await gateway.send(["login", "silent"])
         await ping(gateway, PING_S + 0.001, 6)
-        assert rig.sidecar.presence.ended["silence"] == 1
+        assert rig.firing.ended["silence"] == 1
         await ping(gateway, 2 * PING_S - 0.1, 20)
         assert mutes(rig) == {"g": 0}
     assert advice(said) == []
@@ -81,5 +81,5 @@ async def test_a_long_absence_counts_once(rig: Rig, said: Lines) -> None:
     await ping(gateway, 0, 1)
     await trio.sleep(1.9)
     assert mutes(rig) == {"g": 1}
-    assert rig.sidecar.presence.gateway("g").absence(rig.engine.attended) is None
+    assert rig.presence.gateways.by_name["g"].absence(rig.engine.attended) is None
     assert advice(said) == []

@@ -141,13 +141,13 @@ async def test_replacements_under_load_lose_nothing_and_take_nobody_for_silent(
         for _ in range(3):
             async with running(tmp_path, timeout_s=TIMEOUT_S) as rig:
                 await trio.sleep(2.1)
-                assert rig.presence.early == 0
+                assert rig.firing.early == 0
                 if is_planned:
                     await rig.stop()
         async with running(tmp_path, timeout_s=TIMEOUT_S) as rig:
             await rig.until(lambda: len(over) == len(gateways) == 2)
             await trio.sleep(1)
-            assert rig.presence.early == 0
+            assert rig.firing.early == 0
             log = rig.log()
         assert [record.seq for record in log] == [*range(1, len(log) + 1)]
         for gateway in gateways:

@@ -284,7 +284,7 @@ async def test_users_behind_too_many_timers_wait_for_the_hold(rig: Rig) -> None:
     with rig.no_room_for_timers():
         greedy = await asks_without_end(rig)
         await trio.sleep(85)
-        assert rig.presence.held(rig.engine.attended)[UNREAD] == 1
+        assert rig.firing.held(rig.engine.attended)[UNREAD] == 1
         (offline,) = await greedy.records(1)
     assert offline["reason"] == "gateway_lost"
     assert 90 <= offline["silence"] <= 90.2

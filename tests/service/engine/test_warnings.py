@@ -68,9 +68,9 @@ async def test_advice_that_comes_and_goes_is_given_once_an_hour(
     await gateway.send(["login", USERS])
     while trio.current_time() < began + HOUR_S - 1_000:
         await speak(gateway, 20, 400)
-        assert rig.sidecar.presence.gateway("g").cadence.is_short
+        assert rig.presence.gateways.by_name["g"].cadence.is_short
         await speak(gateway, 10, 600)
-        assert not rig.sidecar.presence.gateway("g").cadence.is_short
+        assert not rig.presence.gateways.by_name["g"].cadence.is_short
     assert len(advice(said)) == 1
     await speak(gateway, 10, began + HOUR_S + 100 - trio.current_time())
     await speak(gateway, 20, 700)
@@ -150,7 +150,9 @@ async def test_a_gateway_that_the_sidecar_does_not_read_is_not_named(
     await gateway.records(10)
     with rig.no_room_for_timers():
         await gateway.send(*(["after", f"{n}", 10_000] for n in range(1_000)))
-        await rig.until(lambda: rig.presence.gateway("g").reading_paused_at is not None)
+        await rig.until(
+            lambda: rig.presence.gateways.by_name["g"].reading_paused_at is not None
+        )
         await gateway.send(["ack", 10])
         await trio.sleep(3 * STALLED_S)
     await gateway.sync()

@@ -53,7 +53,7 @@ async def test_a_storm_is_shown_and_released_by_the_name_of_its_gateway(
         assert 598 < held["left_s"] < 600
         answer = await release(rig, b'{"gateway": "gw-1"}')
         assert json.loads(answer.body)["storms"][0]["users"] == 40
-        await rig.until(lambda: rig.presence.ended["silence"] == 40, within_s=1)
+        await rig.until(lambda: rig.firing.ended["silence"] == 40, within_s=1)
         assert await get(rig) == {"enabled": True, "storms": [], "more": 0}
         answer = await release(rig, b"{}")
         assert json.loads(answer.body) == {"storms": [], "more": 0}

@@ -123,7 +123,7 @@ async def test_it_is_shown_whether_the_gateway_that_lost_a_user_knows_it(
     gateway.close()
     await rig.until(lambda: rig.engine.registry.linked("gateway") == 1)
     assert await shown("u10") == ("gw-1", "not-linked")
-    await rig.until(lambda: not rig.presence.gateway("gw-1").users)
+    await rig.until(lambda: not rig.presence.gateways.by_name["gw-1"].users)
     rig.engine.forget("gateway", "gw-1")
     assert await shown("u10") == ("gw-1", "forgotten")
 
@@ -131,7 +131,7 @@ async def test_it_is_shown_whether_the_gateway_that_lost_a_user_knows_it(
 @pytest.mark.rig(pause_firing=100)
 async def test_a_held_user_is_shown_with_the_reason(rig: Rig) -> None:
     await rig.gateway_of("eve", "gw-1", ping=1.0)
-    await rig.until(lambda: len(rig.presence.due_gateways()) == 1)
+    await rig.until(lambda: len(rig.firing.due_gateways()) == 1)
     found = await user(rig, "eve")
     assert (found["held"], found["slot"], found["fires_in"]) == ("mute", None, 0.0)
     assert "; held: gw-1 sends nothing at all" in found["told"]

@@ -64,7 +64,7 @@ async def test_the_backlog_is_read_before_users_are_judged(
         await trio.sleep(ACCEPTS_AFTER_S + TIMEOUT_S - 0.5)
         assert rig.presence.events["keepalive"] == GATEWAYS
         assert not rig.engine.is_draining_backlog
-        assert not rig.presence.ended.total()
+        assert not rig.firing.ended.total()
         # And then everyone's clock runs.
         await trio.sleep(TIMEOUT_S + 5)
-        assert rig.presence.ended["silence"] == GATEWAYS
+        assert rig.firing.ended["silence"] == GATEWAYS

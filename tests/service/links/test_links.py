@@ -373,7 +373,7 @@ async def test_a_link_that_sends_little_is_read_in_small_pieces(rig: Rig) -> Non
 async def test_a_link_that_sends_little_is_read_empty_on_a_slow_disk(rig: Rig) -> None:
     # Or its due users would wait for another turn, whenever it acknowledges something.
     gateway, other = await rig.gateway("g"), await rig.gateway("other")
-    state = rig.presence.gateways["g"]
+    state = rig.presence.gateways.by_name["g"]
     with rig.disk_full():
         await other.send(["login", crowd(800)])
         await rig.until(lambda: rig.log_writer.failure)
@@ -509,7 +509,7 @@ async def test_a_fault_of_ours_ends_its_link_and_no_other(
     assert [line for line in said if line["event"] == "a fault of the sidecar"]
     assert rig.counts.refused["internal"] == 1
     assert rig.engine.registry.linked("gateway") == 1
-    assert not rig.presence.gateways["unlucky"].is_linked
+    assert not rig.presence.gateways.by_name["unlucky"].is_linked
     await other.send(["list"])
     assert (await other.expect("list"))[0] == [["u", "other", 1, None]]
     again = await rig.gateway("unlucky")
@@ -603,13 +603,13 @@ async def test_one_walk_over_the_table_serves_many_fresh_gateways(
 ) -> None:
     names = [f"g{n}" for n in range(30)]
     looked: Counter[int] = Counter()  # places of the table, by turn
-    lose = rig.presence.reset_sessions
+    lose = rig.firing.reset_sessions
 
     def noted(*args: Any, limit: int) -> int:
         looked[len(rig.turns)] += limit
         return lose(*args, limit=limit)
 
-    monkeypatch.setattr(rig.presence, "reset_sessions", noted)
+    monkeypatch.setattr(rig.firing, "reset_sessions", noted)
     for name in names:
         await rig.gateway_of(crowd(200, name), name)
     again = [await fresh(rig, name, ["login", name], ["ping", 1]) for name in names]
@@ -642,7 +642,7 @@ async def test_firing_pauses_while_too_much_waits_for_the_disk(rig: Rig) -> None
     assert {record["reason"] for record in records} == {"silence"}
     assert len({record["uid"] for record in records}) == users
     assert min(record["silence"] for record in records) >= 30
-    assert rig.presence.early == 0
+    assert rig.firing.early == 0
 
 
 @pytest.mark.rig(pause_firing=500)
@@ -674,7 +674,7 @@ async def test_time_in_which_reading_is_paused_is_no_silence(rig: Rig) -> None:
         assert rig.engine.hand_lag < 1
     await other.sync()
     assert rig.presence.events["keepalive"] == 60
-    assert rig.presence.ended == {"silence": 0, "logout": 0, "gateway_lost": 0}
+    assert not rig.firing.ended.total()
 
 
 @pytest.mark.rig(pause_reading=4_000)
@@ -690,7 +690,7 @@ async def test_a_socket_that_was_read_in_part_is_not_empty(rig: Rig) -> None:
         # until both have been due for long, and only its end speaks for one of them.
         await gateway.send(*[["keepalive", "x" * 250]] * 400)
         await gateway.send(["keepalive", "still there"])
-        await rig.until(lambda: rig.presence.ended["silence"])
+        await rig.until(lambda: rig.firing.ended["silence"])
     (record,) = await gateway.records(1)
     assert record["uid"] == "silent"
     assert record["silence"] > 30.2  # it was held until all was read
@@ -748,7 +748,7 @@ async def test_a_silent_user_goes_offline_one_timeout_after_a_crash(
         took = trio.current_time() - began
         assert (record["uid"], record["restored"]) == ("u", True)
         assert 30.0 <= took < 30.1
-        assert rig.presence.early == 0
+        assert rig.firing.early == 0
 
 
 async def test_users_due_after_a_restart_wait_for_their_gateway(
@@ -760,7 +760,7 @@ async def test_users_due_after_a_restart_wait_for_their_gateway(
         await gateway.sync()
     async with running(tmp_path, timeout_s=1.0) as rig:
         # Its second, in which both come due.
-        assert await rig.until(lambda: rig.presence.held(rig.engine.attended)["away"])
+        assert await rig.until(lambda: rig.firing.held(rig.engine.attended)["away"])
         gateway = await rig.gateway("g", timeout=1.0)
         for _ in range(8):
             await gateway.send(["keepalive", "v", {"conn": 2}])
