@@ -35,10 +35,10 @@ class LinkState(StrEnum):
 
 def no_link_line(path: str, reason: Exception | None) -> str:
     """The log line for a link that has ended, or that could not be made."""
-    return f"no link to the sidecar at {path}: {_advice(reason)}"
+    return f"no link to the sidecar at {path}: {advice(reason)}"
 
 
-def _advice(reason: Exception | None) -> str:
+def advice(reason: Exception | None) -> str:
     """Why there is no link, and what to do about it."""
     match reason:
         case FileNotFoundError() | ConnectionRefusedError():

@@ -13,12 +13,17 @@ from typing import Any, Final
 
 from liveness.client.inbox import Arrival, End, Inbox, RecordMap
 from liveness.client.reports import Reports
-from liveness.client.sidecar_frames import Welcome, parse_welcome
+from liveness.client.sidecar_frames import (
+    Welcome,
+    parse_welcome,
+    replaced_by,
+    wrong_form,
+)
 from liveness.client.tasks import Attempt, TaskQueues
 from liveness.core.records import MOVED, TIMER, HostTime, Uid, identity
 from liveness.core.wire.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.wire.framing import Frame, encode
-from liveness.errors import Code, Refused, Replaced, ReportError, WireError
+from liveness.errors import Code, Refused, ReportError
 
 # Promised in the hello. A gateway that is silent for twice as long counts as frozen, and
 # its users do not count as silent. That is long enough for a busy event loop. With a
@@ -297,11 +302,7 @@ class Client:
                 case _:
                     pass  # of a later version, which promises that it may be ignored
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise WireError(
-                Code.BAD_FRAME,
-                f"the sidecar sent a frame that is not of protocol {PROTOCOL}: "
-                f"{frame!r:.200}",
-            ) from error
+            raise wrong_form(frame) from error
         return None
 
     def _receive_welcome(self, options: dict[str, Any]) -> str | None:
@@ -361,14 +362,10 @@ class Client:
 
     def _receive_error(self, code: str, message: str, options: dict[str, Any]) -> str:
         if code == Code.REPLACED:
-            pid = options.get("pid")
-            pid = pid if type(pid) is int and pid > 0 else None
-            taker = "another process" if pid is None else f"process {pid}"
-            raise Replaced(
-                code,
-                f"{taker} said hello as {self.name!r}, and has the link now; give each "
-                "gateway a name of its own",
-                pid=pid,
+            raise replaced_by(
+                options.get("pid"),
+                f"as {self.name!r}, and has the link now; give each gateway a name of its "
+                "own",
             )
         if options.get("fatal", True):
             raise Refused(code, message)

@@ -28,8 +28,8 @@ class RecordBuffer:
         damped: DampedRecords | None,
         say: Callable[[str], None],
     ) -> None:
-        self._position = position
-        self._damped = damped
+        self.position = position
+        self.damped = damped
         self._say = say
         self._waiting = ArrivedRecords()  # and not given to the loop yet
         # What the loop was given and may not have finished: the number of its log, the seq
@@ -44,13 +44,13 @@ class RecordBuffer:
 
     def linked(self, welcome: Welcome) -> bool:
         """Take the welcome of a link; return whether its log is a new one."""
-        new = self._position.welcomed(welcome)
-        damped = self._damped
+        new = self.position.welcomed(welcome)
+        damped = self.damped
         if damped is not None and not (damped.has_begun and new is None):
             self.add(damped.flush())  # of the log before
             damped.begin(welcome.next - 1)
         if new is not None:
-            self._waiting.add(self._position.logs, new, LOG_SEQ)
+            self._waiting.add(self.position.logs, new, LOG_SEQ)
             self._say("the log is a new one: its records follow")
         return new is not None
 
@@ -60,7 +60,7 @@ class RecordBuffer:
         Raises:
             KeyError, TypeError: One does not have the form of a record.
         """
-        position, damped, has_repeated = self._position, self._damped, False
+        position, damped, has_repeated = self.position, self.damped, False
         for record in records:
             seq = record["seq"]
             if not position.arrived(seq):
@@ -73,11 +73,11 @@ class RecordBuffer:
 
     def add(self, passed: Iterable[Passed[RecordMap]]) -> None:
         """Have the loop get what the damper passes on."""
-        assert self._damped is not None
-        counts = self._damped.counts
+        assert self.damped is not None
+        counts = self.damped.counts
         before = counts.hurried
         for record, floor in passed:
-            self._waiting.add(self._position.logs, record, floor)
+            self._waiting.add(self.position.logs, record, floor)
         if counts.hurried > before:
             self._say(
                 f"more than {MAX_SETTLING} offlines wait for settle_s: the oldest are passed "
@@ -111,27 +111,25 @@ class RecordBuffer:
 
     def next_ack(self, features: Sequence[str]) -> tuple[int, ...]:
         """The seq up to which to acknowledge and, if that differs, the cursor."""
-        if self._damped is None:
+        if self.damped is None:
             number, seq = self._finished
-            return (seq if number == self._position.logs else 0,)
+            return (seq if number == self.position.logs else 0,)
         cursor = self._all_given
         if self._given is not None:
             cursor = min(cursor, self._given[1])
         cursor = max(cursor, 0)  # that of a new log may be -1
-        return (self._position.floor, cursor) if CURSOR in features else (cursor,)
+        return (self.position.floor, cursor) if CURSOR in features else (cursor,)
 
     @property
-    def position(self) -> int | None:
+    def given_position(self) -> int | None:
         """The seq to go on after; see `Watch.position`."""
-        if self._position.in_log is None or self._waiting.least_floor == LOG_SEQ:
+        if self.position.in_log is None or self._waiting.least_floor == LOG_SEQ:
             return None
         return self._all_given
 
     @property
     def _all_given(self) -> int:
         """The seq up to which everything that has arrived was given to the loop."""
-        oldest = None if self._damped is None else self._damped.oldest_seq
+        oldest = None if self.damped is None else self.damped.oldest_seq
         seqs = (self._waiting.least_floor, oldest)
-        return min(
-            [self._position.floor, *(seq - 1 for seq in seqs if seq is not None)]
-        )
+        return min([self.position.floor, *(seq - 1 for seq in seqs if seq is not None)])

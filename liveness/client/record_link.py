@@ -6,8 +6,6 @@ from typing import Any
 
 import anyio
 
-from liveness.client.damped_records import DampedRecords
-from liveness.client.reader_position import ReaderPosition
 from liveness.client.record_buffer import CURSOR, RecordBuffer
 from liveness.client.sidecar_frames import Welcome
 from liveness.client.watcher_link import (
@@ -25,9 +23,7 @@ class RecordLink:
     Args:
         redial: Makes links.
         options: Those of every hello; with a cursor if they have an `ack`.
-        position: Where the reader is in the log.
-        damped: The offlines that wait for `settle_s`; None: it was not given.
-        records: What has arrived.
+        records: What has arrived, and where the reader is in the log.
 
     Attributes:
         since: When this link began, by the event loop's clock; infinity if there is none.
@@ -39,8 +35,6 @@ class RecordLink:
         self,
         redial: Redial,
         options: dict[str, Any],
-        position: ReaderPosition,
-        damped: DampedRecords | None,
         records: RecordBuffer,
     ) -> None:
         self.since = inf
@@ -48,9 +42,9 @@ class RecordLink:
         self.end: LivenessError | None = None
         self._redial = redial
         self._options = options
-        self._position = position
-        self._damped = damped
         self._records = records
+        self._position = records.position
+        self._damped = records.damped
         self._link: WatcherLink | None = None
         self._replaced: Replaced | None = None
         self._acked: tuple[int, ...] = (0,)  # on this link

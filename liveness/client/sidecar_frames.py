@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from liveness.core.wire.frames import PROTOCOL
-from liveness.errors import Code, WireError
+from liveness.errors import Code, Replaced, WireError
 
 RUN_TIMEOUT_S: Final = 60.0  # if the welcome does not name it
 
@@ -58,3 +58,10 @@ def wrong_form(frame: object) -> WireError:
         Code.BAD_FRAME,
         f"the sidecar sent a frame that is not of protocol {PROTOCOL}: {frame!r:.200}",
     )
+
+
+def replaced_by(pid: object, remedy: str) -> Replaced:
+    """The error of a link whose name another process has taken."""
+    other = pid if type(pid) is int and pid > 0 else None
+    taker = "another process" if other is None else f"process {other}"
+    return Replaced(Code.REPLACED, f"{taker} said hello {remedy}", pid=other)

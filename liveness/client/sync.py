@@ -10,15 +10,15 @@ Reports are noted under a lock, in the caller's thread; all else runs in the oth
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, overload
 
 import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
 from liveness.client.fired_timer import Timer
-from liveness.client.forks import CONNECT, leak, refuse_after_fork
+from liveness.client.forks import CONNECT, refuse_after_fork
 from liveness.client.gateway_run import running
 from liveness.client.inbox import End
 from liveness.client.iterators import LinkIterator
@@ -27,6 +27,7 @@ from liveness.client.sidecar import Sidecar, Stats, client_of
 from liveness.client.socket_path import socket_at
 from liveness.client.task_runner import F, is_async
 from liveness.client.tasks import DEFAULT_AT_ONCE
+from liveness.client.threaded_watch import background_loop
 from liveness.core.records import MOVED, OFFLINE, Uid
 from liveness.errors import ReportError
 
@@ -56,20 +57,12 @@ def connect_sync(
         Refused: As `Replaced`.
     """
     client, socket = client_of(name, timeout, kinds, fresh), socket_at(path)
-    own_process = os.getpid()
-    with ExitStack() as stack:
-        portal = stack.enter_context(start_blocking_portal("trio", name="liveness"))
+    with background_loop() as (portal, stack):
         make = partial(Sidecar, client, socket, strict=strict, on_state=on_state)
         sidecar = portal.call(make)
         run = running(sidecar._link, sidecar._tasks)
         stack.enter_context(portal.wrap_async_context_manager(run))
-        try:
-            yield SyncSidecar(sidecar, portal)
-        finally:
-            if os.getpid() != own_process:
-                # A forked child leaves the context. The thread is its parent's, and
-                # waiting for it to end would take for ever.
-                leak(stack.pop_all())
+        yield SyncSidecar(sidecar, portal)
 
 
 class SyncSidecar:

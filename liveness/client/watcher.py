@@ -141,9 +141,7 @@ class Watch(AsyncIterator[RecordMap]):
         self._redial = new_redial(self._name)
         self._position = ReaderPosition(after, log, has_cursor=has_cursor)
         self._records = RecordBuffer(self._position, damped, self._redial.say)
-        self._link = RecordLink(
-            self._redial, options, self._position, damped, self._records
-        )
+        self._link = RecordLink(self._redial, options, self._records)
         self._questions, self._anywhere = (
             Questions(
                 new_redial(f"questions of {self._name}"), scope, anywhere=anywhere
@@ -265,7 +263,7 @@ class Watch(AsyncIterator[RecordMap]):
         records come again. It is None if there is nothing to store: before the first
         link, and while what follows begins with another log.
         """
-        return self._records.position
+        return self._records.given_position
 
     @property
     def damping(self) -> DampingCounts:

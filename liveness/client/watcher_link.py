@@ -18,6 +18,7 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 
+from liveness.client.link_state import advice
 from liveness.client.reconnecting_link import (
     MAX_BACKOFF_S,
     MAX_BATCH,
@@ -27,7 +28,12 @@ from liveness.client.reconnecting_link import (
     WELCOME_S,
     logger,
 )
-from liveness.client.sidecar_frames import Welcome, parse_welcome, wrong_form
+from liveness.client.sidecar_frames import (
+    Welcome,
+    parse_welcome,
+    replaced_by,
+    wrong_form,
+)
 from liveness.core.records import WATCHER
 from liveness.core.wire.frames import PROTOCOL
 from liveness.core.wire.framing import Frame, Reader, encode
@@ -133,7 +139,11 @@ class WatcherLink:
                 raise LinkLost(f"it says bye: {escaped(reason)}")
             case ("error", {"code": str(code), "message": str(message)}, *_):
                 if code == Code.REPLACED:
-                    raise _replaced_by(frame[1].get("pid"))
+                    raise replaced_by(
+                        frame[1].get("pid"),
+                        "by the name of this reader, and reads in its place; end one of "
+                        "the two, or give each a name of its own",
+                    )
                 if frame[1].get("fatal", True):
                     raise Refused(escaped(code), escaped(message))
             case ("notices", tuple(), *_):
@@ -147,18 +157,6 @@ class WatcherLink:
     async def aclose(self) -> None:
         """Close the connection; it does not wait."""
         await anyio.aclose_forcefully(self._stream)
-
-
-def _replaced_by(pid: object) -> Replaced:
-    """The error of a reader whose name another process has taken."""
-    other = pid if type(pid) is int and pid > 0 else None
-    taker = "another process" if other is None else f"process {other}"
-    return Replaced(
-        Code.REPLACED,
-        f"{taker} said hello by the name of this reader, and reads in its place; end one of "
-        "the two, or give each a name of its own",
-        pid=other,
-    )
 
 
 class Redial:
@@ -284,12 +282,4 @@ class Redial:
 
 def _why(error: Exception) -> str:
     """Why there is no link, and what to do about it."""
-    match error:
-        case FileNotFoundError() | ConnectionRefusedError():
-            return "it is not running, or runs elsewhere"
-        case PermissionError():
-            return "not allowed to connect; be its user, or of its group"
-        case Refused():
-            return f"it says {error}"
-        case _:
-            return str(error)
+    return f"it says {error}" if isinstance(error, Refused) else advice(error)

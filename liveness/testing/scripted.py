@@ -54,15 +54,17 @@ async def scripted_sidecar(
         device_separator: Separates a device from its user in a uid; "": each is a user.
     """
     with TemporaryDirectory(prefix="liveness-") as folder:
-        script = ScriptedSidecar(
-            Path(folder) / "gateway.sock",
-            timeout=timeout,
-            flush=flush,
-            window=window,
-            within=within,
-            max_timers=max_timers,
-            device_separator=device_separator,
+        path = Path(folder) / "gateway.sock"
+        config = Config(
+            timeout_s=timeout,
+            flush_s=max(flush, LEAST_FLUSH_S),
+            socket=SocketSettings(path=path),
+            state=StateSettings(dir=path.parent),
+            limits=LimitSettings(window=window),
+            timers=TimerSettings(max_live=max_timers),
+            presence=PresenceSettings(device_separator=device_separator),
         )
+        script = ScriptedSidecar(config, within)
         only: BaseException | None = None
         try:
             async with anyio.create_task_group() as tasks:
@@ -93,27 +95,8 @@ class ScriptedSidecar:
         refused: Each refusal, with the name of the gateway or watcher if it had one.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        timeout: float,
-        flush: float,
-        window: int,
-        within: float,
-        max_timers: int,
-        device_separator: str,
-    ) -> None:
-        self.path = path
-        config = Config(
-            timeout_s=timeout,
-            flush_s=max(flush, LEAST_FLUSH_S),
-            socket=SocketSettings(path=path),
-            state=StateSettings(dir=path.parent),
-            limits=LimitSettings(window=window),
-            timers=TimerSettings(max_live=max_timers),
-            presence=PresenceSettings(device_separator=device_separator),
-        )
+    def __init__(self, config: Config, within: float) -> None:
+        self.path = config.socket.path
         self._view = ScriptedView(config, within)
         self._host = self._view.host
         self.events = self._view.events

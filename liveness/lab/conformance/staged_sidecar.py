@@ -10,6 +10,12 @@ from typing import Final
 import trio
 
 from liveness.config.limit_settings import LimitSettings
+from liveness.config.settings import (
+    Config,
+    SocketSettings,
+    StateSettings,
+    TimerSettings,
+)
 from liveness.core.records import GATEWAY, OFFLINE, SILENCE, Record
 from liveness.core.wire.framing import encode
 from liveness.errors import Code
@@ -38,15 +44,15 @@ class StagedSidecar(ScriptedSidecar):
     """
 
     def __init__(self, path: Path, tape: Tape) -> None:
-        super().__init__(
-            path,
-            timeout=TIMEOUT_S,
-            flush=FLUSH_S,
-            window=WINDOW,
-            within=SOON_S,
-            max_timers=MAX_TIMERS,
-            device_separator="",
+        config = Config(
+            timeout_s=TIMEOUT_S,
+            flush_s=FLUSH_S,
+            socket=SocketSettings(path=path),
+            state=StateSettings(dir=path.parent),
+            limits=LimitSettings(window=WINDOW),
+            timers=TimerSettings(max_live=MAX_TIMERS),
         )
+        super().__init__(config, within=SOON_S)
         self._host.tap = tape
 
     async def serve(self) -> None:
