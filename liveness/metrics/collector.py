@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
 from liveness.metrics.cluster_now import ClusterNow
 from liveness.metrics.counts import Counts
-from liveness.metrics.families import families_of, gauge
+from liveness.metrics.families import Family, families_of
 from liveness.metrics.now import GatewayNow, Now
 from liveness.metrics.outlet_now import OUTLET_STATES, OutletNow
 
@@ -23,11 +23,11 @@ _FAMILIES: Final = {
     ClusterNow: families_of(ClusterNow),
     OutletNow: families_of(OutletNow, OUTLET),
 }
-_OUTLET_STATE: Final = gauge(
+_OUTLET_STATE: Final = Family(
+    GaugeMetricFamily,
     "liveness_outlet_state",
     "1 for the state that an outlet is in, 0 for the others.",
-    OUTLET,
-    "state",
+    (OUTLET, "state"),
 )
 # These cannot be added up, so `other` has none.
 _NOT_SUMMED: Final = ("timeout_s", "interval_s")

@@ -4,9 +4,9 @@ Counting adds to an `int`, and observing a duration costs a bisection.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Final
 
 from liveness.errors import Code
 from liveness.metrics.families import counter, histogram, zeros
@@ -56,69 +56,60 @@ class HttpRefusal(StrEnum):
 class Counts:
     """What is counted outside the core: one object for all parts of a sidecar."""
 
-    lateness: Annotated[
-        dict[str, Histogram],
-        histogram(
-            "liveness_offline_lateness_seconds",
-            "From a silent user's deadline to each stage of its offline.",
-            "stage",
-        ),
-    ] = field(
+    lateness: dict[str, Histogram] = histogram(
+        "liveness_offline_lateness_seconds",
+        "From a silent user's deadline to each stage of its offline.",
+        "stage",
         default_factory=lambda: {
             stage: Histogram(LATENESS_S) for stage in LATENESS_STAGES
-        }
+        },
     )
-    accepts_put_off: Annotated[
-        Counter[str],
-        counter(
-            "liveness_accepts_put_off",
-            "Failed tries to accept a connection, for lack of a descriptor or memory.",
-            "socket",
-        ),
-    ] = field(default_factory=lambda: zeros(SOCKETS))
-    http_refused: Annotated[
-        Counter[tuple[str, str]],
-        counter(
-            "liveness_http_refused",
-            "HTTP connections and requests refused.",
-            "door",
-            "why",
-        ),
-    ] = field(
+    accepts_put_off: Counter[str] = counter(
+        "liveness_accepts_put_off",
+        "Failed tries to accept a connection, for lack of a descriptor or memory.",
+        "socket",
+        default_factory=lambda: zeros(SOCKETS),
+    )
+    http_refused: Counter[tuple[str, str]] = counter(
+        "liveness_http_refused",
+        "HTTP connections and requests refused.",
+        "door",
+        "why",
         default_factory=lambda: zeros(
             (door, why.value) for door in DOORS for why in HttpRefusal
-        )
+        ),
     )
-    notices_sent: Annotated[
-        int, counter("liveness_notices_sent", "Records sent on links.")
-    ] = 0
-    notices_acked: Annotated[
-        int, counter("liveness_notices_acked", "Records acknowledged.")
-    ] = 0
-    refused: Annotated[
-        Counter[str],
-        counter("liveness_frames_refused", "Frames and links refused.", "code"),
-    ] = field(default_factory=lambda: zeros(code.value for code in Code))
-    limits_met: Annotated[
-        Counter[str],
-        counter("liveness_limits_met", "How often a limit was met.", "limit"),
-    ] = field(default_factory=lambda: zeros(LIMITS))
-    files_lost: Annotated[
-        Counter[str],
-        counter(
-            "liveness_files_lost",
-            "Times that a socket's file or a file of the state was removed or replaced.",
-            "file",
-        ),
-    ] = field(default_factory=lambda: zeros(FILES))
-    commits: Annotated[
-        Histogram,
-        histogram("liveness_log_commit_seconds", "Time a commit of the log takes."),
-    ] = field(default_factory=lambda: Histogram(COMMIT_S))
-    timer_lateness: Annotated[
-        Histogram,
-        histogram(
-            "liveness_timer_lateness_seconds",
-            "From a timer's due moment to its firing.",
-        ),
-    ] = field(default_factory=lambda: Histogram(LATENESS_S))
+    notices_sent: int = counter(
+        "liveness_notices_sent", "Records sent on links.", default=0
+    )
+    notices_acked: int = counter(
+        "liveness_notices_acked", "Records acknowledged.", default=0
+    )
+    refused: Counter[str] = counter(
+        "liveness_frames_refused",
+        "Frames and links refused.",
+        "code",
+        default_factory=lambda: zeros(code.value for code in Code),
+    )
+    limits_met: Counter[str] = counter(
+        "liveness_limits_met",
+        "How often a limit was met.",
+        "limit",
+        default_factory=lambda: zeros(LIMITS),
+    )
+    files_lost: Counter[str] = counter(
+        "liveness_files_lost",
+        "Times that a socket's file or a file of the state was removed or replaced.",
+        "file",
+        default_factory=lambda: zeros(FILES),
+    )
+    commits: Histogram = histogram(
+        "liveness_log_commit_seconds",
+        "Time a commit of the log takes.",
+        default_factory=lambda: Histogram(COMMIT_S),
+    )
+    timer_lateness: Histogram = histogram(
+        "liveness_timer_lateness_seconds",
+        "From a timer's due moment to its firing.",
+        default_factory=lambda: Histogram(LATENESS_S),
+    )

@@ -1,13 +1,13 @@
-"""How a field declares its metric family: as an annotation.
+"""How a field declares its metric family.
 
 Prometheus objects exist only while a scrape is answered.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,7 +22,7 @@ Label = TypeVar("Label", str, tuple[str, str])
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The metric family of a field of `Now`, `Counts`, …; its annotation."""
+    """The metric family of a field of `Now`, `Counts`, …."""
 
     kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
     name: str
@@ -50,8 +50,10 @@ class Family:
         return family
 
 
-def _declared(kind: Any, name: str, text: str, *labels: str) -> Family:
-    return Family(kind, name, text, labels)
+def _declared(kind: Any, name: str, text: str, *labels: str, **default: Any) -> Any:
+    """A field of a table, with its family; *default* is as for `field`."""
+    family = Family(kind, name, text, labels)
+    return field(metadata={"family": family}, **default)
 
 
 counter: Final = partial(_declared, CounterMetricFamily)
@@ -73,9 +75,8 @@ def with_zeros(
 
 def families_of(table: type, *labels: str) -> dict[str, Family]:
     """The families of a table by field, in order; *labels* are those of all of them."""
-    hints = get_type_hints(table, include_extras=True)
     return {
-        name: replace(found, labels=labels + found.labels)
-        for name, hint in hints.items()
-        for found in getattr(hint, "__metadata__", ())
+        item.name: replace(family, labels=labels + family.labels)
+        for item in fields(table)
+        if (family := item.metadata.get("family"))
     }

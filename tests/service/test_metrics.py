@@ -1,7 +1,7 @@
 """The numbers as a scraper gets them: names, labels, and how many series."""
 
 import re
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, get_args
 
 import pytest
@@ -176,7 +176,7 @@ def test_without_a_cluster_there_is_nothing_of_it() -> None:
 
 
 def test_each_outlet_has_series_of_its_own() -> None:
-    bus = OUTLET._replace(outlet="kafka.bus", state="following", sent=5)
+    bus = replace(OUTLET, outlet="kafka.bus", state="following", sent=5)
     families = scraped(Counts(), replace(NOW, outlets=[OUTLET, bus]))
     sent = by_label(families["liveness_outlet_records_sent"])
     assert sent == {"webhooks.mail": 12, "kafka.bus": 5}
@@ -197,7 +197,9 @@ def test_every_number_of_an_outlet_is_shown_once() -> None:
         for sample in family.samples
         if name != "liveness_outlet_state"
     ]
-    expected = [it for it in OUTLET if isinstance(it, int | float) and it < 1e9]
+    expected = [
+        it for it in astuple(OUTLET) if isinstance(it, int | float) and it < 1e9
+    ]
     assert sorted(own) == sorted(expected)
 
 
