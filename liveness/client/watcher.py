@@ -155,9 +155,6 @@ class Watch(AsyncIterator[RecordMap]):
 
     # --- records --------------------------------------------------------------------
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> RecordMap:
         """Finish the last record, and wait for the next one."""
         await self._ready()
@@ -384,9 +381,6 @@ class Batches(AsyncIterator[Batch]):
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> Batch:
         return await self._watch._next_batch()

@@ -144,9 +144,6 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     # --- events -----------------------------------------------------------------------
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> ClusterEvent:
         """Finish the last event, and wait for the next one."""
         await self._ready()
@@ -386,9 +383,6 @@ class ClusterBatches(AsyncIterator[list[ClusterEvent]]):
 
     def __init__(self, watch: ClusterWatch) -> None:
         self._watch = watch
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> list[ClusterEvent]:
         return await self._watch._next_batch()
