@@ -1,10 +1,12 @@
 """`liveness watch`: shows the records as they are written, across restarts of the sidecar."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import trio
 from cyclopts import CycloptsError, Parameter
@@ -21,6 +23,7 @@ from liveness.console.cluster_lines import (
     event_line,
 )
 from liveness.console.record_lines import (
+    Paint,
     in_colours,
     json_line,
     plain,
@@ -32,114 +35,95 @@ from liveness.core.records import TIMER
 from liveness.core.sessions.damping import MOST_SETTLE_S
 
 
-async def watch(
-    path: Path,
-    *,
-    after: int | None,
-    kinds: Sequence[str],
-    users: bool,
-    as_json: bool,
-    count: int | None,
-    out: TextIO,
-    report_line: Callable[[str], None],
-    settle_s: float = 0.0,
-    color: str = AUTO,
-) -> None:
-    """Writes each record as one line to *out*, until *count* are written.
+@dataclass(slots=True)
+class LineOutput:
+    """Where a watch is shown, a line for each record.
+
+    Args:
+        out: Flushed after what was at hand.
+        as_json: Whether a line is JSON, or text for a person.
+        left: Lines that are still to be written; None: without end.
+        color: When text is coloured: one of `COLORS`.
+    """
+
+    out: TextIO
+    as_json: bool
+    left: int | None
+    color: str = AUTO
+
+    @property
+    def paint(self) -> Paint:
+        """Colours text for a person, if that is wanted."""
+        return in_colours if wants_colours(self.out, self.color) else plain
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all lines are written."""
+        return self.left == 0
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Write lines, as many as are still to be written."""
+        for line in islice(lines, self.left):
+            self.out.write(f"{line}\n")
+            if self.left is not None:
+                self.left -= 1
+
+
+async def watch(path: Path, output: LineOutput, **options: Any) -> None:
+    """Shows the records of a sidecar, until enough are shown.
 
     Args:
         path: The sidecar's socket.
-        after: Show records above this `seq`; None: from now on.
-        kinds: The kinds to show; none: all. A gap is always shown.
-        users: Whether to show users, not their devices.
-        as_json: Whether a line is JSON, or text for a person.
-        count: None: without end.
-        out: Flushed after each frame's records.
-        report_line: Called with one line for a person about each change of the connection.
-        settle_s: How long a user must be away before its offline is shown.
-        color: When text is coloured: one of `COLORS`.
+        output: Where they are shown.
+        options: Those of `liveness.watch`.
     Raises:
         CommandError: There is no sidecar, or it refuses this watcher.
     """
-    paint = in_colours if wants_colours(out, color) else plain
-    line = json_line if as_json else partial(text_line, paint=paint)
-    left = count
-
-    records = Watch(
-        path,
-        after=after,
-        kinds=kinds,
-        users=users,
-        settle_s=settle_s,
-        strict=True,
-        report_line=report_line,
-    )
+    line = json_line if output.as_json else partial(text_line, paint=output.paint)
+    records = Watch(path, strict=True, **options)
     with command_errors(path):
         async with records:
             async for batch in records.batches():
-                shown = [record for record in batch if record["kind"] != LOG][:left]
-                out.writelines(f"{line(record)}\n" for record in shown)
-                out.flush()
-                if left is not None:
-                    left -= len(shown)
-                    if not left:
-                        return
+                output.write(line(record) for record in batch if record["kind"] != LOG)
+                output.out.flush()
+                if output.is_complete:
+                    return
 
 
 async def watch_cluster(
-    settings: ClusterSettings,
-    *,
-    position: str | None,
-    kinds: Sequence[str],
-    as_json: bool,
-    count: int | None,
-    out: TextIO,
-    report_line: Callable[[str], None],
-    color: str = AUTO,
+    settings: ClusterSettings, output: LineOutput, **options: Any
 ) -> None:
-    """Writes each event of all hosts as one line to *out*, until *count* are written.
+    """Shows the events of all hosts, until enough are shown.
 
     In the end it reports the position from which another command goes on.
 
     Args:
         settings: Where Redis is.
-        position: As an earlier command reported it; "oldest"; None: from now on.
-        kinds: The kinds of records to show; none: all.
-        as_json: Whether a line is JSON, or text for a person.
-        count: None: without end.
-        out: Flushed after what was at hand.
-        report_line: Called with one line for a person about each change of the connection.
-        color: When text is coloured: one of `COLORS`.
+        output: Where they are shown.
+        options: Those of `liveness.watch` with a cluster.
     Raises:
         CommandError: Redis did not answer at first, or refuses this user.
     """
-    paint = in_colours if wants_colours(out, color) else plain
-    left = sys.maxsize if count is None else count
+    paint, as_json = output.paint, output.as_json
     with cluster_errors():
-        watch = ClusterWatch(
-            settings,
-            position=position,
-            kinds=kinds,
-            strict=True,
-            report_line=report_line,
-        )
+        events = ClusterWatch(settings, strict=True, **options)
     try:
         with cluster_errors():
-            async with watch:
-                async for event in watch:
-                    as_map = event.as_map()
-                    out.write(
-                        f"{json_line(as_map) if as_json else event_line(event, paint=paint)}\n"
-                    )
-                    left -= 1
-                    if not (left and watch.has_event):
-                        out.flush()
-                        watch.finish()
-                    if not left:
+            async with events:
+                async for event in events:
+                    if as_json:
+                        line = json_line(event.as_map())
+                    else:
+                        line = event_line(event, paint=paint)
+                    output.write([line])
+                    if output.is_complete or not events.has_event:
+                        output.out.flush()
+                        events.finish()
+                    if output.is_complete:
                         return
     finally:
-        if watch.position is not None:
-            report_line(f"go on from here with --from {watch.position}")
+        if events.position is not None:
+            report_line(f"go on from here with --from {events.position}")
 
 
 Cluster = Annotated[
@@ -212,23 +196,16 @@ def watch_records(
         raise _usage_error(f"{given[0]} is of one sidecar: leave it out with --cluster")
     if from_ is not None and not cluster:
         raise _usage_error("--from is of all hosts: add --cluster, or use --after SEQ")
-    show = (
-        partial(watch_cluster, configured_cluster(), position=from_)
-        if cluster
-        else partial(
-            watch, socket_path(socket), after=after, users=users, settle_s=settle or 0.0
-        )
-    )
+    output = LineOutput(sys.stdout, as_json=json, left=count, color=color)
+    options: dict[str, Any] = {"kinds": kind or (), "report_line": report_line}
+    if cluster:
+        show = partial(watch_cluster, configured_cluster())
+        options["position"] = from_
+    else:
+        show = partial(watch, socket_path(socket))
+        options |= {"after": after, "users": users, "settle_s": settle or 0.0}
     trio.run(
-        partial(
-            show,
-            kinds=kind or (),
-            as_json=json,
-            count=count,
-            out=sys.stdout,
-            report_line=report_line,
-            color=color,
-        ),
+        partial(show, output, **options),
         # Elsewhere it would leave a task half begun, and Python would warn of that.
         restrict_keyboard_interrupt_to_checkpoints=True,
     )

@@ -19,7 +19,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from liveness.cli.watch import watch
+from liveness.cli.watch import LineOutput, watch
 from liveness.console.admin_client import CommandError, unreachable
 from liveness.console.record_lines import in_colours, json_line, text_line
 from tests.helpers.log_peer import MINUTE_MS, SOON_S, LogPeer, record
@@ -38,10 +38,10 @@ async def sidecar(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[LogPee
 async def lines(sidecar: LogPeer, count: int, **options: Any) -> list[str]:
     """What `watch --after 0 --count` writes."""
     out = io.StringIO()
-    options = {"after": 0, "kinds": (), "users": False, "as_json": False, **options}
-    options = {"report_line": lambda _: None, **options}
+    output = LineOutput(out, options.pop("as_json", False), left=count)
+    options = {"after": 0, "report_line": lambda _: None, **options}
     with trio.fail_after(SOON_S):
-        await watch(sidecar.path, count=count, out=out, **options)
+        await watch(sidecar.path, output, **options)
     return out.getvalue().splitlines()
 
 
