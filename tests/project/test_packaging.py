@@ -44,7 +44,9 @@ MODULES: Final = {
         *(
             "timers/_timer_commands",
             "wire/_timer_requests",
+            "wheel/_timing_wheel",
             "wheel/_wheel",
+            "wheel/_wheel_layers",
             "wire/_wire",
         ),
     )

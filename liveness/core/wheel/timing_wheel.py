@@ -18,8 +18,8 @@ Always true between calls:
     2. an entry on a due list has a deadline strictly before the last `now`;
     3. a slot's list holds entries of one revolution only.
 
-`wheel` has what users and gateways report, and the records. `_wheel.pyx` does the same
-as both modules, compiled. A test compares the two step by step.
+`wheel` has what users and gateways report, and the records. `_timing_wheel.pyx` does
+the same as this module, compiled. A test compares the two step by step.
 """
 
 # array.array cannot be subscripted when it runs, before Python 3.12.

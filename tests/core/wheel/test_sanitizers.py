@@ -61,7 +61,7 @@ def run(
         subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip()
         for name in ("libasan.so", "libubsan.so")
     ]
-    tests = [str(*copy.glob(f"tests/core/*/test_{name}.py")) for name in files]
+    tests = [str(next(copy.glob(f"tests/core/*/test_{name}.py"))) for name in files]
     options = ["-q", "-m", marked, "-k", only, "-p", "no:cacheprovider"]
     return subprocess.run(
         [sys.executable, "-c", DRIVER, *options, "--capture=sys", *tests],
