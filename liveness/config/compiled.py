@@ -23,6 +23,7 @@ _COMPILED: Final = (
     "liveness.core.wheel._restart",
     "liveness.core.timers._timer_commands",
     "liveness.core.wire._timer_requests",
+    "liveness.core.wheel._record_columns",
     "liveness.core.wheel._wheel_layers",
     "liveness.core.wheel._timing_wheel",
     "liveness.core.wheel._wheel",

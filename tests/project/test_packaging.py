@@ -38,18 +38,8 @@ PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAME: Final = f"liveness_sidecar-{liveness.__version__}"
 SUFFIX: Final = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES: Final = {
-    f"liveness/core/{name}{SUFFIX}"
-    for name in (
-        *("wheel/_devices", "wheel/_records", "wheel/_restart", "wheel/_table"),
-        *(
-            "timers/_timer_commands",
-            "wire/_timer_requests",
-            "wheel/_timing_wheel",
-            "wheel/_wheel",
-            "wheel/_wheel_layers",
-            "wire/_wire",
-        ),
-    )
+    f"{path.relative_to(ROOT).with_suffix('')}{SUFFIX}"
+    for path in ROOT.glob("liveness/core/*/_*.pyx")
 }
 # Of which no file may be handed on; one lists another, as what there was once.
 LEFT: Final = (

@@ -18,9 +18,10 @@ from libc.string cimport memcpy, memset
 from liveness.core.wheel._table cimport (
     NONE, Index, List, Table, User, fetch, hash_of, home, is_of, more_room, sign_of,
 )
-from liveness.core.wheel._records cimport (
-    NOTHING, OFFLINE_KIND, ONLINE_KIND, Item, RecordBatch,
+from liveness.core.wheel._record_columns cimport (
+    NOTHING, OFFLINE_KIND, ONLINE_KIND, Item,
 )
+from liveness.core.wheel._records cimport RecordBatch
 from liveness.core.wheel._restart cimport SessionRestorer
 from liveness.core.wheel._timing_wheel cimport AGAIN, TimingWheel
 from liveness.core.wire._wire cimport (

@@ -1,9 +1,9 @@
 """Values of msgpack in memory, for the modules that read frames without Python objects.
 
-Only for whole frames: everything that a header announces is there.
+Only `header_at` takes a part of a frame; for all others what a header announces is there.
 """
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 cdef extern from *:
     """
@@ -13,6 +13,16 @@ cdef extern from *:
         while (bytes--) raw = raw << 8 | *at++;
         return raw;
     }
+    /* For each first byte from 0xc0 on: the bytes of the header and of a fixed size; the
+       bytes of the length field. */
+    static const uint8_t HEADER_BYTES[32] = {
+        1, 0, 1, 1, 2, 3, 5, 3, 4, 6, 5, 9, 2, 3, 5, 9,
+        2, 3, 5, 9, 3, 4, 6, 10, 18, 2, 3, 5, 3, 5, 3, 5,
+    };
+    static const uint8_t LENGTH_BYTES[32] = {
+        0, 0, 0, 0, 1, 2, 4, 1, 2, 4, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 2, 4, 2, 4,
+    };
     /* Bit 0: there is a control character. Bit 1: there is a byte beyond ASCII. */
     static inline int content_of(const unsigned char *text, Py_ssize_t size) {
         unsigned char control = 0, beyond = 0;
@@ -45,6 +55,8 @@ cdef extern from *:
         return size;
     }
     """
+    const uint8_t[32] HEADER_BYTES
+    const uint8_t[32] LENGTH_BYTES
     uint64_t load(const unsigned char *at, int bytes) noexcept nogil
     int content_of(const unsigned char *text, Py_ssize_t size) noexcept nogil
     bint is_decimal(const unsigned char *text, Py_ssize_t size, int64_t *number) noexcept nogil
@@ -67,3 +79,44 @@ cdef inline const unsigned char *past_natural(const unsigned char *at, int64_t *
     size = 1 << (at[0] - 0xcc)
     number[0] = load(at + 1, size)
     return NULL if number[0] < 0 else at + 1 + size
+
+
+cdef struct Header:
+    Py_ssize_t size  # of the value in bytes, without what it contains
+    uint64_t inner  # how many values it directly contains
+
+
+cdef inline bint header_at(const unsigned char *at, Py_ssize_t have, Header *header) noexcept nogil:
+    """Read a value's header; return 0 if its *have* bytes are too few."""
+    cdef unsigned char first = at[0]
+    cdef int lengths  # bytes that the length takes
+    header.inner = 0
+    header.size = 1
+    if first < 0x80 or first >= 0xe0:
+        return True
+    if first < 0x90:
+        header.inner = 2 * (first & 0x0f)
+        return True
+    if first < 0xa0:
+        header.inner = first & 0x0f
+        return True
+    if first < 0xc0:
+        header.size = 1 + (first & 0x1f)
+        return True
+    header.size = HEADER_BYTES[first - 0xc0]
+    lengths = LENGTH_BYTES[first - 0xc0]
+    if not lengths:
+        return True
+    if have < 1 + lengths:
+        return False
+    if first >= 0xdc:
+        header.inner = load(at + 1, lengths) * (2 if first >= 0xde else 1)
+    elif first == 0xc9:
+        # msgpack adds the type byte of an extension to its length, in 32 bits, so that
+        # the greatest length becomes 0. Such a frame is whole here, and refused when
+        # decoded.
+        header.size = <uint32_t> (load(at + 1, lengths) + 1)
+        header.size += 5
+    else:
+        header.size += load(at + 1, lengths)
+    return True

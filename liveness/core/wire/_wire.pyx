@@ -18,7 +18,8 @@ from libc.string cimport memcmp
 import msgpack
 
 from liveness.core.wire._msgpack cimport (
-    BEYOND_ASCII, CONTROL, MOST_DIGITS, content_of, load, past_natural, put_digits,
+    BEYOND_ASCII, CONTROL, MOST_DIGITS, Header, content_of, header_at, load, past_natural,
+    put_digits,
 )
 from liveness.core.wire._timer_requests cimport timer_request
 from liveness.core.wire.link_requests import ActivityBatch, TimerBatch
@@ -410,56 +411,3 @@ cdef class Reader:
         if have > self.max_frame_bytes:
             raise too_large(have, self.max_frame_bytes)
         return 0
-
-
-cdef struct Header:
-    Py_ssize_t size  # of the value in bytes, without what it contains
-    uint64_t inner  # how many values it directly contains
-
-
-cdef bint header_at(const unsigned char *at, Py_ssize_t have, Header *header) noexcept nogil:
-    """Read a value's header; return 0 if its *have* bytes are too few."""
-    cdef unsigned char first = at[0]
-    cdef int lengths  # bytes that the length takes
-    header.inner = 0
-    header.size = 1
-    if first < 0x80 or first >= 0xe0:
-        return True
-    if first < 0x90:
-        header.inner = 2 * (first & 0x0f)
-        return True
-    if first < 0xa0:
-        header.inner = first & 0x0f
-        return True
-    if first < 0xc0:
-        header.size = 1 + (first & 0x1f)
-        return True
-    header.size = FIXED[first - 0xc0]
-    lengths = LENGTHS[first - 0xc0]
-    if not lengths:
-        return True
-    if have < 1 + lengths:
-        return False
-    if first >= 0xdc:
-        header.inner = load(at + 1, lengths) * (2 if first >= 0xde else 1)
-    elif first == 0xc9:
-        # msgpack adds the type byte of an extension to its length, in 32 bits, so that
-        # the greatest length becomes 0. Such a frame is whole here, and refused when
-        # decoded.
-        header.size = <uint32_t> (load(at + 1, lengths) + 1)
-        header.size += 5
-    else:
-        header.size += load(at + 1, lengths)
-    return True
-
-
-# For each first byte from 0xc0 on: the bytes of the header and of a fixed size; the bytes
-# of the length field.
-cdef uint8_t[32] FIXED = [
-    1, 0, 1, 1, 2, 3, 5, 3, 4, 6, 5, 9, 2, 3, 5, 9,
-    2, 3, 5, 9, 3, 4, 6, 10, 18, 2, 3, 5, 3, 5, 3, 5,
-]
-cdef uint8_t[32] LENGTHS = [
-    0, 0, 0, 0, 1, 2, 4, 1, 2, 4, 0, 0, 0, 0, 0, 0,
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 2, 4, 2, 4,
-]
