@@ -48,14 +48,7 @@ def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets"
     if config.cluster.is_on:
         from liveness.service.outlets.cluster.publisher import make_publisher
 
-        cluster = make_publisher(
-            config,
-            log_writer=access.log_writer,
-            feed=access.feed,
-            spools=spools,
-            clock=access.clock,
-            turnstile=access.turnstile,
-        )
+        cluster = make_publisher(config, access, spools)
     webhooks: list[WebhookOutlet] = []
     if config.webhooks:
         from liveness.service.outlets.webhooks.webhook_outlet import make_webhooks

@@ -4,5 +4,6 @@
 means. `publisher` reads the log and makes the calls; `publisher_status` shows how that goes.
 """
 
-# Imports: cluster, config, core, core.wheel, metrics, service.common, service.storage.
+# Imports: cluster, config, core, core.wheel, metrics, service.common,
+#   service.outlets.common, service.storage.
 # Never: starlette, hypercorn, cyclopts.

@@ -13,12 +13,7 @@ from liveness.service.outlets.cluster.session_changes import (
 
 
 class Claim:
-    """What Redis checks in each call: who we are.
-
-    Args:
-        host: What all partitions of the host share.
-        clock: The partition's.
-    """
+    """What Redis checks in each call: who we are."""
 
     def __init__(self, host: HostIdentity, clock: PartitionClock) -> None:
         self.may_keep = host.may_keep  # what Redis has of our sessions
@@ -75,14 +70,14 @@ class Claim:
         if word == "epoch":
             if answer[1] < self._epoch:
                 raise ValueError("it refuses an epoch for a lower one")
-            host.raise_epoch(answer[1])
+            host.epoch = max(host.epoch, answer[1])  # Redis knows it of our name
             return 0.0
         if word == "replaced":
             if self._rival is None or self._rival[0] != answer[2]:
                 self._rival = answer[2], now
             host.replaced()
         else:
-            host.refuse(text_of(answer[1]))
+            host.why_refused = text_of(answer[1])
         return host.lease_s / 3
 
     def unanswered(self) -> None:
@@ -98,16 +93,7 @@ class Claim:
         now: float,
         now_ms: int,
     ) -> Call:
-        """A call with changes.
-
-        Args:
-            function: Which: `assert`, `apply` or `beat`.
-            before: The seq, or the number of pieces, that Redis must have.
-            last: The seq that the call ends with.
-            taken: The changes.
-            now: As for `Partition.next_call`.
-            now_ms: As for `Partition.next_call`.
-        """
+        """A call that takes the host from *before* to *last*: seqs, or a piece's number."""
         host = self._host
         clock_ms = self._clock.estimate(now) // 1000
         is_compared, self.is_clock_compared = self.is_clock_compared, False

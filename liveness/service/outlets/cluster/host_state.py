@@ -95,10 +95,6 @@ class HostIdentity:
         self.epoch += 1
         return self.epoch
 
-    def raise_epoch(self, epoch: int) -> None:
-        """Redis knows this epoch of our name."""
-        self.epoch = max(self.epoch, epoch)
-
     def accepted(self) -> None:
         """A partition took this process for the host of its name."""
         self.is_stopped = False
@@ -108,10 +104,6 @@ class HostIdentity:
         """Another process of this name publishes: stop in all partitions."""
         self.is_stopped = True
         self.may_take = False  # it is newer
-
-    def refuse(self, configuration: str) -> None:
-        """The other hosts have another configuration."""
-        self.why_refused = configuration
 
     def reap_turn(self, now: float) -> float:
         """When a partition may make its next step of a reap."""

@@ -17,11 +17,7 @@ from liveness.service.outlets.cluster.suspects import Suspects
 class HostWatch:
     """These duties of one partition that follows the log.
 
-    Args:
-        number: The partition.
-        host: What all partitions of the host share.
-        clock: The partition's.
-        reap_users: How many users a step of a reap searches.
+    A step of a reap searches *reap_users* users.
     """
 
     def __init__(

@@ -13,11 +13,7 @@ CLOCK_SHARE: Final = 1 / 60
 
 
 class PartitionClock:
-    """What one partition knows of its clock.
-
-    Args:
-        lease_s: The lease of the host.
-    """
+    """What a partition of a host with this lease knows of its clock."""
 
     def __init__(self, lease_s: float) -> None:
         self.set_to = 0  # Redis' time when it was last found that its clock was set

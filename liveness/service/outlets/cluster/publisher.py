@@ -22,10 +22,8 @@ from liveness.config.settings import Config
 from liveness.core.cursors import ReadPosition
 from liveness.core.records import SESSION_KINDS, Gap, Logged, Subscription
 from liveness.metrics.cluster_now import ClusterNow
-from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
-from liveness.service.common.turnstile import Turnstile
 from liveness.service.outlets.cluster.host import ClusterHost
 from liveness.service.outlets.cluster.host_state import (
     HostIdentity,
@@ -35,8 +33,8 @@ from liveness.service.outlets.cluster.host_state import (
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.service.outlets.cluster.publisher_status import ClusterStatus
 from liveness.service.outlets.cluster.session_lists import SessionList, SessionLists
-from liveness.service.storage.log_tail import LogTail, TailReader
-from liveness.service.storage.log_writer import LogWriter
+from liveness.service.outlets.common.outlet_log import LogAccess
+from liveness.service.storage.log_tail import TailReader
 from liveness.service.storage.spools import SpoolFull, Spools, TooLarge
 
 # Records of the log read at a time.
@@ -60,25 +58,18 @@ SESSIONS: Final = Subscription(None, frozenset(SESSION_KINDS))
 _log = structlog.get_logger("cluster")
 
 
-def make_publisher(
-    config: Config,
-    *,
-    log_writer: LogWriter,
-    feed: LogTail,
-    spools: Spools,
-    clock: Clock,
-    turnstile: Turnstile,
-) -> "Publisher":
+def make_publisher(config: Config, access: LogAccess, spools: Spools) -> "Publisher":
     """The publisher of a sidecar whose settings name a cluster."""
     settings, separator = config.cluster, config.presence.device_separator
+    store, clock = access.log_writer.store, access.clock
     terms = HostTerms(
         name=settings.host_name,
-        log=log_writer.store.log,
+        log=store.log,
         lease_s=settings.lease_s,
         linger_s=settings.linger_s,
         keep_s=settings.keep_s,
         configuration=configuration_of(settings.partitions, separator),
-        may_keep=not log_writer.store.had_two_names,
+        may_keep=not store.had_two_names,
     )
     random = SystemRandom()
     identity = HostIdentity(
@@ -93,11 +84,8 @@ def make_publisher(
         ClusterHost(identity, partitions=partitions, separator=separator),
         redis,
         ClusterQuestions(redis, partitions=partitions, separator=separator),
-        log_writer=log_writer,
-        feed=feed,
-        spools=spools,
-        clock=clock,
-        turnstile=turnstile,
+        access,
+        spools,
     )
 
 
@@ -127,11 +115,8 @@ class Publisher:
         host: What to call, and what the answers mean.
         redis: The servers.
         questions: What others ask them, over the same connection.
-        log_writer: The log.
-        feed: Its tail.
+        access: What outlets share.
         spools: Where lists of all sessions wait.
-        clock: The clocks.
-        turnstile: Passed before each larger piece of work.
     """
 
     def __init__(
@@ -139,25 +124,21 @@ class Publisher:
         host: ClusterHost,
         redis: Redis,
         questions: ClusterQuestions,
-        *,
-        log_writer: LogWriter,
-        feed: LogTail,
+        access: LogAccess,
         spools: Spools,
-        clock: Clock,
-        turnstile: Turnstile,
     ) -> None:
         self.host = host
         self.redis = redis
         self.questions = questions
         self.name = "cluster"
-        self._log_writer = log_writer
-        self._feed = feed
+        self._log_writer = log_writer = access.log_writer
+        self._feed = feed = access.feed
         self._position = ReadPosition(SESSIONS, 0)
         self._reader = TailReader(log_writer, feed, self._position, is_guest=True)
         self._lists = SessionLists(log_writer.store, spools, host.session_of)
         self._list_of: dict[int, tuple[int, SessionList]] = {}
-        self._clock = clock
-        self._turnstile = turnstile
+        self._clock = clock = access.clock
+        self._turnstile = access.turnstile
         self._status = ClusterStatus(host, redis, questions, log_writer, clock)
         self._wants_records, self._wants_list = Notifier(), Notifier()
         self._wakes = [Notifier() for _ in host.partitions]

@@ -39,15 +39,7 @@ class ClusterState(Enum):
 
 
 class ClusterStatus:
-    """The state of a host's publishing.
-
-    Args:
-        host: What is published, and how far it is.
-        redis: The servers.
-        questions: What others ask them.
-        log_writer: The log.
-        clock: The clocks.
-    """
+    """The state of a host's publishing; the arguments are those of `Publisher`."""
 
     def __init__(
         self,
