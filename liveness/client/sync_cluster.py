@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from anyio.from_thread import BlockingPortal
 
@@ -14,8 +13,6 @@ from liveness.cluster.questions import HostRow
 from liveness.core.records import Uid
 
 __all__ = ["SyncClusterWatch", "reading"]
-
-T = TypeVar("T")
 
 
 @contextmanager

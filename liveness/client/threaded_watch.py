@@ -33,7 +33,8 @@ class Batched(Protocol[B]):
 def background_loop() -> Iterator[tuple[BlockingPortal, ExitStack]]:
     """An event loop in a thread, for a block; what is on the stack is left before it.
 
-    In a child that was forked in the block nothing is left: the thread is the parent's.
+    In a child that was forked in the block nothing is left: the thread is its parent's, and
+    waiting for it to end would take for ever.
     """
     own_process = os.getpid()
     with ExitStack() as stack:
