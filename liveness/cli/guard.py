@@ -1,31 +1,19 @@
 """`liveness guard`: releases the users that the storm guard holds."""
 
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from liveness.cli.options import Socket, declared, name_of
 from liveness.config.sources import socket_path
-from liveness.console.admin_client import request_json, unexpected_answer
+from liveness.console.admin_client import reading_answer, request_json
 from liveness.text import escaped
 
-StormMap = dict[str, Any]
 
-
-def _storms_in(path: Path, answer: StormMap) -> tuple[list[StormMap], int]:
-    try:
-        found = [
-            {
-                "gateway": str(storm["gateway"]),
-                "users": int(storm["users"]),
-                "left_s": float(storm["left_s"]),
-            }
-            for storm in answer["storms"]
-        ]
-        return found, int(answer["more"])
-    except (KeyError, TypeError, ValueError):
-        raise unexpected_answer(path) from None
+def _line(storm: dict[str, Any]) -> str:
+    count = int(storm["users"])
+    users = "1 user" if count == 1 else f"{count:,} users"
+    return f"released {users} of {escaped(storm['gateway'])}"
 
 
 command: Final = declared(
@@ -52,10 +40,11 @@ def release_command(
     """Release now the users that are held because too many came due at once."""
     path = socket_path(socket)
     body = {} if name is None else {"gateway": name}
-    released, more = _storms_in(path, request_json(path, "/v1/guard/release", body))
-    for storm in released:
-        users = "1 user" if storm["users"] == 1 else f"{storm['users']:,} users"
-        print(f"released {users} of {escaped(storm['gateway'])}")
+    answer = request_json(path, "/v1/guard/release", body)
+    with reading_answer(path):
+        released, more = [*map(_line, answer["storms"])], int(answer["more"])
+    for line in released:
+        print(line)
     if more:
         print(f"released the users of {more:,} more gateways")
     if not released:

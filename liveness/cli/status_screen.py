@@ -1,7 +1,7 @@
 """The state of the sidecar: read from `/v1/wheel`, and laid out as rows of text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,43 +82,35 @@ def _read(socket_path: Path, found: Mapping[str, Any]) -> Status:
         values = {name: gateway[key] for name, gateway in gateways.items()}
         return {name: value for name, value in values.items() if value is not None}
 
+    # Many values of the page are shown as they are.
+    same = {
+        field.name: found[field.name] for field in fields(Status) if field.name in found
+    }
     users = by_gateway("users")
     if found["gateways_more"]:
         users[OTHER] = found["users"] - sum(users.values())
-    return Status(
-        socket=str(socket_path),
-        ready=bool(found["ready"]),
-        why=[str(reason) for reason in found["why"]],
-        version=found["version"],
-        wheel=found["wheel"],
-        uptime_s=found["uptime_s"],
-        users_online=found["users"],
-        users_by_gateway=users,
-        timeout_s_by_gateway=by_gateway("timeout"),
-        interval_s_by_gateway=by_gateway("interval"),
-        mutes_by_gateway=by_gateway("mutes"),
-        users_held=found["held"],
-        storms=found["storms"],
-        storms_more=found["storms_more"],
-        links=found["links"],
-        stalled=found["stalled"],
-        link_troubles=_aged(found["link_troubles"], found["at"]),
-        link_troubles_forgotten=found["link_troubles_forgotten"],
-        events=total["events"],
-        offlines=total["offlines"],
-        lateness_s={
+    changed: dict[str, Any] = {
+        "socket": str(socket_path),
+        "ready": bool(found["ready"]),
+        "why": [str(reason) for reason in found["why"]],
+        "users_online": found["users"],
+        "users_by_gateway": users,
+        "timeout_s_by_gateway": by_gateway("timeout"),
+        "interval_s_by_gateway": by_gateway("interval"),
+        "mutes_by_gateway": by_gateway("mutes"),
+        "users_held": found["held"],
+        "link_troubles": _aged(found["link_troubles"], found["at"]),
+        "events": total["events"],
+        "offlines": total["offlines"],
+        "lateness_s": {
             stage: {"p50": known["p50_s"], "p99": known["p99_s"]}
             for stage, known in total["lateness"].items()
         },
-        early=found["early"],
-        timers=found["timers"],
-        cluster=None if cluster is None else _timed(cluster, found["at"]),
-        outlets=[_timed(outlet, found["at"]) for outlet in found["outlets"]],
-        log_seq=found["seq"],
-        log_pending=found["log_pending"],
-        log_bytes=found["log_bytes"],
-        unattended_s=found["unattended_s"],
-    )
+        "cluster": None if cluster is None else _timed(cluster, found["at"]),
+        "outlets": [_timed(outlet, found["at"]) for outlet in found["outlets"]],
+        "log_seq": found["seq"],
+    }
+    return Status(**same | changed)
 
 
 def as_text(found: Status) -> str:
@@ -172,14 +164,12 @@ def _storm_rows(found: Status) -> dict[str, str]:
     """The users that the guard holds, the time left, and the command that ends it."""
     if not found.storms:
         return {}
-    shown = [
+    storms = [
         f"{storm['gateway']} {storm['users']:,} users, {storm['left_s']:.0f} s left"
-        for storm in found.storms[:MOST_LISTED]
+        for storm in found.storms
     ]
-    more = len(found.storms) - len(shown) + found.storms_more
-    if more:
-        shown.append(f"and {more} more")
-    return {"storm": "; ".join(shown), "to release": "liveness guard release [NAME]"}
+    shown = "; ".join(_first(storms, found.storms_more))
+    return {"storm": shown, "to release": "liveness guard release [NAME]"}
 
 
 def _cadence_rows(found: Status) -> dict[str, str]:
@@ -192,11 +182,8 @@ def _cadence_rows(found: Status) -> dict[str, str]:
     ]
     if not short:
         return {}
-    shown = short[:MOST_LISTED]
-    if len(short) > len(shown):
-        shown.append(f"and {len(short) - len(shown)} more")
     advice = f"a timeout of {TIMES} intervals or more survives a lost keepalive"
-    return {"cadence": "; ".join(shown), "to mend": advice}
+    return {"cadence": "; ".join(_first(short)), "to mend": advice}
 
 
 def _mute_rows(found: Status) -> dict[str, str]:
@@ -207,7 +194,7 @@ def _mute_rows(found: Status) -> dict[str, str]:
 
 def _stalled_rows(found: Status) -> dict[str, str]:
     """The gateways and watchers that take no more records."""
-    shown = [
+    stalled = [
         f"{row['role']} {row['name']} "
         + (
             f"has not acknowledged {row['unacked']:,} records"
@@ -215,11 +202,9 @@ def _stalled_rows(found: Status) -> dict[str, str]:
             else "does not read its link"
         )
         + f" for {duration(row['for_s'])}, and gets no more"
-        for row in found.stalled[:MOST_LISTED]
+        for row in found.stalled
     ]
-    if len(found.stalled) > len(shown):
-        shown.append(f"and {len(found.stalled) - len(shown)} more")
-    return {"stalled": "; ".join(shown)} if shown else {}
+    return {"stalled": "; ".join(_first(stalled))} if stalled else {}
 
 
 def _aged(rows: Sequence[Mapping[str, Any]], now_ms: int) -> list[dict[str, Any]]:
@@ -232,11 +217,8 @@ def _trouble_rows(found: Status) -> dict[str, str]:
     rows: dict[str, str] = {}
     for what in (REFUSED, REPLACED):
         troubles = [row for row in found.link_troubles if row["what"] == what]
-        shown = [_trouble_text(row) for row in troubles[:MOST_LISTED]]
-        if len(troubles) > len(shown):
-            shown.append(f"and {len(troubles) - len(shown)} more")
-        if shown:
-            rows[what] = "; ".join(shown)
+        if troubles:
+            rows[what] = "; ".join(_first([*map(_trouble_text, troubles)]))
     if rows:
         rows["what to do"] = 'see "A name is refused or replaced" in the runbook'
     return rows
@@ -302,12 +284,16 @@ def _progress(reader: Mapping[str, Any]) -> str:
 
 
 def _listed(values: Mapping[str, float]) -> str:
-    """The largest first, and no more of them than a line or two will hold."""
+    """The largest first."""
     ordered = sorted(values.items(), key=lambda item: -item[1])
-    shown = [f"{name} {value:,.0f}" for name, value in ordered[:MOST_LISTED]]
-    if len(ordered) > MOST_LISTED:
-        shown.append(f"and {len(ordered) - MOST_LISTED} more")
+    shown = _first([f"{name} {value:,.0f}" for name, value in ordered])
     return ", ".join(shown) or "none"
+
+
+def _first(texts: Sequence[str], more: int = 0) -> list[str]:
+    """No more of them than a line or two will hold; *more* are not even in *texts*."""
+    left = max(0, len(texts) - MOST_LISTED) + more
+    return [*texts[:MOST_LISTED], *([f"and {left} more"] if left else [])]
 
 
 def _ms(seconds: float | None) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from liveness.lab.common.judge import Verdict
@@ -58,17 +58,8 @@ class Figure:
 
     def as_map(self) -> dict[str, object]:
         """The figure in the report."""
-        return {
-            "scenario": self.scenario,
-            "system": self.system,
-            "users": self.users,
-            "name": self.name,
-            "value": self.value if math.isfinite(self.value) else None,
-            "unit": self.unit,
-            "most": self.most,
-            "least": self.least,
-            "met": self.is_met,
-        }
+        value = self.value if math.isfinite(self.value) else None
+        return {**asdict(self), "value": value, "met": self.is_met}
 
 
 HEAD: Final = ("scenario", "figure", "value", "floor", "")

@@ -117,7 +117,9 @@ class TimersApi:
         wanted: dict[str, Any] = query
         if "id" in query:
             wanted = {"id": number_in(query, "id", 0, MAX_INTEGER), **query}
-        page = await self._list_timers(wanted, before=before, limit=limit)
+        page = await self._read(
+            timer_reader.list_timers, wanted=wanted, before=before, limit=limit
+        )
         before_next = json.dumps(None if page.next is None else str(page.next))
         return json_text(f'{{"timers": {page.timers}, "next": {before_next}}}')
 
@@ -126,8 +128,12 @@ class TimersApi:
         limit = number_in(query, "limit", DEFAULT_LIMIT, MAX_LIMIT)
         if "key" not in query:
             raise ApiError(400, "the query has no key; name the timer by key=…")
-        key, gateway = query["key"], query.get("gateway")
-        timers = await self._newest_timers(key, gateway, limit=limit)
+        timers = await self._read(
+            timer_reader.newest_of_key,
+            key=query["key"],
+            gateway=query.get("gateway"),
+            limit=limit,
+        )
         return json_text(f'{{"timers": {timers}}}')
 
     async def _change(self, change: _Change, request: Request) -> Response:
@@ -173,13 +179,17 @@ class TimersApi:
             )
             raise ApiError(404, f"{message} that are")
         scheduler.deleted(removed)
-        page = await self._list_timers({"id": number}, before=MAX_INTEGER, limit=1)
+        page = await self._read(
+            timer_reader.list_timers, wanted={"id": number}, before=MAX_INTEGER, limit=1
+        )
         return json_text(page.timers[1:-1])
 
     async def _newest_of(self, gateway: str, key: str) -> dict[str, Any]:
         """The newest timer of a gateway with this key."""
         timers: list[dict[str, Any]] = json.loads(
-            await self._newest_timers(key, gateway, limit=1)
+            await self._read(
+                timer_reader.newest_of_key, key=key, gateway=gateway, limit=1
+            )
         )
         if not timers:
             message = f"{gateway!r} has no timer {key!r}: "
@@ -188,34 +198,12 @@ class TimersApi:
             )
         return timers[0]
 
-    async def _list_timers(
-        self, wanted: dict[str, Any], *, before: int, limit: int
-    ) -> timer_reader.TimerPage:
-        return await self._read(
-            partial(
-                timer_reader.list_timers,
-                wanted=wanted,
-                before=before,
-                limit=limit,
-                ahead_ms=self._clock.wall_ahead_ms(),
-            )
-        )
+    async def _read(self, read: Callable[..., T], **query: Any) -> T:
+        ahead_ms = self._clock.wall_ahead_ms()
 
-    async def _newest_timers(self, key: str, gateway: str | None, *, limit: int) -> str:
-        return await self._read(
-            partial(
-                timer_reader.newest_of_key,
-                key=key,
-                gateway=gateway,
-                limit=limit,
-                ahead_ms=self._clock.wall_ahead_ms(),
-            )
-        )
-
-    async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
         def read_in_thread() -> T:
             with reading(self._log_writer.timers.table.path) as db:
-                return read(db)
+                return read(db, ahead_ms=ahead_ms, **query)
 
         try:
             return await in_thread(read_in_thread, limiter=self._readers)

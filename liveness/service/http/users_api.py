@@ -41,6 +41,7 @@ from liveness.service.http.api import (
     json_text,
     number_in,
     query_of,
+    uid_in,
 )
 from liveness.service.http.event_stream import StreamKind, Streams, StreamWriter
 from liveness.service.storage.database import reading
@@ -232,13 +233,11 @@ def uid_of_path(request: Request, prefix: str) -> Uid:
     """
     name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(prefix.encode())
     try:
-        return uid_of(name.decode())
+        return uid_in(name.decode())
     except UnicodeDecodeError:
         message = f"{name!r:.80} is no uid: it is not UTF-8; "
         message += "write each byte of its UTF-8 as %XX"
         raise ApiError(400, message) from None
-    except ValueError as error:
-        raise ApiError(400, str(error)) from None
 
 
 class OnlineUsersApi:
