@@ -47,14 +47,10 @@ def setting(
     meaning: str,
     bounds: tuple[float, float] | None = None,
     unit: str = "",
-    *,
-    flag: str = "",
-    check: Callable[[Any], None] | None = None,
-    hidden: str | None = None,
+    **more: Any,
 ) -> Value:
-    """A field that is a setting with a default; see `about`."""
-    metadata = about(meaning, bounds, unit, flag=flag, check=check, hidden=hidden)
-    return field(default=default, metadata=metadata)
+    """A field that is a setting with a default; the others are the arguments of `about`."""
+    return field(default=default, metadata=about(meaning, bounds, unit, **more))
 
 
 def fixed(default: Value, meaning: str, unit: str) -> Value:
@@ -218,7 +214,7 @@ class Setting:
 def settings_in(table: type, section: str) -> Iterator[Setting]:
     """The settings that the fields of a section's table declare."""
     for item in fields(table):
-        if "fixed" not in item.metadata:
+        if "meaning" in item.metadata:
             default = item.default
             if item.default_factory is not MISSING:
                 default = item.default_factory()

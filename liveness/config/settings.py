@@ -398,18 +398,11 @@ class Config:
 
 
 def _settings() -> Iterator[Setting]:
+    yield from settings_in(Config, "")
     for outer in fields(Config):
         if is_dataclass(outer.type):
             assert isinstance(outer.type, type)
             yield from settings_in(outer.type, outer.name)
-        elif outer.metadata:
-            yield Setting(
-                section="",
-                key=outer.name,
-                kind=outer.type,
-                default=outer.default,
-                **outer.metadata,
-            )
 
 
 def outlet_settings(section: str, name: str) -> tuple[Setting, ...]:

@@ -221,10 +221,10 @@ def _between_outlets(
     others = [values[other] for other in _OF_OUTLETS]
     for section, name in _outlet_names(sources):
         settings = {it.key: it for it in outlet_settings(section, name)}
-        own = _outlet(section, name, values)
+        place = f"{section}.{name}"
+        own = _section(place, values)
         if len(own) < len(settings):  # one is not valid
             continue
-        place = f"{section}.{name}"
         for key, why in OUTLETS[section](**own).faults(*others):
             if key in settings:
                 source = sources[f"{place}.{key}"]
@@ -241,20 +241,10 @@ def _outlet_names(sources: Mapping[str, object]) -> list[tuple[str, str]]:
     return [*dict.fromkeys(found)]
 
 
-def _outlet(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        setting.key: values[setting.name]
-        for setting in outlet_settings(section, name)
-        if setting.name in values
-    }
-
-
 def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        setting.key: values[setting.name]
-        for setting in SETTINGS
-        if setting.section == section and setting.name in values
-    }
+    """The valid values of a section, or of that of an outlet, by key."""
+    places = {name: name.rpartition(".") for name in values}
+    return {key: values[name] for name, (of, _, key) in places.items() if of == section}
 
 
 def _build(values: Mapping[str, Any]) -> Config:
@@ -264,5 +254,7 @@ def _build(values: Mapping[str, Any]) -> Config:
         arguments[section] = types[section](**_section(section, values))
     arguments |= {section: {} for section in OUTLETS}
     for section, name in _outlet_names(values):
-        arguments[section][name] = OUTLETS[section](**_outlet(section, name, values))
+        arguments[section][name] = OUTLETS[section](
+            **_section(f"{section}.{name}", values)
+        )
     return Config(**arguments)
