@@ -147,8 +147,8 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
         "offline": _listed(found.offlines),
         **(rates or {}),
         **{
-            f"late {stage}": f"p50 {_ms(both['p50'])}, p99 {_ms(both['p99'])}"
-            for stage, both in found.lateness_s.items()
+            f"{stage} after": f"p50 {_ms(p['p50'])}, p99 {_ms(p['p99'])} from the deadline"
+            for stage, p in found.lateness_s.items()
         },
         "early": f"{found.early:,.0f} (must stay 0)",
         **({"timers": _listed(timers)} if any(timers.values()) else {}),

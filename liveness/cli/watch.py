@@ -1,4 +1,4 @@
-"""`liveness watch`: shows the records as they are written, across restarts of the sidecar."""
+"""`liveness watch`: shows the live records, across restarts of the sidecar."""
 
 import sys
 from collections.abc import Iterable
@@ -95,7 +95,7 @@ async def watch_cluster(
 ) -> None:
     """Shows the events of all hosts, until enough are shown.
 
-    In the end it reports the position from which another command goes on.
+    At the end it reports the position from which another command can continue.
 
     Args:
         settings: Where Redis is.

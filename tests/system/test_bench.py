@@ -37,7 +37,7 @@ PROMISED = {
     ("idle", "ready after exec"): "≤ 1 s",
     ("idle", "memory"): "≤ 80 MB",
     ("idle", "server CPU"): "≤ 1 %",
-    ("logins", "all on disk"): "≤ 2 s",
+    ("logins", "all durable"): "≤ 2 s",
     ("logins", "others decided p99"): "≤ 50 ms",
     ("steady", "decided p99"): "≤ 50 ms",
     ("steady", "early offlines"): "≤ 0",
@@ -205,7 +205,7 @@ def test_a_signal_ends_it_and_leaves_nothing_behind(
         bench.send_signal(number)
         out, err = bench.communicate(timeout=END_S)
     assert (bench.returncode, err) == (code, "")
-    assert re.search(r"^logins +all on disk ", out, re.M)  # what there was is shown
+    assert re.search(r"^logins +all durable ", out, re.M)  # what there was is shown
     assert [*temporary.iterdir()] == []
     assert running_in(temporary) == []
 

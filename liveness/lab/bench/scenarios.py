@@ -14,16 +14,16 @@ from liveness.lab.common.figures import Figure, mistakes
 from liveness.lab.common.judge import Judge, p99_ms, quantile
 from liveness.lab.common.load import LoadGateway, LoadUsers, Moment, Pace, cut, now
 
-IDLE_SETTLE_S: Final = 1.0  # until the work after a start is over
+IDLE_SETTLE_S: Final = 1.0  # until the work of a start is over
 IDLE_S: Final = 5.0
 LOGINS_S: Final = 60.0  # longer than the logins of ten million users take
-# Users that are reported after twice the promised time, or this one, count as missing.
+# Users reported after twice the promised time, or after this one, count as missing.
 LONGEST_SILENCE_S: Final = 300.0
 STEADY_SETTLE_S: Final = 1.0  # after the logins
 
 
 def idle(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """A sidecar with nothing to do, and how soon it is ready."""
+    """Measure a sidecar with nothing to do, and how soon it is ready."""
     window_s, settle_s = min(options.seconds, IDLE_S), options.at_most_s(IDLE_SETTLE_S)
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
         ready_s = sidecar.start()
@@ -57,9 +57,9 @@ def logins(options: BenchOptions, stage: Stage) -> list[Figure]:
         memory_mb = sidecar.memory_mb()
         others = stragglers.figures("logins", began)
     login_ns, login_most_ns = window.server_ns(len(users)), of_load(options, 3_000.0)
-    on_disk_s = of_users(options, 2.0, 8.0)
+    durable_s = of_users(options, 2.0, 8.0)
     return [
-        Figure("logins", "all on disk", window.took_s, "s", on_disk_s),
+        Figure("logins", "all durable", window.took_s, "s", durable_s),
         Figure("logins", "server CPU a login", login_ns, "ns", login_most_ns),
         Figure("logins", "server memory with all online", memory_mb, "MB"),
         *others,
@@ -67,7 +67,7 @@ def logins(options: BenchOptions, stage: Stage) -> list[Figure]:
 
 
 def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """Single keepalives of all users: alone at first, then others fall silent meanwhile.
+    """Single keepalives of all users: at first alone, then while other users fall silent.
 
     CPU is measured in two windows, the second while another gateway's users come due.
     """
@@ -105,7 +105,7 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
         ("delivered p99", p99_ms(verdict.delivered_s), "ms", delivered_ms),
         (sending_name, sending.server_percent, "%", speaking),
         (falling_name, window.server_percent, "%", falling),
-        # Here alone the load has a pace to keep, and could be what limits.
+        # Only here the load has a pace to keep, and could be the bottleneck.
         ("load behind its pace p99", p99_ms(pace.lags_s), "ms", None),
     ]
     return [Figure("steady", *row) for row in rows] + mistakes("steady", verdict)
@@ -125,7 +125,7 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
             for part in cut(range(len(users)), LOGINS_AT_ONCE):
                 first.send(users.logins(part))
             first.ping()
-        # With the default timeout again, which begins with a user's next event.
+        # Back to the default timeout, which begins with a user's next event.
         with LoadGateway(sidecar.socket, use=judge.take) as gateway:
             sent = _send_timed(gateway, keepalives)
             for part, moment in sent:
