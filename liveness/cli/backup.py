@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 # The disk must hold the copies and the archive, each as large as the state, and what the
-# sidecar writes meanwhile.
+# sidecar writes during the backup.
 ROOM: Final = 2
 SPARE_BYTES: Final = 64 * 2**20
 # The exit code after a signal is this plus the signal's number, as shells report it.
@@ -139,7 +139,7 @@ def _exists(file: Path) -> CommandError:
 
 
 def _check_room(state: StateCopy, file: Path) -> None:
-    """Refuses if the disk could fill up: it may be the one that the sidecar writes to."""
+    """Refuses if the backup could fill the disk, which the sidecar may use too."""
     needed = ROOM * state.bytes + SPARE_BYTES
     free = shutil.disk_usage(file.parent).free
     if free < needed:

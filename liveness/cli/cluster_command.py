@@ -26,7 +26,7 @@ from liveness.console.record_lines import ascii_json
 from liveness.core.records import Uid
 from liveness.text import escaped, json_ready, relative, uid_of, uid_text, utc_time
 
-# Redis has to answer within this time: an operator looks.
+# Redis has to answer within this time: an operator is waiting.
 TIMEOUT_S: Final = 10.0
 
 
@@ -65,7 +65,7 @@ async def _terms(redis: Redis) -> ClusterTerms:
 
 @contextmanager
 def in_time(settings: ClusterSettings) -> Iterator[None]:
-    """Turn what goes wrong while Redis is read, or too slow, into a CommandError."""
+    """Turn errors and timeouts of Redis into a CommandError."""
     where = settings.url or settings.nodes
     try:
         with cluster_errors(), trio.fail_after(TIMEOUT_S):

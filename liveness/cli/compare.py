@@ -1,7 +1,7 @@
 """`liveness compare`: the offlines of another detector beside those of the sidecar.
 
-    compare -     its lines as it writes them, beside the records as they are written
-    compare FILE  a file of its lines, beside the log in the state directory
+    compare -     its lines on stdin, and the live records of the sidecar
+    compare FILE  a file of its lines, and the log in the state directory
 
 Both match offlines in the same way (`liveness.lab.compare.comparison`). For an offline that
 only the other detector reported, the command looks up what the sidecar knows of the user.
@@ -34,10 +34,10 @@ from liveness.service.storage import clocks_file
 from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
 from liveness.text import from_json, local_time
 
-# Of a file, which is sorted in memory: a good line takes some 250 bytes there. Bad lines
-# count as well.
+# A file is sorted in memory, where a valid line takes some 250 bytes. Invalid lines count
+# as well.
 MOST_LINES: Final = 5_000_000
-# How long a lookup in the log may take, roughly, and of how many records.
+# Roughly how long a lookup in the log may take, and how many records it may return.
 LOOKUP_S: Final = 0.2
 LOOKUP_RECORDS: Final = 1_000
 
@@ -111,7 +111,7 @@ def _settled(
     """The outcomes as lines and records are added in order of time."""
     records = (each for each in log.records(query) if isinstance(each, Record))
     both: tuple[Iterable[Offline], ...] = (lines, records)
-    for offline in merge(*both, key=lambda it: it.at):
+    for offline in merge(*both, key=lambda offline: offline.at):
         comparison.add(offline)
         yield from comparison.settle(offline.at)
     yield from comparison.finish(inf)

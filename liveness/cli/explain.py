@@ -50,7 +50,7 @@ TIMEOUT_S: Final = 10.0
 
 
 def user_in_sidecar(path: Path, uid: Uid, query: str = "") -> dict[str, Any]:
-    """What the sidecar at the socket *path* knows of a user, as `/v1/users/UID` has it.
+    """Everything that the sidecar at the socket *path* knows about a user: `/v1/users/UID`.
 
     Raises:
         CommandError: There is no sidecar, or it did not answer.
@@ -63,7 +63,7 @@ def user_in_sidecar(path: Path, uid: Uid, query: str = "") -> dict[str, Any]:
 
 
 def _user_in_cluster(path: Path, uid: Uid) -> dict[str, Any] | None:
-    """The same on all hosts, as `/v1/cluster/users/UID` has it, or why it is not known.
+    """A user on all hosts, as in `/v1/cluster/users/UID`, or why that is not known.
 
     None: the sidecar is in no cluster, or too old to know one.
     """
@@ -81,7 +81,7 @@ def _user_in_cluster(path: Path, uid: Uid) -> dict[str, Any] | None:
 
 
 def _user_in_log(folder: Path, uid: Uid) -> tuple[dict[str, Any], LogPosition | None]:
-    """What the log in the state directory has of a user, and where the log ends."""
+    """A user's records in the log of the state directory, and where the log ends."""
     # Imported only here: it is not needed where a sidecar answers.
     from liveness.service.storage.log_reader import open_log
 

@@ -41,7 +41,7 @@ COLUMNS: Final = (
     "silence", "restored", "from", "from_session", "from_conn", "user", "devices", "key",
     "due", "attempt", "payload", "ext",
 )  # fmt: skip
-# A spreadsheet reads text that begins so as a formula, also in the full-width forms.
+# A spreadsheet reads text that begins with one of these as a formula.
 _FORMULA: Final = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _FIRST: Final = (*_FORMULA, "'")
 
@@ -116,7 +116,7 @@ def moment(text: str, now: datetime) -> int:
             `14:03`, today or else yesterday; `15min` ago, or s, m, h, d.
         now: The current time in the host's zone, which applies where *text* names none.
     Raises:
-        ValueError: It is none of these.
+        ValueError: It has none of these forms.
     """
     try:
         if ago := _AGO.fullmatch(text):

@@ -27,7 +27,7 @@ COMMANDS: Final = (
 )  # fmt: skip
 
 
-# The module of a command that has not its name: no two files have one name.
+# These modules have another name than their command, as no two files may share a name.
 MODULES: Final = {name: f"{name}_command" for name in ("cluster", "webhooks")}
 
 

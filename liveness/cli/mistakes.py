@@ -1,7 +1,7 @@
-"""Tells what a user did wrong, or the world around, from a bug in liveness.
+"""Distinguishes errors of the user or the environment from bugs in liveness.
 
-The first is a line on stderr that says what is wrong, where, and what to do. The second is
-a traceback.
+An error is one line on stderr that says what is wrong, where, and what to do. A bug is a
+traceback.
 """
 
 import os

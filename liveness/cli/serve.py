@@ -63,8 +63,8 @@ def _run(loaded: Loaded, read_again: Callable[[], Config]) -> None:
     # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
     faulthandler.enable()
     try:
-        # Before anything is made. If it is not read, the sidecar starts all the same, as it
-        # does if its log is not.
+        # Before any file is made. A terminal that cannot be written does not stop the
+        # start, and neither does a log that cannot.
         if sys.stderr.isatty():
             with suppress(OSError):
                 for line in places(settings, unix_user=os.geteuid()):
@@ -77,7 +77,7 @@ def _run(loaded: Loaded, read_again: Callable[[], Config]) -> None:
 
 
 def places(config: Config, *, unix_user: int) -> Iterator[str]:
-    """Where the sidecar of a Unix user puts what, for its terminal."""
+    """Lines for the terminal: where a sidecar of this Unix user keeps its files."""
     if unix_user == 0:
         yield "this sidecar runs as root: its default places are the system's"
         yield "other places: --socket, --state and --http name them"

@@ -1,4 +1,4 @@
-"""Events of the cluster as lines for a person, and what goes wrong when Redis is read."""
+"""Events of the cluster as lines for a person, and errors of Redis as such."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ def configured_cluster() -> ClusterSettings:
     """The settings of the cluster, as `serve` would use them.
 
     Raises:
-        CommandError: They name none.
+        CommandError: No cluster is configured.
         ConfigError: As for `load`.
     """
     settings = load().config.cluster

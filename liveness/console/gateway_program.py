@@ -15,13 +15,13 @@ from typing import Final
 
 from liveness.errors import ConfigError
 
-# The sidecar's socket, the name to say in hello, the TCP port for users, and how many
-# connections it has to take at a time.
+# The sidecar's socket, the name for hello, the TCP port for users, and how many
+# connections the gateway must accept at a time.
 PLACEHOLDERS: Final = ("socket", "name", "port", "most")
 PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
 
 
-# Where a program takes what it has to know.
+# What the placeholders that every program needs stand for.
 MEANINGS: Final = {
     "socket": "the path of the sidecar's socket",
     "port": "the port for its users",
@@ -34,8 +34,8 @@ def gateway_words(
     """Split a command as a shell would; its program becomes an absolute path.
 
     Args:
-        command: Of a shell, in its form.
-        required: The placeholders that it has to have.
+        command: As typed in a shell.
+        required: The placeholders that it must contain.
     Raises:
         ConfigError: It is no command, a placeholder is unknown or missing, or there is
             no such program.

@@ -1,4 +1,4 @@
-"""Prints a list of which `admin.sock` answers a page at a time."""
+"""Prints a list that `admin.sock` returns in pages."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def print_list(
         socket_path: The sidecar's socket.
         page: The list, such as `/v1/timers`.
         name: The key of the items in an answer.
-        query: Which of them.
+        query: Filters, as the page takes them.
         line: An item as text.
         limit: The most that are printed. If there may be more, stderr says so.
         timeout_s: For each page.

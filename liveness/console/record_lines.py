@@ -17,7 +17,7 @@ from liveness.core.records import (
 from liveness.text import escaped, json_ready, local_time, uid_text
 
 RecordMap = Mapping[str, Any]
-# Takes the meaning of a piece of a line and its text; returns the text in its colour.
+# Takes the meaning of a part of a line and its text; returns the text in its colour.
 Paint = Callable[[str, str], str]
 # ANSI colours of the terminal's own palette, light or dark.
 DIM: Final = "dim"
@@ -58,7 +58,7 @@ def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
     else:
         what = f"{escaped(uid_text(record['uid']))}  {escaped(record['gateway'])}"
         if kind == MOVED:
-            # The older connection's login was read last: it had no session to end.
+            # The login of the older connection came last: it never had a session.
             is_older = record.get("from_session") is None
             how = ", older connection at" if is_older else " from"
             what += f"{how} {escaped(record['from'])}"

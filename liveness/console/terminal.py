@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr made safe to use, and what the terminal behind them can do."""
+"""Makes stdin, stdout and stderr safe to use, and finds out what their terminal can do."""
 
 import os
 import sys
@@ -60,7 +60,7 @@ def report_line(line: str) -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """Leads a stream that cannot be written to /dev/null.
+    """Redirects a stream that cannot be written to /dev/null.
 
     The interpreter flushes it again as it exits: a failure there would be printed, and
     would change the exit code.
@@ -116,8 +116,8 @@ def prepare_streams() -> None:
     a person would be written into it. Opened in this order, each gets its own number: the
     lowest that is free.
 
-    A character that the locale does not have is escaped on stdout, as it is on stderr
-    anyway: names are those of users, and may have any.
+    A character that the locale lacks is escaped on stdout, as on stderr: the names of
+    users may contain any character.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

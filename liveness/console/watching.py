@@ -1,4 +1,4 @@
-"""Reading records in a command: what goes wrong is one line that says what to do."""
+"""Turns errors of reading records into one line that says what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,4 +25,4 @@ def command_errors(path: Path) -> Iterator[None]:
             raise CommandError(f"{path}: it says {refused}; see its log") from None
         raise CommandError(f"{path} ended this watch: {refused}") from None
     except ReportError as mistake:
-        raise CommandError(f"--{mistake}") from None  # what it may say is of `after`
+        raise CommandError(f"--{mistake}") from None  # only `after` can be wrong
