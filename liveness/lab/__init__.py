@@ -1,8 +1,8 @@
-"""What surrounds the sidecar: it shows, measures and judges, and is never part of it.
+"""Programs around the sidecar, which show, measure and check it; never part of it.
 
 `demo` shows a sidecar with users, and kills it; `bench` measures it; `conformance` tries
 gateways of any language; `compare` matches its offlines with those of another detector.
-What two of them need stands once, in `common`. Only commands import this wing.
+Code that two of them share is in `common`. Only commands import this folder.
 """
 
 # Imports: nothing.

@@ -6,7 +6,7 @@ It does not use the sidecar's own metrics. Figures come from
 - the clocks of this process: lateness is measured from before the last activity is
   written until the record is received. So it is never underestimated, and a record that
   looks early is early by any clock.
-- the record: its stamp `at` is when the sidecar decided, by the wall clock that is also
+- the record: its stamp `at` is the moment of the decision, by the wall clock that is also
   read here. The time of its arrival is reported separately.
 - the process table: CPU time and memory, also of the bench itself.
 
@@ -30,18 +30,18 @@ class BenchOptions:
 
     users: int = 100_000
     rate: int = 3_000  # frames a second in `steady`
-    # How long all users send in `steady`, and then how long users fall silent. No other
-    # measuring window is longer.
+    # Seconds in `steady` in which all users send, and then in which users fall silent. No
+    # other measuring window is longer.
     seconds: float = 30.0
     timeout_s: float = 10.0  # of the users that fall silent
     sizes: tuple[int, ...] = (10_000, 100_000)  # users in `cost` and `lateness`
     without: tuple[str, ...] = ()  # systems to leave out of these two
     rounds: int = 3  # in `cost`; the best counts
-    # For the sidecar's files: the disk that is measured. None: the temporary folder.
+    # The folder of the sidecar's files, on the disk to measure. None: the temporary folder.
     folder: Path | None = None
 
     def at_most_s(self, pause_s: float) -> float:
-        """A pause between measurements; shorter in a run that only shows that all works."""
+        """A pause between measurements; shorter in a run that only shows that all runs."""
         return min(pause_s, self.seconds / 5)
 
 

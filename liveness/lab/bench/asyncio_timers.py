@@ -45,7 +45,7 @@ class TimerServer(asyncio.Protocol):
                 self._link.write(msgpack.packb(["welcome", {}]))
 
     def _restart(self, uid: str, timeout: float | None) -> None:
-        """Restart a user's timer; without a timeout, if it is online, with its own."""
+        """Restart a user's timer; None: that of an online user, with its own timeout."""
         known = self._timers.get(uid)
         if known is not None:
             known[1].cancel()

@@ -1,9 +1,9 @@
 """The scenario `cluster`: what presence across hosts costs Redis, and each host.
 
-Redis is measured with hosts that only make calls, encoded before the clock starts, by its
-CPU time: so the figures do not depend on what else this machine does, as far as that is
-possible. A lost host is reaped by a real sidecar. A host is measured with publishing off,
-on, and on with a Redis that does not answer, beside the same transitions.
+The cost of Redis is its CPU time while simulated hosts make calls that were encoded
+beforehand: so other load on this machine changes the figures little. A real sidecar reaps
+the lost host. A host is measured under the same transitions with publishing off, on, and on
+with a Redis that does not answer.
 """
 
 import re
@@ -61,13 +61,13 @@ HOST_NS: Final = 40_000.0
 STREAM_MS: Final = 100.0
 
 CALLS: Final = (20, 100, 500)  # transitions in a call
-# While a host is reaped, another one pauses so long between calls of so many transitions.
+# While a host is reaped, another one makes calls of this size with this pause.
 OTHERS_PAUSE_S: Final = 0.002
 OTHERS_SIZE: Final = 20
 POLL_S: Final = 0.05
 AWAITED_S: Final = 300.0  # far longer than anything takes
 
-# What all hosts of the load publish: 20 bytes of uid and gateway in all.
+# All published users have 20 bytes of uid and gateway.
 GATEWAY: Final = "gw-1"
 EPOCH: Final = 1
 NONCE: Final = 1_234_567_890  # of the usual length
@@ -79,14 +79,14 @@ _figure = partial(Figure, "cluster")
 
 
 def missing_for_cluster() -> str:
-    """What is not installed, and what to do; "" if nothing is missing."""
+    """Which package is missing, and what to do; "" if none is."""
     if not shutil.which("redis-server"):
         return "redis-server is not installed: apt install redis-server"
     return missing_package("coredis", "cluster")
 
 
 def cluster(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """What presence across hosts costs, and how late it is."""
+    """Measure the cost and the delay of presence across hosts."""
     with _redis(options.folder) as (program, link, settings):
         figures = [*_redis_costs(options, program, link, settings, stage)]
     return as_promised([*figures, *_host_costs(options, stage)], options)
@@ -105,7 +105,7 @@ def _redis(folder: Path | None) -> Iterator[tuple[Program, RedisLink, str]]:
 
 
 class LoadHost:
-    """A host that publishes what the bench gives it, without a log."""
+    """A simulated host: it publishes sessions that the bench makes up."""
 
     def __init__(self, name: str, incarnation: int, link: RedisLink) -> None:
         self._name, self._incarnation, self._link = name, incarnation, link
@@ -120,7 +120,7 @@ class LoadHost:
         self.make([_call("assert", n, *head) for n in range(PARTITIONS)])
 
     def call(self, partition: int, fields: Sequence[bytes]) -> bytes:
-        """The call that brings these users online, and those offline who are online."""
+        """The call that toggles these users: online ones go offline, the others online."""
         values, bodies, wall_ms = [], [], int(now().wall_ms)
         inc, before = self._incarnation, self._last[partition]
         for field in fields:
@@ -142,20 +142,20 @@ class LoadHost:
     def rounds(
         self, parts: Sequence[Sequence[bytes]], size: int
     ) -> Iterator[list[bytes]]:
-        """Calls for all users, *size* in each; each round has one for each partition."""
+        """Rounds of calls for all users, *size* in each; a round has one per partition."""
         for at in range(0, max(map(len, parts)), size):
             cuts = [(n, part[at : at + size]) for n, part in enumerate(parts)]
             yield [self.call(number, fields) for number, fields in cuts if fields]
 
     def make(self, calls: Sequence[bytes], expected: bytes = b"ok") -> None:
-        """Make calls, all under way at once as those of a host's partitions are."""
+        """Make calls, all at once like those of a host's partitions."""
         self._link.send(b"".join(calls))
         for _ in calls:
             if (answer := self._link.reply())[0] != expected:
                 raise LoadError(f"the function answered {answer!r}")
 
     def toggle(self, parts: Sequence[Sequence[bytes]]) -> None:
-        """Bring all users online who are not, and the others offline."""
+        """Toggle all users: online ones go offline, the others online."""
         for calls in self.rounds(parts, max(CALLS)):
             self.make(calls)
 
@@ -220,7 +220,7 @@ def _memory(link: RedisLink) -> int:
 def _reaping(
     host: LoadHost, parts: Sequence[Sequence[bytes]], link: RedisLink
 ) -> tuple[float, float]:
-    """How long the sessions of a lost host take to end, and others' calls meanwhile."""
+    """How long the sessions of a lost host take to end, and other calls during that."""
     fenced, took_s, until = 0.0, list[float](), time.perf_counter() + AWAITED_S
     for calls in (calls for _ in count() for calls in host.rounds(parts, OTHERS_SIZE)):
         for call in calls:
@@ -257,7 +257,7 @@ def _host_costs(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
                 if not is_away:
                     found = _records(link, AHEAD + load.transitions)[AHEAD:]
                     new = [record for record in found if record.kind == ONLINE]
-                    late_us = [it.version - 1000 * it.place.since for it in new]
+                    late_us = [row.version - 1000 * row.place.since for row in new]
                     late_ms.append(quantile(late_us, 0.99) / 1000)
 
             settings += 'host = "bench"\n'
@@ -270,7 +270,7 @@ def _host_costs(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
         "Redis does not answer": partial(publish, is_away=True),
     }
     runs, figures = compared("cluster", kinds, options, stage)
-    cost_ns = min(it[CPU] for it in runs[on]) - min(it[CPU] for it in runs[off])
+    cost_ns = min(run[CPU] for run in runs[on]) - min(run[CPU] for run in runs[off])
     yield _figure("host: CPU a transition, for publishing", cost_ns, "ns", HOST_NS)
     name = "record to stream p99, 10,000 a second"
     yield _figure(name, min(late_ms), "ms", STREAM_MS)
@@ -278,7 +278,7 @@ def _host_costs(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
 
 
 def _records(link: RedisLink, least: int) -> list[ClusterRecord]:
-    """The records of all partitions by their versions, once there are so many."""
+    """Wait for *least* records; return those of all partitions, in order of version."""
     until = time.perf_counter() + AWAITED_S
     while time.perf_counter() < until:
         found = [

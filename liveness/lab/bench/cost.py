@@ -1,9 +1,9 @@
-"""What each system costs, and when it reports silent users, by the number of users.
+"""The cost of each system, and how late it reports silent users, by the number of users.
 
-All systems are treated alike. For `cost` all users log in; then, round by round, users in
+All systems are treated alike. For `cost` all users log in; then, in each round, users in
 random order send one activity each. Rounds are more than a second apart, because a user
-that sends again sooner costs less than in practice. CPU and memory are from the process
-table. The best round counts: other load on this machine can only add to it.
+that sends again sooner costs less than in practice. CPU and memory are from /proc. The best
+round counts: other load on this machine can only add to it.
 
 For `lateness` some users send their last activity, spread evenly over one timeout, and fall
 silent; all others have a long timeout. Lateness is from the end of the timeout, counted
@@ -31,28 +31,28 @@ from liveness.lab.common.load import BATCH, Moment, now, uid
 SINGLES: Final = "server CPU an event, one-uid frames"
 BATCHES: Final = "server CPU an event, batches"
 MEMORY: Final = "memory a user"
-# How many times ours a figure of Redis is, at least: its figure, ours, and the floor.
+# The least ratio of a figure of Redis to one of ours: its figure, ours, and the floor.
 RATIOS: Final = {
     "SETEX's server CPU an event / ours, one-uid frames": (SINGLES, SINGLES, 4.0),
     "SETEX's server CPU an event / ours, batches": (SINGLES, BATCHES, 8.0),
     "SETEX's memory a user / ours": (MEMORY, MEMORY, 1.0),
 }
-# They are promised for this number of users.
+# The number of users for which they are promised.
 RATIOS_USERS: Final = 1_000_000
 # How much more an event may cost with many users than with few.
 GROWTHS: Final = ((100_000, 4_000_000, 2.5), (1_000_000, 10_000_000, 1.5))
-# The most bytes a user of ours, by the number of users.
+# The most bytes per user of ours, by the number of users.
 MOST_MEMORY_B: Final = {10_000_000: 110.0}
 
-EVENTS: Final = 500_000  # a round, or one for each user if there are fewer
+EVENTS: Final = 500_000  # in a round, or one for each user if there are fewer
 APART_S: Final = 1.1  # a slot and a little
 SETTLE_S: Final = 2.0  # until the work after a start, or after logins, is over
 
 SILENT: Final = 10_000
 # For each user that falls silent, at least this number of others are online.
 OTHERS_EACH: Final = 9
-# A user that is reported later than this after its deadline counts as not reported. A run
-# shorter than the full one waits for at most `WINDOWS` of its windows.
+# A user reported later than this after its deadline counts as not reported. A run shorter
+# than the full one waits for at most `WINDOWS` of its windows.
 PATIENCE_S: Final = 60.0
 WINDOWS: Final = 2
 
@@ -61,7 +61,7 @@ Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
 
 
 def cost(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """What an event and a user cost, compared with other systems."""
+    """Measure the cost of an event and of a user, compared with other systems."""
     figures: list[Figure] = []
     for users, name in plan(options).runs:
         figure = partial(Figure, "cost", system=name, users=users)
@@ -105,7 +105,7 @@ def _orders(users: int, count: int) -> Iterator[Sequence[int]]:
 def _windows(
     system: System, orders: Iterator[Sequence[int]], options: BenchOptions, size: int
 ) -> Iterator[Window]:
-    """The rounds in requests for *size* users; none if the system has none such."""
+    """The rounds, in requests for *size* users; none if the system has no such requests."""
     for _ in range(options.rounds):
         if data := system.requests(next(orders), size):
             time.sleep(options.at_most_s(APART_S))
@@ -146,7 +146,7 @@ def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]
 
 
 def lateness(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """When each system reports silent users, and how many of them."""
+    """Measure when each system reports silent users, and how many of them."""
     figures: list[Figure] = []
     timeout_s = round(
         min(options.timeout_s, options.seconds)

@@ -12,10 +12,10 @@ IDLE_READY_S: Final = 1.0
 IDLE_MB: Final = 80.0
 IDLE_CPU_PERCENT: Final = 1.0
 STOP_S: Final = 5.0
-# A replacement delays offlines by the time that it takes, plus at most this, as the machine
-# has just started a process.
+# A replacement delays offlines by its duration, plus at most this, as starting a process
+# keeps the machine busy.
 REPLACED_S: Final = 0.1
-# The same for a user that is due just then: it waits until its gateway has reconnected.
+# The same for users due just then: they wait until their gateway has reconnected.
 AWAITED_S: Final = 2.5
 DECIDED_MS: Final = 50.0
 NONE: Final = 0.0
@@ -41,9 +41,9 @@ def of_users(
 def of_load(
     options: BenchOptions, usual: float | None, million: float | None = None
 ) -> float | None:
-    """As `of_users`, but only with the load of `full_options`, and 100,000 users or more.
+    """Like `of_users`, but only with the load of `full_options` and at least 100,000 users.
 
-    With few users, the CPU time of one would be that of everything else.
+    With few users, the CPU time of everything else would dominate.
     """
     full = full_options(options.users)
     names = ("rate", "seconds", "timeout_s")

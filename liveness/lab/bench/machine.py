@@ -1,4 +1,4 @@
-"""What a reader of figures needs to know: the product, and the machine that it ran on."""
+"""Describes the product and the machine, for readers of the figures."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from liveness.config.compiled import WHEEL
 
 
 def product() -> dict[str, str | None]:
-    """What is measured: its release, and in a clone the commit, which a wheel lacks."""
+    """The product's release, and its commit if it runs from a clone."""
     root = Path(__file__).parents[3]
     describe = ("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
     is_clone = (root / ".git").exists()
@@ -23,7 +23,7 @@ def product() -> dict[str, str | None]:
 
 
 def facts(folder: Path | None) -> dict[str, Any]:
-    """What is needed to compare figures with those of another machine.
+    """The facts needed to compare figures with those of another machine.
 
     The log is written to *folder*; None: to the temporary folder.
     """
@@ -72,12 +72,12 @@ def _printed(*command: str) -> str:
 
 
 def _version(server: str) -> str | None:
-    """The version of redis-server, or of one that prints it as it does; None: not here."""
+    """The version of redis-server, or of a compatible program; None: not installed."""
     found = re.search(r"v=(\S+)", _printed(server, "--version"))
     return found[1] if found else None
 
 
 def _disk(folder: Path) -> str:
-    """Filesystem and device; on tmpfs the figures "on disk" mean nothing."""
+    """Filesystem and device; on tmpfs the durable figures mean nothing."""
     words = ("findmnt", "--noheadings", "--output=FSTYPE,SOURCE", "--target")
     return " on ".join(_printed(*words, str(folder)).split()) or "unknown"

@@ -1,8 +1,8 @@
 """The scenario `outlets`: how fast they send, and that a dead one slows nothing down.
 
-Each sends the records of a log that was written beforehand, by a real sidecar; nothing
-else happens meanwhile. Its cost is the sidecar's CPU, in all threads, from the disk to the
-acknowledgement. Dead outlets are compared with none, beside the load of transitions.
+Each outlet sends the records of a log that a real sidecar wrote beforehand, without other
+load. Its cost is the sidecar's CPU time, in all threads, from reading the disk to the
+acknowledgement. Dead outlets are compared with none, under the load of transitions.
 """
 
 import socket
@@ -35,7 +35,7 @@ from liveness.lab.common.processes import HOST, SidecarProgram, free_port
 WEBHOOK_PER_S: Final = 20_000.0
 KAFKA_PER_S: Final = 100_000.0
 KAFKA_NS: Final = 10_000.0
-# What dead outlets may add to the CPU of a keepalive: as much as two runs differ.
+# What dead outlets may add to the CPU of a keepalive: the difference between two runs.
 DEAD_RATIO: Final = 1.1
 
 AWAITED_S: Final = 300.0  # far longer than anything takes
@@ -47,19 +47,19 @@ TOPIC: Final = "users"
 BROKERS: Final = 3
 PARTITIONS: Final = 4  # that librdkafka's mock cluster gives a new topic
 ANSWER_S: Final = 10.0  # far longer than it takes
-QUIET: Final = 0  # librdkafka's own lines, but for those that precede its end
+QUIET: Final = 0  # of librdkafka's own log lines, only those before it aborts
 
 _figure = partial(Figure, "outlets")
 
 
 def missing_for_outlets() -> str:
-    """What is not installed, and what to do; "" if nothing is missing."""
+    """Which package is missing, and what to do; "" if none is."""
     missing = missing_package("standardwebhooks", "webhooks")
     return missing or missing_package("confluent_kafka", "kafka")
 
 
 def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """How fast outlets send, what a record costs, and what dead outlets cost."""
+    """Measure how fast outlets send, and the cost of a record and of dead outlets."""
     figures = []
     with fresh_sidecar(options.folder, timeout_s=LONG_S) as sidecar:
         stage("a log is written", None)
@@ -85,9 +85,9 @@ def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
 
 
 class Receiver(NamedTuple):
-    """What an outlet sends to; it is ready."""
+    """A running server that an outlet sends to."""
 
-    table: str  # of the settings of an outlet to it
+    table: str  # the outlet's settings
     settings: str
     received: Callable[[], int]  # records
 
@@ -131,7 +131,7 @@ def _kafka() -> Iterator[Receiver]:
     # Imported here: the other scenarios run without the package.
     from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-    # The cluster belongs to a client, which is not used otherwise.
+    # The mock cluster belongs to a client that has no other use.
     client = Producer({"test.mock.num.brokers": BROKERS, "log_level": QUIET})
     found = client.list_topics(timeout=ANSWER_S).brokers.values()
     brokers = ",".join(f"{broker.host}:{broker.port}" for broker in found)
@@ -142,7 +142,7 @@ def _kafka() -> Iterator[Receiver]:
         def received() -> int:
             try:
                 ends = [
-                    consumer.get_watermark_offsets(it, ANSWER_S) for it in partitions
+                    consumer.get_watermark_offsets(of, ANSWER_S) for of in partitions
                 ]
             except KafkaException:  # nobody has written to the topic yet
                 return 0
@@ -157,7 +157,7 @@ def _topic(brokers: str) -> str:
 
 
 def _write_log(sidecar: SidecarProgram, count: int) -> int:
-    """Log users in and out, twice; return how many records that made."""
+    """Log users in and out, twice; return the number of records."""
     users = LoadUsers(count)
     logins, logouts = users.logins(range(count)), users.logouts(range(count))
     sidecar.start()
@@ -171,7 +171,7 @@ def _write_log(sidecar: SidecarProgram, count: int) -> int:
 def _drain(
     sidecar: SidecarProgram, receiver: Receiver, number: int, records: int
 ) -> tuple[float, float]:
-    """Send the whole log: records a second, and CPU nanoseconds of each."""
+    """Send the whole log; return records a second, and CPU nanoseconds of each."""
     settings = f'[{receiver.table}.run-{number}]\n{receiver.settings}begin = "oldest"\n'
     sidecar.settings.write_text(settings, encoding="utf-8")
     until, last = time.perf_counter() + AWAITED_S, receiver.received() + records
@@ -183,18 +183,18 @@ def _drain(
             if time.perf_counter() > until:
                 raise LoadError(f"{last - found:,} of {records:,} records are missing")
             time.sleep(POLL_S)
-    # Some came before it said that it is ready; few ones all may have.
+    # Some records, or all of few, may arrive before the sidecar reports ready.
     measured = max(last - first, 1)
     return measured / window.took_s, window.server_ns(measured)
 
 
-# --- beside outlets that get nothing through ----------------------------------------------
+# --- with outlets that get nothing through ------------------------------------------------
 
 
 def _beside_outlets(options: BenchOptions, stage: Stage) -> Iterator[Figure]:
     with (
         _webhook(HTTPStatus.BAD_REQUEST) as refusing,
-        socket.create_server((HOST, 0)) as silent,  # connects, and nobody reads
+        socket.create_server((HOST, 0)) as silent,  # accepts, and never reads
     ):
         (_, answerless), refused = silent.getsockname(), free_port()
         settings = {

@@ -29,11 +29,11 @@ from liveness.lab.common.load import LoadGateway, now, uid
 from liveness.lab.common.processes import SidecarProgram
 
 ARRIVALS_PER_S: Final = 100.0
-TICK_S: Final = 0.02  # what is due within a tick is reported together
+TICK_S: Final = 0.02  # users due within a tick are reported together
 # Added to a timeout after each replacement, until records come at their usual time again.
 AFTER_S: Final = 3.0
 LOGINS_PER_CHECKPOINT: Final = 2_000
-# Users that stay, at most: the client library of this process has objects for each.
+# The most users that stay: the client library of this process has objects for each.
 MOST_STAYERS: Final = 1_000_000
 PATIENCE_S: Final = 60.0
 GATEWAY: Final = "replaced"
@@ -48,15 +48,15 @@ class Replacement(NamedTuple):
 
 
 class ReplacementLoad:
-    """A gateway with its users, and what is reported of them."""
+    """A gateway with its users, and the records about them."""
 
     def __init__(self, options: BenchOptions) -> None:
         self.options = options
         self.stayers: dict[int, str] = {}  # uids by conn
-        # Of each silence: when it was due (monotonic), and how late it was received.
+        # For each silence: when it was due (monotonic), and how late it was received.
         self.silences: list[tuple[float, float]] = []
         self.leaving: set[str] = set()  # until their logout is reported
-        self.first_seq = 0  # of the first record
+        self.first_seq = 0  # the first record's
         self._silent: dict[str, Moment] = {}  # until they are reported
         self.judge = Judge(self._silent, timeout_s=options.timeout_s)
         self._was_read = trio.lowlevel.ParkingLot()  # a record
@@ -85,7 +85,7 @@ class ReplacementLoad:
             await trio.sleep(TICK_S)
 
     async def arrive(self, sidecar: liveness.Sidecar, nursery: trio.Nursery) -> None:
-        """Users arrive, until this is cancelled; each leaves by itself."""
+        """Have users arrive, until cancelled; each leaves by itself."""
         began = time.perf_counter()
         for number in count():
             conn, name = sidecar.new_conn(), uid(number, "come")
@@ -99,13 +99,13 @@ class ReplacementLoad:
             await trio.sleep(max(0.0, ahead_s))
 
     async def _log_out(self, sidecar: liveness.Sidecar, name: str, conn: int) -> None:
-        # A logout before the login was decided would leave no record at all.
+        # If the logout came before the login is decided, there would be no record at all.
         await sidecar.flush()
         await trio.sleep(self.options.timeout_s / 2)
         sidecar.logout(name, conn=conn)
 
     async def read_records(self, sidecar: liveness.Sidecar) -> None:
-        """Judges what is reported; of a user that stays, every record is false."""
+        """Judges the records; every record about a user that stays is false."""
         async for record in sidecar.records():
             received, name = time.perf_counter(), record["uid"]
             self.first_seq = self.first_seq or record["seq"]
@@ -126,7 +126,7 @@ class ReplacementLoad:
 
 
 def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """A planned replacement under load with all users online, then one after kill -9."""
+    """Replace the sidecar under load with all users online: planned, then after kill -9."""
     # The library's warnings about lost links are expected here.
     logger.addHandler(logging.NullHandler())
     load = ReplacementLoad(options)
@@ -140,7 +140,7 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
         listener.listen()
         planned, crash = trio.run(_replaced_twice, sidecar, load, stage)
         with LoadGateway(sidecar.socket, name=GATEWAY) as gateway:
-            # A session that began again has a number after those of the first arrivals.
+            # Begun again, a session would have a seq above those of the first arrivals.
             kept = sum(session < load.first_seq for _, session in gateway.sessions())
     return [
         *_durations(load, planned, crash),
@@ -199,7 +199,7 @@ def _durations(
     planned_s, crash_s = planned.ready - planned.asked, crash.ready - crash.asked
 
     def late_s(first: float, end: float, q: float) -> float:
-        """Of users that were due from *first* to *end*."""
+        """How late users were reported that were due from *first* to *end*."""
         return quantile([late for due, late in load.silences if first <= due < end], q)
 
     usual_s = late_s(0.0, planned.asked, 0.5)

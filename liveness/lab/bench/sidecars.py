@@ -1,4 +1,4 @@
-"""Sidecars under test, each in a folder of its own, and what a block of work cost them."""
+"""Sidecars under test, each in a folder of its own, and the cost of a block of work."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +23,9 @@ MANY_USERS: Final = {
 
 @contextmanager
 def watched(folder: Path | None, make: Callable[[Path], P]) -> Iterator[P]:
-    """A program that is not started yet, on files of its own.
+    """A program with its own files, not started yet.
 
-    At the end it is killed and its files are removed; if it had ended by itself, that is
-    the error.
+    At the end it is killed and its files are removed.
 
     Args:
         folder: Where its own folder is made; None: the temporary folder.
@@ -51,7 +50,7 @@ def watched(folder: Path | None, make: Callable[[Path], P]) -> Iterator[P]:
 def fresh_sidecar(
     folder: Path | None, **options: Any
 ) -> AbstractContextManager[SidecarProgram]:
-    """As `watched`, a sidecar; *options* as of `SidecarProgram`."""
+    """Like `watched`, for a sidecar; *options* are those of `SidecarProgram`."""
     return watched(folder, partial(SidecarProgram, env=MANY_USERS, **options))
 
 
@@ -59,7 +58,7 @@ def fresh_sidecar(
 def linked_sidecar(
     folder: Path | None, **options: Any
 ) -> Iterator[tuple[SidecarProgram, LoadGateway]]:
-    """A sidecar that runs, and a link to it; *options* as of `fresh_sidecar`."""
+    """A running sidecar, and a link to it; *options* are those of `fresh_sidecar`."""
     with fresh_sidecar(folder, **options) as sidecar:
         sidecar.start()
         with LoadGateway(sidecar.socket) as gateway:
@@ -70,7 +69,7 @@ def linked_sidecar(
 def running_redis(
     folder: Path | None, *words: str, program: str = "redis-server"
 ) -> Iterator[tuple[Program, Path]]:
-    """As `watched`, a Redis that runs, and its socket; the rest as of `redis_server`."""
+    """Like `watched`, a running Redis, and its socket; see `redis_server`."""
 
     def made(own: Path) -> Program:
         path = str(own / "socket")
@@ -106,5 +105,5 @@ class Window:
         return 100 * self.server_s / self.took_s
 
     def server_ns(self, count: int) -> float:
-        """The program's CPU time for each of *count* events."""
+        """The program's CPU time per event, of *count* events."""
         return self.server_s / count * 1e9

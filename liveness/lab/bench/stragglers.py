@@ -1,8 +1,8 @@
 """Users of another gateway who come due one by one while the scenario does its work.
 
 Their lateness shows how much that work delays others. They send their last activity
-beforehand, each with a timeout of its own: what is measured is how late they are decided
-and delivered, not how their activities compete for the server.
+beforehand, each with a timeout of its own: so only their decisions and deliveries compete
+with that work, not their activities.
 """
 
 import time
@@ -21,7 +21,7 @@ PATIENCE_S: Final = 5.0
 # Logins sent at once. In a larger burst the last would be read long after it was written,
 # which would count as lateness.
 AT_ONCE: Final = 50
-# Where nothing else says when the first of them is due: all have logged in by then.
+# The default moment when the first is due: all have logged in by then.
 FIRST_S: Final = 2.0
 # The shortest time to measure: a quantile needs some users.
 LEAST_S: Final = 1.0
@@ -59,7 +59,7 @@ class Stragglers(LoadGateway):
         self.wait_for(expected, until=until + PATIENCE_S)
         due = {uid: at for uid, at in self._due.items() if began <= at.mono <= until}
         notices = [
-            Notices(received, [one for one in records if one.get("uid") in due])
+            Notices(received, [row for row in records if row.get("uid") in due])
             for received, records in self.notices
         ]
         return judge(notices, due)

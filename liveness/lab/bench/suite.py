@@ -31,10 +31,10 @@ SCHEMA: Final = 4
 
 
 class Scenario(NamedTuple):
-    """What measures, and how long that takes on two cores.
+    """A scenario's function, and how long that takes on two cores.
 
-    In seconds: at least, for each of the options' seconds, for each of the timeout, and for
-    100,000 users. In a comparison, for each system and number of users.
+    In seconds: a fixed part, and parts for each second of the options and of the timeout, and
+    for 100,000 users; in a comparison, all this for each system and number of users.
     """
 
     measure: Callable[[BenchOptions, Stage], list[Figure]]
@@ -61,7 +61,7 @@ SCENARIOS: Final = {
         Scenario(lateness, 0.5, 0.7, 1.0, 1.0, systems.missing_program),
     )
 }
-# Left out of a run of everything where something is not installed.
+# Left out of a run of all scenarios if a package is missing.
 EXTRAS: Final = frozenset({"cluster", "outlets"})
 # The scenarios that also measure other systems.
 COMPARISONS: Final = frozenset({"cost", "lateness"})
@@ -183,7 +183,7 @@ def measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[F
 def _exit_on_signals() -> Iterator[None]:
     """Lets SIGTERM and SIGHUP end the block as Ctrl-C does, so that it cleans up.
 
-    The exit code is then the one that a shell reports: 1 would mean a missed floor.
+    The exit code is then that of a shell, as 1 means a missed floor.
     """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:

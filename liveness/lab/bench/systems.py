@@ -26,12 +26,12 @@ from liveness.lab.common.load import (
 from liveness.lab.common.processes import PYTHON, Program
 from liveness.lab.common.redis_link import RedisLink, command
 
-# Timeout of all users that do not fall silent: no run is so long, and a longer timeout
-# costs no system less.
+# The timeout of all users that do not fall silent: longer than any run. A longer one would
+# cost no system less.
 LONG_S: Final = 3_600
 # Users that log in at a time.
 LOGINS_AT_ONCE: Final = 100_000
-# Memory per user, of system and load together: more than was measured of any system.
+# Memory per user, of system and load together: more than any system needed.
 USER_BYTES: Final = 1_000
 
 SETEX: Final = "redis"
@@ -46,7 +46,7 @@ COMPARED_SYSTEMS: Final = {
 
 EXPIRED: Final = "__keyevent@0__:expired"
 ONLINE: Final = "online"  # the sorted set
-# The pause between two searches of the sorted set for due users, and the most that one
+# The pause between two searches of the sorted set for due users, and the most users that a
 # search returns.
 SWEEP_S: Final = 1.0
 SWEEP_AT_ONCE: Final = 1_000
@@ -61,7 +61,7 @@ class GatewaySystem:
     users: LoadUsers
 
     def log_in(self, numbers: range) -> None:
-        """Bring users online with a long timeout; return once that is on disk."""
+        """Bring users online with a long timeout; return once that is durable."""
         for part in cut(numbers, LOGINS_AT_ONCE):
             self.gateway.send(self.users.logins(part, timeout=LONG_S))
         self.gateway.ping()
@@ -79,7 +79,7 @@ class GatewaySystem:
         self.gateway.ping()
 
     def fall_silent(self, number: int, timeout_s: int) -> None:
-        """Log a user in, with its own timeout, who then sends nothing more."""
+        """Log a user in, with its own timeout, that then sends nothing more."""
         self.gateway.send(self.users.single(number, "login", timeout=timeout_s))
 
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
@@ -106,7 +106,7 @@ class Setex:
             self.write(self.requests(part, BATCH) or self.requests(part, 1))
 
     def requests(self, numbers: Sequence[int], size: int) -> bytes:
-        """As of the sidecar; nothing for a larger size than 1."""
+        """Like the sidecar's; nothing for a *size* above 1."""
         if size > 1:
             return b""  # no command sets several keys with an expiry
         return b"".join(self._activity([number], LONG_S) for number in numbers)
@@ -114,7 +114,7 @@ class Setex:
     def write(self, data: bytes) -> None:
         """Write commands; return once they are answered."""
         self.link.send(data)
-        self.link.skip(data.count(b"*"))  # each command begins with the only one in it
+        self.link.skip(data.count(b"*"))  # each command has exactly one
 
     def fall_silent(self, number: int, timeout_s: int) -> None:
         """Send a user's last activity."""
@@ -140,7 +140,7 @@ class Zset(Setex):
     """One sorted set of all users by their deadlines, and a sweeper."""
 
     def requests(self, numbers: Sequence[int], size: int) -> bytes:
-        """As of the sidecar."""
+        """Like the sidecar's."""
         parts = [numbers[at : at + size] for at in range(0, len(numbers), size)]
         return b"".join(self._activity(part, LONG_S) for part in parts)
 
@@ -180,11 +180,11 @@ def _silent(names: Sequence[bytes]) -> Notices:
     )
 
 
-# --- which run, and how -----------------------------------------------------------------
+# --- the systems of a run ---------------------------------------------------------------
 
 
 class SystemPlan(NamedTuple):
-    """The runs, as users and system, in order; and what is left out and why."""
+    """The runs in order, as users and system; and the ones left out, with the reasons."""
 
     runs: list[tuple[int, str]]
     left_out: list[str]
@@ -207,7 +207,7 @@ def plan(options: BenchOptions) -> SystemPlan:
 
 
 def missing_program(options: BenchOptions) -> str:
-    """Which program is not installed, and what to do; "" if none is missing."""
+    """Which program is missing, and what to do; "" if none is."""
     for name in (SETEX, "zset"):
         program = _program(name)
         if name not in options.without and not shutil.which(program):
@@ -217,7 +217,7 @@ def missing_program(options: BenchOptions) -> str:
 
 
 def _program(name: str) -> str:
-    """What a system is from, also the name of its Debian package."""
+    """The program of a system, also the name of its Debian package."""
     return "valkey-server" if name == VALKEY else "redis-server"
 
 
@@ -225,7 +225,7 @@ def _program(name: str) -> str:
 def opened(name: str, folder: Path | None, users: int) -> Iterator[System]:
     """A running system; its process and files are removed at the end."""
     if name == OURS:
-        # With slots of a second, so that each activity really moves its user.
+        # With slots of a second, so that each activity moves its user to another one.
         with linked_sidecar(folder, timeout_s=LONG_S, slots=LONG_S) as (sidecar, link):
             yield GatewaySystem(sidecar, link, LoadUsers(users))
         return

@@ -1,8 +1,8 @@
 """The scenario `timers`: millions are pending, others are created, cancelled and fire.
 
-The pending timers, with random keys, are written into the table's file beforehand, as
-the sidecar would write them: creating ten million by requests takes a quarter of an hour,
-and is not measured. Keys of new timers grow with time.
+Pending timers, with random keys, are written into the table's file beforehand, in the
+sidecar's format: creating ten million by requests takes a quarter of an hour, and is not
+measured. Keys of new timers grow with time.
 """
 
 import sqlite3
@@ -32,20 +32,20 @@ PENDING_A_USER: Final = 100
 # They come due evenly over the next three days, and belong to a gateway that is not
 # connected. So some forty a second fire during the other measurements.
 SPREAD_MS: Final = 3 * 86_400_000
-# Until all timers of the next hour are in memory: no metric says that they are.
+# Time to load all timers of the next hour into memory: no metric shows the end of that.
 LOADING_S: Final = 5.0
 # Typical delays: an unfinished login, an unacknowledged message, a reminder, a deadline,
 # a request to rate an order.
 AFTER_S: Final = (3.0, 4.0, 86_400.0, 172_800.0, 259_200.0)
 PAYLOAD: Final = '{"room": 17}'
-# Timers created a second, and as many cancelled: the promised rate, and some more for the
-# time of the last pong.
+# Timers created per second, and as many cancelled: the promised rate, and a little more to
+# make up for the time of the last pong.
 CREATED_PER_S: Final = 10_500
-# Each is cancelled when so many more have been created, after a second.
+# Each is cancelled after this many more have been created, which takes a second.
 AHEAD: Final = CREATED_PER_S
 FIRING_PER_S: Final = 1_000
 FIRING_AFTER_S: Final = 5.0
-# Timers that come due at the same moment are created at this rate, until so long before it.
+# Timers due at the same moment are created at this rate; the last one this long before it.
 CREATING_PER_S: Final = 8_000
 CREATING_S: Final = 3.0
 # A timer that is not delivered this long after its time counts as missing.
@@ -67,7 +67,7 @@ class TimerGateway(LoadGateway):
 
 
 def timers(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """Timers that are pending, that are created and cancelled, and that fire."""
+    """Measure pending timers, timers created and cancelled, and timers that fire."""
     pending = PENDING_A_USER * options.users
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
         stage("a start without timers", None)
@@ -95,7 +95,7 @@ def put_pending(path: Path, count: int) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("pragma synchronous = off")
         db.execute("pragma cache_size = -262144")
-        # Made at the end, by one sort, the indexes take a tenth of the time.
+        # One sort at the end makes the indexes in a tenth of the time.
         indexes = db.execute(
             "select name, sql from sqlite_schema where type = 'index' and sql not null"
         ).fetchall()
@@ -150,7 +150,7 @@ def _fire(gateway: LoadGateway, options: BenchOptions, stage: Stage) -> list[Fig
 
 
 def _fired(gateway: LoadGateway, delays_s: Sequence[float], rate: float) -> Verdict:
-    """Create timers at a steady rate; when and how often they fired."""
+    """Create timers at a steady rate; judge when and how often they fired."""
     keys, before, first = _keys(len(delays_s)), gateway.count, len(gateway.notices)
     orders = zip(keys, delays_s, strict=True)
     frames = [packed("after", key, delay_s) for key, delay_s in orders]

@@ -1,7 +1,7 @@
 """A load of transitions: users log in and out at an even pace, and some fall silent.
 
-Scenarios run it with something switched on and off, in turns, to measure what that costs,
-and whether local promises are kept meanwhile.
+Scenarios run it alternately with something switched on and off, to measure the cost of
+that, and to check that local promises are still kept.
 """
 
 import importlib.util
@@ -20,14 +20,14 @@ from liveness.lab.common.figures import Figure
 from liveness.lab.common.judge import Notices, judge, p99_ms
 from liveness.lab.common.load import LoadError, LoadUsers, Pace
 
-# The scenarios with this load have floors for so many users or more.
+# Scenarios with this load have floors for at least this many users.
 PROMISED_USERS: Final = 100_000
 RATE: Final = 10_000  # transitions a second
 BLOCK: Final = 10  # users in a frame
 AHEAD: Final = 2_000  # users that are online when the clock starts
-SILENT_EVERY: Final = 10  # with each tenth block, a user falls silent
+SILENT_EVERY: Final = 10  # a user falls silent with each tenth block
 SILENT_S: Final = 1  # its timeout
-KEEPALIVES: Final = 100  # of each user that is online at the end
+KEEPALIVES: Final = 100  # by each user that is online at the end
 LONGEST_S: Final = 10.0
 AWAITED_S: Final = 60.0
 
@@ -47,7 +47,7 @@ class TransitionLoad:
         self._users = LoadUsers(blocks * BLOCK + AHEAD)
         self._silent = LoadUsers(len(range(0, blocks, SILENT_EVERY)), kind="mute")
         self._frames: list[bytes] = []
-        self._last: dict[str, int] = {}  # where the frame of each silent user is
+        self._last: dict[str, int] = {}  # the index of each silent user's frame
         for block in range(blocks):
             leaving = range(block * BLOCK, (block + 1) * BLOCK)
             coming = range(leaving.start + AHEAD, leaving.stop + AHEAD)
@@ -70,8 +70,8 @@ class TransitionLoad:
     ) -> Costs:
         """Make all transitions on a new sidecar.
 
-        *begun* is called before the clock starts, and *finish* before it stops, to wait for
-        the rest of the work of a transition, such as its delivery.
+        *begun* is called before the clock starts. *finish* is called before it stops, and
+        waits for the rest of the work of the transitions, such as their delivery.
 
         Raises:
             LoadError: An offline was false, early or missing.
@@ -96,7 +96,7 @@ class TransitionLoad:
                 gateway.ping()
         moments = [*pace.moments()]
         silences = [
-            Notices(received, [it for it in records if it["reason"] == "silence"])
+            Notices(received, [each for each in records if each["reason"] == "silence"])
             for received, records in gateway.notices
         ]
         last = {uid: moments[at] for uid, at in self._last.items()}
@@ -119,9 +119,9 @@ def compared(
     options: BenchOptions,
     stage: Stage,
 ) -> tuple[dict[str, list[Costs]], list[Figure]]:
-    """The costs of each kind of run in all rounds, which alternate; the least as figures.
+    """Alternate these kinds of runs; return all costs, and the least ones as figures.
 
-    The first kind is what the others are compared with: nothing is promised of it.
+    The others are compared with the first kind, which has no floors.
     """
     load = TransitionLoad(min(options.seconds / 3, LONGEST_S))
     costs: dict[str, list[Costs]] = {kind: [] for kind in kinds}
@@ -141,14 +141,14 @@ def compared(
 
 
 def missing_package(name: str, extra: str) -> str:
-    """What to do about a package that is not installed; "" if it is."""
+    """What to do if a package is not installed; "" if it is."""
     if importlib.util.find_spec(name):
         return ""
     return f"{name} is not installed: pip install 'liveness-sidecar[sidecar,{extra}]'"
 
 
 def as_promised(figures: list[Figure], options: BenchOptions) -> list[Figure]:
-    """The figures; without floors if there are fewer users than they are for."""
+    """The figures, without floors if there are too few users for these."""
     if options.users >= PROMISED_USERS:
         return figures
     return [replace(figure, most=None, least=None) for figure in figures]

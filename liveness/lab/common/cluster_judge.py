@@ -5,10 +5,10 @@ them with the records of the cluster. A user may be on several hosts at once: it
 when its last session ends, on whichever host.
 
 Like the other judge it has no clock: every moment is in seconds of one monotonic clock.
-While Redis is away nothing is known. A host that was killed keeps its users until the
-others notice; when it comes back it lists those that it knows, and they are online again
-until it has decided what became of them. What cannot be known is not judged: see
-`expected`.
+While Redis is down the state of users is unknown. A host that was killed keeps its users
+until the others notice. When it comes back it lists the users that it knows: these are
+online again until it has decided about each. A state that cannot be known is not judged:
+see `expected`.
 """
 
 from collections import Counter, defaultdict
@@ -26,11 +26,11 @@ from liveness.lab.common.host_judge import (
 )
 from liveness.lab.common.promises import NO_PROMISE, Breach
 
-# From a decision of a sidecar until every reader of the cluster knows: the sidecar's disk,
-# the linger, a call, and the pause between two reads take half a second on a busy machine.
+# From a decision of a sidecar until every reader of the cluster has it: the disk, the
+# linger, a call, and the pause between two reads take half a second on a busy machine.
 PUBLISH_S: Final = 1.0
-# The others notice a lost host after half a lease of silence and half a lease of looking
-# on, each up to a sixth late; then they end its sessions.
+# The others notice a lost host after half a lease of silence and half a lease of waiting,
+# each up to a sixth late; then they end its sessions.
 LOST_LEASES: Final = 2.0
 
 
@@ -58,7 +58,7 @@ class ClusterJudge:
     # --- disruptions ----------------------------------------------------------------
 
     def redis_killed(self, at: float) -> None:
-        """Redis was killed, with all that it knew."""
+        """Redis was killed, and lost all its data."""
         self._redis_away = (at, inf)
 
     def redis_up(self, at: float) -> None:
@@ -116,12 +116,12 @@ class ClusterJudge:
             )
             self._fault("missed", uid, f"{what} in the cluster")
 
-    # --- what users are by what they did ----------------------------------------------
+    # --- the expected state of users ----------------------------------------------------
 
     def expected(self, uid: str, at: float) -> bool | None:
-        """Whether a user has to be online anywhere at *at*; None: both is right.
+        """Whether a user must be online anywhere at *at*; None: either state is right.
 
-        Both is right while a change may still be on its way.
+        Either is right while a change may still be on its way.
         """
         if at < self.calm_since:
             return None
@@ -145,7 +145,7 @@ class ClusterJudge:
         return None if judge.up_at == inf else max(user.joined_at, judge.calm_since)
 
     def _over_at(self, judge: HostJudge, user: UserState) -> float:
-        """When the sessions of a user on a host have to be over; -inf: it had none."""
+        """When the sessions of a user on a host must have ended; -inf: it had none."""
         wrote = user.last_wrote(by=inf)
         over_at = wrote + self._timeout_s if user.left_at is None else user.left_at
         is_of_now = wrote >= judge.up_at  # from after the last kill
@@ -154,8 +154,8 @@ class ClusterJudge:
         if judge.started_at == inf:
             # The hosts that watch it start over when Redis comes back.
             return max(judge.killed_at, self.calm_since) + LOST_LEASES * self._lease_s
-        # Its connection died with the host, which does not know that. The host takes the
-        # user for online until its gateway comes back without it, or its silence is
+        # Its connection died with the host, which does not know that. To the host the
+        # user is online until its gateway comes back without it, or its silence is
         # decided: the timeout starts over.
         return judge.calm_since + self._timeout_s
 
@@ -175,13 +175,13 @@ class ClusterJudge:
         if hosts:
             what = f"is on {' and '.join(hosts)}, and was reported offline {how}"
             self._fault("false", user, what)
-            self.faults.excuse("missed", user)  # that it is offline is the same fault
+            self.faults.excuse("missed", user)  # it would be the same fault
 
     def _may_be_unknown(self, since: float, decided: float) -> bool:
         """Whether Redis may not know yet of a session that began at *since*.
 
-        To a Redis that starts empty one host after the other sends its users, within a
-        lease. A session that began while it was away, or shortly before, may take longer.
+        When Redis starts empty, one host after the other sends its users, within a
+        lease. A session that began while it was down, or shortly before, may take longer.
         """
         away_at, up_at = self._redis_away
         if decided < up_at + self._lease_s:

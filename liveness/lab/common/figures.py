@@ -66,7 +66,7 @@ HEAD: Final = ("scenario", "figure", "value", "floor", "")
 
 
 def mistakes(scenario: str, verdict: Verdict) -> list[Figure]:
-    """The figures of what must never happen."""
+    """The figures that must be zero."""
     return [
         Figure(scenario, "early offlines", verdict.early, "", 0.0),
         Figure(scenario, "false offlines", verdict.false, "", 0.0),

@@ -1,8 +1,8 @@
 """Checks that each silent user of a sidecar is reported on time, and that no other user is.
 
-It compares two things: what each simulated user did, which the user itself reports, and the
-records, which a watcher reads. So it checks gateway and sidecar, which are in between,
-together. Of a guest, who joined from outside, it knows only the records.
+It compares two things: the actions of each simulated user, which the user itself reports,
+and the records, which a watcher reads. So it checks gateway and sidecar, which are in
+between, together. A guest, who joined from outside, reports no actions.
 
 It has no clock: every moment is an argument, in seconds of one monotonic clock. During a
 disruption (a process is killed, stopped or restarted on purpose) and after a standstill of
@@ -34,10 +34,10 @@ SILENCED: Final = "silenced"
 GRACE_S: Final = 1.0
 # `check_overdue` is called ten times a second. After such a pause this process stood still.
 STANDSTILL_S: Final = 0.5
-# The longest that a sidecar takes to recover after an absence: it waits until its gateways
-# have reconnected and sent what they have collected.
+# The longest that a sidecar takes to recover after it was down: it waits until its gateways
+# have reconnected and sent the reports that they collected.
 RECOVERY_S: Final = 3.0
-# Both in a demo that runs for a day.
+# Bounds of memory, for a demo that runs for a day.
 MAX_LATENESSES: Final = 100_000
 MAX_LISTED: Final = 1_000
 KINDS: Final = ("early", "missed", "false")
@@ -48,7 +48,7 @@ class UserState:
     """What is known of one simulated user."""
 
     plan: str
-    # The newest last. A record may arrive a little later than the activities after it.
+    # The newest last. A record may arrive a little later than activities that follow it.
     wrote: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     connected_at: float | None = None  # when it opened its present connection
     joined_at: float | None = None  # when it was let in on that connection
@@ -91,7 +91,7 @@ class Faults:
         self._open.add((kind, who))
 
     def forget(self, who: str) -> None:
-        """The next fault of this user is another one."""
+        """Count the next fault of this user as a new one."""
         for kind in KINDS:
             self._open.discard((kind, who))
 
@@ -100,7 +100,7 @@ class HostJudge:
     """Checks records against what users did.
 
     Args:
-        plans: What each user is to do, by uid.
+        plans: The plan of each user, by uid.
         timeout_s: The silence after which a user is offline.
         flush_s: For how long the gateway may collect activity before it sends it.
     """
@@ -122,7 +122,7 @@ class HostJudge:
         # The last kill of the gateway, its next start, and its end; inf: not yet.
         self.killed_at = self.started_at = self.up_at = -inf
         self._disruptions = 0
-        self._recovered_at = -inf  # from when on lateness can be measured
+        self._recovered_at = -inf  # lateness can be measured from here on
 
     # --- what users do ------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """The decision about one notice, and a judge of notices in bulk, on the load's clocks.
 
-A *deadline* is when a user has been silent for the timeout, or when a timer is due. All
-that judges a notice by its deadline asks `ruling`: this judge, which takes ten million
-users, and `HostJudge`, which knows what each of its users did.
+A *deadline* is when a user has been silent for the timeout, or when a timer is due.
+`ruling` decides about a notice by its deadline. Two judges call it: the one here, which
+can take ten million users, and `HostJudge`, which knows the actions of each user.
 """
 
 # array.array cannot be subscripted when it runs, before Python 3.12.
@@ -22,13 +22,13 @@ AT_S: Final = 0.001
 
 
 class Ruling(Enum):
-    """What a notice is."""
+    """The decision about a notice."""
 
     RIGHT = "right"
     EARLY = "early"
     FALSE = "false"
     LATE = "late"
-    EXCUSED = "excused"  # neither wrong nor measured: its deadline is not known exactly
+    EXCUSED = "excused"  # not judged, as its deadline is not known exactly
 
 
 def ruling(
@@ -40,15 +40,15 @@ def ruling(
     slack_s: float = 0.0,
     most_late_s: float = math.inf,
 ) -> Ruling:
-    """What a notice is that was decided and received so long after its deadline.
+    """The decision about a notice, by its delays after the deadline.
 
     Args:
-        decided_s: Negative if it was decided before the deadline.
-        received_s: The same, of its arrival.
+        decided_s: From the deadline to the sidecar's decision; negative: before it.
+        received_s: From the deadline to the arrival.
         is_expected: Whether its user has fallen silent, or its timer is pending.
         is_excused: Whether a stop, a kill or a lost link may have moved the deadline.
-        slack_s: How unsure the moment of the decision is.
-        most_late_s: From the deadline to the arrival.
+        slack_s: The possible error of the moment of the decision.
+        most_late_s: The most allowed from the deadline to the arrival.
     """
     if is_early(decided_s, 0.0, slack_s) or is_early(received_s, 0.0):
         return Ruling.EARLY if is_expected else Ruling.FALSE
@@ -82,12 +82,12 @@ class Notices(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """Seconds from each deadline to decision and delivery; and what broke a promise.
+    """Seconds from each deadline to decision and delivery; and counts of broken promises.
 
     Attributes:
-        early: Users of 1, never early; timers of 7.
-        false: Of 3, once, and 5, no false silence; timers that fired twice of 7.
-        missing: Of 3 and 4, not lost; timers of 7.
+        early: Users: promise 1, never early. Timers: promise 7.
+        false: Users: 3, once, and 5, no false silence. Timers that fired twice: 7.
+        missing: Users: 3 and 4, not lost. Timers: 7.
     """
 
     decided_s: array[float] = field(default_factory=lambda: array("d"))
@@ -103,8 +103,8 @@ class Judge:
     Args:
         expected: By uid, the moment before the last activity was written. The server
             received it later, so an offline within the timeout from here is too early.
-            Of timers, by key, the moment that each is due. Those that are reported are
-            taken out.
+            For timers, by key, the moment when each is due. Reported ones are removed
+            from it.
         timeout_s: The users' timeout.
         key: The field of a record that names its user ("uid") or its timer ("key").
     """
@@ -136,7 +136,7 @@ class Judge:
             verdict.delivered_s.append(delivered_s)
 
     def verdict(self) -> Verdict:
-        """The verdict; those that were not reported yet are missing."""
+        """The verdict; users or timers not reported so far count as missing."""
         self._verdict.missing = len(self._expected)
         return self._verdict
 

@@ -1,11 +1,11 @@
-"""Runs a command that ends with its parent, and may inherit a socket, as of systemd.
+"""Runs a command that ends with its parent, and may inherit a socket as from systemd.
 
     python -I -S launch.py PARENT FD COMMAND [ARGUMENT ...]
 
-The kernel kills it as soon as the process PARENT ends, however that is: also by kill -9,
-when no code of ours can end the child. A pipe to its stdin would not do: a child that is
-stopped (SIGSTOP) does not read. The setting outlasts the exec. It is bound to the thread
-that started this process, which therefore has to be the parent's main thread.
+The kernel kills it as soon as the process PARENT ends: also by kill -9, when no code of
+ours can end the child. A pipe to its stdin would not do: a child that is stopped (SIGSTOP)
+does not read. The setting outlasts the exec. It is bound to the thread that started this
+process, which therefore has to be the parent's main thread.
 
 FD is a listening socket that becomes `gateway` of sd_listen_fds(3), or `-`.
 """

@@ -36,13 +36,13 @@ class LineConnection:
         return [value for line in lines if isinstance(value := _parsed(line), dict)]
 
     async def close(self) -> None:
-        """Close it at once, without a word to the gateway."""
+        """Close it at once, without a last message to the gateway."""
         await trio.aclose_forcefully(self._stream)
 
 
 @asynccontextmanager
 async def open_connection(host: str, port: int) -> AsyncIterator[LineConnection]:
-    """Connects; closes the connection in the end.
+    """Connects; closes the connection at the end.
 
     Raises:
         OSError: Nobody accepts it.

@@ -1,8 +1,8 @@
 """The load: a gateway that speaks the wire protocol, and users encoded beforehand.
 
-The load must not limit what is measured. So every byte is encoded before the clock starts,
-a thread reads and stamps what arrives, and how far the load fell behind its own pace is a
-figure of `steady`.
+The load must not limit what is measured. So all frames are encoded before the clock starts,
+a thread reads and stamps what arrives, and `steady` has a figure of how far the load fell
+behind its own pace.
 """
 
 import queue
@@ -23,9 +23,9 @@ from liveness.lab.common.judge import Moment as Moment
 from liveness.lab.common.judge import Notices as Notices
 
 BATCH: Final = 1_000
-MAX_BATCH: Final = 4_000  # that every server accepts in a frame
+MAX_BATCH: Final = 4_000  # users in a frame, which every server accepts
 RECEIVE_BYTES: Final = 262_144
-# Above this rate, in frames a second, the frames of each period of `GATHER_S` are written
+# Above this rate, in frames a second, those of each period of `GATHER_S` are written
 # together.
 GATHER_ABOVE: Final = 5_000
 GATHER_S: Final = 0.002
@@ -54,7 +54,7 @@ class LoadUsers:
 
     def __init__(self, count: int, *, kind: str = "user") -> None:
         self._kind = kind
-        # As the protocol advises: start time in units of 2^-20 s, and a counter.
+        # As the protocol advises: the start time in units of 2^-20 s, and a counter.
         first = time.time_ns() * 2**20 // 10**9
         self._conns = range(first, first + count)
 
@@ -134,8 +134,8 @@ class LoadGateway:
 
     Args:
         path: The server's socket.
-        use: What the thread calls with all that it receives, instead of keeping it in
-            `notices`: the records of ten million users would fill the memory.
+        use: Called by the thread with each batch, instead of adding it to `notices`: the
+            records of ten million users would fill the memory.
         hello: Options of the hello; the default name is `bench`.
     """
 
@@ -174,7 +174,7 @@ class LoadGateway:
             self._sock.sendall(data)
 
     def ping(self) -> None:
-        """Return once everything sent so far is applied and on disk."""
+        """Return once everything sent so far is applied and durable."""
         self._request("pong", "ping", 1)
 
     def sessions(self) -> Iterator[tuple[str, int]]:
@@ -243,8 +243,8 @@ class LoadGateway:
 class Pace:
     """Writes frames spread evenly over time, and notes when each was written.
 
-    Up to `GATHER_ABOVE` frames a second each is written alone. Above, the sleeps between
-    two frames would limit the rate, so those of 2 ms are stamped and written together.
+    Up to `GATHER_ABOVE` frames a second, each is written alone. Above that, the sleeps
+    would limit the rate, so the frames of 2 ms are stamped and written together.
     """
 
     def __init__(self, gateway: LoadGateway, *, rate: float) -> None:
@@ -265,7 +265,7 @@ class Pace:
         return map(Moment, self._mono, self._wall_ms)
 
     def run(self, frames: Sequence[bytes]) -> None:
-        """Write *frames*, each at its time; the first follows the last run's last frame."""
+        """Write *frames*, each at its time, which continues from the last call's frames."""
         send, rate, began, done = self._gateway.send, self._rate, self.began.mono, 0
         first, gather_s = self.count, GATHER_S if rate > GATHER_ABOVE else 0.0
         while done < len(frames):

@@ -29,7 +29,7 @@ from liveness.errors import LivenessError
 PYTHON: Final = (sys.executable, "-m")
 HOST: Final = "127.0.0.1"
 PORTS: Final = range(10_000, 30_000)
-# Far longer than any start or stop that works, also with ten million users: without it a
+# Far longer than any successful start or stop, also with ten million users: without it a
 # run could hang.
 START_S: Final = 60.0
 STOP_S: Final = 60.0
@@ -78,7 +78,7 @@ class Program:
     # Matches its output once it is ready; group 1, if there is one, is its address.
     ready: re.Pattern[str]
     env: Mapping[str, str] = field(default_factory=dict)  # added to its environment
-    listener: socket.socket | None = None  # that it inherits, as from systemd
+    listener: socket.socket | None = None  # inherited, as from systemd
     address: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -94,9 +94,9 @@ class Program:
     # --- start and end ----------------------------------------------------------------
 
     def launch(self) -> None:
-        """Start it, and end what is left of the last time; from the main thread.
+        """Start it, and end processes that its last run left behind; from the main thread.
 
-        So `launch.py` requires.
+        `launch.py` requires that thread.
         """
         self.kill()
         fds = [] if self.listener is None else [self.listener.fileno()]
@@ -182,7 +182,7 @@ class Program:
         """End it by SIGTERM; the seconds that took.
 
         Raises:
-            ProgramError: It did not end, or not in order.
+            ProgramError: It did not end, or not with exit code 0.
         """
         assert self._process is not None
         began = time.perf_counter()
@@ -196,13 +196,13 @@ class Program:
         return time.perf_counter() - began
 
     def kill(self) -> None:
-        """End it as kill -9 does, with all that it has started; or do nothing."""
+        """Kill it and all processes that it has started, if it runs."""
         if self._process is not None:
             self.signal(signal.SIGKILL)  # works while it is stopped too
             self._process.wait()
 
     async def ended(self) -> int:
-        """Return its exit code when it ends, and end what it has left behind."""
+        """Return its exit code when it ends, and end processes that it left behind."""
         pidfd = os.pidfd_open(self.pid)
         try:
             await trio.lowlevel.wait_readable(pidfd)
@@ -216,13 +216,13 @@ class Program:
     def signal(self, number: int) -> None:
         """Signal it and those that it has started, such as that of `go run`.
 
-        They are its process group, which bears its pid. That is no other process's as long
-        as nobody has waited for its end.
+        They are its process group, which bears its pid. The kernel does not reuse that pid
+        before somebody has waited for the process.
         """
         if self._process is not None and self._process.returncode is None:
             os.killpg(self.pid, number)
 
-    # --- what it says and uses --------------------------------------------------------
+    # --- output and resources ---------------------------------------------------------
 
     def last_lines(self) -> str:
         """The end of its output, indented."""
@@ -232,8 +232,8 @@ class Program:
     def cpu_s(self) -> float:
         """CPU seconds used so far: user and system, all threads.
 
-        To the nanosecond, while /proc counts in hundredths: this is the clock of
-        clock_getcpuclockid(3).
+        From clock_getcpuclockid(3), which counts nanoseconds; /proc has hundredths of a
+        second.
         """
         return time.clock_gettime(~self.pid << 3 | 2)
 
@@ -262,10 +262,10 @@ class Program:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses, for a program, also after it was down.
+    """A free port of loopback, which a program can use again after a restart.
 
-    Between the choice and the program's start, the kernel gives it to no outgoing
-    connection: those have ports from 32,768 on, as Linux comes.
+    The kernel gives it to no outgoing connection in between: by default those have ports
+    from 32,768 on.
     """
     while True:
         port = secrets.choice(PORTS)
@@ -273,15 +273,15 @@ def free_port() -> int:
             return port
 
 
-# --- the programs that several need ---------------------------------------------------
+# --- programs -------------------------------------------------------------------------
 
 
 class SidecarProgram(Program):
-    """A sidecar with its socket, state and output in *folder*; its address is HTTP's.
+    """A sidecar with its socket, state and output in *folder*; its address is that of HTTP.
 
     Args:
         folder: An empty one.
-        timeout_s: Of silence.
+        timeout_s: The silence after which a user is offline.
         settings: TOML; without it the defaults hold, not the settings of this machine.
         slots: Of its wheel; None: the default.
         name: In messages.

@@ -1,13 +1,13 @@
-"""The promises as rules, for whoever judges: numbers are those of `docs/concepts.md`.
+"""The promises as rules for all judges; their numbers are those of `docs/concepts.md`.
 
-Pure, and no rule knows the product. Demo and bench ask them of records as they come; the
-tests' checker asks them of whole runs. `SessionLog` holds the open sessions alone.
+Pure, and independent of the product's code. Demo and bench apply them to records as they
+arrive; the tests' checker applies them to whole runs. Only `SessionLog` has a state.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-# The number of what belongs to no single promise.
+# The number of a breach that belongs to no single promise.
 NO_PROMISE: Final = 0
 
 
@@ -22,12 +22,12 @@ class Breach(NamedTuple):
 
 
 def is_early(waited_s: float, whole_s: float, slack_s: float = 0.0) -> bool:
-    """1: whether less than the whole time has passed, by more than clocks are unsure."""
+    """1: whether less than the whole time has passed, by more than the clocks' error."""
     return waited_s < whole_s - slack_s
 
 
 def is_late(late_s: float, most_s: float) -> bool:
-    """2: whether something came later than it may."""
+    """2: whether a report came later than allowed."""
     return late_s > most_s
 
 
@@ -38,9 +38,9 @@ def is_next_attempt(
 
     Args:
         attempt: Its number.
-        before: That of the one before; 0 if there was none.
-        is_anew: Whether the timer may have been asked for anew.
-        is_again: Whether the one before may have been lost with its gateway.
+        before: The number of the one before; 0 if there was none.
+        is_anew: Whether the timer may have been created again.
+        is_again: Whether the attempt before may have been lost with its gateway.
     """
     return attempt == before + 1 or (is_anew and attempt == 1) or is_again
 
@@ -54,7 +54,7 @@ _ENDS: Final = {"moved": "from_session", "offline": "session"}
 
 
 def was_read_last(record: Record) -> bool:
-    """Whether it says that an older connection's login came after the newer one's."""
+    """Whether a record says that an older connection's login came after the newer one's."""
     return record["kind"] == "moved" and "from_session" not in record
 
 
@@ -62,10 +62,10 @@ class SessionLog:
     """The users online by the records so far; every session ends once."""
 
     def __init__(self) -> None:
-        self.open: dict[str, Record] = {}  # by the text of the uid: what began it
+        self.open: dict[str, Record] = {}  # by uid, as text: the record that began it
 
     def take(self, record: Record) -> list[Breach]:
-        """The next record about a user; what it breaks."""
+        """Take the next record about a user; yield the promises that it breaks."""
         kind, user = record["kind"], str(record["uid"])
         began = self.open.get(user)
         session = None if began is None else began["seq"]
@@ -88,7 +88,7 @@ class SessionLog:
     def unended(
         self, may_go_on: Callable[[Record], bool] = lambda _: False
     ) -> list[Breach]:
-        """Once all is over: the sessions that never ended, but for those that may go on."""
+        """At the end of a run: sessions that never ended, but should have."""
         return [
             Breach(3, f"session {began['seq']} of {user} never ended")
             for user, began in self.open.items()

@@ -24,7 +24,7 @@ class RedisLink:
     """One connection.
 
     Raises:
-        LoadError: From each method that reads: Redis answered with an error, or not.
+        LoadError: From each method that reads: Redis did not answer, or with an error.
     """
 
     def __init__(self, path: Path) -> None:

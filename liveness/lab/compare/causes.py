@@ -1,15 +1,15 @@
-"""Why only the other detector reported an offline: what the sidecar knows of the user."""
+"""Finds out, with the sidecar's help, why only the other detector reported an offline."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from liveness.core.records import OFFLINE, ONLINE, Record
 
-ALIVE: Final = "alive"  # heard again later, without another login
+ALIVE: Final = "alive"  # active again later, without another login
 STILL_ONLINE: Final = "online"
-ALREADY: Final = "already"  # offline
+ALREADY: Final = "already"  # it was offline
 UNKNOWN: Final = "unknown"
-UNLOOKED: Final = "unlooked"  # not searched for
+UNLOOKED: Final = "unlooked"  # nobody searched
 CAUSES: Final = (ALIVE, STILL_ONLINE, ALREADY, UNKNOWN, UNLOOKED)
 
 
@@ -17,7 +17,7 @@ class Evidence(NamedTuple):
     """What the sidecar knows of a user."""
 
     is_online: bool
-    seen: int | None  # when an online user was last heard, if that is known
+    seen: int | None  # the last activity of an online user, if known
     records: Sequence[Record]  # the user's newest, newest first
     is_complete: bool  # the search reached the beginning of the log
 
@@ -33,7 +33,7 @@ NO_CAUSE: Final = Cause(UNLOOKED, "")
 
 
 def cause_of(at: int, evidence: Evidence) -> Cause:
-    """Why the other side alone reported an offline at *at*."""
+    """Why only the other side reported an offline at *at*."""
     is_online, seen, records, is_complete = evidence
     before = next((record for record in records if record.at <= at), None)
     after = next((record for record in reversed(records) if record.at > at), None)

@@ -1,6 +1,6 @@
 """Matches the offlines that two detectors report: here (the sidecar) and there (the other).
 
-Pure: the caller passes in offlines of both sides as they come, and the current time.
+Pure: the caller passes in the offlines of both sides as they arrive, and the current time.
 `Comparison` returns each offline once it is settled.
 
 For each user, the closest two offlines of different sides are paired first, then the
@@ -9,9 +9,9 @@ does not depend on the order of arrival, or on which side was first. An offline 
 closest two would be closer to one of them, so only neighbours in time are compared, and two
 neighbours can be paired as soon as neither is closer to its other neighbour.
 
-An offline is settled when no closer one can come any more: after the tolerance, and as
-much again for lines that are written late. An offline on one side alone counts only if the
-other side was watching for the whole tolerance before and after it.
+An offline is settled when no closer one can arrive any more: after twice the tolerance, as
+lines may be written late. An offline on one side alone counts only if the other side was
+watching for the whole tolerance before and after it.
 """
 
 from bisect import bisect_right, insort
@@ -22,11 +22,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 from liveness.core.records import LOGOUT, Record, Uid, identity
 
-# Takes 0.8 GB: a million users who go offline at once on both sides. Beyond it the oldest
-# are settled early, and counted.
+# 0.8 GB, for a million users who go offline at once on both sides. Above this number the
+# oldest are settled early, and counted.
 MOST_PENDING: Final = 2_000_000
 # A user who goes offline again and again within the tolerance would never be settled. So
-# what is older than this many tolerances is settled up to the widest gap.
+# offlines older than this many tolerances are settled up to the widest gap.
 LONGEST_RUN: Final = 10
 
 BOTH: Final = "both"
@@ -85,12 +85,12 @@ class Comparison:
         self._here, self._there = here, there
         # By the identity of a user: its offlines, in order of time.
         self._waiting: dict[str, list[Offline]] = {}
-        # A heap: when each of them was, and whose it is. Some are settled before their turn.
+        # A heap of moments with their users. Some offlines are settled before their turn.
         self._moments: list[tuple[int, str]] = []
         self._settled_to = -inf
         self.pending = 0
-        self.before = 0  # lines from before this side began
-        self.late = 0  # offlines that came when their time had been settled
+        self.before = 0  # lines older than the start of this side
+        self.late = 0  # offlines that arrived after their time was settled
         self.hurried = 0  # offlines settled early, because too many were waiting
 
     def add(self, offline: Offline) -> None:
@@ -99,11 +99,11 @@ class Comparison:
             self.before += 1
             return
         user = identity(offline.uid)
-        # Of one moment by side and number: not in the order in which they came.
+        # Those of one moment are ordered by side and number, not by arrival.
         insort(
             self._waiting.setdefault(user, []),
             offline,
-            key=lambda it: (it.at, isinstance(it, Line), it[0]),
+            key=lambda each: (each.at, isinstance(each, Line), each[0]),
         )
         heappush(self._moments, (offline.at, user))
         self.pending += 1
@@ -138,19 +138,19 @@ class Comparison:
                 self._waiting.pop(user, None)
 
     def _settled(self, waiting: list[Offline], at: int) -> int:
-        """How many of a user's offlines are settled once all up to *at* have come."""
-        count = bisect_right(waiting, at, key=lambda it: it.at)
+        """How many of a user's offlines are settled once all up to *at* have arrived."""
+        count = bisect_right(waiting, at, key=lambda offline: offline.at)
         if count == len(waiting) or waiting[count].at - at > self._within_ms:
             return count
         if not count or at - waiting[0].at <= LONGEST_RUN * self._within_ms:
-            return 0  # what comes next may be a pair of one of these
+            return 0  # the next offline may make a pair with one of these
         return max(
             range(1, count + 1), key=lambda n: (waiting[n].at - waiting[n - 1].at, n)
         )
 
     def _outcome(self, offlines: Iterable[Offline], now: float) -> Outcome:
-        here = next((it for it in offlines if isinstance(it, Record)), None)
-        there = next((it for it in offlines if isinstance(it, Line)), None)
+        here = next((each for each in offlines if isinstance(each, Record)), None)
+        there = next((each for each in offlines if isinstance(each, Line)), None)
         if here is not None and there is not None:
             return Outcome(BOTH, here, there)
         if here is not None and here.reason == LOGOUT:
@@ -158,15 +158,15 @@ class Comparison:
         verdict, other = (THERE, self._here) if here is None else (HERE, self._there)
         begin = other.begin + self._within_ms
         end = min(other.end, now) - self._within_ms
-        is_judged = all(begin <= it.at <= end for it in offlines)
+        is_judged = all(begin <= offline.at <= end for offline in offlines)
         return Outcome(verdict if is_judged else NOT_JUDGED, here, there)
 
 
 def paired(run: Iterable[Offline], within_ms: int) -> Iterator[tuple[Offline, ...]]:
     """Pairs one user's offlines, given in order of time; some stay alone.
 
-    Those that wait for their neighbour to come are on a stack, each pair of neighbours
-    closer than the one below, so that only the last two can be the closest.
+    Offlines without their next neighbour wait on a stack, where each two neighbours are
+    closer than the two below: so only the last two can be the closest.
     """
     stack = list[Offline]()
     for offline in (*run, None):
@@ -180,7 +180,7 @@ def paired(run: Iterable[Offline], within_ms: int) -> Iterator[tuple[Offline, ..
 
 
 def _apart_ms(first: Offline, second: Offline | None) -> float:
-    """How far apart two neighbours are that may be a pair; infinite for others."""
+    """The distance of two neighbours that may be a pair; infinite for others."""
     if second is None or isinstance(first, Line) == isinstance(second, Line):
         return inf
     return second.at - first.at

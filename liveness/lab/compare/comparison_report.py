@@ -29,7 +29,7 @@ from liveness.text import escaped, json_ready, local_time, uid_text
 
 AGREE: Final = 0
 DIFFER: Final = 3  # 1 and 2 are failures of the command itself
-# How many users are looked up, as each may take seconds in a large log.
+# The most users that are looked up: each may take seconds in a large log.
 MOST_LOOKUPS: Final = 1_000
 
 Lookup = Callable[[Uid], Evidence]
@@ -73,7 +73,7 @@ class ComparisonReport:
     def write(self, outcomes: Iterable[Outcome], lookups_s: float = inf) -> None:
         """Counts outcomes, and prints their lines unless the options leave them out.
 
-        Users are looked up for so many seconds, roughly.
+        Looking up users takes roughly *lookups_s* at most.
         """
         until = perf_counter() + lookups_s
         for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""`liveness compare -`: lines on stdin beside the records of a running sidecar."""
+"""`liveness compare -`: compares lines on stdin with the records of a running sidecar."""
 
 import os
 import signal
@@ -28,19 +28,19 @@ from liveness.lab.compare.offline_lines import LineReader
 STDIN: Final = 0
 PIECE_BYTES: Final = 65_536
 SETTLE_EVERY_S: Final = 1.0
-# How long users are looked up at the end, before the totals are printed.
+# The time for looking up users at the end, before the totals are printed.
 FINAL_LOOKUPS_S: Final = 5.0
 
 
 async def compare_live(path: Path, options: ComparisonOptions, lookup: Lookup) -> int:
-    """Compares lines on stdin with the records as they are written.
+    """Compares lines on stdin with the live records.
 
     Ends with the lines, or at SIGINT or SIGTERM.
 
     Args:
         path: The sidecar's socket.
         options: Those of the command.
-        lookup: What the sidecar knows of a user.
+        lookup: Returns what the sidecar knows about a user.
     Returns:
         The exit code.
     Raises:
@@ -54,7 +54,7 @@ async def compare_live(path: Path, options: ComparisonOptions, lookup: Lookup) -
         try:
             await live.run()
         finally:
-            code = live.report.end()  # an error is said after the totals
+            code = live.report.end()  # an error is printed after the totals
     return code
 
 
@@ -91,8 +91,8 @@ class _LiveComparison:
     def _records_complete_to(self) -> int:
         """The time up to which all records have arrived: now, or when the link was lost.
 
-        A new link counts only once it has lasted for the tolerance: it first brings the
-        records that were missed, and one of these may belong to a line that is waiting.
+        A new link counts only after the tolerance: it first delivers the records that were
+        missed, and one of them may belong to a line that is waiting.
         """
         linked_ms = 1000 * (trio.current_time() - self._watch.linked_at)
         if linked_ms >= self._within_ms:
@@ -108,7 +108,7 @@ class _LiveComparison:
                     elif record["kind"] == GAP:
                         report_line("some records are no longer kept, and are missing")
                     else:
-                        assert record["kind"] == LOG  # the line about the link says it
+                        assert record["kind"] == LOG  # the link's line reports it
 
     async def _read_stdin(self, until: trio.CancelScope) -> None:
         # Not `sys.stdin`: a thread abandoned in a buffered read holds its lock for ever.
@@ -138,7 +138,7 @@ def _now_ms() -> int:
 
 
 def record_of(shown: RecordMap) -> Record:
-    """A record of a session, from its JSON or frame. Texts that repeat are kept once."""
+    """A session's record from its JSON or frame. Repeated texts share one object."""
     values = {"conn": None, "from_gateway": shown.get("from"), **shown}
     known: dict[str, Any] = {
         name: intern(value) if type(value) is str else value

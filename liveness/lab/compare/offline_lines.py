@@ -15,9 +15,9 @@ from liveness.core.wire.uids import is_uid
 from liveness.lab.compare.comparison import Line
 from liveness.text import uid_of
 
-# Room for a uid, a time, and whatever else a detector logs with them.
+# Room for a uid, a time, and other fields that a detector may log.
 MAX_LINE_BYTES: Final = 65_536
-# How many bad lines are reported one by one; all are counted.
+# The most bad lines that are reported one by one; all are counted.
 MOST_REPORTED: Final = 10
 # From September 2001 to 2286 Unix seconds have ten digits and milliseconds thirteen: the
 # number shows which of the two it is.
@@ -33,14 +33,14 @@ class LineReader:
     """Reads the other detector's lines; counts the bad ones, and reports the first ten.
 
     Args:
-        report_line: Is called with what is wrong with a line.
+        report_line: Called with a message about each bad line.
     """
 
     def __init__(self, report_line: Callable[[str], object]) -> None:
         self.lines = 0
         self.bad = 0
         self._report_line = report_line
-        # The beginning of a line; of one that is too long only as much as shows that.
+        # The beginning of an incomplete line, cut where it is seen to be too long.
         self._buffer = b""
 
     def feed(self, data: bytes) -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""A run: starts the sidecar and the gateway, plays the situations, collects verdicts."""
+"""A run starts the sidecar and the gateway, plays the situations and collects verdicts."""
 
 import re
 import socket
@@ -40,7 +40,7 @@ SITUATIONS: Final = [
     for each in vars(module).values()
     if isinstance(each, Situation)
 ]
-# More than any situation opens at a time.
+# More connections than any situation opens at a time.
 MOST_CONNECTIONS: Final = 1_000
 PROBE_S: Final = 1.0
 NO_USERS: Final = "no users can connect: use {port} in --command, or give --users"
@@ -54,17 +54,17 @@ class NoRun(LivenessError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What to play, and to whom."""
+    """The rules to check, and the gateway to check."""
 
     name: str
-    listen: Path | None  # the socket of a gateway that runs already
+    listen: Path | None  # the socket for a gateway that runs already
     words: tuple[str, ...]  # or the command that starts one
-    users: tuple[str, int] | None  # where users connect; None: the port of the command
+    users: tuple[str, int] | None  # where users connect; None: the command's port
     rules: tuple[int, ...]  # to report; empty: all
 
 
 async def run(options: RunOptions) -> RunResult:
-    """Play all situations for the rules that are wanted; a terminal shows which.
+    """Play all situations for the requested rules; a terminal shows the progress.
 
     Raises:
         NoRun: No socket can be made there, or no gateway has connected.
@@ -119,7 +119,7 @@ def _program(
 
 
 def made_sidecar(path: Path, tape: Tape) -> StagedSidecar:
-    """A sidecar that listens at *path*, where nothing may be but a socket left behind.
+    """A sidecar that listens at *path*, which may only hold an abandoned socket.
 
     Raises:
         NoRun: It cannot.
@@ -134,7 +134,7 @@ def made_sidecar(path: Path, tape: Tape) -> StagedSidecar:
                 probe.connect(str(path))
                 raise NoRun(f"{path}: a program listens there; name another path")
         return StagedSidecar(path, tape)
-    except OSError as error:  # also that a program hangs there
+    except OSError as error:  # also the timeout, if a program there hangs
         why = error.strerror or error
         raise NoRun(f"{path}: {why}; name another path") from None
 

@@ -12,17 +12,17 @@ TALK_S: Final = 1.2
 LINE_EVERY_S: Final = 0.02
 # An activity may be sent after 0.7 flushes, and one more at each end of the talk.
 MOST_ACTIVITIES: Final = round(TALK_S / (0.7 * FLUSH_S)) + 2
-# The sidecar calls a gateway mute after its `ping` and the larger of that and 1 s.
+# The sidecar calls a gateway mute after its `ping` and once more `ping` or 1 s, if longer.
 LEAST_LATE_S: Final = 1.0
-LONGEST_PING_S: Final = 5.0  # that a run waits for
-# Between an ack and the end of the connection that this run sees: both come at once from
-# a gateway that handles first, over two sockets.
+LONGEST_PING_S: Final = 5.0  # no run waits longer
+# The most from an ack to the end of its connection, as this run sees them. A gateway that
+# closes first sends both at once, over two sockets.
 ACK_BEFORE_S: Final = 0.15
 
 
 @situation(1, 30, 31, users=False)
 async def the_first_hello(stage: Stage) -> None:
-    """What it says of its clock, and of its own silence."""
+    """Its statements about its clock, and about its own silence."""
     stage.since = 0
     hello = stage.seen("hello")[0].options
     stage.check(30, "clock" in hello, "hello has no clock", "clock in hello")
@@ -46,7 +46,7 @@ async def the_first_hello(stage: Stage) -> None:
 
 @situation(2, 3, 9, 11, 14, 27)
 async def users_log_in_and_out(stage: Stage) -> None:
-    """One says so, one hangs up."""
+    """One logs out, one just closes the connection."""
     ada = await stage.joins("ada")
     await stage.check_report(9, ada, "no login of a user who has logged in", "login")
     await ada.connection.close()
@@ -68,7 +68,7 @@ async def users_log_in_and_out(stage: Stage) -> None:
 
 @situation(12, 13, 16, 17, 19)
 async def one_talks_and_one_is_silent(stage: Stage) -> None:
-    """Activity is collected, and only of the one who talks."""
+    """Activity is collected, and only for the user who talks."""
     talker, silent = await stage.enter("4711"), await stage.enter("4712")
     stage.mark()
     began = trio.current_time()
@@ -109,12 +109,12 @@ async def activity_behind_the_end(stage: Stage) -> None:
     await stage.need_report(leaver, "logout")
     await stage.acked(stage.sidecar.newest_seq, SOON_S / 2)
     await stage.quiet()
-    stage.findings.passed.add(15)  # `FrameRules` finds what comes behind an end
+    stage.findings.passed.add(15)  # `FrameRules` finds activity after an end
 
 
 @situation(14, 17)
 async def activity_crosses_a_record(stage: Stage) -> None:
-    """It is read after the decision, and before the record can be sent."""
+    """The sidecar reads it after the decision, and before it can send the record."""
     user = await stage.enter("crosses")
     with stage.sidecar.disk_full():
         await stage.sidecar.pass_time(stage.timeout_s + 1)
@@ -140,7 +140,7 @@ async def a_second_connection_of_a_user(stage: Stage) -> None:
 
 @situation(17, 16, 19)
 async def a_user_moves_to_another_gateway(stage: Stage) -> None:
-    """And comes back, when the records of its first connection are old.
+    """Then it comes back, when the records of its first connection are old.
 
     The other gateway names it by an integer, and so does the record.
     """
@@ -158,7 +158,7 @@ async def a_user_moves_to_another_gateway(stage: Stage) -> None:
 
 @situation(19)
 async def many_fall_silent_at_once(stage: Stage) -> None:
-    """More than the window holds: each part waits for an ack."""
+    """More records than fit into the window: each part waits for an ack."""
     users = await stage.enter_all([f"crowd-{n}" for n in range(50)])
     stage.mark()
     await stage.sidecar.pass_time(stage.timeout_s + 1)
@@ -167,7 +167,7 @@ async def many_fall_silent_at_once(stage: Stage) -> None:
     stage.need(reported, "the silent users were not reported")
     what = f"{reported} of {len(users)} records could be sent for want of acks"
     stage.check(19, reported == len(users), what, "acks of all records")
-    for user in users:  # no ack came before the connections that it covers were closed
+    for user in users:  # no ack came before its connections were closed
         for ack in stage.acks_of(max(stage.ended(user), default=2**63))[:1]:
             late_s = (user.closed_at or 0) - stage.tape.began - ack.at
             text = f"ack {ack.content} came {late_s:.2f} s before it closed a user"

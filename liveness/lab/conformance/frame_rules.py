@@ -15,32 +15,32 @@ from liveness.lab.conformance.tape import (
     reports,
 )
 
-# What the sidecar refuses, by the code of its error: the rule, and what was expected.
+# By the code of an error that the sidecar sends: the broken rule, and what it expects.
 REFUSALS: Final = {
     "too-large": (4, "within the limits"),
     "bad-msgpack": (2, "plain msgpack"),
     "too-deep": (2, "plain msgpack"),
     "bad-uid": (2, "text in UTF-8, or an integer"),
 }
-BY_SCRIPT: Final = "made by the script"  # not of the sidecar: of a situation
+BY_SCRIPT: Final = "made by the script"  # an error sent by a situation
 HELLO_S: Final = 5.0
 EXACT: Final = 2**53  # doubles hold all integers below
 MOST_CONN: Final = 2**63 - 1
 SAME_S: Final = 0.05  # between two statements of when a connection began
-# Of the connections in one login with an `age`; the page says "a tenth of a second or so".
+# From the oldest to the newest connection in a login with an `age`: "a tenth of a second".
 SAME_AGE_S: Final = 0.5
 
 
 @dataclass(slots=True)
 class ConnSeen:
-    """What the gateway has said of a conn."""
+    """The gateway's reports about a conn."""
 
     user: str | None
     process: int
     began: float | None = None
     logged_out_on: int | None = None  # link
     ended_by: int | None = None  # seq of the record
-    is_over: bool = False  # it was logged out, or that record was acknowledged
+    is_over: bool = False  # logged out, or its end was acknowledged
 
 
 class FrameRules:
@@ -52,7 +52,7 @@ class FrameRules:
     """
 
     def __init__(self, findings: Findings, name: str) -> None:
-        self.process = 0  # how often the run has started the gateway
+        self.process = 0  # the number of starts of the gateway
         self.conns: dict[object, ConnSeen] = {}
         self.welcomed: dict[int, dict[str, Any]] = {}  # the options, by link
         self.newest_sent = 0  # seq, in this log
@@ -84,7 +84,7 @@ class FrameRules:
     def _fail(self, rule: int, seen: str, expected: str) -> None:
         self._findings.fail(rule, seen, expected, self._recent)
 
-    # --- the sidecar's ----------------------------------------------------------------
+    # --- frames of the sidecar --------------------------------------------------------
 
     def _look_at_sent(self, seen: Seen) -> None:
         match seen.frame:
@@ -118,7 +118,7 @@ class FrameRules:
             return record.get("from_conn")
         return None
 
-    # --- the gateway's ----------------------------------------------------------------
+    # --- frames of the gateway --------------------------------------------------------
 
     def _look_at_received(self, seen: Seen) -> None:
         if seen.name == "hello":
@@ -177,7 +177,7 @@ class FrameRules:
         event, uid, conn, seen = report
         own_rule = 9 if event == "login" else 11
         if report.user is None:
-            return  # refused, and judged by that
+            return  # the sidecar refuses it, which breaks another rule
         if conn is None:
             self._fail(own_rule, f"{event} of {uid!r} without conn", "its conn")
             return
@@ -232,7 +232,7 @@ class FrameRules:
 
 
 def _began(report: Reported) -> float | None:
-    """When the connection of a login began, if it says so."""
+    """When the connections of a login began, if stated."""
     options = report.seen.options
     began, conns = options.get("began"), options["conn"]
     if isinstance(began, tuple) and isinstance(conns, tuple):

@@ -12,10 +12,10 @@ from liveness.lab.conformance.stage import LINK_S, Stage, situation
 from liveness.lab.conformance.tape import ENDED, OPENED
 from liveness.lab.conformance.tcp_user import TcpUser
 
-# A gateway that comes back within a second may be late by this: the machine may be busy.
+# Added to the second within which a gateway must be back: the machine may be busy.
 BYE_S: Final = 1.0
 LATE_S: Final = 0.5
-# Pauses that are random and grow do not let so many links come within so long.
+# A gateway with growing random pauses makes no more than `MOST_LINKS` within `SLOWLY_S`.
 OVERLOADED_S: Final = 0.4
 SLOWLY_S: Final = 2.0
 MOST_LINKS: Final = 6
@@ -29,16 +29,16 @@ RETURNING: Final = 12
 SMALL_BATCH: Final = 4
 AWAY_S: Final = 1.2  # long enough for an age that is not 0
 LONGEST_PAUSE_S: Final = 1.0  # after the end of a stream
-# Of pauses that the machine alone makes different. Random ones over 0.4 s need three such
-# spans after six breaks as a rule, and after 24 in all but one of 100,000 runs.
+# The machine alone makes pauses differ by less than this. Random ones over 0.4 s need three
+# such spans, mostly after six breaks, and after 24 in all but one of 100,000 runs.
 SAME_PAUSE_S: Final = 0.1
 LEAST_SPREADS: Final = 3
 MOST_BREAKS: Final = 24
-# A pause of up to 1 s, and what the machine may add. Random pauses up to 2 s, 4 s, 8 s and
-# then 10 s are all below that in one of 200,000 runs.
+# A pause of up to 1 s, and what the machine may add. Random pauses of up to 2 s, 4 s, 8 s
+# and then 10 s are all below this in one of 200,000 runs.
 GROWN_S: Final = 1.5
 MOST_ERRORS: Final = 9
-PASSIVE_S: Final = 3.0  # a gateway that answers `replaced` by a link makes it by then
+PASSIVE_S: Final = 3.0  # a gateway that reconnects after `replaced` does so by then
 
 
 async def witness(stage: Stage) -> TcpUser | None:
@@ -80,7 +80,7 @@ async def the_welcome_takes_its_time(stage: Stage) -> None:
 
 @situation(9, 19, 20, 24, 26)
 async def the_link_breaks(stage: Stage) -> None:
-    """A user logs in meanwhile."""
+    """A user logs in before the gateway is back."""
     user = await witness(stage)
     with stage.sidecar.shutting_out(stage.name):
         await still_served(stage, user, "while the link was broken")
@@ -126,7 +126,7 @@ async def the_link_breaks_again_and_again(stage: Stage) -> None:
 
 
 def _are_random(pauses: list[float]) -> bool:
-    """Whether `LEAST_SPREADS` spans of `SAME_PAUSE_S` do not hold all these pauses."""
+    """Whether these pauses do not fit into `LEAST_SPREADS` spans of `SAME_PAUSE_S`."""
     count, until = 0, -1.0
     for pause in sorted(pauses):
         if pause > until:
@@ -150,10 +150,10 @@ def _have_grown(pauses: list[float]) -> bool:
 
 @situation(14)
 async def two_connections_of_a_user_wait_for_a_link(stage: Stage) -> None:
-    """Of one age, if the gateway says no more: then their order tells which is newer.
+    """If the gateway states only ages, both have the same: their order shows the newer.
 
-    A gateway may round ages, and two connections of one moment lie on both sides of a step
-    now and then, so this is tried until they have one age.
+    A gateway may round ages, so two connections of one moment sometimes get two ages.
+    This is repeated until they have the same.
     """
     for attempt in range(MOST_ATTEMPTS):
         with stage.sidecar.shutting_out(stage.name):
@@ -169,7 +169,7 @@ async def two_connections_of_a_user_wait_for_a_link(stage: Stage) -> None:
 
 @situation(14)
 async def a_user_reconnects_twice_without_a_link(stage: Stage) -> None:
-    """Its second connection comes and goes before anything of it can be reported."""
+    """Its second connection begins and ends before the gateway can report either."""
     first = await stage.enter("again")
     await stage.confirmed()
     with stage.sidecar.shutting_out(stage.name):
@@ -187,7 +187,7 @@ async def a_user_reconnects_twice_without_a_link(stage: Stage) -> None:
 async def users_reconnect_without_a_link_in_several_batches(stage: Stage) -> None:
     """The last to come back is in the last batch of logins, and the first to be logged out.
 
-    So it is offline if a gateway writes logouts while logins still wait.
+    A gateway that writes logouts while logins still wait would make it offline.
     """
     names = [f"returns-{n}" for n in range(RETURNING)]
     older = [await stage.enter(name) for name in names]
@@ -208,7 +208,7 @@ async def users_reconnect_without_a_link_in_several_batches(stage: Stage) -> Non
 
 @situation(21, 24, users=False)
 async def the_sidecar_says_bye(stage: Stage) -> None:
-    """And is back at once."""
+    """It is back at once."""
     user = await witness(stage)
     stage.sidecar.stop()
     stage.sidecar.start()
@@ -245,7 +245,7 @@ async def _check_few_links(stage: Stage, rule: int, seconds: float, code: str) -
 
 @situation(22, 24, users=False)
 async def the_hello_is_refused(stage: Stage) -> None:
-    """By codes that only a person can end."""
+    """The codes are those of faults that only an operator can correct."""
     user = await witness(stage)
     with stage.sidecar.refusing(stage.name, *SLOW_CODES):
         stage.sidecar.drop(stage.name)
@@ -312,12 +312,12 @@ async def _fill(stage: Stage) -> None:
         before = unread
 
 
-# --- the last ones: after them there is no link, or another process -------------------
+# --- played last: they leave no link, or another process ------------------------------
 
 
 @situation(23, 24, users=False)
 async def another_process_takes_the_name(stage: Stage) -> None:
-    """The link ends as `replaced`, and stays so."""
+    """The link ends as `replaced`, and the gateway must not reconnect."""
     user = await witness(stage)
     began = stage.tape.now
     async with stage.rival(stage.name):

@@ -6,9 +6,9 @@ from liveness.lab.conformance.stage import Stage, situation
 from liveness.lab.conformance.tape import ACTIVITY
 from liveness.lab.conformance.tcp_user import TcpUser
 
-# Connections in one batch of logins have one age. So batches of logins stay small by
-# themselves, and those of activity become large: with names as long as the users'
-# protocol allows, longer than the smallest frame that an operator can set.
+# Connections in one batch of logins have one age, so these batches stay small. Those of
+# activity become large: with the longest names that the users' protocol allows, larger than
+# the smallest frame that an operator can set.
 CROWD: Final = 240
 MAX_BATCH: Final = 10
 MAX_FRAME: Final = 8_192
@@ -26,7 +26,7 @@ async def _check_again(stage: Stage, what: str, user: TcpUser, *events: str) -> 
 
 @situation(28)
 async def a_crash_with_unconfirmed_reports(stage: Stage) -> None:
-    """A login, a logout and activity that no pong covered."""
+    """A login, a logout and activity, all without a pong after them."""
     leaver, talker = await stage.enter("leaver"), await stage.enter("talker")
     await stage.confirmed()
     with stage.sidecar.disk_full():
@@ -63,7 +63,7 @@ async def a_crash_behind_a_pong(stage: Stage) -> None:
 
 @situation(14, 28)
 async def a_crash_after_a_user_has_reconnected_twice(stage: Stage) -> None:
-    """The sidecar has seen all of it, and remembers only the first connection."""
+    """The sidecar saw both, and remembers only the first connection."""
     first = await stage.enter("again")
     await stage.confirmed()
     with stage.sidecar.disk_full():
@@ -132,7 +132,7 @@ async def a_name_that_was_forgotten(stage: Stage) -> None:
 
 @situation(4, 29)
 async def small_limits(stage: Stage) -> None:
-    """Many connections are declared at once to a sidecar that takes little at a time."""
+    """A gateway declares many connections at once to a sidecar with small limits."""
     names = [f"member-{n}".ljust(32, "-") for n in range(CROWD)]
     users = await stage.enter_all(names)
     await stage.confirmed()

@@ -1,4 +1,4 @@
-"""Situations of records and other frames that a gateway has to take with care."""
+"""Situations of records and other frames that are easy to handle wrongly."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from liveness.lab.conformance.frame_rules import BY_SCRIPT
 from liveness.lab.conformance.stage import Stage, situation
 
 UNUSED: Final = 2**52  # a conn that no gateway has given
-# So much of it is missing that a gateway which waits for the rest sees nothing else.
+# So much of this frame is missing that a gateway that waits for the rest sees nothing else.
 LONG_TEXT: Final = "x" * 1_000_000
 FIRST_BYTES: Final = 64
 
@@ -32,7 +32,7 @@ async def records_of_other_connections(stage: Stage) -> None:
 
 @situation(17)
 async def other_ways_to_lose_a_user(stage: Stage) -> None:
-    """`gateway_lost`, and a `moved` by which no session began."""
+    """`gateway_lost`, and a `moved` that began no session."""
     moved = {"kind": "moved", "gateway": "gw-other", "conn": 1, "reason": "login"}
     for what, record in (
         ("an offline, gateway_lost,", {"reason": "gateway_lost"}),
@@ -45,7 +45,7 @@ async def other_ways_to_lose_a_user(stage: Stage) -> None:
 
 @situation(18)
 async def a_record_comes_again(stage: Stage) -> None:
-    """With a seq that the gateway has had, so it ends nothing, whatever it says."""
+    """The gateway has had its seq, so it ends no connection, whatever else it says."""
     user = await stage.enter("stays")
     record = stage.silence_of(user)
     seq = stage.deliver({**record, "conn": UNUSED})
@@ -84,13 +84,13 @@ async def unknown_frames_keys_and_kinds(stage: Stage) -> None:
 
 @situation(8, 7)
 async def errors_that_are_not_fatal(stage: Stage) -> None:
-    """Known and unknown ones."""
+    """The sidecar sends known and unknown ones."""
     user = await stage.enter("stays")
     for rule, code in ((8, "bad-uid"), (8, "too-many-users"), (7, "no-such-code")):
         stage.mark()
         await stage.need_link()
         link = stage.link
-        # Of a frame that is none of the users': a gateway may drop those whom it refuses.
+        # The error names a frame without users: a gateway may drop users that are refused.
         error = {"code": code, "message": BY_SCRIPT, "fatal": False, "n": 1}
         stage.sidecar.send(stage.name, ("error", {**error, "frame": "hello"}))
         newcomer = await stage.joins(f"after-{code}")
@@ -120,7 +120,7 @@ async def frames_in_pieces_and_together(stage: Stage) -> None:
 
 @situation(6)
 async def a_link_ends_within_a_frame(stage: Stage) -> None:
-    """What has arrived of the frame is no part of the next link's first."""
+    """The next link's first frame must not begin with the part that arrived."""
     user = await stage.enter("half")
     stage.mark()
     frame = encode(("made-by-the-script", LONG_TEXT))

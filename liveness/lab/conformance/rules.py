@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from liveness.lab.conformance.tape import Seen
 
-# As the page has them; a test holds both equal.
+# The texts of the page; a test compares both.
 RULES: Final = {
     1: "Hello first",
     2: "Plain msgpack",
@@ -45,13 +45,13 @@ RULES: Final = {
 ADVISED_RULES: Final = frozenset({30, 31})
 
 PASS, FAIL, ADVISED, NOT_TRIED = "pass", "FAIL", "advised", "not tried"
-# Frames that led to a finding, and findings of one rule that are shown.
+# Frames shown before a finding, and findings shown for a rule.
 MOST_EVIDENCE: Final = 12
 MOST_FINDINGS: Final = 5
 
 
 class BrokeOff(Exception):
-    """A situation cannot be played, as what it builds on did not happen."""
+    """A situation cannot be played, as a precondition did not come about."""
 
 
 class Finding(NamedTuple):
@@ -69,7 +69,7 @@ class RuleVerdict(NamedTuple):
     rule: int
     outcome: str
     findings: tuple[Finding, ...] = ()
-    why: str = ""  # it was not tried
+    why: str = ""  # why it was not tried
 
 
 class RunResult(NamedTuple):
@@ -90,7 +90,7 @@ class RunResult(NamedTuple):
 
 @dataclass(slots=True)
 class Findings:
-    """Collects what situations find out."""
+    """Collects the findings of situations."""
 
     situation: str = "the first link"  # the one that is played now
     failed: dict[int, list[Finding]] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Findings:
     unfinished: set[int] = field(default_factory=set)  # rules of those situations
 
     def fail(self, rule: int, seen: str, expected: str, frames: list[Seen]) -> None:
-        """Note that a rule was not kept; of many times, only the first few."""
+        """Note that a rule was not kept; only the first few times."""
         found = self.failed.setdefault(rule, [])
         if len(found) < MOST_FINDINGS:
             evidence = tuple(frames[-MOST_EVIDENCE:])

@@ -22,25 +22,25 @@ from liveness.lab.conformance.staged_sidecar import (
 from liveness.lab.conformance.tape import OPENED, Reported, Seen, Tape, records, reports
 from liveness.lab.conformance.tcp_user import TcpUser
 
-LOOK_S: Final = 0.2  # between looks at what no frame and no user reports
+LOOK_S: Final = 0.2  # between checks of conditions that no frame and no user reports
 # A gateway that was refused may pause for up to 10 s.
 LINK_S: Final = 15.0
-# For a gateway that has nothing to confirm any more.
+# The wait until a gateway has no unconfirmed reports.
 CONFIRMED_S: Final = 3 * FLUSH_S
 # The gateway may have to be compiled first.
 START_S: Final = 60.0
-MOST_NAME: Final = 29  # of a user, in characters, and a suffix makes 32
+MOST_NAME: Final = 29  # characters of a user's name; a suffix makes 32
 CONNECTS_AT_ONCE: Final = 20
 RETRY_S: Final = 0.05
-GONE_S: Final = 1.0  # for the logouts of users who leave
+GONE_S: Final = 1.0  # for the logouts of leaving users
 
 
 @dataclass(eq=False)
 class Stage:
     """What a situation uses.
 
-    A situation states what it found by `check`, and by `need` what has to be so before it
-    can find anything. Both, and all that waits, look at what has passed since `mark`.
+    A situation reports its findings by `check`, and its preconditions by `need`. Both, and
+    all functions that wait, use the frames since `mark`.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Stage:
     played: int = 0  # situations
 
     def mark(self) -> None:
-        """Look at what passes from now on."""
+        """Consider only frames from now on."""
         self.since = self.tape.mark
 
     def seen(self, *names: str, is_sent: bool = False) -> list[Seen]:
-        """The gateway's frames of these names, or the sidecar's."""
+        """The gateway's frames with these names, or the sidecar's."""
         return [
             seen
             for seen in self.tape.since(self.since)
@@ -91,20 +91,20 @@ class Stage:
         return bool(is_so())
 
     async def quiet(self, flushes: float = 4) -> None:
-        """Give the gateway some flushes for what it should not do."""
+        """Wait some flushes, in which the gateway could do what it should not."""
         await trio.sleep(flushes * FLUSH_S)
 
     # --- the gateway ------------------------------------------------------------------
 
     @property
     def is_linked(self) -> bool:
-        """Whether the gateway has a link that was welcomed."""
+        """Whether the gateway has a welcomed link."""
         is_open = self.tape.links.get(self.link) == OPENED
         is_welcomed = self.link in self.frame_rules.welcomed
         return self.name in self.sidecar.links and is_open and is_welcomed
 
     async def linked(self, within: float = LINK_S) -> bool:
-        """Wait until the gateway has a link that was welcomed, or its process ends."""
+        """Wait until the gateway has a welcomed link, or its process ends."""
         await self.until(lambda: self.is_linked or self.has_ended, within)
         return self.is_linked
 
@@ -171,16 +171,16 @@ class Stage:
         self.sidecar.start(**how)
         await self.need_link()
 
-    # --- what it reports --------------------------------------------------------------
+    # --- its reports ------------------------------------------------------------------
 
     def reported(self, *events: str) -> list[Reported]:
-        """What these events have reported."""
+        """The reports in these events."""
         frames = self.tape.since(self.since)
         found = (report for seen in frames for report in reports(seen))
         return [report for report in found if report.event in events]
 
     def reported_of(self, user: TcpUser, *events: str) -> list[Reported]:
-        """Those about a user's connection; before its conn is known, all of its name."""
+        """Reports about a user's connection; before its conn is known, about its name."""
         return [
             report
             for report in self.reported(*events)
@@ -189,7 +189,7 @@ class Stage:
         ]
 
     async def all_reported(self, users: list[TcpUser], *events: str) -> list[TcpUser]:
-        """Wait until these events have named all these users; return who is missing."""
+        """Wait until these events have named all these users; return the missing ones."""
 
         def missing() -> list[TcpUser]:
             conns = {report.conn for report in self.reported(*events)}
@@ -211,7 +211,7 @@ class Stage:
         self.check(rule, came, otherwise, events[-1])
 
     async def confirmed(self) -> None:
-        """Give the gateway time to have all that it has sent confirmed by a pong."""
+        """Give the gateway time to have all its reports confirmed by a pong."""
 
         def is_answered() -> bool:
             names = [seen.name for seen in self.tape.frames if seen.link == self.link]
@@ -270,8 +270,8 @@ class Stage:
         if stream is None:
             host, port = self.address
             raise BrokeOff(f"no user can connect to {host}:{port}")
-        # A name that no other situation has: records of those may come again. A name of
-        # digits stays one: some languages make an integer of it in an array's key.
+        # A name that no other situation has, as records of those may come again. A name of
+        # digits gets no dash: some languages make an integer of such a key of an array.
         dash = "" if name.isdigit() else "-"
         uid = f"{name[:MOST_NAME]}{dash}{self.played:02}"
         user = TcpUser(uid, LineConnection(stream))
@@ -325,7 +325,7 @@ class Stage:
         return user.is_open and user.pongs > pongs
 
     async def until_closed(self, *users: TcpUser) -> bool:
-        """Wait until the gateway has ended the connection of one of these users."""
+        """Wait until the gateway has closed the connection of one of these users."""
         return await self.until(lambda: not all(user.is_open for user in users))
 
     async def check_closed(self, rule: int, user: TcpUser, otherwise: str) -> None:
@@ -350,7 +350,7 @@ class Stage:
         await self.until(lambda: not self.is_linked or not self._online(), GONE_S)
 
     def _online(self) -> set[tuple[str, int | None]]:
-        """The users of the gateway that the sidecar has as online, with their conns."""
+        """The users of the gateway that are online to the sidecar, with their conns."""
         sessions = self.sidecar.users.items()
         return {
             (identity(uid), it.conn) for uid, it in sessions if it.gateway == self.name
@@ -360,7 +360,7 @@ class Stage:
 
     @asynccontextmanager
     async def rival(self, name: str) -> AsyncIterator[Callable[..., Awaitable[None]]]:
-        """Another gateway: gives a function that writes a frame."""
+        """Link another gateway; yields a function that writes a frame."""
         async with await trio.open_unix_socket(str(self.sidecar.path)) as stream:
 
             async def send(*frame: object) -> None:
@@ -380,7 +380,7 @@ class Stage:
     def deliver(self, *records: dict[str, object]) -> int:
         """Send the gateway records made by hand, a frame each; return the last one's seq.
 
-        What passes is looked at from here on.
+        This sets `mark`.
         """
         self.mark()
         seq = self.sidecar.record_others(len(records))
@@ -390,7 +390,7 @@ class Stage:
 
 
 async def _read_away(stream: trio.SocketStream) -> None:
-    """Read what the sidecar sends to the script's own gateways."""
+    """Read and drop what the sidecar sends to the script's own gateways."""
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         while await stream.receive_some(PIECE_BYTES):
             pass
@@ -404,7 +404,7 @@ Play: TypeAlias = Callable[[Stage], Awaitable[None]]
 class Situation(NamedTuple):
     """Something that happens to a gateway, and the rules that show in it.
 
-    Others than those that start the gateway's process begin when it is linked.
+    It begins when the gateway is linked, unless it starts the gateway's process.
     """
 
     name: str
@@ -417,7 +417,7 @@ class Situation(NamedTuple):
 def situation(
     *rules: int, users: bool = True, process: bool = False
 ) -> Callable[[Play], Situation]:
-    """Make a function a situation of its name, in which these rules are checked."""
+    """Decorate a function: make it the situation of its name, which checks these rules."""
 
     def made(play: Play) -> Situation:
         name = getattr(play, "__name__", "").replace("_", " ")

@@ -26,9 +26,9 @@ from liveness.testing.scripted_link import ScriptedSocket
 
 FLUSH_S: Final = 0.1
 TIMEOUT_S: Final = 30.0  # scripted seconds: they cost no time
-# What a gateway does within milliseconds has this long, as the machine may be busy.
+# The time for something that takes a gateway milliseconds: the machine may be busy.
 SOON_S: Final = 5.0
-# Small, so that it has room only if the gateway acknowledges.
+# A small window, which has room only if the gateway acknowledges.
 WINDOW: Final = 20
 MAX_TIMERS: Final = 1_000
 PIECE_PAUSE_S: Final = 0.005
@@ -75,13 +75,13 @@ class StagedSidecar(ScriptedSidecar):
         return self._host.disk.durable_seq
 
     def unread_bytes(self, gateway: str) -> int:
-        """How much the sidecar has not read of this gateway's link."""
+        """How many bytes of this gateway's link the sidecar has not read."""
         return self._socket_of(gateway).unread_bytes
 
     def record_others(self, count: int) -> int:
         """Record decisions that do not concern the gateway; return the first one's seq.
 
-        So seqs that were not sent to it yet are free for records made by hand.
+        That leaves seqs that it has not seen for records made by hand.
         """
         self._host.turn()
         decided = self._host.server.presence.decided
@@ -97,7 +97,7 @@ class StagedSidecar(ScriptedSidecar):
     def send(self, gateway: str, *frames: object) -> None:
         """Write these frames to the gateway, beside those of the server.
 
-        Nothing is read before, so that no record can come in between.
+        The sidecar reads nothing before that, so no record can come in between.
         """
         self._socket_of(gateway).extra += b"".join(map(encode, frames))
         self._host.settle()
@@ -142,7 +142,7 @@ class StagedSidecar(ScriptedSidecar):
 
     @contextmanager
     def shutting_out(self, gateway: str) -> Iterator[None]:
-        """Close the gateway's link; those that it opens inside this `with` only wait."""
+        """Close the gateway's link; inside this `with`, new ones are not accepted."""
         self._host.is_accepting = False
         try:
             self.drop(gateway)
@@ -167,7 +167,7 @@ class StagedSidecar(ScriptedSidecar):
     # --- while it is stopped ----------------------------------------------------------
 
     def limit(self, **limits: int) -> None:
-        """Have these limits from the next `start` on, and else the usual ones."""
+        """Use these limits from the next `start` on; the others have their usual values."""
         config = self._host.config
         self._host.config = replace(
             config, limits=LimitSettings(window=WINDOW, **limits)

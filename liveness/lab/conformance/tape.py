@@ -24,7 +24,7 @@ MAX_BATCH: Final = 1_000_000
 # A run has some thousand frames. A gateway that sends without end must not fill the
 # memory: the oldest half is dropped.
 MOST_FRAMES: Final = 100_000
-# Shown of an array or a map, and of a text.
+# Elements shown of an array or a map, and characters of a text.
 MOST_ITEMS: Final = 3
 MOST_KEYS: Final = 20
 MOST_TEXT: Final = 80
@@ -36,7 +36,7 @@ ACTIVITY: Final = ("keepalive", "message")
 
 
 class Seen(NamedTuple):
-    """A frame, or what happened to a link, as one of the words above."""
+    """A frame, or an event of a link: one of the words above."""
 
     at: float  # seconds since the run began
     link: int  # numbered by the sidecar, from 1
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
     @property
     def content(self) -> Any:
-        """What follows the name; None if nothing does."""
+        """The element after the name; None if there is none."""
         return self.frame[1] if len(self.frame) > 1 else None
 
     @property
@@ -71,7 +71,7 @@ class Seen(NamedTuple):
         return f"{self.at:7.3f} s  link {self.link}  {arrow} {what}"
 
     def as_json(self) -> dict[str, object]:
-        """It for a program."""
+        """A map for a program."""
         return {
             "at": round(self.at, 4),
             "link": self.link,
@@ -80,7 +80,7 @@ class Seen(NamedTuple):
         }
 
     def shortened(self) -> list[object]:
-        """The frame's elements, of long arrays and texts only the beginning."""
+        """The frame's elements, with long arrays and texts cut."""
         return [_shortened(item, 0) for item in self.frame]
 
 
@@ -106,7 +106,7 @@ class Tape(LinkTap):
     """Records the gateway's frames.
 
     Args:
-        on_frame: Is called with each, at once.
+        on_frame: Called with each, at once.
     """
 
     def __init__(self, on_frame: Callable[[Seen], object]) -> None:
@@ -123,7 +123,7 @@ class Tape(LinkTap):
         """Seconds since the run began."""
         return trio.current_time() - self.began
 
-    # --- what passes ------------------------------------------------------------------
+    # --- recording --------------------------------------------------------------------
 
     def opened(self, link: int, sock: socket.socket) -> None:
         """Begin to record a link of another process."""
@@ -142,7 +142,7 @@ class Tape(LinkTap):
             self._pass(link, False, data)
         elif self.links.get(link) == OPENED:
             self._note(link, CLOSED)
-        self.changed.unpark_all()  # the script's own links change something too
+        self.changed.unpark_all()  # frames of the script's own links may complete a wait
 
     def sent(self, link: int, data: bytes) -> None:
         """Record frames of the sidecar."""
@@ -176,7 +176,7 @@ class Tape(LinkTap):
         self._on_frame(seen)
         self.changed.unpark_all()
 
-    # --- what has passed --------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------
 
     @property
     def mark(self) -> int:
@@ -203,7 +203,7 @@ class Reported(NamedTuple):
 
 
 def reports(seen: Seen) -> Iterator[Reported]:
-    """What a frame of the gateway reports; nothing if it is no event."""
+    """The reports in a frame of the gateway; none if it is no event."""
     if seen.is_sent or seen.name not in EVENTS or len(seen.frame) < 2:
         return
     uids, conns = seen.content, seen.options.get("conn")

@@ -1,4 +1,4 @@
-"""A user of the gateway under test, on a TCP connection: what it reads, and when it ends."""
+"""A user of the gateway under test, on a TCP connection."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,19 +16,19 @@ class TcpUser:
 
     uid: str
     connection: LineConnection
-    conn: int | None = None  # by its login event
+    conn: int | None = None  # from its login event
     has_joined: bool = False  # the gateway has let it in
-    heard: str = ""  # what the gateway has sent last
+    heard: str = ""  # the end of what the gateway sent
     closed_at: float | None = None  # by the gateway, on trio's clock
     pongs: int = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether the gateway has neither said bye nor closed the connection."""
+        """Whether the gateway has not closed the connection, or announced that."""
         return self.closed_at is None
 
     async def ping(self) -> None:
-        """Be alive."""
+        """Write a line that proves the user alive."""
         await self.connection.send({"ping": 1})
 
     async def listen(self, changed: trio.lowlevel.ParkingLot) -> None:

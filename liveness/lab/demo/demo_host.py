@@ -1,6 +1,6 @@
 """The hosts of the demo, each a sidecar and its gateway, and the Redis that joins them.
 
-They pass what the sidecars and Redis say to the judges.
+They pass the records of the sidecars and of Redis to the judges.
 """
 
 import re
@@ -50,7 +50,7 @@ GATEWAY: Final = (
 # Short, so that a lost host is noticed within the demo.
 LEASE_S: Final = 5.0
 PARTITIONS: Final = 4  # enough for some hundred users
-# Looking at all users on all hosts takes some milliseconds.
+# Seconds between checks of all users on all hosts, which take some milliseconds.
 LOOK_EVERY_S: Final = 1.0
 
 
@@ -99,11 +99,11 @@ class DemoHost:
     name: str  # its number is the last character
     folder: Path  # a new one
     judge: HostJudge  # gets the records
-    is_alone: bool  # so that its programs need not name it
-    most_users: int  # that the gateway lets in, besides guests
+    is_alone: bool  # the only one: its name is left out of messages
+    most_users: int  # simulated ones that the gateway accepts
     settings: str  # more TOML for the sidecar
     gateway_words: Sequence[str]  # of another gateway than ours, with placeholders
-    on_end: Callable[[Record], None]  # gets what ends a session or is about a timer
+    on_end: Callable[[Record], None]  # gets records of timers and of ends
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
@@ -134,7 +134,7 @@ class DemoHost:
 
     @property
     def state(self) -> str:
-        """Of both programs: "up", or that of the first one which is not."""
+        """ "up", or the state of the first program that is not."""
         states = (each.state for each in self.programs)
         return next((state for state in states if state != "up"), "up")
 
@@ -162,7 +162,7 @@ class DemoHost:
         watch = Watch(
             str(self.socket),
             after=0,
-            report_line=lambda line: None,  # the director's lines say enough
+            report_line=lambda line: None,  # the director logs each action
             pause_between=lambda *_: uniform(*RECONNECT_PAUSE_S),
         )
         async with watch:
@@ -181,12 +181,12 @@ class DemoHost:
 
 
 def age_s(at_ms: int, now_ms: int) -> float:
-    """The age of a record; stamps are cut to milliseconds, so it may be one younger."""
+    """The least age of a record: its stamp is truncated to a millisecond."""
     return max(0, now_ms - at_ms - 1) / 1_000
 
 
 def flush_s(folder: Path, timeout_s: float) -> float:
-    """For how long a gateway of a sidecar in *folder* may collect activity.
+    """How long a gateway of a sidecar in *folder* may collect activity.
 
     Raises:
         ConfigError: No sidecar can run there.
@@ -198,13 +198,13 @@ def flush_s(folder: Path, timeout_s: float) -> float:
 
 
 class DemoCluster(KeptProgram):
-    """A Redis, which starts empty, and the judge of what hosts publish there.
+    """A Redis, which starts empty, and the judge of the records that hosts publish there.
 
     Args:
         folder: For its files.
         program: The path of redis-server, or of valkey-server.
         hosts: The judge of each host, by its name.
-        on_end: Gets what ends or moves a session.
+        on_end: Gets records that end or move a session.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class DemoCluster(KeptProgram):
         self._look_at = 0.0
 
     async def kill(self) -> None:
-        """Kills Redis, with all that it knows; it stays down until `start`."""
+        """Kills Redis, which loses its data; it stays down until `start`."""
         self.judge.redis_killed(trio.current_time())
         await self.end(signal.SIGKILL)
 
@@ -241,7 +241,7 @@ class DemoCluster(KeptProgram):
         )
 
     def check_overdue(self, at: float) -> None:
-        """Looks for what should have happened by *at*, from time to time."""
+        """Looks for users that should have been reported by *at*, from time to time."""
         if at >= self._look_at:
             self._look_at = at + LOOK_EVERY_S
             self.judge.check_overdue(at)
@@ -252,7 +252,7 @@ class DemoCluster(KeptProgram):
         async with ClusterWatch(
             settings,
             lists=True,
-            report_line=lambda _: None,  # the director's lines say enough
+            report_line=lambda _: None,  # the director logs each action
         ) as watch:
             async for batch in watch.batches():
                 self._take(batch)

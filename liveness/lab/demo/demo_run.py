@@ -1,4 +1,4 @@
-"""One run of the demo: connects users, hosts, what joins them, and the display."""
+"""One run of the demo: connects users, hosts, their Redis, and the display."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -43,9 +43,9 @@ class DemoRun:
 
     Args:
         folder: The folder.
-        show: Gets each line about an action or a record, and what it is about: "action",
-            or the reason of the record; "" for a timer, which only guests ask for.
-        options: How many of what.
+        show: Called with each line about an action or a record, and its topic: "action",
+            or the reason of the record; "" for a timer, which only guests create.
+        options: Those of the command line.
         redis: The path of redis-server; "" if there is one host.
         gateway_words: The command of another gateway than ours.
     """
@@ -96,7 +96,7 @@ class DemoRun:
     async def run(
         self, steps: Sequence[Step], display: Callable[["DemoRun"], Awaitable[None]]
     ) -> None:
-        """Runs until the time and the script are over, or somebody quits.
+        """Runs until the time and the script are over, or a key quits.
 
         Raises:
             ProgramError: A program did not start, or ended by itself.
@@ -135,7 +135,7 @@ class DemoRun:
             nursery.start_soon(host.watch)
 
     def _check(self) -> None:
-        """Looks for what should have happened, and for programs that have ended."""
+        """Looks for overdue records, and for programs that have ended."""
         now = trio.current_time()
         for host in self.hosts:
             host.judge.check_overdue(now)
@@ -153,7 +153,7 @@ class DemoRun:
             reason = record.get("reason", "")
         self._show(line[DATE:], reason)
 
-    # --- what is shown ------------------------------------------------------------
+    # --- figures for the display --------------------------------------------------
 
     @property
     def elapsed_s(self) -> float:
@@ -162,21 +162,21 @@ class DemoRun:
 
     @property
     def hops(self) -> int:
-        """How often users went to another host by themselves."""
+        """How often users moved to another host as planned."""
         return sum(user.hops for user in self.users)
 
     @property
     def faults(self) -> Counter[str]:
-        """The faults on all hosts by themselves, by kind."""
+        """The faults on single hosts, by kind."""
         return sum((host.judge.faults.counts for host in self.hosts), Counter[str]())
 
     @property
     def faults_anywhere(self) -> Counter[str]:
-        """Those of the cluster."""
+        """The faults of the cluster, by kind."""
         return self.cluster.judge.faults.counts if self.cluster else Counter()
 
     def places(self) -> Iterator[str]:
-        """The live page of each host, how to join it, and how to see the records."""
+        """Lines for guests: each host's live page, how to join, how to see records."""
         for host in self.hosts:
             name = f"{host.name}   " if self.cluster else ""
             page, chat = f"http://{host.sidecar.program.address}/", host.address

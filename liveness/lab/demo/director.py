@@ -13,9 +13,9 @@ from liveness.lab.demo.demo_host import DemoCluster, DemoHost, KeptProgram
 from liveness.lab.demo.script import Step, actions_of
 from liveness.lab.demo.users import User
 
-Target: TypeAlias = KeptProgram | DemoHost  # and Redis, a KeptProgram
+Target: TypeAlias = KeptProgram | DemoHost  # Redis is a KeptProgram
 
-# What ends a program that is restarted, and how that is called.
+# The signals that end a program for a restart, and their names in messages.
 SIGNALS: Final = {
     "gateway": (signal.SIGKILL, "kill -9"),
     "restart": (signal.SIGTERM, "SIGTERM"),
@@ -96,7 +96,7 @@ class Director:
                 judge.disruption_ends(trio.current_time(), of_gateway=is_gateway)
 
     def _target(self, name: str, number: float) -> Target | None:
-        """What an action is about; None: users."""
+        """What an action kills, stops or restarts; None: it concerns users."""
         match name:
             case "silence":
                 return None

@@ -33,9 +33,9 @@ MAX_LINE_BYTES: Final = 4_096
 MAX_NAME: Final = 32
 # Lines queued for a user that reads too slowly, beyond the kernel's buffers.
 MAX_UNSENT_LINES: Final = 128
-# A connection is read at most 50 lines a second. More lines wait in its socket, and so
-# does their sender. Without this one user could flood the room until others, who cannot
-# read as fast, are cut off.
+# At most 50 lines a second are read from a connection. More lines wait in its socket, and
+# so does their sender. Without this limit one user could flood the room until others, who
+# cannot read as fast, are cut off.
 LINE_PAUSE_S: Final = 0.02
 LOGIN_S: Final = 60.0  # a person types it
 # A silent user may be gone, and would never receive the last lines.
@@ -109,7 +109,7 @@ class Gateway:
         sidecar.task("remind:")(self.remind)
 
     async def close_ended(self) -> None:
-        """Closes connections of users that are silent, or that logged in on another one."""
+        """Closes connections of users that are silent or that logged in on another one."""
         async for end in self._sidecar.ended():
             assert end.conn is not None  # each login names it
             if connection := self.room.get(end.conn):
@@ -166,7 +166,7 @@ class Gateway:
         return None
 
     def _take(self, connection: Connection, line: bytes) -> None:
-        """Does what *line* asks for. Any line, even an invalid one, is an activity."""
+        """Carries out *line*. Any line, even an invalid one, is an activity."""
         conn, uid = connection.conn, connection.uid
         is_in = conn in self.room
         if is_in:

@@ -29,11 +29,11 @@ from liveness.lab.demo.plans import joining_s
 from liveness.lab.demo.script import ScriptError, actions_of, parsed_script
 
 USAGE: Final = 2
-# A silence can only be seen after joining, a timeout, the gateway's flush, and a second in
-# which a missed one would be noticed; with several hosts, as long again until every reader
-# of the cluster knows.
+# Seconds that a run needs besides joining, a timeout and the gateway's flush: in them a
+# missed offline is noticed. With several hosts twice: every reader of the cluster must have
+# it.
 LEAST_MORE_S: Final = 2.0
-# All users share this process, and each writes several times in its timeout. Each
+# All users share this process, and each writes several times within its timeout. Each
 # connection is an open file here, and another in the gateway.
 MOST_USERS_PER_TIMEOUT_S: Final = 500
 OTHER_FILES: Final = 100
@@ -100,7 +100,7 @@ async def _until_signal(
         numbers.append(signal.SIGHUP)
     if terminal:
         numbers.append(signal.SIGTSTP)  # Ctrl-Z
-    # A terminal stopped by Ctrl-S holds up its own end: a signal ends the process then.
+    # A terminal stopped by Ctrl-S blocks its cleanup: another signal ends the process then.
     with terminal or nullcontext(), trio.open_signal_receiver(*numbers) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_handle, signals, terminal)
@@ -119,7 +119,7 @@ async def _handle(signals: AsyncIterator[int], terminal: Terminal | None) -> Non
 
 
 def _impossible(options: DemoOptions) -> str:
-    """Why these numbers do not go together, and what to do; "" if they do."""
+    """Why these options contradict each other, and what to do; "" if they do not."""
     users, timeout, hosts = options.users, options.timeout, options.hosts
     most_users = int(MOST_USERS_PER_TIMEOUT_S * timeout / hosts)
     if users > most_users:
@@ -133,7 +133,7 @@ def _impossible(options: DemoOptions) -> str:
             f"{options.seconds:g} s are too short to show {users} users and a timeout of "
             f"{timeout:g} s; use --seconds {least_s:g} or more, or a shorter --timeout"
         )
-    # Of a user that hops, old connections stay open for a while.
+    # Old connections of a user that hops stay open for a while.
     files = users * min(hosts, 3) + MOST_GUESTS + OTHER_FILES
     allowed, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files > most_files:

@@ -1,7 +1,7 @@
 """The live picture: programs, keys, users, faults and records.
 
-Pictures are drawn into memory, and a thread writes them: a terminal stopped by Ctrl-S delays
-nothing else. The settings of the terminal are restored however this ends.
+Pictures are drawn into memory, and a thread writes them: a terminal stopped by Ctrl-S
+delays nothing else. The settings of the terminal are restored however this ends.
 """
 
 import os
@@ -26,7 +26,7 @@ FRAME_S: Final = 0.3
 MOST_LOGGED: Final = 4
 MOST_RECORDS: Final = 50  # more than most terminals have room for
 MOST_KEYS: Final = 64
-# The other screen, without a cursor; and the first one again.
+# Switch to the alternate screen and hide the cursor; and back.
 TAKEN: Final = "\x1b[?1049h\x1b[?25l"
 GIVEN_BACK: Final = "\x1b[?25h\x1b[?1049l"
 REDRAWN: Final = "\x1b[H\x1b[J"
@@ -108,10 +108,10 @@ class Terminal:
 
 
 def can_take(out: TextIO, keys: TextIO) -> bool:
-    """Whether to take a terminal; a process in the background that reads is stopped."""
+    """Whether to take a terminal: reading it would stop a process in the background."""
     try:
         return can_move_cursor(out) and os.tcgetpgrp(keys.fileno()) == os.getpgrp()
-    except OSError:  # no terminal, or not that of this session
+    except OSError:  # no terminal, or another session's
         return False
 
 
@@ -162,7 +162,7 @@ class Picture:
 def fitted(
     lines: Sequence[Text], records: Iterable[str], width: int, height: int
 ) -> list[Text]:
-    """These lines, and as many records as there is room for."""
+    """These lines, and as many records as fit below."""
     left = max(height - len(lines), 0)
     newest = [*records][-left:] if left else []
     lines = [*lines, *(Text(line, style="dim") for line in newest)]

@@ -15,12 +15,12 @@ from liveness.lab.demo.plans import WITH_ONE_HOST
 from liveness.text import escaped
 
 TICK_S: Final = 1.0  # from one line of status to the next
-# Records shown in that time; the others are only counted.
+# Most records shown in each tick; the others are only counted.
 MOST_RECORDS: Final = 4
 HINT: Final = '  live page; join by nc, and type {"login": "ada"}; see the records:'
 ENDS: Final = ("silence", "logout", "moved", "gateway_lost")
 
-# A print that is abandoned goes on in its thread, and keeps the limiter until it is done.
+# An abandoned print continues in its thread, and keeps the limiter until it is done.
 # Otherwise the report could begin in the middle of its line.
 _PRINTING: Final = trio.CapacityLimiter(1)
 
@@ -36,14 +36,14 @@ async def say(*lines: str) -> None:
 
 
 class PlainLines:
-    """Prints every second what was done, a few records, and the state of the run."""
+    """Prints every second the actions, a few records, and the state of the run."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._records = 0
 
     def add(self, line: str, what: str) -> None:
-        """Prints a line within a second; of the records the first few, and a count."""
+        """Prints a line within a second; of records only the first few, and a count."""
         if what == ACTION or self._records < MOST_RECORDS:
             self._lines.append(line)
         self._records += what != ACTION
@@ -83,7 +83,7 @@ def status(demo: DemoRun) -> str:
 
 
 def table(demo: DemoRun) -> Iterator[str]:
-    """Numbers by what users are to do, or by host if there are several."""
+    """Counts of users by their plan, or by host if there are several."""
     rows = dict[str, Counter[str]]()
     if demo.cluster:
         columns: tuple[str, ...] = ("online", *ENDS, "host_lost")
@@ -153,7 +153,7 @@ def _counted(faults: Counter[str], kinds: Sequence[str]) -> str:
 
 
 def listed(faults: Faults) -> Iterator[str]:
-    """Each fault that is remembered, and how many are not."""
+    """Each fault that was kept, and how many were not."""
     for fault in faults.listed:
         line = f"    {fault.kind}: {escaped(fault.who)} {fault.breach.what}"
         if fault.breach.promise != NO_PROMISE:

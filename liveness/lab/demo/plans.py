@@ -4,9 +4,9 @@ With one host there are four kinds: users that chat, users that only send keepal
 that log out, and users that fall silent with the connection open, as on a train in a
 tunnel. A gateway can tell the last kind from the second only by the silence itself.
 
-With several hosts some stay, and most move on: those that hop keep the old connection until
-the new one works, and log out of it then. Those that roam leave it behind, as a phone that
-leaves a Wi-Fi network: the old host hears nothing more.
+With several hosts most users move. Those that hop keep the old connection until the new one
+works, and then log out of it. Those that roam just stop using it, as a phone that leaves a
+Wi-Fi network: the old host receives nothing more.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 MOST_JOINS_PER_S: Final = 250
-# The last logout comes this long before the end, and the last silence a timeout earlier: a
+# The last logout is this long before the end, and the last silence a timeout earlier: a
 # missed one is noticed after a second, and half a second is spare.
 LAST_S: Final = 1.5
 # A line goes to every user in the room, so in a large room only a few may chat.
@@ -27,7 +27,7 @@ LEAST_PAUSE, MOST_PAUSE = 0.3, 0.5
 
 
 class Behaviour(StrEnum):
-    """What a user does, until the end or until its moment."""
+    """What a user does until the end, or until its plan's `moment_s`."""
 
     CHAT = "chat"
     KEEPALIVE = "keepalive"
@@ -37,7 +37,7 @@ class Behaviour(StrEnum):
     ROAM = "roam"
 
 
-# Of each ten users, in this order: the first user falls silent.
+# The behaviour of each ten users, in order: the first user falls silent.
 WITH_ONE_HOST: Final = (
     Behaviour.SILENT, Behaviour.CHAT, Behaviour.KEEPALIVE, Behaviour.LOGOUT,
     Behaviour.SILENT, Behaviour.KEEPALIVE, Behaviour.CHAT, Behaviour.SILENT,

@@ -1,8 +1,8 @@
 """Simulated users on TCP connections, like people with `nc`.
 
-They know where gateways listen, and nothing of sidecars. If a connection breaks, its user
-reconnects soon, as real clients do, to any host; after a random pause, so that not all do
-at once. They report what they do to the judge of each host.
+They know gateways, but no sidecars. If a connection breaks, its user reconnects to any host
+after a short random pause, as real clients do, so that not all come at once. Users report
+their actions to the judge of each host.
 
     python -m liveness.lab.demo.users --port 7000        against a gateway that runs already
 """
@@ -31,16 +31,16 @@ from liveness.lab.demo.plans import (
 )
 
 LEAST_BACK_S: Final = 0.05
-# No new connection to a host this long after the old one: until then the judge may read
-# the record of its end.
+# A user does not come back to a host sooner than this: the judge may not have read the
+# record of its last end there.
 REST_S: Final = 1.0
 # How long a user stays on a host, as a share of the timeout.
 LEAST_STAY, MOST_STAY = 0.5, 1.0
 LEAST_STAY_S: Final = 2.0
-# From being let in on the new host until the old connection is given up.
+# From joining the new host until the old connection is given up.
 OVERLAP_S: Final = 2.0
-# In `crowd`, the length of a plan. A user whose plan has no end leaves and comes back
-# after one to two of these.
+# The length of a plan in `crowd`. A user whose plan has no end leaves and comes back after
+# one to two of these.
 LIFE_S: Final = 60.0
 MOST_TIMEOUT_S: Final = 86_400
 SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so long")
@@ -52,7 +52,7 @@ class GatewayAddress:
 
     host: str
     port: int
-    judge: HostJudge  # is notified of what users do there
+    judge: HostJudge  # gets the actions of users there
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class Visit:
 
     @property
     def is_active(self) -> bool:
-        """Whether its user is in the room and goes on writing."""
+        """Whether its user is in the room and still writes."""
         return self.has_joined and not self.is_over and not self.has_ended
 
     def end(self, *, logout: bool, is_planned: bool = True) -> None:
@@ -158,7 +158,7 @@ class User:
                         self._wake = trio.Event()
                         await self._wake.wait()
                 if visit.is_over:
-                    break  # it was made to fall silent
+                    break  # `fall_silent` was called
                 if trio.current_time() >= moment:
                     visit.end(logout=self.plan.behaviour is Behaviour.LOGOUT)
                     break
@@ -166,11 +166,11 @@ class User:
 
     @property
     def is_active(self) -> bool:
-        """Whether it is on a host and goes on writing."""
+        """Whether it is on a host and still writes."""
         return self._visit is not None and self._visit.is_active
 
     def fall_silent(self) -> None:
-        """An active user writes nothing from now on, whatever the plan."""
+        """Have an active user write nothing from now on, despite its plan."""
         assert self._visit is not None
         self._visit.end(logout=False, is_planned=False)
         self._wake.set()
