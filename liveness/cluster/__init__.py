@@ -1,4 +1,4 @@
-"""Presence across hosts, as it is kept on Redis: its format, its functions, and its readers.
+"""Presence across hosts on Redis: the format, the functions, and the readers.
 
 coredis is imported only when a connection is made: a sidecar without a cluster in its
 settings does not need it.

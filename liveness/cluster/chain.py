@@ -1,22 +1,22 @@
 """Follows one partition of the cluster, without I/O.
 
-Every version of a partition has a name, "version.token", and every entry of its stream names
-the version before it: so the entries are a chain, and a reader that holds a name knows
-whether an entry continues what it has. A failover may lose versions that readers have seen,
-and readers that come late find the stream trimmed. Then the reader goes back along the chain
-from its newest version, looks for the last version that both know, and says what it means for
-what it has delivered (`Rollback`, `ClusterGap`).
+Every version of a partition has a name, "version.token", and an entry of its stream names
+the version before it. So the entries are a chain, and a reader that has a version knows
+whether an entry is the next one. A failover may lose versions that readers have seen, and
+the stream may be trimmed before a slow reader reads it. Then the reader goes back along the
+chain from its newest version to the last version that both have, and reports which of its
+delivered records are void, or which are missing (`Rollback`, `ClusterGap`).
 
-A reader that keeps who is online needs a list then, since it cannot undo records. It reads
-all users in steps, while they change, and applies the records that follow the version held
-when it began. The list is true once the version is reached that was the newest when its last
-step was read (`Listed`).
+A reader that keeps the set of online users then needs a list, as it cannot undo records. It
+reads all users in steps, while they change, and applies the records after the version that
+it had at the first step. The list is true once the reader reaches the version that was the
+newest at the last step (`Listed`).
 
-After Redis was emptied, its hosts have a lease of time to begin to list their sessions again,
-and each as long as that takes. Until then a user that is not there is not offline: the list
-waits, but not for ever.
+After Redis was emptied, its hosts have one lease to begin to list their sessions again, and
+the time that this takes. Until then a missing user may be online: the list waits, but not
+for ever.
 
-A `Chain` says what to read (`request`) and takes the answer. Its reads may be repeated.
+A `Chain` has the next read (`request`) and takes the answer. Reads may be repeated.
 """
 
 from collections import deque
@@ -50,13 +50,13 @@ from liveness.core.records import OFFLINE, identity
 PAGE: Final = 50
 # Users in one read of a list: some 1 ms of Redis' time.
 SCAN_USERS: Final = 1_000
-# Names that are kept, to find the last version that both know after a failover: some 5 s of
-# the busiest partition, while replicas are behind by much less.
+# Names kept to find the last common version after a failover: some 5 s of the busiest
+# partition, while replicas are behind by much less.
 MOST_NAMES: Final = 256
-# So many leases a list waits for hosts: one that cannot list its sessions, as while memory
-# is used up, must not keep all readers without a list.
+# The leases that a list waits for hosts. A host that cannot list its sessions, such as one
+# for which Redis has no memory, must not keep all readers without a list.
 MOST_WAIT: Final = 10
-# At the end of a position: who is online has to be listed yet.
+# At the end of a position: the list of online users is still to come.
 UNLISTED: Final = "!"
 
 
@@ -109,7 +109,7 @@ class _List:
     """
 
     def __init__(self, meta: Fields) -> None:
-        self.places: dict[str, Place] = {}  # by the text of the user
+        self.places: dict[str, Place] = {}  # by user, as text
         self.end: str | None = None  # the version at which it is true
         self.is_settled = False
         self.is_doubtful = False
@@ -120,8 +120,8 @@ class _List:
     def add(self, users: Fields, *, known: Container[str], name: str) -> None:
         """Add users as they are stored at the version of a name.
 
-        If the reader does not come by that version, a failover has lost it, and with it
-        maybe what these users are here.
+        If the reader never reaches that version, a failover has lost it, and these users
+        may be wrong.
         """
         if name not in known:
             self.unproven.add(name)
@@ -139,7 +139,7 @@ class _List:
         """Take the hash of the partition, from after the last user was read."""
         hosts = _hosts_of(meta)
         for user, session in self._unknown.items():
-            # One that is in neither has begun and gone meanwhile: its users have records.
+            # A host in neither hash began and ended in between: its users have records.
             host = hosts.get(session.incarnation, "")
             self.places[user] = _place(user, host, session)
         self._unknown.clear()
@@ -158,9 +158,9 @@ class Chain:
 
     Args:
         partition: Its number.
-        position: Of an earlier reader, from which this one goes on; empty: from the oldest
-            entry; None: behind the newest one.
-        lists: Whether to list who is online: at first, unless there is a position, and
+        position: That of an earlier reader, to continue from; empty: from the oldest entry;
+            None: after the newest one.
+        lists: Whether to list the online users: at first, unless there is a position, and
             after each rollback and gap.
         lease_s: The lease of the hosts.
         waits: Whether a list waits until the hosts have listed theirs.
@@ -176,8 +176,8 @@ class Chain:
         waits: bool = True,
     ) -> None:
         self.partition = partition
-        self.is_caught_up = False  # it has all there was; pause before the next request
-        self._names = deque[str](maxlen=MOST_NAMES)  # of versions that it had, in order
+        self.is_caught_up = False  # it has everything; pause before the next request
+        self._names = deque[str](maxlen=MOST_NAMES)  # of versions it had, in order
         if position is not None:
             self._names.append(position.removesuffix(UNLISTED))
         is_unlisted = position is None or position.endswith(UNLISTED)
@@ -189,8 +189,8 @@ class Chain:
         self._waits = waits
         self._now = 0.0
         self._began_at: float | None = None  # when it joined this life of the partition
-        self._wanted_at = 0.0  # since when it wants a list
-        self._after = 0  # entries up to this one are not of the chain, or it had them
+        self._wanted_at = 0.0  # when it began to need a list
+        self._after = 0  # entries up to this one are known, or of another chain
         self._deliveries: list[DeliveredEvent] = []
         self._steps = self._run()
         self.request: Request = next(self._steps)
@@ -212,20 +212,20 @@ class Chain:
 
     @property
     def position(self) -> str:
-        """Where another reader goes on."""
+        """Where another reader can continue."""
         return self._position(self.name)
 
     def _position(self, name: str) -> str:
         return name + UNLISTED if self._needs_list else name
 
     def answer(self, answer: Any, now: float) -> list[DeliveredEvent]:
-        """Take the answer to `request`; return what it brought.
+        """Take the answer to `request`; return the events in it.
 
         Args:
-            answer: As the request says.
+            answer: In the form that the class of the request describes.
             now: Seconds of the caller's clock.
         Raises:
-            ValueError: The answer is not of this schema. The chain is at its end.
+            ValueError: The answer is not of this schema. The chain cannot be used again.
         """
         self._now = now
         if self._began_at is None:
@@ -235,9 +235,9 @@ class Chain:
         return self._deliveries
 
     def failed(self) -> None:
-        """The request failed, and will be repeated, perhaps at another server."""
+        """Note that the request failed. It will be repeated, perhaps at another server."""
         if self._list is not None:
-            self._list.is_doubtful = True  # it may have what that server has lost
+            self._list.is_doubtful = True  # it may have data that the other server lost
 
     # --- the steps ------------------------------------------------------------------
 
@@ -265,9 +265,9 @@ class Chain:
         return [entry_of(self.partition, *entry) for entry in found]
 
     def _follow(self) -> _Steps:
-        """Deliver a page of what is new."""
+        """Deliver a page of new records."""
         newest = yield from self._newest()
-        # Nothing at all: Redis was emptied, and no host has come back yet.
+        # Nothing is there: Redis was emptied, and no host has come back yet.
         self.is_caught_up = newest in ("", self.name)
         if self.is_caught_up:
             return
@@ -296,19 +296,19 @@ class Chain:
     def _emit(self, event: ClusterEvent) -> None:
         self._deliveries.append(DeliveredEvent(event, self.position))
 
-    # --- what Redis lost, or no longer keeps ------------------------------------------
+    # --- after a failover, or a trimmed stream ------------------------------------------
 
     def _rejoin(self) -> _Steps:
-        """Go on from the last version that both know, or else from the oldest entry."""
+        """Continue from the last common version, or else from the oldest entry."""
         common, after = yield from self._last_common()
         if common == self.name:
-            # If nothing was in the way: it is not, but so there is a pause.
+            # This may be wrong, but makes a pause before the next request.
             self.is_caught_up = after == self._after
             self._after = after
             return
         self._after = after
         had, version, position = self.version, version_of(common), self.position
-        # If it does not remember this one, it has read another life of the partition.
+        # A reader that never had this version has read another life of the partition.
         is_strange = common not in self._names and (
             version_of(self._names[0]) < version < had
         )
@@ -338,9 +338,9 @@ class Chain:
     def _last_common(self) -> Generator[Request, Any, tuple[str, int]]:
         """The newest version of the chain that this reader had, or else its oldest.
 
-        And the id behind which the chain goes on from there. Entries that do not lead to
-        the newest version are of another chain: as from before somebody deleted the hash
-        of the partition and not the stream.
+        With the id after which the chain continues. Entries that do not lead to the newest
+        version are of another chain: for instance from before somebody deleted the hash of
+        the partition, but not the stream.
         """
         known, name = set(self._names), (yield from self._newest())
         until = version_of(name)
@@ -356,7 +356,7 @@ class Chain:
                 break
         return name, until
 
-    # --- who is online ----------------------------------------------------------------
+    # --- the list of online users -----------------------------------------------------
 
     def _read_list(self) -> _Steps:
         self.is_caught_up = False
@@ -383,7 +383,7 @@ class Chain:
         if version_of(listing.end) > self.version:
             return
         self._list = None
-        if self._may_wait and not listing.is_settled:  # a host began to list meanwhile
+        if self._may_wait and not listing.is_settled:  # a host began to list since
             self._wait()
             return
         # Otherwise that version is of another chain: list again.
@@ -405,9 +405,8 @@ class Chain:
     def _is_settled(self, meta: Fields) -> bool:
         """Whether the hosts have listed their sessions.
 
-        They had a lease of time to begin, by Redis' clock, which goes on with their
-        beats, or by our own. And none lists them now: one that ends meanwhile is declared
-        lost by the others.
+        They had a lease to begin, by our clock or by that of Redis, which advances with
+        their beats. And none is listing now; one that ended is declared lost by others.
         """
         if not meta:
             return False

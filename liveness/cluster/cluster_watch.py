@@ -1,13 +1,13 @@
-"""Reads all partitions of the cluster: who comes and goes on any host, and who is online.
+"""Reads all partitions of the cluster: users coming and going on any host, and lists.
 
     async with ClusterWatch(settings) as watch:
         async for event in watch:
             ...
 
-It runs under trio and asyncio. Nothing is read ahead: while the program waits for the next
-event, the partitions are read in turn, and what a turn brought is delivered before the next
-one begins. So a slow program holds up nothing but itself: what it has not read is in the
-streams for `cluster.keep_s`.
+It runs under trio and asyncio, and reads nothing ahead: while the program waits for the
+next event, the partitions are read in turn, and all events of a turn are delivered before
+the next one begins. So a slow program delays only itself: the streams keep events that it
+has not read for `cluster.keep_s`.
 """
 
 import logging
@@ -41,7 +41,7 @@ from liveness.errors import ReportError
 
 __all__ = ["OLDEST", "ClusterBatches", "ClusterListing", "ClusterWatch"]
 
-# Sessions in the answer to one `where`: users have few, so that is no answer cut short.
+# Most sessions in an answer to `where`: far more than the users in it have.
 MOST_PLACES: Final = 1_000_000
 
 
@@ -50,7 +50,7 @@ logger: Final = logging.getLogger("liveness.client")
 
 
 class ClusterListing(NamedTuple):
-    """Who is online on any host; to follow from there, begin at `position`."""
+    """The users online on any host; to follow from there, begin at `position`."""
 
     position: str
     places: list[Place]  # the newest session of each user
@@ -61,30 +61,30 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
     """An endless `async for` over events of all hosts, for one loop at a time.
 
     Use it with `async with`. An event is finished when the loop comes back for the next
-    one; `position` is where another watch goes on behind those that are finished. Some of
-    its records may come again then, so do your work such that it may be done twice:
-    partition and version name a record.
+    one; another watch can continue from `position`, which is after the finished ones. Some
+    of its records may come again then, so make your work idempotent: a record is identified
+    by partition and version.
 
-    A `Rollback` says that records which were delivered are void: Redis failed over to a
-    server that did not have them. A `ClusterGap` says that some were no longer kept. Both concern
-    one partition. With *lists*, a `Listed` follows each of them, and is the first event of
-    each partition: who is not in it is offline.
+    A `Rollback` says that delivered records are void: Redis failed over to a server that
+    did not have them. A `ClusterGap` says that some were no longer kept. Both concern one
+    partition. With *lists*, a `Listed` follows each of them, and is the first event of each
+    partition: users not in it are offline.
 
-    If a wait is cancelled, no event is lost. While Redis is away, it waits.
+    If a wait is cancelled, no event is lost. While Redis is down, it waits.
 
     Args:
-        settings: Where Redis is. The partitions, and the lease, for which a list waits
-            after Redis was emptied, are those of the hosts.
-        position: As `position` of an earlier watch had it; "oldest": everything that is
-            kept; None: what is new from now on.
-        kinds: The records to deliver: "online", "offline", "moved". None named: all.
-        lists: Whether to list who is online.
-        strict: Whether to raise a CallError for what is otherwise logged and tried again:
-            before the first answer all kinds, later those that will not pass.
-        report_line: Is called with each line about the connection, in place of the logger
+        settings: Where Redis is. The number of partitions and the lease are those of the
+            hosts. After Redis was emptied, a list waits for the lease.
+        position: The `position` of an earlier watch; "oldest": everything that is kept;
+            None: only new events.
+        kinds: The records to deliver: "online", "offline", "moved". Empty: all.
+        lists: Whether to list online users.
+        strict: Whether to raise a CallError for failures that are otherwise logged and
+            tried again: before the first answer all, later only permanent ones.
+        report_line: Called with each line about the connection, in place of the logger
             "liveness.client".
     Raises:
-        ReportError: The position is none.
+        ReportError: The position is not valid.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         self._cancel_scope: anyio.CancelScope | None = None  # of the loop's wait
         self._is_closed = False
         self._waiting = deque[DeliveredEvent]()
-        self._given = Positions()  # of what the loop has and has not finished
+        self._given = Positions()  # of events that the loop has not finished
 
     async def __aenter__(self) -> Self:
         """Begin to connect.
@@ -152,7 +152,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         return event
 
     def batches(self) -> "ClusterBatches":
-        """Iterate over lists of events, of those that have arrived; never empty ones."""
+        """Iterate over lists of the events that have arrived; none is empty."""
         return ClusterBatches(self)
 
     async def _next_batch(self) -> list[ClusterEvent]:
@@ -178,9 +178,9 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     @property
     def position(self) -> str | None:
-        """Behind the events that are finished; None before each partition was read.
+        """The position after the finished events; None until each partition was read.
 
-        A text of a version for each partition, see `positions`.
+        A text with a version for each partition; see `positions`.
         """
         if self._terms is None or len(self._positions) < self._terms.partitions:
             return None
@@ -192,12 +192,12 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         return self._is_closed
 
     def finish(self) -> None:
-        """Finish what was given to the loop, which reads no more."""
+        """Finish the events given to the loop, which takes no more."""
         self._positions |= self._given
         self._given = {}
 
     async def _ready(self) -> None:
-        """Finish what was given to the loop; wait until an event is at hand."""
+        """Finish the events given to the loop; wait until the next is ready."""
         with self._guard:
             await checkpoint()
             self.finish()
@@ -221,7 +221,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         """Wait until the cluster was found. No event is read.
 
         Raises:
-            As the iteration.
+            The same as the iteration.
         """
         with self._guard:
             await self._begun()
@@ -233,7 +233,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         while self._terms is None:
             terms = await self._ask(read_terms)
             if terms is None:
-                # What comes now is new: nothing is to be left out when it has begun.
+                # Whatever is there once it has begun is new: leave nothing out.
                 self._start = ""
                 await anyio.sleep(SLOWEST_S)
             elif self._terms is None:
@@ -273,10 +273,10 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         )
 
     def _take(self, chain: Chain, found: list[DeliveredEvent]) -> int:
-        """Take what a partition brought; return how many events wait."""
+        """Take the events of a partition; return how many events wait."""
         wanted = [delivery for delivery in found if self._wants(delivery.event)]
         if wanted:
-            # The position behind the last one is also behind those that are not wanted.
+            # The position after the last event is also after those that are not wanted.
             wanted[-1] = DeliveredEvent(wanted[-1].event, chain.position)
             self._waiting += wanted
         elif chain.has_begun:
@@ -339,19 +339,19 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         )
 
     async def online(self, users: Uid | Iterable[Uid]) -> set[Uid]:
-        """Ask which of these users are online on any host; as `where`."""
+        """Ask which of these users are online on any host; see `where`."""
         asked = [users] if isinstance(users, str | int) else list(users)
         found = await self.where(asked)
         named = {identity(uid) for place in found for uid in (place.user, place.uid)}
         return {uid for uid in asked if identity(uid) in named}
 
     async def hosts(self) -> list[HostRow]:
-        """Ask for the hosts; as `where`."""
+        """Ask for the hosts; see `where`."""
         terms = await self._begun()
         return await self._ask(lambda redis: hosts(redis, terms.partitions))
 
     async def list(self) -> ClusterListing:
-        """Ask for all users that are online on any host; as `where`.
+        """Ask for all users that are online on any host; see `where`.
 
         To follow from there, begin at its position. A million users take some 400 MB here.
         """

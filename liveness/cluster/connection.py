@@ -1,8 +1,8 @@
-"""Redis, as the cluster's code calls it: one server, or a Redis Cluster.
+"""Redis for the cluster's code: one server, or a Redis Cluster.
 
-Nothing is repeated here but what certainly did not run: a function that was missing, and a
-call that another node of the Cluster has to have. Everything else is a `CallError`, and the
-next call finds the server that there is then.
+A call is repeated only if it certainly did not run: its function was missing, or another
+node of the Cluster has its slot. Any other failure is a `CallError`; the next call looks
+for the right server again.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -31,7 +31,7 @@ __all__ = ["CallError", "Kind", "Redis", "connected", "why_policy_is_wrong"]
 Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
 TIMEOUT_S: Final = 2.0
-# Failures after which another node may have the slot.
+# After these failures, another node may have the slot.
 _MAY_HAVE_MOVED: Final = frozenset({"timeout", "connection", "moving", "readonly"})
 _IS_CLUSTER: Final = "it is a Cluster: name cluster.nodes in place of cluster.url"
 _NOT_LOADED: Final = (
@@ -80,7 +80,7 @@ class Redis:
         return any(server.is_connected for server in self._servers.values())
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
-        """Hold the connections until cancelled; Redis may be away."""
+        """Keep the connections until cancelled; Redis may be down."""
         async with create_task_group() as tasks:
             self._tasks = tasks
             task_status.started()
@@ -115,15 +115,15 @@ class Redis:
         keys = self._keys_of(partition)
         return await self._send(partition, command, name, len(keys), *keys, *args)
 
-    # --- what readers ask ---------------------------------------------------------
+    # --- reads ----------------------------------------------------------------------
 
     async def entries(
         self, partition: int, after_version: int, limit: int
     ) -> list[Entry]:
-        """The oldest entries of the stream whose first record is behind a version.
+        """The oldest entries of the stream whose first record is above a version.
 
         Raises:
-            CallError: There was no answer, or Redis refused it; as all below.
+            CallError: There was no answer, or Redis refused it; so do all methods below.
         """
         key, after = self._keys_of(partition).stream, f"({after_version}-0"
         rows = await self._send(partition, b"XRANGE", key, after, "+", "COUNT", limit)
@@ -139,13 +139,13 @@ class Redis:
         return [(name, _pairs(fields)) for name, fields in rows]
 
     async def meta(self, partition: int, *fields: str) -> list[bytes | None]:
-        """Some fields of what is known of a partition; None for one that is not there."""
+        """Fields of the hash of a partition; None for a missing one."""
         key = self._keys_of(partition).meta
         values: list[bytes | None] = await self._send(partition, b"HMGET", key, *fields)
         return values
 
     async def everything(self, partition: int) -> dict[bytes, bytes]:
-        """All that is known of a partition; empty if it never had a host."""
+        """The whole hash of a partition; empty if it never had a host."""
         key = self._keys_of(partition).meta
         fields: dict[bytes, bytes] = await self._send(partition, b"HGETALL", key)
         return fields
@@ -171,7 +171,7 @@ class Redis:
         return count
 
     async def information(self) -> list[dict[str, str]]:
-        """What INFO says of each master, and its `address`; if the user may see it."""
+        """The INFO of each master, and its `address`; empty if the user may not see it."""
         addresses = [self._only] if self._only else sorted(await self._masters())
         return [await self._information(address) for address in addresses]
 
@@ -188,10 +188,10 @@ class Redis:
         return found
 
     async def check_policy(self) -> str:
-        """What the servers do when their memory is full (`maxmemory-policy`).
+        """The policy of the servers for full memory (`maxmemory-policy`).
 
-        Of several that differ it is a wrong one, if any is; empty if the user may not see
-        it.
+        If the policies differ, a wrong one if there is any; empty if the user may not see
+        them.
         """
         policies, failure = await self.policies()
         if failure is not None:
@@ -199,7 +199,7 @@ class Redis:
         return max(policies, key=lambda policy: bool(why_policy_is_wrong(policy)))
 
     async def policies(self) -> tuple[list[str], CallError | None]:
-        """The policies of the masters that answer, and the failure of one that does not."""
+        """The policies of masters that answer, and the failure of one that does not."""
         policies, failure = list[str](), None
         for address in [self._only] if self._only else sorted(await self._masters()):
             try:
@@ -284,7 +284,7 @@ class Redis:
         except CallError as failure:
             if failure.kind == "permission":
                 raise CallError("permission", f"{failure}; {_NOT_LOADED}") from None
-            if "already exists" not in str(failure):  # another host loaded it just now
+            if "already exists" not in str(failure):  # another host has just loaded it
                 raise
 
     def _server(self, address: Address) -> RedisNode:
@@ -328,7 +328,7 @@ async def connected(
         await tasks.start(redis.run)
         try:
             yield redis
-        except Exception as error:  # raised below: here it would come out in a group
+        except Exception as error:  # raised below: here it would be wrapped in a group
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -346,5 +346,5 @@ def why_policy_is_wrong(policy: str) -> str | None:
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    """Fields and values that follow each other."""
+    """Pairs from alternating fields and values."""
     return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""What a reader of the cluster delivers, beside records: what it missed, and who is online."""
+"""Events of a reader of the cluster besides records: void or missed records, and lists."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -8,7 +8,7 @@ from liveness.cluster.format import ClusterRecord, Place
 class Rollback(NamedTuple):
     """Redis lost versions: all records of the partition above `version` are void.
 
-    Those above it that count follow. With version 0 everything was lost.
+    The valid records above it follow. With version 0 everything was lost.
     """
 
     partition: int
@@ -46,8 +46,8 @@ class Listed(NamedTuple):
 
     partition: int
     version: int
-    places: list[Place]  # the newest of each user
-    is_settled: bool  # False: a user that is not there may be online nevertheless
+    places: list[Place]  # the newest session of each user
+    is_settled: bool  # False: a user not in it may be online
 
     def as_map(self) -> dict[str, object]:
         """As a mapping, like the records beside it."""

@@ -1,10 +1,10 @@
-"""What the cluster keeps on Redis: keys, fields and values (`proto/cluster.md`).
+"""The format of the cluster's data on Redis: keys, fields and values (`proto/cluster.md`).
 
 A *partition* has three keys with one hash tag, so that Redis Cluster keeps them together:
 
-    <prefix>:{p}:m   hash: what is known of the partition and of its hosts
+    <prefix>:{p}:m   hash: the state of the partition, and of its hosts
     <prefix>:{p}:u   hash: user -> sessions, the newest first
-    <prefix>:{p}:s   stream: what changed, one entry for each call that changed something
+    <prefix>:{p}:s   stream: the changes, one entry for each call that changed something
 
 Everything here is a plain function of bytes.
 """
@@ -21,17 +21,17 @@ from liveness.core.records import MOVED, OFFLINE, ONLINE, Uid, identity
 
 SCHEMA: Final = 1
 
-# A session of a user: incarnation, session, since, and the lengths of gateway and device.
+# The head of a session: incarnation, session, since, and lengths of gateway and device.
 _SESSION: Final = struct.Struct(">I6s6sBB")
-# What a host is to a partition; the id of its log follows.
+# A host of a partition; the id of its log follows.
 _HOST: Final = struct.Struct(">dIBdIIIdd")
 _KINDS: Final = {1: ONLINE, 2: OFFLINE, 3: MOVED}
-# In front of the gateway of a session whose uid is an integer.
+# The mark before the gateway of a session whose uid is an integer.
 INTEGER: Final = "\x01"
 
 
 def configuration_of(partitions: int, separator: str) -> str:
-    """What all hosts must have in common: schema, partitions, device separator in hex."""
+    """The parameters that all hosts share: schema, partitions, device separator in hex."""
     return f"{SCHEMA} {partitions} {separator.encode().hex() or '-'}"
 
 
@@ -70,11 +70,11 @@ def session_bytes(
     """One session of a user.
 
     Args:
-        incarnation: Which assertion of which host it belongs to.
-        session: Its number in the log of that host.
+        incarnation: Identifies the host, and its assertion, to which it belongs.
+        session: Its seq in the log of that host.
         since_ms: Unix milliseconds by Redis' clock.
         gateway: UTF-8, at most 255 bytes.
-        device: What follows the user in the uid; empty for a user without devices.
+        device: The part of the uid after the user; empty for a user without devices.
     """
     head = _SESSION.pack(
         incarnation,
@@ -87,12 +87,12 @@ def session_bytes(
 
 
 def ending_bytes(session: int) -> bytes:
-    """What ends a session, in place of `session_bytes`."""
+    """The bytes that end a session, in place of `session_bytes`."""
     return session.to_bytes(6)
 
 
 class StoredSession(NamedTuple):
-    """A session of a user, as the hash of users has it."""
+    """A session of a user in the hash of users."""
 
     incarnation: int
     session: int
@@ -105,7 +105,7 @@ def sessions_of(value: bytes) -> Iterator[StoredSession]:
     """The sessions in the value of a user, the newest first.
 
     Raises:
-        ValueError: These are not the bytes of sessions.
+        ValueError: The bytes are not those of sessions.
     """
     at = 0
     while at < len(value):
@@ -130,7 +130,7 @@ def sessions_of(value: bytes) -> Iterator[StoredSession]:
 
 
 class HostState(IntEnum):
-    """What a host is to a partition."""
+    """The state of a host in a partition."""
 
     LIVE = 1
     ASSERTING = 2  # it is listing its sessions anew
@@ -138,16 +138,16 @@ class HostState(IntEnum):
 
 
 class StoredHost(NamedTuple):
-    """What a partition knows of a host."""
+    """The data of a host in a partition."""
 
     epoch: int
     incarnation: int
     state: HostState
     last: int  # the seq of its log up to which everything is applied
-    sessions: int  # all that are its own, of any incarnation
+    sessions: int  # the number of its sessions, of any incarnation
     current: int  # those of `incarnation`
     total: int  # the sum of their numbers, modulo 2^32
-    beat: int  # when it was last heard: microseconds of Redis' clock
+    beat: int  # of its last call: microseconds of Redis' clock
     nonce: int  # of its process; a later start has a larger one
     log: str
 
@@ -156,7 +156,7 @@ def host_of(value: bytes) -> StoredHost:
     """A host from its field in the hash of the partition.
 
     Raises:
-        ValueError: These are not the bytes of a host.
+        ValueError: The bytes are not those of a host.
     """
     try:
         fields = map(int, _HOST.unpack_from(value))
@@ -203,14 +203,14 @@ def place_of(
     reason: str = "",
     device: str = "",
 ) -> Place:
-    """A place, from its fields as they are stored."""
+    """A place from its stored fields."""
     if not gateway.startswith(INTEGER):
         return Place(user, host, gateway, session, since, reason, device)
     return Place(int(user), host, gateway[1:], session, since, reason, device)
 
 
 def place_bytes(place: Place) -> bytes:
-    """A place, as records have it: msgpack, without the device if there is none."""
+    """A place in a record: msgpack, without the device if there is none."""
     fields = place if place.device else place[:-1]
     packed: bytes = msgpack.packb(fields)
     return packed
@@ -230,16 +230,16 @@ class ClusterRecord(NamedTuple):
 
     @property
     def user(self) -> Uid:
-        """Whom it is about."""
+        """The user that it concerns."""
         return self.place.user
 
     @property
     def at(self) -> int:
-        """Unix milliseconds by Redis' clock, about."""
+        """Unix milliseconds, roughly, by Redis' clock."""
         return self.version // 1000
 
     def as_map(self) -> dict[str, object]:
-        """The record as every outlet shows it: absent keys left out."""
+        """The record as every reader shows it; absent keys are left out."""
         place, lost = self.place, self.lost
         shown: dict[str, object] = {
             "partition": self.partition,
@@ -294,7 +294,7 @@ def entry_of(partition: int, entry_id: bytes, fields: Fields) -> StreamEntry:
             fields[b"p"].decode(), version_name(last, fields[b"t"]), records
         )
     except (
-        AttributeError,  # a user that is no text
+        AttributeError,  # a user that is not text
         KeyError,
         TypeError,
         ValueError,
@@ -308,6 +308,6 @@ def entry_of(partition: int, entry_id: bytes, fields: Fields) -> StreamEntry:
 def _records(partition: int, first: int, packed: bytes) -> Iterable[ClusterRecord]:
     unpacker = msgpack.Unpacker()
     unpacker.feed(packed)
-    for version, (kind, told, *lost) in enumerate(unpacker, first):
-        places = [place_of(*fields) for fields in (told, *lost)]
+    for version, (kind, subject, *lost) in enumerate(unpacker, first):
+        places = [place_of(*fields) for fields in (subject, *lost)]
         yield ClusterRecord(partition, version, _KINDS[kind], *places)

@@ -1,4 +1,4 @@
-"""The functions on Redis: their source (`functions.lua`), under a name made of its content.
+"""The functions on Redis: their source (`functions.lua`), named by a hash of it.
 
 So sidecars of two versions each call their own functions on one Redis.
 """
@@ -31,7 +31,7 @@ def functions(clock: str = _SERVER_CLOCK) -> Functions:
 
 
 def functions_of(source: str) -> Functions:
-    """A library from its source, in which its name is open."""
+    """A library from its source, in which a placeholder stands for its name."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
     prefix = f"lv_{digest}_"
     source = source.replace("@LIBRARY@", f"liveness_{digest}")

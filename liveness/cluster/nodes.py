@@ -1,8 +1,8 @@
-"""One Redis server, over one connection that is made when it is needed.
+"""One Redis server, with one connection that is opened when it is needed.
 
 The commands of all partitions share the connection: each is written at once, and the
-answers come in the same order. Nothing is sent twice here: a command that had no answer
-may have run, and only its sender knows what to do then.
+answers come in the same order. No command is sent twice: one without an answer may have
+run, and only its sender knows what to do then.
 """
 
 import logging
@@ -41,7 +41,7 @@ Kind: TypeAlias = Literal[
 ]
 Word: TypeAlias = str | int | bytes
 
-# What a server refuses, by the class that coredis gives it, or by its first word.
+# Kinds of errors of a server, by the class in coredis, or by the first word.
 KINDS: Final[dict[str, Kind]] = {
     "TimeoutError": "timeout",
     "ConnectionError": "connection",
@@ -58,10 +58,10 @@ KINDS: Final[dict[str, Kind]] = {
     "BusyLoadingError": "loading",
     "BUSY": "loading",
 }
-# Where a server that does not know a command goes on to repeat its arguments: HELLO has the
-# password.
+# From here on, the error about an unknown command repeats its arguments: those of HELLO
+# include the password.
 _REPEATED: Final = ", with args beginning with"
-# What a function says if the ACL refuses a command that it calls: Redis 7.0, and later.
+# The error of a function if the ACL refuses a command in it: Redis 7.0, and later.
 _REFUSED_INSIDE: Final = ("The user executing the script", "ACL failure in script")
 
 
@@ -76,7 +76,7 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-# What an operator does about a failure, by its kind.
+# What an operator can do about a failure, by its kind.
 _REMEDIES: Final[Mapping[Kind, str]] = {
     "auth": "correct cluster.user and cluster.password_file",
     "permission": "give cluster.user that right",
@@ -96,7 +96,7 @@ class CallError(Exception):
 
     @property
     def advice(self) -> str:
-        """The text, and what an operator does about it."""
+        """The text, and what an operator can do about it."""
         remedy = _REMEDIES.get(self.kind, "see Redis' log")
         return f"{self}; {remedy}"
 
@@ -104,7 +104,7 @@ class CallError(Exception):
 class Redirected(CallError):
     """Another node of the Cluster has the slot; nothing was run.
 
-    `is_ask`: that node has it for this call only, as the slot is still moving.
+    `is_ask`: only for this call, as the slot is still moving.
     """
 
     def __init__(self, address: Address, message: str, *, is_ask: bool) -> None:
@@ -115,7 +115,7 @@ class Redirected(CallError):
 
 @dataclass(slots=True)
 class _Attempt:
-    """A connection that is being made, and what came of it; None: it was cancelled."""
+    """A connection being opened, and its result; None: it was cancelled."""
 
     done: Event = field(default_factory=Event)
     result: "RedisConnection | CallError | None" = None
@@ -148,7 +148,7 @@ class RedisNode:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection that works as far as is known."""
+        """Whether there is a connection that is not known to be broken."""
         return self._connection is not None and self._connection.usable
 
     def disconnect(self) -> None:
@@ -168,7 +168,7 @@ class RedisNode:
         Args:
             command: Its name, of one or two words.
             words: Its arguments.
-            asking: Say before that another node of the Cluster sent us here.
+            asking: Whether to send ASKING first, as another node redirected us here.
             then: A second command, sent together with it, so that both run on the same
                 server and next to each other; both answers are returned.
 
@@ -187,8 +187,8 @@ class RedisNode:
         except Exception as error:
             failure = self._failure(error)
             if failure.kind in ("timeout", "readonly"):
-                # The connection may be half open; or the name of the server has become
-                # that of another one, which is the master now.
+                # The connection may be half open, or the name of the server now belongs
+                # to another one, which is the master.
                 connection.invalidate()
             raise failure from error
 
@@ -199,7 +199,7 @@ class RedisNode:
         attempt = self._attempt
         if attempt is None:
             attempt = self._attempt = _Attempt()
-            # In a task of its own: whoever asked first may be cancelled.
+            # In a task of its own: the first caller may be cancelled.
             self._tasks.start_soon(self._connect, attempt)
         try:
             with fail_after(self._timeout_s):
@@ -210,7 +210,7 @@ class RedisNode:
         if result is None:
             raise CallError("connection", f"Redis at {self.address}: not running")
         if isinstance(result, CallError):
-            raise CallError(result.kind, str(result))  # each waiter its own
+            raise CallError(result.kind, str(result))  # a new one for each waiter
         return result
 
     async def _connect(self, attempt: _Attempt) -> None:
@@ -219,7 +219,7 @@ class RedisNode:
         settings = self._settings
         try:
             with fail_after(self._timeout_s):
-                # In a thread: files may be slow, and a system's certificates are many.
+                # In a thread: files may be slow, and a system has many certificates.
                 password, context = await to_thread.run_sync(
                     _credentials, settings, abandon_on_cancel=True
                 )
@@ -246,7 +246,7 @@ class RedisNode:
         name, origin = type(error).__name__, _origin(error)
         text = str(origin).partition(_REPEATED)[0] or type(origin).__name__
         kind = KINDS.get(name) or KINDS.get(text.partition(" ")[0])
-        if kind is None:  # what opening the stream raises is no error of Redis'
+        if kind is None:  # errors of opening the stream are not from Redis
             is_ours = isinstance(error, OSError | BrokenResourceError | EndOfStream)
             kind = "connection" if is_ours else "other"
         if text.startswith(_REFUSED_INSIDE):
@@ -265,14 +265,14 @@ class RedisNode:
 async def _open(address: Address, context: ssl.SSLContext | None) -> ByteStream:
     if context is None:
         return await connect_tcp(*address)
-    # Redis closes a connection without a farewell of TLS.
+    # Redis closes a connection without TLS's close_notify.
     return await connect_tcp(
         *address, ssl_context=context, tls_standard_compatible=False
     )
 
 
 def _origin(error: BaseException) -> BaseException:
-    """What an error began with."""
+    """The first cause of an error."""
     while True:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -282,11 +282,11 @@ def _origin(error: BaseException) -> BaseException:
             return error
 
 
-# --- what connections are made with -----------------------------------------------------
+# --- preconditions and credentials ------------------------------------------------------
 
 
 def check_start(settings: ClusterSettings) -> None:
-    """Check what is not Redis': coredis, the password's file, and those of TLS.
+    """Check coredis, and the files of the password and of TLS.
 
     Raises:
         StartError: Something is missing or unusable.
@@ -310,7 +310,7 @@ def _credentials(
 
 
 def read_credential(settings: ClusterSettings) -> str | None:
-    """The password as its file has it now; None without a file.
+    """The current password in the file; None without a file.
 
     Raises:
         StartError: The file cannot be read, is open to other users, or has no password.
@@ -328,10 +328,10 @@ def read_credential(settings: ClusterSettings) -> str | None:
 
 
 def tls_context(settings: ClusterSettings) -> ssl.SSLContext | None:
-    """The context of TLS, with the certificates as their files have them now; None: no TLS.
+    """The TLS context, with the current certificates; None: no TLS.
 
     Raises:
-        StartError: A file cannot be read or is not what it should be.
+        StartError: A file cannot be read, or has the wrong content.
     """
     if not settings.has_tls:
         return None
@@ -345,7 +345,7 @@ def tls_context(settings: ClusterSettings) -> ssl.SSLContext | None:
         ) from None
     if certificate is not None:
         try:
-            # A password, so that an encrypted key is an error and not a question.
+            # With a password, an encrypted key is an error, and OpenSSL does not prompt.
             context.load_cert_chain(certificate, settings.tls_key_file, password="")
         except OSError as error:
             raise StartError(

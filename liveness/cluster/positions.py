@@ -1,7 +1,7 @@
-"""Where a reader is in all partitions, as one text that a program can keep.
+"""A reader's position in all partitions, as one text that a program can keep.
 
 It has a version for each partition: "0:VERSION.TOKEN,1:VERSION.TOKEN". An exclamation mark
-behind one says that its list is still to come; one without a version is before its birth.
+after one means that its list is still to come; an empty one, that there was no host yet.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from liveness.errors import ReportError
 
-# The position of the oldest entries that are kept.
+# The position of the oldest kept entries.
 OLDEST: Final = "oldest"
 
 _PART: Final = re.compile(r"([0-9]{1,4}):((?:[0-9]{1,20}\.[0-9-]{1,60})?!?)")
@@ -26,7 +26,7 @@ def parsed(position: str) -> Positions:
     """The positions of partitions in one text.
 
     Raises:
-        ReportError: They are none.
+        ReportError: The text is not valid.
     """
     positions = Positions()
     for part in position.split(","):

@@ -1,7 +1,7 @@
 """Questions about all hosts: which users are online, and which hosts there are.
 
-A question is some calls of Redis, to each partition that it concerns: a user is one field
-in the hash of its partition. It takes `QUESTION_S` at most, whatever Redis does.
+A question makes some calls to each partition that it concerns: a user is one field in the
+hash of its partition. It takes `QUESTION_S` at most, whatever Redis does.
 """
 
 from collections import Counter, defaultdict
@@ -24,9 +24,9 @@ from liveness.core.records import Uid, identity
 from liveness.core.wheel.devices import user_of
 from liveness.errors import LivenessError
 
-# How long a question may take: a gateway that routes a message, or an operator, waits.
+# How long a question may take: a gateway that routes a message, or an operator, is waiting.
 QUESTION_S: Final = 2.0
-# Users in one call: about a millisecond in which Redis does nothing else.
+# Users in one call, for which Redis needs about a millisecond.
 USERS_IN_CALL: Final = 1_000
 # Calls under way for one question: each partition of the default at once.
 CALLS_AT_ONCE: Final = 16
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Unanswered(LivenessError):
-    """The cluster did not answer; `is_slow` if it was only not in time."""
+    """The cluster did not answer; `is_slow`: not in time."""
 
     def __init__(self, why: str, *, is_slow: bool = False) -> None:
         super().__init__(why)
@@ -45,7 +45,7 @@ class Unanswered(LivenessError):
 
 
 class Reading(Protocol):
-    """What questions need of Redis (`connection.Redis`)."""
+    """The methods of `connection.Redis` that questions need."""
 
     async def read(
         self, function: str, partition: int, args: Sequence[str | int | bytes]
@@ -53,18 +53,18 @@ class Reading(Protocol):
         """Call a function that changes nothing."""
 
     async def everything(self, partition: int) -> dict[bytes, bytes]:
-        """All that a partition knows of its hosts."""
+        """All that a partition has about its hosts."""
 
 
 class HostRow(NamedTuple):
-    """A host, as the partitions together know it."""
+    """A host, by the data of all partitions."""
 
     host: str
-    state: HostState  # the worst in any partition
+    state: HostState  # the worst of any partition
     sessions: int
     heard_ms: int  # milliseconds since it was last heard, by Redis' clock
     log: str
-    partitions: int  # how many know it
+    partitions: int  # how many have it
     listing: int  # in how many of them it lists its sessions
 
 
@@ -82,10 +82,10 @@ async def places_of(
         redis: The connection.
         uids: The name of a user stands for all of its devices.
         partitions: How many the cluster has.
-        limit: No more than that are found.
+        limit: The most sessions to return.
         separator: What separates a device from its user; empty: no devices.
     Returns:
-        In the order of the users, and the newest of a user first.
+        The sessions in the order of the users, the newest of a user first.
     Raises:
         CallError: Redis did not answer.
         ValueError: Its answer is of another form.
@@ -106,7 +106,7 @@ async def places_of(
         partition, part = call
         for row in await redis.read("where", partition, part) if left > 0 else ():
             place = _place(row)
-            # Whose host is not known has none any more; it is about to be ended.
+            # A session whose host is unknown is about to be ended.
             is_wanted = asked.keys() & {identity(place.user), identity(place.uid)}
             if place.host and is_wanted and left > 0:
                 found[identity(place.user)].append(place)

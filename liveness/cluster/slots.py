@@ -1,4 +1,4 @@
-"""Which node of a Redis Cluster serves a partition, and how a change of that is noticed."""
+"""Finds the node of a Redis Cluster that serves a partition, also after it moved."""
 
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable
@@ -9,8 +9,8 @@ from anyio import Event, fail_after, sleep
 from liveness.cluster.nodes import Address, CallError, RedisNode
 
 SLOTS: Final = 16_384
-# The pause between two looks at the slots while a master fails: a failover takes seconds,
-# and a thousand hosts that look are 2,000 small commands a second.
+# The pause between two reads of the slots while a master fails: a failover takes seconds,
+# and a thousand hosts then send 2,000 small commands a second.
 LOOK_PAUSE_S: Final = 0.5
 
 
@@ -34,15 +34,15 @@ class SlotMap:
         self._nodes = list(self._seeds)  # the next one to ask is the first
         self._server = server
         self._ranges: list[tuple[int, int, Address]] = []
-        self._masters: dict[int, Address] = {}  # of partitions that were asked for
-        self._failing: set[Address] = set()  # and not heard since
+        self._masters: dict[int, Address] = {}  # of partitions looked up so far
+        self._failing: set[Address] = set()  # and no answer since
         self._doubted = Event()
         self._looked = Event()
         self._failure: CallError | None = None
 
     @property
     def nodes(self) -> set[Address]:
-        """All nodes that are known."""
+        """All known nodes."""
         return {*self._nodes, *self._seeds}
 
     async def masters(self, timeout_s: float) -> set[Address]:
@@ -74,12 +74,12 @@ class SlotMap:
         return found
 
     def move(self, partition: int, address: Address) -> None:
-        """A node said that another one has this partition now."""
+        """Note that, by a redirection, another node has this partition now."""
         self._masters[partition] = address
         self._doubted.set()
 
     def doubt(self, address: Address) -> None:
-        """A node failed: others may have its slots, now or soon."""
+        """Note that a node failed: others may have its slots, now or soon."""
         self._failing.add(address)
         if address in self._nodes:  # ask it last
             self._nodes.remove(address)
@@ -87,14 +87,14 @@ class SlotMap:
         self._doubted.set()
 
     def trust(self, address: Address) -> None:
-        """A node answered."""
+        """Note that a node answered."""
         self._failing.discard(address)
 
     async def run(self) -> None:
-        """Look at the slots again, as long as there is a doubt.
+        """Read the slots again while a node is in doubt.
 
-        Not only when a call fails: the next one may come seconds later, and should find
-        the new master.
+        This does not wait for the next failing call, which may come seconds later: that
+        call should find the new master.
         """
         while True:
             await self._doubted.wait()
@@ -142,12 +142,12 @@ class SlotMap:
         self._ranges = ranges
         self._masters.clear()
         self._failing &= {address for _, _, address in ranges}
-        # The next look asks another node: one alone may be cut off from the others.
+        # The next read asks another node: a single one may be cut off from the others.
         nodes.pop(asked, None)
         self._nodes = [*nodes, asked]
 
 
 def _address(place: list[Any], asked: Address) -> Address:
     host, port, *_ = place
-    # A node that does not know its own address means the one it was reached by.
+    # A node that does not know its own address leaves it empty: use the one dialled.
     return Address(host.decode() if host else asked.host, port)

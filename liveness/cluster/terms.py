@@ -1,4 +1,4 @@
-"""What a reader learns from Redis before it reads: what all hosts have in common."""
+"""The parameters that all hosts of a cluster share; readers take them from Redis first."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from liveness.errors import LivenessError
 
 
 class ClusterTerms(NamedTuple):
-    """What the hosts of a cluster have in common."""
+    """The parameters that the hosts of a cluster share."""
 
     partitions: int
     separator: str  # of a user and its device; empty: there are no devices
@@ -16,12 +16,12 @@ class ClusterTerms(NamedTuple):
 
 
 async def read_terms(redis: Redis) -> ClusterTerms | None:
-    """What the hosts of a cluster have in common; None: no host has begun.
+    """The parameters that the hosts share; None: no host has begun.
 
     Raises:
         CallError: Redis did not answer.
-        LivenessError: It is of another version of liveness.
-        ValueError: It is not of liveness.
+        LivenessError: The data is of another version of liveness.
+        ValueError: The data is not of liveness.
     """
     configuration, lease_us = await redis.meta(0, "conf", "lease")
     if configuration is None:
@@ -41,7 +41,7 @@ async def read_terms(redis: Redis) -> ClusterTerms | None:
 
 
 def of_another_form(error: ValueError, server: str) -> LivenessError:
-    """What to raise for bytes on Redis that are not of this schema."""
+    """The error for data on Redis that is not of this schema."""
     return LivenessError(
         f"{server}: {error}: another program wrote this, or another version of liveness; "
         "correct cluster.prefix"

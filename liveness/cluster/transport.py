@@ -1,7 +1,7 @@
-"""coredis' connection, over a stream that we opened.
+"""A connection of coredis over a stream that we opened.
 
-A module of its own, as it imports coredis: without a cluster in the settings it need not
-be installed.
+It is a module of its own because it imports coredis, which need not be installed without a
+cluster in the settings.
 """
 
 from collections.abc import Callable
@@ -11,25 +11,24 @@ from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
 from coredis.connection import BaseConnection, TCPLocation
 
-# What is parsed at a time, in some 2 ms.
+# Bytes that are parsed at a time, in some 2 ms.
 PIECE_BYTES: Final = 16_384
-# What may come before the next answer is whole. A page of the stream has 5 MB; users with
-# very many devices have more.
+# The largest answer. A page of the stream has 5 MB; users with very many devices have more.
 MOST_ANSWER_BYTES: Final = 64 * 1024 * 1024
-# Messages that answer nothing, over one connection. Redis sends none, as we subscribe to
-# none; coredis would keep them all.
+# Most unrequested messages over one connection. Redis sends none, as we subscribe to none;
+# coredis would keep them all.
 MOST_UNASKED: Final = 1_000
 
 
 class RedisConnection(BaseConnection):
     """Commands and answers of RESP3 over a stream; `run` says hello and then serves.
 
-    Not coredis' own TCP connection: its buffers are never closed if it cannot connect.
+    The TCP connection of coredis itself never closes its buffers if it cannot connect.
 
     Args:
         stream: Open; it is closed at the end of `run`.
-        host: Where it leads, for coredis' texts.
-        port: Likewise.
+        host: The server, for messages of coredis.
+        port: Its port, for the same.
         options: Those of `BaseConnection`.
     """
 
@@ -39,24 +38,24 @@ class RedisConnection(BaseConnection):
         super().__init__(TCPLocation(host, port), **options)
         self._opened = _BoundedStream(stream, self._check_bounds)
         self._answers = 0
-        self._answered_at = 0  # how many bytes had come with the newest answer
+        self._answered_at = 0  # bytes received up to the newest answer
 
     async def _connect(self) -> ByteStream:
         return self._opened
 
     def describe(self) -> str:
-        """Where it leads."""
+        """The address of the server."""
         return str(self.location)
 
     def _check_bounds(self) -> None:
-        """Raise an error if this is not what Redis sends; it ends the connection."""
+        """Raise an error, which ends the connection, if Redis would not send this."""
         read = self.statistics
         if read.requests_resolved != self._answers:
             self._answers, self._answered_at = read.requests_resolved, read.bytes_read
         if read.bytes_read - self._answered_at > MOST_ANSWER_BYTES:
             raise ConnectionError(f"an answer has over {MOST_ANSWER_BYTES:,} bytes")
         buffers = self._push_message_buffer_in, self._streamed_message_buffer_in
-        if sum(it.statistics().current_buffer_used for it in buffers) > MOST_UNASKED:
+        if sum(b.statistics().current_buffer_used for b in buffers) > MOST_UNASKED:
             raise ConnectionError(f"over {MOST_UNASKED:,} messages that answer nothing")
 
 
@@ -73,7 +72,7 @@ class _BoundedStream(ByteStream):
         self._check = check
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        await checkpoint()  # with TLS, what is decrypted comes without one
+        await checkpoint()  # with TLS, decrypted data comes without one
         self._check()
         return await self._stream.receive(min(max_bytes, PIECE_BYTES))
 

@@ -1,4 +1,4 @@
-"""Reads the partitions of a cluster in turn, and says once what is wrong with Redis."""
+"""Reads the partitions of a cluster in turn, and reports failures of Redis once."""
 
 from collections import deque
 from collections.abc import Callable
@@ -21,32 +21,32 @@ from liveness.cluster.connection import CallError, Redis
 from liveness.cluster.events import DeliveredEvent
 from liveness.cluster.terms import of_another_form
 
-# The pause between two turns, while something comes and while nothing does. An idle turn is
-# a short read of each partition.
+# The pauses between two turns, while events arrive and while none do. An idle turn is a
+# short read of each partition.
 FASTEST_S: Final = 0.02
 SLOWEST_S: Final = 0.25
-SLOWER: Final = 1.5  # times the pause, after a turn that brought nothing
+SLOWER: Final = 1.5  # factor of the pause after a turn without events
 # Partitions that are read at a time.
 AT_ONCE: Final = 8
 # A turn ends early with this many events; the next begins with the partitions left.
 MOST_IN_TURN: Final = 20_000
-# The pause after a read that failed: it doubles, for this partition alone.
+# The pause of a partition after a failed read: it doubles each time.
 FIRST_RETRY_S: Final = 0.25
 LAST_RETRY_S: Final = 5.0
-# Failures that only a person can end.
+# Failures that only an operator can end.
 LASTING: Final = frozenset({"auth", "permission"})
 
 Take = Callable[[Chain, list[DeliveredEvent]], int]
 
 
 class Troubles:
-    """What is wrong with Redis: raised, or reported once.
+    """Failures of Redis: raised, or reported once.
 
     Args:
         server: Where Redis is, for a person.
-        strict: Whether to raise: before the first answer everything, later what will not
-            pass.
-        report_line: Is called with each line otherwise.
+        strict: Whether to raise: before the first answer all, later only permanent
+            failures.
+        report_line: Called with each line otherwise.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Troubles:
         self._failing = set[int | None]()  # partitions; None: a question
 
     def failed(self, error: CallError, number: int | None = None) -> None:
-        """A read of a partition failed, or a question."""
+        """Note that a read of a partition failed, or a question (None)."""
         if self._strict and (not self._has_answer or error.kind in LASTING):
             self.error = self.error or error
             return
@@ -69,11 +69,11 @@ class Troubles:
         self._failing.add(number)
 
     def damaged(self, error: ValueError) -> None:
-        """What is on Redis cannot be read."""
+        """Note that data on Redis cannot be decoded."""
         self.error = of_another_form(error, self._server)
 
     def succeeded(self, number: int | None = None) -> None:
-        """There was an answer."""
+        """Note an answer."""
         self._has_answer = True
         if self._failing:
             self._failing.discard(number)
@@ -81,14 +81,14 @@ class Troubles:
                 self._report_line(f"{self._server} answers again: reading on")
 
     def check(self) -> None:
-        """Raise what is to be raised."""
+        """Raise the error, if there is one."""
         if self.error is not None:
             raise self.error
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A partition that is read."""
+    """A partition, and the state of its reads."""
 
     chain: Chain
     retry_at: float = -inf
@@ -100,18 +100,18 @@ class Turns:
 
     Args:
         chains: One for each partition.
-        troubles: What is wrong.
-        take: Is called with what a partition brought; it returns how many events wait.
+        troubles: Gets failures.
+        take: Called with the events of a partition; returns how many events wait.
     """
 
     def __init__(self, chains: list[Chain], *, troubles: Troubles, take: Take) -> None:
-        self.pause_s = FASTEST_S  # until the next turn, if this one brought nothing
+        self.pause_s = FASTEST_S  # after a turn without events
         self._partitions = deque(map(_Reading, chains))
         self._troubles = troubles
         self._take = take
 
     async def read(self, redis: Redis) -> bool:
-        """Read each partition once, some at a time; return whether that brought nothing."""
+        """Read each partition once, some at a time; return whether there were no events."""
         now = anyio.current_time()
         due = deque(part for part in self._partitions if part.retry_at <= now)
         count, is_idle, waiting = len(due), True, 0
@@ -127,14 +127,14 @@ class Turns:
         async with anyio.create_task_group() as tasks:
             for _ in range(min(AT_ONCE, count)):
                 tasks.start_soon(work)
-        # Those that are left come first in the next turn.
+        # The remaining ones come first in the next turn.
         self._partitions.rotate(len(due) - count)
         slower = min(self.pause_s * SLOWER, SLOWEST_S)
         self.pause_s = slower if is_idle else FASTEST_S
         return is_idle
 
     async def _read(self, redis: Redis, part: _Reading) -> list[DeliveredEvent]:
-        """Read a partition until it brings something, or has all there is."""
+        """Read a partition until it has events, or is caught up."""
         chain, found = part.chain, list[DeliveredEvent]()
         try:
             while not found:
@@ -156,7 +156,7 @@ class Turns:
 
 
 async def answer_to(redis: Redis, partition: int, request: Request) -> Any:
-    """What a chain wants to read."""
+    """Make the request of a chain."""
     match request:
         case ReadNewest():
             return await redis.meta(partition, "v", "t")
