@@ -25,8 +25,8 @@ from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.storm_guard import GuardRules
 from liveness.core.timers.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
 
-# After a restart, a long absence or a lost link, a gateway gets time to send what it has
-# collected: a second to reconnect, and one flush interval, of a second at most.
+# After a restart, a long absence or a lost link, a gateway gets time to send its collected
+# events: a second to reconnect, and one flush interval, of a second at most.
 RECONNECT_S: Final = 1.0
 MOST_FLUSH_S: Final = 1.0
 
@@ -59,7 +59,7 @@ def _users(config: Config, decided: Decisions) -> tuple[Presence, Firing]:
 
 
 def _guard_rules(config: Config) -> GuardRules | None:
-    """When the storm guard holds users; None if it is off."""
+    """The rules of the storm guard; None if it is off."""
     guard = config.guard
     if not guard.enabled:
         return None
@@ -104,14 +104,14 @@ def make_server(
     Args:
         config: The settings.
         version: This sidecar's version.
-        disk: How far the disk is.
-        decided: Empty, with the cursors on disk.
+        disk: Which commits are durable.
+        decided: Without changes, with the stored cursors.
         attended: The clock of deadlines.
-        counts: What is counted of links.
-        access: What each user of the host may do.
+        counts: Counters of links.
+        access: The rights of each user of the host.
         at: Now.
         next_timer: The number of the next timer.
-        timer_states: How many timers the disk has in each state.
+        timer_states: How many stored timers have each state.
         new_conversation: Makes the state machine of a new link.
         host: The name of this host, if the shell can ask the cluster.
     """

@@ -17,7 +17,7 @@ from liveness.core.wire.uids import is_text
 MAX_SOCKET_PATH_BYTES: Final = 107
 ADMIN_SOCKET: Final = "admin.sock"
 
-# Items in the list of a setting.
+# Most items in the list of a setting.
 MOST_LISTED: Final = 1_000
 ALLOWED: Final = (
     "Unix users and @groups by name or number, separated by commas; own: the sidecar's "
@@ -149,7 +149,7 @@ def check_addresses(text: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host has it: an address of loopback, or `localhost`.
+    """Whether it is an address of loopback, or `localhost`.
 
     Any other name may resolve to any address.
     """

@@ -15,7 +15,7 @@ from liveness.core.wire.uids import is_text
 SCHEMES: Final = ("redis", "rediss")
 REDIS_PORT: Final = 6379
 _URL: Final = "redis://HOST:PORT or redis://HOST:PORT/NUMBER; rediss:// for TLS"
-_PASSWORD_SIGN: Final = "@"  # behind a user and a password, in an address
+_PASSWORD_SIGN: Final = "@"  # follows a user and a password in an address
 
 
 def _split(url: str) -> SplitResult:
@@ -175,7 +175,7 @@ class ClusterSettings:
         return bool(self.url or self.nodes)
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """The settings that do not go with others: the key of each, and why."""
+        """The settings that conflict with others: the key of each, and why."""
         if self.url and self.nodes:
             yield "nodes", "there is cluster.url, too; give only one of the two"
         if self.tls_key_file and not self.tls_cert_file:
@@ -216,7 +216,7 @@ class ClusterSettings:
 
 
 def settings_of(cluster: str) -> ClusterSettings:
-    """The settings of a reader that knows no more than where Redis is.
+    """The settings of a reader that knows only where Redis is.
 
     Args:
         cluster: A URL, or some nodes.

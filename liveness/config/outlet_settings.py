@@ -28,12 +28,12 @@ from liveness.core.wire.uids import is_text
 
 OUTLET_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 NAME_RULE: Final = "1 to 32 of a-z, 0-9, - and _, beginning with a letter or a digit"
-# The most outlets of one kind: each adds series to the metrics.
+# The most outlets of one kind, as each adds series to the metrics.
 MOST_OUTLETS: Final = 16
 
 RETRY: Final = "15,15,30,180,600,1200,1800,1800,1800,3600,10800,10800,10800,21600,21600"
 MOST_RETRIES: Final = 100
-# How much longer than all its attempts a record must be kept: time for a person to act.
+# A record must be kept this much longer than its attempts take: time for a person to act.
 RETRY_ROOM_S: Final = 3_600.0
 # Each wait is lengthened by up to this share of it, so that webhooks of many hosts that
 # failed together are not sent together.
@@ -46,12 +46,12 @@ SECRET_RULE: Final = (
 )
 _KINDS: Final = f"some of {', '.join(KINDS)}, separated by commas"
 MOST_URL: Final = 2_000
-MOST_LABEL: Final = 63  # of a name of DNS, between dots
+MOST_LABEL: Final = 63  # characters of a DNS name between two dots
 _URL: Final = "https://HOST/PATH, or http:// to loopback"
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 # A key of [kafka.NAME.client] with this ending names a file that has the value.
 FILE_SUFFIX: Final = "_file"
-# What the outlet itself sets, or what would break its promises.
+# Settings that the outlet makes itself, and those that would break its promises.
 OWN_CLIENT_KEYS: Final = frozenset(
     {
         "bootstrap.servers",
@@ -88,7 +88,7 @@ def _check_kinds(text: str) -> None:
 
 def _check_gateways(text: str) -> None:
     names = as_list(text)
-    if len(names) > MOST_LISTED or not all(is_text(it, MAX_NAME_BYTES) for it in names):
+    if len(names) > MOST_LISTED or not all(is_text(n, MAX_NAME_BYTES) for n in names):
         raise ValueError("it must be names of gateways, separated by commas, or empty")
 
 
@@ -112,7 +112,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _is_host(host: str) -> bool:
-    """Whether a resolver may find it: an address, or a name of DNS."""
+    """Whether it is an address or can be a DNS name."""
     is_dotted = host.count(".") == 3 and host.replace(".", "").isdigit()
     if ":" in host or is_dotted:
         try:
@@ -121,7 +121,7 @@ def _is_host(host: str) -> bool:
             return False
     labels = host.removesuffix(".").split(".")
     return len(host) <= MAX_HOST_NAME and all(
-        0 < len(it) <= MOST_LABEL for it in labels
+        0 < len(label) <= MOST_LABEL for label in labels
     )
 
 

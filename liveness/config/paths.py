@@ -1,7 +1,7 @@
 """The default paths of the socket and the state, which depend on the user.
 
-A user without a runtime folder gets a folder in the temporary one. There another user may
-have taken its name first, so its owner and mode are checked before it is used.
+A user without a runtime folder gets a folder in the temporary one. Another user may have
+made one of that name there, so its owner and mode are checked before it is used.
 """
 
 import os

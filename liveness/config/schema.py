@@ -31,10 +31,10 @@ def about(
         bounds: The smallest and largest number allowed.
         unit: The unit of a number; for other values, what they must be.
         flag: The flag of `liveness serve`, if there is one.
-        check: Raises a ValueError that says what the value must be.
-        hidden: A value in which this pattern is found is never shown: it may hold a
+        check: Raises a ValueError with what the value must be.
+        hidden: A value that contains this pattern is never shown: it may hold a
             password. Empty: no value is shown.
-        visible: What this pattern matches at the beginning of a hidden value may be shown.
+        visible: The beginning of a hidden value that this pattern matches may be shown.
     """
     return {
         "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check,
@@ -129,7 +129,7 @@ class Setting:
 
     def fault(self, given: object, why: object, source: str = "") -> str:
         """What is wrong with a value, for a person."""
-        # Sections have passwords of other programs.
+        # Sections of outlets may hold passwords of other programs.
         if self.hides(given) or self.is_section:
             value = "not shown here, as it may hold a password"
         else:

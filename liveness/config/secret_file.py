@@ -20,10 +20,10 @@ class SecretFile(NamedTuple):
 
     setting: str
     path: Path
-    what: str  # "token" or the like: for errors
+    what: str  # a noun for errors, such as "token"
 
     def read(self) -> bytes:
-        """What is in it now.
+        """Its current content.
 
         Raises:
             StartError: It cannot be read, is open to other users, or is too large.
@@ -55,7 +55,7 @@ class SecretFile(NamedTuple):
         return StartError(f"{self.setting}: {self.path} {why}")
 
     def _read(self) -> tuple[bytes, int]:
-        """At most one byte more than a secret may have, and the mode of the same file."""
+        """Up to one byte more than the longest secret, and the mode of the same file."""
         # O_NONBLOCK: a FIFO or a device must not block the start, or the event loop.
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -11,7 +11,7 @@ from liveness.errors import ConfigError
 FILE_VARIABLE: Final = "LIVENESS_CONFIG"
 # All settings with comments take a few KiB. A wrong file, such as a log, may be large.
 MAX_FILE_BYTES: Final = 1_048_576
-# Tables within tables; client settings of an outlet have the most.
+# Most levels of tables; client settings of an outlet need the most.
 MOST_NESTED: Final = 20
 
 
@@ -73,8 +73,8 @@ def _is_deep(tables: dict[str, Any]) -> bool:
     for _ in range(MOST_NESTED):
         level = [
             inner
-            for it in level
-            if isinstance(it, dict | list)
-            for inner in (it.values() if isinstance(it, dict) else it)
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
         ]
     return bool(level)
