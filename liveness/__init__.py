@@ -53,7 +53,7 @@ __all__ = [
     "watch",
     "watch_sync",
 ]
-# The names that are in another module than `liveness.client.sidecar`.
+# Names from other modules than `liveness.client.sidecar`.
 _MODULES = {
     "ClusterSettings": "config.cluster",
     "ClusterWatch": "cluster.cluster_watch",

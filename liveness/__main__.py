@@ -1,7 +1,7 @@
 """`python -m liveness`, and the command `liveness`.
 
-A gateway that installs only the client library gets the command too, but not the packages
-that it needs. Then the command says which package is missing.
+A gateway that installs only the client library gets the command without the packages that
+it needs. Then the command names the missing package.
 """
 
 import signal

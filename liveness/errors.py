@@ -26,7 +26,7 @@ class ConfigError(LivenessError):
 
 
 class StartError(LivenessError):
-    """The sidecar cannot start: a socket, port or folder is not available."""
+    """The sidecar cannot start: for instance, a socket, port or folder is not available."""
 
 
 class StateError(LivenessError):

@@ -1,8 +1,8 @@
 """Why a user is online or offline, in one sentence for the person on call.
 
-It is made from what the sidecar has in memory, if it runs, and from the user's records in
-the log. A record may be missing: not on disk yet, trimmed, or older than the search went.
-Then the sentence says so.
+It is made from the state of a running sidecar, if there is one, and from the user's records
+in the log. A record may be missing: not durable yet, trimmed, or older than the searched
+part. Then the sentence says so.
 
 Times are local, to the second; the date is shown if it is not today's.
 """
@@ -37,7 +37,7 @@ from liveness.core.sessions.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UN
 from liveness.core.sessions.firing import UserStatus
 from liveness.text import duration, escaped, json_ready, uid_text
 
-RECORDS: Final = 20  # how many of a user's records are shown, without a `limit`
+RECORDS: Final = 20  # how many records of a user are shown by default
 DEVICES: Final = 100  # how many of a user's devices are shown
 DEVICES_IN_SENTENCE: Final = 5
 HOSTS_IN_SENTENCE: Final = 5
@@ -46,14 +46,14 @@ READ_AS_SECONDS: Final = 120.0
 
 
 class Known(NamedTuple):
-    """What is known of a user.
+    """Everything known about a user.
 
-    `status` is a row of the online set if no sidecar runs; None: there is no session of
-    this uid. `records` are its newest, newest first. `opening` is the record that its
-    session began with; None: not found. `back_to` is how far back the log was searched;
-    None: all of it, from `oldest` on (None: the log is empty). `devices` are those of its
-    user, at most `DEVICES`; None: devices are not counted. `unacknowledged` is
-    set if a gateway has not acknowledged the newest record, by which it has lost the user.
+    `status` is a row of the online set if no sidecar runs; None: this uid has no session.
+    `records` are its newest, newest first. `opening` is the record that began its session;
+    None: not found. `back_to` is where the search of the log ended; None: it had all of it,
+    from `oldest` on (None: the log is empty). `devices` are those of its user, at most
+    `DEVICES`; None: devices are not counted. `unacknowledged` is set if a gateway lost the
+    user by the newest record, and has not acknowledged that.
     """
 
     status: UserStatus | OnlineRow | None
@@ -68,8 +68,8 @@ class Known(NamedTuple):
 class UserDevices(NamedTuple):
     """A user's devices online, in the order of their logins.
 
-    `is_asked` is whether the question is for the user itself, rather than for one of them.
-    `online` is how many there are, of which `shown` are known.
+    `is_asked`: the question names the user itself, not a device. `online` is their number;
+    `shown` are some of them.
     """
 
     user: Uid
@@ -103,10 +103,10 @@ _UNHEARD: Final = "not heard since the sidecar restarted"
 
 
 def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
-    """Everything known of a user, for JSON; `told` is the sentence.
+    """Everything known about a user, for JSON; `told` is the sentence.
 
-    Where devices are counted, `devices` has those of the user, each like a user without
-    records; the name of a user with devices has no session itself.
+    If devices are counted, `devices` has those of the user, each in the form of a user
+    without records; a user with devices has no session under its own name.
     """
     devices, waits = known.devices, known.unacknowledged
     shown = {
@@ -141,7 +141,7 @@ def _is_alone(known: Known) -> bool:
 
 
 def _session(status: UserStatus | OnlineRow | None) -> dict[str, Any]:
-    """What is known of a session, for JSON; null where it is not known."""
+    """A session for JSON; unknown values are null."""
     user = status if isinstance(status, UserStatus) else None
     slot = None if user is None else user.slot
     session = {
@@ -175,7 +175,7 @@ def sentence(known: Known, *, now_ms: int) -> str:
     elif newest is None:
         parts = [_nothing(known, at)]
     elif newest.kind != OFFLINE:
-        # Its offline is not written yet, or was lost with the end of the log.
+        # Its offline is not durable yet, or was lost with the end of the log.
         parts = ["offline; the reason is not on disk yet: ask again"]
         parts.append(_began(newest, at))
     else:
@@ -188,10 +188,10 @@ def sentence(known: Known, *, now_ms: int) -> str:
 
 
 def cluster_sentence(view: dict[str, Any], *, now_ms: int) -> str:
-    """Where a user is online by the cluster's knowledge, without control characters.
+    """Where a user is online by the cluster's data, without control characters.
 
     Args:
-        view: As `/v1/cluster/users/UID` has it; or `error`, why it is not known.
+        view: The answer of `/v1/cluster/users/UID`; or `error`, the reason without one.
         now_ms: Unix milliseconds.
     """
     if "error" in view:

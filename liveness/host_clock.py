@@ -1,9 +1,9 @@
 """The clocks of the host, read at one moment together with the event loop's.
 
-A login gives the time at which its connection began by CLOCK_MONOTONIC, so that it does
-not matter when the login is read. A time namespace may shift that clock, but not the wall
-clock. So two processes for which both clocks differ by the same amount have the same
-CLOCK_MONOTONIC (`HostTime.is_same_clock`).
+A login has the start of its connection by CLOCK_MONOTONIC, so that it does not matter when
+the login is read. A time namespace may shift that clock, but not the wall clock. So two
+processes in which the clocks differ by the same amount have the same CLOCK_MONOTONIC
+(`HostTime.is_same_clock`).
 """
 
 import sys
@@ -14,8 +14,8 @@ from typing import Final
 
 from liveness.core.records import HostReading, HostTime
 
-# The process may be preempted or stopped between its readings of two clocks. So it reads
-# them this often and uses the quickest reading, which must take less than LONGEST_S.
+# The process may be preempted or stopped between readings of two clocks. So it reads them
+# this often and uses the quickest reading, which must take less than LONGEST_S.
 TRIES: Final = 5
 LONGEST_S: Final = 0.001
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -46,10 +46,10 @@ def wall_s() -> float:
 
 
 def boot_id() -> str:
-    """The boot that CLOCK_BOOTTIME counts from, and what a time namespace adds to it.
+    """Identifies CLOCK_BOOTTIME: the boot, and the offset of the time namespace.
 
-    Processes that read the same have the same CLOCK_BOOTTIME, whenever they run. "" if
-    the host does not tell, as some sandboxes do not.
+    Processes with the same value have the same CLOCK_BOOTTIME, whenever they run. "" if it
+    is unknown, as in some sandboxes.
     """
     try:
         # Kernels without time namespaces lack this file.

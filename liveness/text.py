@@ -1,7 +1,7 @@
-"""How users and times are shown to a person, on one line.
+"""Formats users and times for a person, on one line.
 
-Two users must never look alike: a string that looks like `int:7`, which names the user 7
-too, gets `str:` in front.
+Two users must never look alike: the string `int:7` gets `str:` in front, as `int:7` is the
+integer 7.
 """
 
 import json
@@ -19,8 +19,8 @@ EXACT_IN_JSON: Final = 2**53
 ID_KEYS: Final = ("uid", "user", "conn", "from_conn")
 _UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 _LIKE_AN_INTEGER: Final = re.compile(r"(str:)*int:[0-9]+")
-_PREFIXES: Final = ("int:", "str:")  # how such a text begins; few others do
-# JSON may have them in a string as they are; Python's `splitlines` and older JavaScript
+_PREFIXES: Final = ("int:", "str:")  # of such a text; few others begin so
+# JSON allows them in a string without escapes; Python's `splitlines` and older JavaScript
 # end a line there.
 _LINE_ENDS: Final = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -31,12 +31,12 @@ def escaped(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """At most its first *most* characters, escaped; "…" stands for the others."""
+    """At most the first *most* characters, escaped; "…" stands for the others."""
     return escaped(text[:most]) + ("…" if len(text) > most else "")
 
 
 def printable(text: str) -> str:
-    """As `escaped`, but keep backslashes: for text with parts already escaped."""
+    """Like `escaped`, but keep backslashes: for text with parts already escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -48,7 +48,7 @@ def printable(text: str) -> str:
 
 
 def uid_text(uid: str | int) -> str:
-    """A uid as the command line takes it. To print it, use `escaped` as well."""
+    """A uid in the form of the command line. To print it, use `escaped` as well."""
     text = identity(uid)
     if text.startswith(_PREFIXES) and _LIKE_AN_INTEGER.fullmatch(text):
         return f"str:{text}"
@@ -56,7 +56,7 @@ def uid_text(uid: str | int) -> str:
 
 
 def id_for_json(value: str | int) -> str | int:
-    """A uid or a conn as JSON has it: text, or an integer that any reader can hold."""
+    """A uid or a conn for JSON: text, or an integer that any reader can hold."""
     if isinstance(value, str):
         return uid_text(value)
     return value if value <= EXACT_IN_JSON else f"int:{value}"
@@ -66,7 +66,7 @@ def uid_of(text: str) -> str | int:
     """The uid that is written as *text*, on the command line or in JSON.
 
     Raises:
-        ValueError: It is the text of no uid.
+        ValueError: It is not the text of a uid.
     """
     found: str | int = text
     if _LIKE_AN_INTEGER.fullmatch(text):
@@ -96,10 +96,10 @@ def json_ready(record: Mapping[str, object]) -> dict[str, object]:
 
 
 def from_json(ready: Mapping[str, object]) -> dict[str, object]:
-    """The record that `json_ready` made *ready* from.
+    """The record from which `json_ready` made *ready*.
 
     Raises:
-        ValueError: A uid or a conn is not as `json_ready` writes it.
+        ValueError: A uid or a conn has not the form that `json_ready` writes.
     """
     record = dict(ready)
     for key in ID_KEYS:
@@ -115,7 +115,7 @@ def json_line(value: object) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """JSON with the ends of lines in its strings escaped that JSON allows there."""
+    """JSON text with line separators in its strings escaped."""
     if not text.isascii():
         for char, code in _LINE_ENDS.items():
             if char in text:  # `replace` alone takes far longer to find none
@@ -145,7 +145,7 @@ def utc_time(at_ms: int) -> str:
 
 
 def relative(seconds: float) -> str:
-    """How far off a moment is, in the largest unit that fits into it about twice."""
+    """The distance of a moment, in the largest unit that fits into it about twice."""
     distance = round(abs(seconds))
     if not distance:
         return "now"
