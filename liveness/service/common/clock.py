@@ -9,8 +9,8 @@ from liveness.core.records import HostReading, Instant
 from liveness.core.state_time import StateTime
 from liveness.host_clock import boot_id, read_host
 
-# The wall clock was set if it moves by more than this against the state's clock. Less may
-# be due to a preemption between two readings.
+# If the wall clock moves by more than this against the state's clock, it was set. Less may
+# come from a preemption between two readings.
 STEP_MS: Final = 100
 
 
@@ -27,11 +27,11 @@ class Clock:
         return trio.current_time()
 
     def wall_ms(self) -> int:
-        """Unix milliseconds; only for what is shown, as the stamps in records."""
+        """Unix milliseconds; only for stamps that are shown, such as those in records."""
         return time.time_ns() // 1_000_000
 
     def mono_offset_ms(self) -> int:
-        """What to add to a stamp of now to get milliseconds of `mono`."""
+        """The difference from a stamp made now to milliseconds of `mono`."""
         return round(self.mono() * 1000) - self.wall_ms()
 
     def boot_s(self) -> float:
@@ -39,7 +39,7 @@ class Clock:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def boot_id(self) -> str:
-        """Which CLOCK_BOOTTIME that is; see `host_clock.boot_id`."""
+        """The boot to which `boot_s` belongs; see `host_clock.boot_id`."""
         return boot_id()
 
     def resume_state(self, last: StateTime | None) -> None:
@@ -49,7 +49,7 @@ class Clock:
             now = self.state_time()
             self._state_offset = last.state_s + last.passed_until(now) - now.boot_s
             self._behind_ms = last.behind_ms_at(now)
-            # What it is if nobody has set the clock since.
+            # Its value if nobody has set the wall clock since.
             self._wall_ahead_ms = last.wall_ahead_ms + last.behind_ms - self._behind_ms
 
     def state_s(self) -> float:
@@ -65,7 +65,7 @@ class Clock:
         return max(0, self.state_ms() - at_ms) / 1000
 
     def wall_ahead_ms(self) -> int:
-        """What to add to a moment of the state's clock to show it as wall time.
+        """The difference from a moment of the state's clock to the wall time to show.
 
         It changes only if the wall clock is set.
         """

@@ -8,8 +8,8 @@ import os
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
-# What begins a line of each level. journald removes it and keeps it as the priority of
-# the entry, which is 6 for a line that begins otherwise.
+# The prefix of a line of each level. journald removes it and keeps it as the priority of
+# the entry, which is 6 for a line without a prefix.
 PREFIXES: Final = {
     "debug": "<7>",
     "info": "<6>",
@@ -22,8 +22,8 @@ PREFIXES: Final = {
 def is_journal(stream: TextIO) -> bool:
     """Whether *stream* leads to the journal, by the number of its file (systemd.exec(5)).
 
-    The variable alone does not say so: a program that systemd started may have opened
-    another stderr for this one.
+    The variable alone is no proof: a program started by systemd may have given this one
+    another stderr.
     """
     file = os.fstat(stream.fileno())
     return os.environ.get("JOURNAL_STREAM") == f"{file.st_dev}:{file.st_ino}"

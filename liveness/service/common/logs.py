@@ -22,24 +22,24 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from liveness.service.common.journal import PREFIXES, is_journal
 from liveness.text import escaped
 
-# Of a text that a user of this host chose, such as a path, in a line. Three of them and
-# the rest of the line "starting" take less than a kilobyte.
+# Bytes in a line for a text chosen by a user of this host, such as a path. Three of them
+# and the rest of the line "starting" take less than a kilobyte.
 MAX_VALUE_BYTES: Final = 240
-# Of any text in a line of JSON. Tracebacks and lists of faults can be longer, and the
-# journal splits a line of more than 48 KB (LineMax= in journald.conf(5)).
+# Bytes for any text in a line of JSON. Tracebacks and lists of faults can be longer, and
+# the journal splits a line of more than 48 KB (LineMax= in journald.conf(5)).
 MAX_JSON_BYTES: Final = 20_000
 # A lasting condition is logged again this often.
 REPEAT_LOG_S: Final = 60.0
-# Far more keys than a sidecar uses in normal operation. It bounds the memory that a link
-# can take up by inventing names.
+# Far more keys than a sidecar uses in normal operation: it bounds the memory that links
+# can use by inventing names.
 MAX_KEYS: Final = 1_000
 # The most bytes that two characters take in JSON: four escapes such as \ud83d.
 MAX_TWO_CHARS: Final = 24
-# Lines that wait to be written to stderr. The burst after a restart, when all links
-# reconnect, fits in; at some hundred bytes a line it is well below a megabyte.
+# Most lines that wait to be written to stderr. The burst after a restart, when all links
+# reconnect, fits in; at some hundred bytes a line that is well below a megabyte.
 MAX_LINES: Final = 1_000
-# Time enough to write MAX_LINES. A stop of the sidecar waits no longer for a reader that
-# does not read, such as a terminal stopped by Ctrl-S.
+# Enough time to write MAX_LINES. A stop of the sidecar waits no longer for a stuck reader,
+# such as a terminal stopped by Ctrl-S.
 DRAIN_S: Final = 1.0
 
 _log = structlog.get_logger("sidecar")
@@ -91,7 +91,7 @@ def is_json() -> bool:
 def log_uncaught() -> None:
     """Log warnings, and exceptions that nothing catches, where Python would print them.
 
-    Not so what Python prints as it dies of a signal: `faulthandler` cannot log.
+    Python's last words when a signal kills it are not logged: `faulthandler` cannot.
     """
     sys.excepthook = _log_end
     threading.excepthook = _log_end_of_thread
@@ -100,13 +100,13 @@ def log_uncaught() -> None:
 
 
 def log_failure(error: str, exit_code: int) -> None:
-    """Log what ends the process, and wait until it is written."""
+    """Log the error that ends the process, and wait until it is written."""
     _log.error("failed", error=error, exit_code=exit_code)
     drain()
 
 
 def shortened(text: str, most: int = MAX_VALUE_BYTES) -> str:
-    """A text for a log line; without its middle if it takes more than *most* bytes of JSON."""
+    """A text for a log line, without its middle if it has over *most* bytes as JSON."""
     if len(json.dumps(text)) <= most:
         return text
     half = most // 2
@@ -246,7 +246,7 @@ class _LineWriter:
         self._descriptor = stream.fileno()
         self._changed = threading.Condition()  # guards the attributes below
         self._lines: deque[tuple[str, int]] = deque()  # a line; its `lines_lost`
-        self._lost = 0  # and not yet in the `lines_lost` of any line
+        self._lost = 0  # lost lines that no `lines_lost` has counted yet
         self._is_closed = False
         self._is_journal = is_journal(stream)
         self._line = threading.local()  # from `begin_line` to `write` of a line

@@ -27,8 +27,8 @@ class _WaitingCalls(set[object]):
         self.log_throttled = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
 
 
-# What runs the calls, in place of trio's threads: the simulation does, in an order and at
-# times that it draws.
+# Runs the calls in place of trio's threads: the simulation does it in a random order and at
+# random times.
 RUN_SYNC: Final = trio.lowlevel.RunVar[Any]("runs blocking calls")
 _waiting_calls: Final = trio.lowlevel.RunVar[_WaitingCalls]("waiting for a thread")
 
