@@ -1,4 +1,4 @@
-"""HTTP: two listeners, middleware, and what each route answers."""
+"""HTTP: two listeners, their middleware and their routes."""
 
 # Imports: cluster, config, core, core.sessions, core.wire, errors, explanation, metrics,
 #   service.common, service.engine, service.links, service.outlets.webhooks,

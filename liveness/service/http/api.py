@@ -1,4 +1,4 @@
-"""What the JSON routes share: parsing of queries and bodies, and errors.
+"""Shared by the JSON routes: parsing of queries and bodies, and errors.
 
 A query has each of its parameters at most once, and no unknown ones. A body is a JSON
 object with exactly the expected keys. An error is
@@ -84,7 +84,7 @@ class BoundedPage:
         self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it; it returns once the client has read the answer."""
+        """The ASGI call; it returns once the client has read the answer."""
         async with self._limiter:
             answer = await self._endpoint(Request(scope, receive))
             await answer(scope, receive, send)
@@ -93,11 +93,11 @@ class BoundedPage:
 async def written(
     log_writer: StateWriter, otherwise: str, *, gateway: str | None = None
 ) -> None:
-    """Wait until the log, and the timer requests of a gateway so far, are on disk.
+    """Wait until the log, and the timer requests of a gateway so far, are durable.
 
     Raises:
-        ApiError: It took longer than `DISK_S`. *otherwise* ends the message: what has
-            become of the request, and what to do.
+        ApiError: It took longer than `DISK_S`. *otherwise* ends the message: the state of
+            the request, and what to do.
     """
     with trio.move_on_after(DISK_S) as waiting:
         await log_writer.flushed_for(gateway)

@@ -1,10 +1,10 @@
-"""The users of all hosts over HTTP, as Redis knows them.
+"""The users of all hosts over HTTP, by the data on Redis.
 
     GET  /v1/cluster/users/{uid}   one user: on which hosts it is online
-    POST /v1/cluster/where         {"uids": [...]}: those that are online, on any host
+    POST /v1/cluster/where         {"uids": [...]}: the ones online on any host
     GET  /v1/cluster/hosts         the hosts, and when each was last heard
 
-Nothing here is of this host's own users, which Redis knows a moment later: see `users_api`.
+Redis has this host's own users a moment later; `users_api` has them at once.
 """
 
 from collections.abc import Awaitable, Iterable
@@ -112,6 +112,6 @@ def _session(place: Place) -> dict[str, Any]:
 
 
 def _shown(place: Place) -> dict[str, Any]:
-    """A session of the user that was asked for; its uid only if it is a device."""
+    """A session of the requested user; its uid only if it is a device."""
     device = {"device": place.uid} if place.device else {}
     return _session(place) | device

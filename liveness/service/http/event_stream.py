@@ -42,7 +42,7 @@ NOT_ALLOWED: Final = (
 
 
 class StreamKind(StrEnum):
-    """What a stream carries."""
+    """The content of a stream."""
 
     FEED = "feed"  # records
     LIVE = "live"  # summaries
@@ -163,7 +163,7 @@ class Streams:
         self._writers: set[StreamWriter] = set()
 
     def stop(self) -> None:
-        """End all streams, each after it has sent what there is."""
+        """End all streams, each after it has sent all its data."""
         self._is_stopping = True
         for writer in self._writers:
             writer.wake.notify()
@@ -178,7 +178,7 @@ class Streams:
                 writer.wake.notify()
 
     def response(self, kind: StreamKind, produce: Produce, *, media: str) -> Response:
-        """An answer whose data *produce* sends; 503 if there is no free slot.
+        """An answer whose data is sent by *produce*; 503 if there is no free slot.
 
         Until it has sent something, *produce* may still refuse the request by `ApiError`.
         """
@@ -201,7 +201,7 @@ class Streams:
         return _StreamResponse(answer)
 
     def events(self, kind: StreamKind, produce: Produce) -> Response:
-        """As `response`, for server-sent events; the last one says why the stream ends."""
+        """Like `response`, for events; the last one says why the stream ends."""
         return self.response(
             kind, partial(_as_events, produce), media="text/event-stream; charset=utf-8"
         )

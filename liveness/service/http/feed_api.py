@@ -1,12 +1,12 @@
-"""The log as server-sent events: one for each record, as it is written.
+"""The log as server-sent events: one for each record, once it is durable.
 
     GET /v1/feed   ?after=ID&kind=offline,moved&uid=UID&gateway=NAME&users=true&settle_s=N
 
 The id of an event is `LOG:SEQ`; with `settle_s`, its seq is a position from which a reader
-continues without a loss. A browser that reconnects sends its last id, and continues after it.
-If that id is of another log, the stream begins at the oldest record kept, or, if this log goes
-on from that one, where the two part. `after` may be a seq alone, of whatever log there is. The
-first event of each stream, `log`, says which log this is and where the stream begins.
+continues without a loss. A browser that reconnects sends its last id, and continues there.
+If that id is of another log, the stream begins at the oldest record kept, or, if this log
+continues that one, after their last common record. `after` may be a seq alone, of any log.
+The first event of each stream, `log`, has the id of this log and the start of the stream.
 
 A reader has no queue, only a position in the log, as readers on links do. A reader that
 falls too far behind gets an event that says so, and its stream ends.
@@ -48,12 +48,12 @@ from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line
 
-# Records read at a time. To encode them takes 2 ms, once for all readers.
+# Records read at a time. Encoding them takes 2 ms, once for all readers.
 EVENTS_AT_ONCE: Final = 200
 # Bytes of one write, before its last event. A reader takes a few times as much memory.
 EVENTS_BYTES: Final = 128 * 2**10
-# After a write, new records are collected for this long. With many readers, a write for each
-# commit and reader would leave no time for anything else.
+# After a write, new records are collected for this long. With many readers, a write for
+# each commit and reader would leave no time for anything else.
 GATHER_S: Final = 0.05
 _ID: Final = re.compile(r"([0-9a-f]{1,64}):([0-9]{1,19})")
 
@@ -114,7 +114,7 @@ class FeedApi:
         # A log that ends below that seq has lost its end, and counts as another one.
         if log in (None, log_writer.log) and seq <= newest:
             return seq, False
-        # A log that this one was copied from has the same records up to the last shared seq.
+        # A log that this is a copy of has the same records up to the last shared seq.
         last_shared = log_writer.ancestors.get(log or "")
         return oldest if last_shared is None else min(seq, last_shared), True
 
@@ -127,7 +127,7 @@ class FeedApi:
         id_ = f"id: {log}".encode()  # in front of each event
         self._feed.follow(reader, writer.wake.notify)
         try:
-            least = inf  # the fewest records that it has been behind
+            least = inf  # the fewest records that the reader was behind
             has_settled = False
             while True:
                 while reader.is_behind or has_settled:
@@ -137,7 +137,7 @@ class FeedApi:
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
-                    if reader.is_damped:  # it may hold back all that it reads
+                    if reader.is_damped:  # it may hold back all its records
                         await writer.give_way()
                     entries = await self._read(reader)
                     entries.reverse()
@@ -161,8 +161,8 @@ class FeedApi:
             )
             if not reader.is_damped:
                 return [(entry.record.seq, entry) for entry in entries]
-            # The new position is right only once all that was taken is sent: so only the
-            # last entry has it.
+            # The new position is right only once all entries are sent: so only the last one
+            # has it.
             seqs = [before] * (len(entries) - 1) + [reader.position]
             return [*zip(seqs, entries, strict=False)]
         except (sqlite3.Error, OSError) as error:
@@ -193,7 +193,7 @@ def _take_events(entries: list[tuple[int, TailEntry]], id_: bytes) -> bytes:
 
 
 def _place(after: str, last_id: str | None) -> tuple[str | None, int]:
-    """The log and the seq to go on after; None: whatever log there is."""
+    """The log and the seq after which to continue; None: any log."""
     is_seq = last_id is None and re.fullmatch("[0-9]{1,19}", after)
     if is_seq and int(after) <= MAX_INTEGER:
         return None, int(after)

@@ -9,7 +9,7 @@ A name and its cursor are kept while there are records for it to read, so that a
 that comes back misses nothing. Forgetting a name deletes its cursor: its next link begins
 with new records.
 
-Storms are not on disk, so a release is answered at once.
+Storms are not durable, so a release is answered at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ from liveness.service.http.api import (
 )
 from liveness.service.timers.state_writer import StateWriter
 
-# In one answer; `more` says how many others there are.
+# Most storms in an answer; `more` has the number of others.
 MAX_STORMS: Final = 1_000
 
 
@@ -95,7 +95,7 @@ class GatewaysApi:
                 yield name
 
     def _describe(self, role: str, name: str) -> dict[str, Any]:
-        """What is known of a name, without keys that do not apply."""
+        """A name's data as JSON, without keys that do not apply."""
         cursor = self._log_writer.cursors.get((role, name))
         link = self._engine.registry.named.get((role, name))
         described: dict[str, Any] = {

@@ -7,7 +7,7 @@ hypercorn speaks the protocol, but its own server is not used, for three reasons
   disconnects while its body is refused. Here it ends that connection only.
 - hypercorn waits forever for the rest of a request's body, and for a client to read its
   answer, even during shutdown. Here a whole request, from its first byte on, has a time
-  limit, and so has a whole answer.
+  limit, and a whole answer too.
 - hypercorn upgrades to WebSocket and HTTP/2, where our limits would not hold. Here such
   requests are answered in HTTP/1.
 
@@ -116,7 +116,7 @@ class _Http1(H11Protocol):
     async def _create_stream(self, request: h11.Request) -> None:
         await self._turnstile.wait()  # a piece may have many requests
         names = {name for name, _ in request.headers}
-        # A proxy in front may see another end of such a request, and take the rest of it
+        # A proxy in front may see the end of such a request elsewhere, and take the rest
         # for the next request, of another client (RFC 9112, 6.1 and 11.2).
         if b"transfer-encoding" in names and (
             b"content-length" in names or request.http_version == b"1.0"

@@ -5,9 +5,9 @@
                     the last minutes and the newest records, then every second a summary
                     with the newest records since the one before
 
-A stream of summaries costs the same whatever the load: each summary has only the newest of
-the records that match, and how many it leaves out. A slow reader misses seconds. The records
-at the beginning come from memory; after a restart of the sidecar, from the end of the log.
+The cost of a stream of summaries does not depend on the load: each summary has only the
+newest matching records, and how many it leaves out. A slow reader misses seconds. The first
+records come from memory; after a restart of the sidecar, from the end of the log.
 """
 
 import sqlite3
@@ -52,18 +52,18 @@ from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line
 
-# In one summary: more than a person can read in a second.
+# Most records in a summary: more than a person can read in a second.
 MAX_RECORDS: Final = 50
-# The newest records since the last summary that are searched: twice as many as a second
-# has at the promised load. Older ones count as left out, matching or not. A stream begins
-# with what matches among as many of the newest records.
+# How many of the newest records since the last summary are searched: twice those of a
+# second at the promised load. Older ones count as left out, matching or not. A stream
+# begins with the matches among as many of the newest records.
 MAX_SEARCHED: Final = 20_000
 
 _log = structlog.get_logger("http")
 
 
 class RecentRecords(NamedTuple):
-    """The newest records that match, the oldest first: all that match above `after`."""
+    """The newest matching records, the oldest first: all above `after`."""
 
     entries: list[TailEntry]
     after: int
@@ -188,7 +188,7 @@ class LiveApi:
         after = max(newest - MAX_SEARCHED, self._log_writer.first - 1)
         entries = self._feed.newest(after, subscription, MAX_RECORDS)
         first = self._feed.first
-        reached = newest if first is None else first - 1  # what is above was searched
+        reached = newest if first is None else first - 1  # searched from the top
         while len(entries) < MAX_RECORDS and reached > after:
             step = max(after, reached - SEARCH_STEP)
             read = partial(self._read, step, reached, subscription)

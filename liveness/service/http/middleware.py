@@ -25,12 +25,12 @@ from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.logs import LogThrottle
 
 LOG_S: Final = 10.0
-# Requests at a time whose path takes a larger body, until they are answered: other such
-# requests wait, unread. With bodies of 3 MiB a listener holds 24 MiB.
+# Most unanswered requests to paths that take a larger body; further ones wait, unread. With
+# bodies of 3 MiB a listener holds 24 MiB.
 LARGE_AT_ONCE: Final = 8
 NONE_LARGER: Final[Mapping[str, int]] = MappingProxyType({})
-# A supervisor kills the process by these, so other clients must not be able to block them:
-# they have connections of their own.
+# Supervisors kill a process that does not answer these, so other clients must not be able
+# to block them: they have connections of their own.
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _VERSIONS: Final = ("1.0", "1.1")
 # A name or an IPv4 address, or an IPv6 one in brackets, and perhaps a port.
@@ -77,7 +77,7 @@ def refusal(
 
 
 class Middleware:
-    """An ASGI application that passes on requests which meet all checks.
+    """An ASGI application that passes on requests that pass all checks.
 
     Args:
         pages: The application that answers them.
@@ -101,7 +101,7 @@ class Middleware:
         self._refused = refused
         self._max_body_bytes = max_body_bytes
         self._larger_bodies = larger_bodies
-        # Apart: one path may wait for others than this host.
+        # A limit per path: one path may wait for other hosts.
         self._large_at_once = {
             path: trio.CapacityLimiter(LARGE_AT_ONCE) for path in larger_bodies
         }
@@ -154,7 +154,7 @@ class Middleware:
     async def _read(
         self, receive: Receive, most: int
     ) -> tuple[Rejection | None, bytes] | None:
-        """The body, or why it is refused; None if the client has disconnected."""
+        """The body, or the reason to refuse it; None if the client has disconnected."""
         body = bytearray()  # one buffer: a list of tiny pieces could be large
         while True:
             message = await receive()

@@ -1,4 +1,4 @@
-"""What the metrics and the summary read at one moment."""
+"""Reads the values of the metrics and the summary at one moment."""
 
 from collections.abc import Mapping
 
@@ -29,12 +29,12 @@ def readings(
     Args:
         engine: Has the server.
         log_writer: Has the log.
-        spool_bytes: Bytes on disk of answers that are not read yet.
+        spool_bytes: Bytes on disk of unread answers.
         streams: The open streams of HTTP, by kind.
-        counts: What was counted since the start.
+        counts: Counters since the start.
         is_ready: Whether the sidecar is ready.
-        cluster: How its sessions are published to other hosts, if they are.
-        outlets: How each outlet is.
+        cluster: The state of publishing sessions to other hosts, if configured.
+        outlets: The status of each outlet.
     """
     server = engine.server
     presence, registry, scheduler = server.presence, server.registry, server.scheduler

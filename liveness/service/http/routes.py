@@ -24,7 +24,7 @@ from liveness.service.http.api import Endpoint
 from liveness.service.http.pacing import SharedPages
 from liveness.service.http.sign_in import PAGE, SIGN_OUT
 
-# Where the page has its button to sign out, if there is a token.
+# The place of the button to sign out in the page, if there is a token.
 _SIGN_OUT: Final = "<!-- sign out -->"
 _SIGN_OUT_FORM: Final = (
     f'<form method="post" action="{SIGN_OUT}"><button>Sign out</button></form>'
@@ -98,7 +98,7 @@ def _page_routes(*, has_sign_out: bool) -> list[Route]:
 
 
 def _metrics(registry: CollectorRegistry, turnstile: Turnstile) -> Endpoint:
-    # By content type: `choose_encoder` knows a few, whatever a client accepts.
+    # By content type, which `choose_encoder` takes from a few: clients cannot add more.
     encoders: dict[str, Callable[[CollectorRegistry], bytes]] = {}
     shared = SharedPages[str](lambda kind: encoders[kind](registry), turnstile)
 

@@ -36,18 +36,18 @@ SIGN_IN: Final = "/sign-in"
 SIGN_OUT: Final = "/sign-out"
 OPEN: Final = frozenset({"/metrics", "/healthz", "/readyz", SIGN_IN, "/page/style.css"})
 COOKIE: Final = "liveness"
-# Enough for a token that is typed or pasted, though not for the largest with every character
-# escaped.
+# Enough for any token that is typed or pasted, but not for the largest one with every
+# character escaped.
 MAX_FORM_BYTES: Final = 4096
 LOG_S: Final = 10.0
 _FORM: Final = "application/x-www-form-urlencoded"
 _ERROR: Final = "<!-- error -->"  # its place in the form's page
 # 16 characters as `openssl rand -base64` writes them are 96 bits: too many to guess.
 MIN_CHARACTERS: Final = 16
-# A working day, so that people sign in once a day.
+# A working day: people sign in once a day.
 SIGNED_IN_S: Final = 12 * 3600
-# Wrong tokens of all clients together. The limit bounds the work and the log lines that they
-# cause; it is not what protects the token.
+# For the wrong tokens of all clients together. This bounds their work and log lines; it
+# does not protect the token.
 TRIES_PER_S: Final = 2.0
 TRIES_AT_ONCE: Final = 5
 # Part of every cookie's signature: a change signs everyone out.
@@ -96,7 +96,7 @@ class Token:
         expected = self._signature(until)
         if not hmac.compare_digest(signature.encode(), expected.encode()):
             return False
-        return now_s < int(until)  # we signed it, so it is a number
+        return now_s < int(until)  # a number, as we signed it
 
     def _signature(self, until: str) -> str:
         return hmac.digest(self._key, until.encode(), "sha256").hex()
@@ -153,7 +153,7 @@ class SignIn:
         token: The token.
         names: The names of the listener in Host headers.
         refused: Called with the reason of each refusal.
-        now_s: The state's clock, in seconds: it goes on over restarts, and is never set.
+        now_s: The state's clock, in seconds: it continues over restarts, and is never set.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How streams read the log: each with a reader of its own, damped if it asks for that."""
+"""The readers of streams: each stream reads the log by its own, damped if requested."""
 
 import re
 import sqlite3
@@ -45,7 +45,7 @@ def settle_s_in(query: dict[str, str]) -> float:
 
 
 class StreamReaders:
-    """Opens the readers of streams, and counts what they meet.
+    """Opens the readers of streams.
 
     Args:
         log_writer: The log.
@@ -69,7 +69,7 @@ class StreamReaders:
         self._clock = clock
         self._counts = counts
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
-        # Of all streams together: each offline that waits takes memory.
+        # For all streams together, as each waiting offline takes memory.
         self._room = SettlingRoom(max_settling)
         self._damping = DampingCounts()
 
@@ -112,7 +112,7 @@ class StreamReaders:
 class NewestSettled(NamedTuple):
     """The newest entries that a damped stream shows, and how many it leaves out.
 
-    If they are the first: all that match above `after` are among them, or wait.
+    All matching records above `after` are among them, or wait.
     """
 
     entries: list[TailEntry]
@@ -121,7 +121,7 @@ class NewestSettled(NamedTuple):
 
 
 class SettledRecords:
-    """What one damped stream of summaries shows: offlines wait in a reader of its own.
+    """The records of one damped stream of summaries: offlines wait in a reader of its own.
 
     Args:
         readers: Opens it.
@@ -153,7 +153,7 @@ class SettledRecords:
         self._reader = self._open()
 
     async def take(self, limit: int) -> NewestSettled:
-        """Take what there is by now, but for damaged records; show the newest *limit*."""
+        """Take all settled records but damaged ones; return the newest *limit*."""
         left_out = 0
         behind = self._log_writer.durable_seq - self._reader.reached
         if behind > self._max_searched:
@@ -170,7 +170,7 @@ class SettledRecords:
                 after = self._start
                 break
             # Summaries have no gaps.
-            newest += (it for it in entries if not isinstance(it.record, Gap))
+            newest += (each for each in entries if not isinstance(each.record, Gap))
             while len(newest) > limit:
                 after = max(after, newest.popleft().record.seq)
                 left_out += 1
@@ -179,11 +179,11 @@ class SettledRecords:
         return NewestSettled([*newest], left_out, after)
 
     def close(self) -> None:
-        """Give back the room of what waits."""
+        """Free the room of waiting offlines."""
         self._reader.close()
 
     def _skip(self, start: int) -> int:
-        """Begin anew; return how many records that leaves out, with those that wait."""
+        """Begin again after *start*; return how many records that leaves out."""
         left_out = start - self._reader.reached + self._reader.waiting
         self._reader.close()
         self._start = start

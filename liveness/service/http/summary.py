@@ -85,7 +85,7 @@ class Summaries:
             self._text = self._history = None
             for notify in self._notifiers:
                 notify()
-            # Seconds that were missed are not made up for.
+            # Missed seconds are not made up for.
             at = max(at + EVERY_S, trio.current_time())
             await trio.sleep_until(at)
 
@@ -200,7 +200,7 @@ class Summaries:
         }
 
     def _stalled(self) -> list[dict[str, Any]]:
-        """The readers that take no more records, the longest first."""
+        """The readers that take no more records, those stalled longest first."""
         rows = [
             {
                 "role": role,
@@ -241,7 +241,7 @@ class Summaries:
         )
 
     def _before(self, sample: SummarySample, seconds: float) -> SummarySample:
-        """The newest sample that is about so many seconds old; else the oldest.
+        """The newest sample that is about *seconds* old; else the oldest.
 
         If the process did not run for a while, the sample is older.
         """

@@ -8,8 +8,8 @@
 
 Timers are read from their table, in a few threads of their own, so that only these requests
 wait for the disk. A change takes the same path as a gateway's frame, through the engine and
-the log writer, and is answered once it is on disk. The table may lag behind what a gateway
-has just asked for, so a change first waits for that to be written.
+the log writer, and is answered once it is durable. The table may lag behind the requests of
+gateways, so a change first waits until these are written.
 
 A damaged timer may have lost its gateway or key, so it is named by its id.
 """
@@ -77,7 +77,7 @@ class TimersApi:
         self._readers = trio.CapacityLimiter(READERS)
         self._changes = {
             "cancel": _Change(engine.cancel_timer, "cancelled", LIVE, (CANCELLED,)),
-            # A retried timer is due at once, so it may have any of these states by now.
+            # A retried timer is due at once, so it may already have any of these states.
             "retry": _Change(
                 engine.retry_timer,
                 "tried again",
@@ -141,7 +141,7 @@ class TimersApi:
         gateway, key = body["gateway"], body["key"]
         unchanged = "nothing was changed, ask again"
         await written(self._log_writer, unchanged, gateway=gateway)
-        # An attempt's record may be on disk before the table has it.
+        # An attempt's record may be durable before the table has it.
         self._log_writer.write_attempt(gateway, key)
         await written(self._log_writer, unchanged, gateway=gateway)
         timer = await self._newest_of(gateway, key)

@@ -2,7 +2,7 @@
 
     GET /v1/users                a line of JSON for each user online
     GET /v1/users/{uid}?limit=   one user: the session, the newest records, one sentence
-    POST /v1/where               {"uids": [...]}: those of them that are online, and where
+    POST /v1/where               {"uids": [...]}: the online ones, and their gateways
 
 The last line of the list has no `uid`. It has the `seq` at which the list is true, and from
 which the feed continues; a list without it is incomplete. The list is one read of the
@@ -53,17 +53,16 @@ from liveness.service.storage.spools import Spool, SpoolFull, Spools, TooLarge
 from liveness.text import json_line, json_ready, uid_of
 
 _USERS: Final = "/v1/users/"
-# In one answer. A record has at most 1 KiB, and a hundred answers may be in memory.
+# Most records in an answer. One has at most 1 KiB; a hundred answers may be in memory.
 MAX_RECORDS: Final = 100
-# About how long a search takes if it does not find enough records.
+# Roughly the longest time of a search that does not find enough records.
 SEARCH_S: Final = 2.0
 WHERE: Final = "/v1/where"
-# Of one request, and most sessions in its answer: a page of a large chat, not everyone.
+# Most uids of a request, and sessions in its answer: a page of a large chat, not all users.
 MOST_UIDS: Final = 10_000
-# So many uids of 255 bytes, written as they are.
+# Room for that many uids of 255 bytes without escapes.
 WHERE_BYTES: Final = 3 * 1024 * 1024
-# Uids that are read, or rows that are written, between two turns of the event loop: about
-# a millisecond.
+# Uids read, or rows written, between two turns of the event loop: about a millisecond.
 UIDS_A_STEP: Final = 500
 # A string in JSON, the last one perhaps without its end.
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
@@ -95,9 +94,9 @@ class UsersApi:
     async def _where(self, request: Request) -> Response:
         query_of(request)
         uids = await uids_of_body(request)
-        # What is decided up to there is in what follows; so may be what is decided later.
+        # The answer has every decision up to here, and maybe some later ones.
         seq = self._log_writer.durable_seq
-        lines = dict[str, None]()  # a device may be asked for beside its user
+        lines = dict[str, None]()  # a request may name a user and one of its devices
         for start in range(0, len(uids), UIDS_A_STEP):
             await trio.lowlevel.checkpoint()
             durable = self._log_writer.durable_seq
@@ -139,7 +138,7 @@ class UsersApi:
                 f"the log cannot be read ({error}); repair the disk, and ask again"
             )
             raise ApiError(503, message) from error
-        # Look again: the session may have ended or begun while the log was read.
+        # Read it again: the session may have ended or begun while the log was read.
         status = self._engine.status_of(uid)
         if status is not None and status.session != session:
             opening = None
@@ -179,7 +178,7 @@ async def uids_of_body(request: Request) -> list[Uid]:
     """The uids in the body, each user once.
 
     Raises:
-        ApiError: It has no such array, or what is no uid.
+        ApiError: It has no such array, or an item is no uid.
     """
     raw = await request.body()
     # Before it is parsed: millions of small values would take a tenth of a second.
@@ -228,8 +227,8 @@ def _checked_uids(given: Iterable[object], start: int) -> Iterable[Uid]:
 def uid_of_path(request: Request, prefix: str) -> Uid:
     """The uid in the path, behind the prefix.
 
-    It is parsed from the raw bytes: Starlette replaces invalid UTF-8, and so could make it
-    the name of another user.
+    It is parsed from the raw bytes: Starlette replaces invalid UTF-8, which could yield the
+    name of another user.
     """
     name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(prefix.encode())
     try:

@@ -8,8 +8,8 @@
     POST /v1/webhooks/drop        {"id": …}: deletes a dead letter for good
     POST /v1/webhooks/drop-all    {"webhook": …}: all of a webhook
 
-A request to a receiver is made while the client waits, for the webhook's `timeout_s` at
-most. A receiver that fails is no error here: the answer says `"accepted": false`, and why.
+The client waits for the request to the receiver, for the webhook's `timeout_s` at most. A
+failing receiver is no error here: the answer says `"accepted": false`, and why.
 """
 
 import json
@@ -56,9 +56,8 @@ class WebhooksApi:
     """The routes of webhooks.
 
     Args:
-        webhooks: All that the settings name.
-        letters: All dead letters, also of webhooks that were removed; None: the settings
-            name no outlet.
+        webhooks: Those in the settings.
+        letters: All dead letters, also of removed webhooks; None: there is no outlet.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class WebhooksApi:
                         f"{accepted} were accepted and {refused} refused before that"
                     )
                     raise ApiError(503, f"{error}; {before}") from error
-                if result is None:  # it was deleted meanwhile, to make room
+                if result is None:  # it was deleted just now, to make room
                     continue
                 if result.is_accepted:
                     accepted += 1
@@ -247,7 +246,7 @@ async def _answered(call: Awaitable[T]) -> T:
 
 def _letter_number(body: dict[str, str]) -> int:
     """The number of a dead letter, in a body."""
-    # The one above it must be an integer of SQLite's, too.
+    # The number above it must fit into an integer of SQLite, too.
     return number_in(body, "id", 0, MAX_INTEGER - 1, where="body")
 
 
