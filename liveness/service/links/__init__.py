@@ -1,4 +1,4 @@
-"""The sockets of links: accepted, with their peers' credentials; what writes to them."""
+"""The sockets of links: accepting, the credentials of peers, and writing."""
 
 # Imports: config, core, core.links, core.wheel, core.wire, errors, metrics,
 #   service.common, service.storage.

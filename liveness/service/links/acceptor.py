@@ -1,8 +1,8 @@
 """Accepts connections, and keeps trying while the process has no room for more.
 
 Without a file descriptor or memory for another connection, new ones wait in the backlog,
-and open ones go on. The kernel does not report when there is room again, so accepting is
-tried ten times a second, and logged once a minute.
+and open ones are served. The kernel does not report when there is room again, so accepting
+is tried ten times a second, and logged once a minute.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Looks up Unix users and groups: those of a Unix socket's peer, and those in the settings.
+"""Looks up Unix users and groups: those of a socket's peer, and those in the settings.
 
 When a socket connects, the kernel stores the process, user and group (unix(7),
 SO_PEERCRED), and since Linux 4.13 also the supplementary groups (SO_PEERGROUPS).
@@ -35,7 +35,7 @@ def peer_of(sock: socket.socket) -> Peer:
     """The process that connected to a Unix socket, with its user and groups.
 
     Raises:
-        OSError: The kernel does not say.
+        OSError: The kernel does not know.
     """
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, unix_user, gid = _CREDENTIALS.unpack(data)
@@ -67,7 +67,7 @@ def access_to(settings: AccessSettings, *, group: int) -> Access:
     """Look up every user and group in the access settings.
 
     Args:
-        settings: Which users and groups are allowed what.
+        settings: The rights of users and groups.
         group: The group of the gateways' socket, which `@own` stands for.
     Raises:
         StartError: Users or groups do not exist on this host; it names all of them.
@@ -149,7 +149,7 @@ def _unknown(setting: str, what: str, name: str) -> StartError:
 
 
 def _out_of_files(setting: str, what: str, name: str) -> StartError | None:
-    """An error if no file can be opened: getpwnam() then finds no name at all."""
+    """The error if no file can be opened: getpwnam() then finds no name."""
     try:
         os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:

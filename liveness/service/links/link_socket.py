@@ -14,15 +14,15 @@ from liveness.errors import Code
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.link_writer import LinkWriter
 
-# How much is read at once: what `PIECE_S` is enough to process, from some hundred logins
-# to some two thousand keepalives.
+# Bytes read at once: as many as take `PIECE_S` to process, from some hundred logins to some
+# two thousand keepalives.
 PIECE_BYTES: Final = 4_096
 MOST_PIECE_BYTES: Final = 65_536
 PIECE_S: Final = 0.002
 
 
 class LinkSocket:
-    """One connected socket, the link that it belongs to, and what writes to it.
+    """A connected socket, its link, and its writer.
 
     Args:
         sock: Non-blocking; this owns it.
@@ -55,8 +55,8 @@ class LinkSocket:
     def measure(self, took_s: float, *, was_full: bool) -> None:
         """Adapt how much to read at once to how long the last piece took.
 
-        A piece that was not full says nothing of a larger one: otherwise the first burst
-        of a quiet link would be read at once, and thousands of requests hold up all others.
+        Only a full piece raises it: otherwise the first burst of a quiet link would be read
+        whole, and its thousands of requests would delay all others.
         """
         if took_s > PIECE_S:
             self.piece_bytes = max(PIECE_BYTES, self.piece_bytes // 2)

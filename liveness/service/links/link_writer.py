@@ -1,4 +1,4 @@
-"""Writes what is in a link's outbox to its socket.
+"""Writes the outbox of a link to its socket.
 
 A list that must wait for its turn, for room on the disk or for a file descriptor does not
 delay other replies. Records are read from the log at the link's position, as many as the
@@ -37,7 +37,7 @@ _log = structlog.get_logger("link")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What the writers of all links share."""
+    """Shared by the writers of all links."""
 
     log_writer: LogWriter
     feed: LogTail
@@ -63,8 +63,8 @@ class LinkWriter:
         self._outbox = outbox
         self._delivery = delivery
         self._reader: TailReader | None = None
-        # A watcher's replies wait while the log is searched for its next records: two pongs
-        # without records between them then say that it has all.
+        # A watcher's replies wait while the log is searched for its next records: so two
+        # pongs without records between them show that it has all.
         self._is_searching = False
         self._needed_bytes = 0  # of the next list on disk, as far as is known
         # When to try again, after a failure to read the disk.
@@ -72,13 +72,13 @@ class LinkWriter:
         self._linger = trio.CancelScope()  # `end` sets its deadline
 
     def deliver(self, reading: ReadPosition) -> None:
-        """Write the records behind a position, too."""
+        """Write the records after a position, too."""
         delivery = self._delivery
         self._reader = TailReader(delivery.log_writer, delivery.feed, reading)
         delivery.feed.follow(self._reader, self.wake.notify)
 
     def end(self) -> None:
-        """Write what is in the outbox, and return from `run`."""
+        """Have `run` write the outbox, and return."""
         # This ends even a write that is stuck: otherwise a peer that does not read would
         # keep its link for ever.
         self._linger.deadline = trio.current_time() + LINGER_S
@@ -107,8 +107,8 @@ class LinkWriter:
                         await self._wait()
                 await self._send(outbox.last_frame)
         except _BrokenLink:
-            # Unsent records are in the log. What the peer sent is still read: the link
-            # ends with the end of that stream.
+            # Unsent records are in the log. The peer's frames are still read: the link
+            # ends with that stream.
             while not outbox.is_ending:
                 await self.wake.wait()
 
@@ -192,7 +192,7 @@ class LinkWriter:
         if found.seqs:
             outbox.records_begin(found.seqs, position)
             frame = encode_notices(len(found.seqs), found.maps)
-            # They are in the frame, which may wait for long.
+            # They are in the frame, which may wait long.
             found = found._replace(maps=b"")
             await self._send(frame)
             self._count(found)

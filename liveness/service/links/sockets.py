@@ -62,9 +62,9 @@ class UnixListener(socket.socket):
         return self._file is not None and identity(self.path) == self._file
 
     def rebind(self) -> None:
-        """Bind to its path again, as at the start; open links go on.
+        """Bind to its path again, as at the start; open links stay.
 
-        The object and its descriptor stay the same, so an `accept` that waits goes on.
+        The object and its descriptor stay the same, so a waiting `accept` keeps waiting.
 
         Raises:
             StartError: Another process serves there, the file cannot be made, or systemd
@@ -135,8 +135,8 @@ def _open_up(path: Path, mode: int, group: int | None) -> Identity:
     """Set group and mode of the socket file just made; return its identity.
 
     This uses a descriptor of the file: in a folder where others may write, the path may
-    lead to another file by now, even to one of root's, whose access must not change. The
-    socket's own descriptor does not refer to the file.
+    now lead to another file, even one of root, whose access must not change. The socket's
+    own descriptor does not refer to the file.
     """
     file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
