@@ -1,4 +1,4 @@
-"""Makes the outlets of a sidecar, if its settings name any."""
+"""Makes the outlets in the settings, if any."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,14 +27,14 @@ def outlets_of(
     clock: Clock,
     turnstile: Turnstile,
 ) -> "Outlets | None":
-    """The outlets that the settings name; None if they name none.
+    """The outlets in the settings; None if there are none.
 
     Raises:
-        StartError: As `make_outlets`.
+        StartError: See `make_outlets`.
     """
     if not (config.cluster.is_on or config.webhooks or config.kafka):
         return None
-    # Imported when one is configured: without it, the sidecar starts sooner.
+    # Imported only if one is configured: the sidecar starts sooner without.
     from liveness.service.outlets.common.outlet_log import LogAccess
     from liveness.service.outlets.common.outlet_store import OutletStore
     from liveness.service.outlets.supervisor import make_outlets
@@ -60,19 +60,18 @@ def is_superseded(
 ) -> bool:
     """Whether a later record has made this record of a session untrue.
 
-    Only records that the reader gets count: for one that gets no moves, a move supersedes
-    nothing.
+    Only records that the reader gets count: without moves, a move supersedes nothing.
 
     Args:
         presence: The users that are online.
         log_writer: The log.
         record: The record.
-        log: The id of its log: another one, if a backup was restored since.
-        settings: Which records its reader gets.
+        log: The id of its log: another one if a backup was restored since.
+        settings: The reader's settings.
     """
     gateways = settings.gateway_set
     of_user = settings.users_only and record.devices is not None
-    # A session that is not on disk yet is shown nowhere.
+    # A session that is not durable yet is shown nowhere.
     sessions = {
         session: gateway
         for _, gateway, session, _ in presence.where(
@@ -88,6 +87,6 @@ def is_superseded(
     is_same = log == store.log or record.session <= store.ancestors.get(log, 0)
     if is_same and not settings.settle_s:
         return record.session not in sessions
-    # In another log the session has another number; and with damping, the reader may not
-    # have seen that the user left and came back.
+    # In another log the session has another number; and with damping, the reader may have
+    # missed that the user left and came back.
     return record.gateway not in sessions.values()

@@ -1,6 +1,6 @@
 """Runs the outlets of a sidecar; one that fails does not disturb anything else.
 
-An outlet that ends with an error begins again after a pause, and goes on from its cursor.
+An outlet that ends with an error begins again after a pause, and continues from its cursor.
 """
 
 from collections.abc import Sequence
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from liveness.service.outlets.webhooks.dead_letters import DeadLetters
     from liveness.service.outlets.webhooks.webhook_outlet import WebhookOutlet
 
-# The pause before an outlet that failed begins again.
+# The pause before a failed outlet begins again.
 RESTART_S: Final = 60.0
-# At the end, how long a change to the database may take that somebody asked for.
+# How long the end waits for a change to the database that an operator requested.
 CLOSE_S: Final = 0.5
 
 _log = structlog.get_logger("outlet")
 
 
 def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets":
-    """The outlets that the settings name, none of them begun.
+    """The outlets in the settings, not running yet.
 
     Args:
         config: The settings.
         access: What outlets share.
-        spools: Where the cluster's lists of all sessions wait.
+        spools: For the cluster's lists of all sessions.
     Raises:
-        StartError: An outlet's package is not installed, or what the settings of Kafka
-            name cannot be used.
+        StartError: An outlet's package is not installed, or a file or setting of Kafka
+            cannot be used.
     """
     from liveness.service.outlets.webhooks.dead_letters import DeadLetters
 
-    # Each is imported when it is configured: without it, the sidecar starts sooner.
+    # Each is imported only if configured: without it, the sidecar starts sooner.
     cluster: Publisher | None = None
     if config.cluster.is_on:
         from liveness.service.outlets.cluster.publisher import make_publisher

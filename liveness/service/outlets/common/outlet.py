@@ -1,4 +1,4 @@
-"""An outlet: a reader of the log with a place of its own, that sends records elsewhere."""
+"""An outlet: a reader of the log with its own cursor, which sends records elsewhere."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,18 +11,18 @@ from liveness.service.outlets.common.outlet_log import LogBatch, OutletLog
 
 
 class OutletState(StrEnum):
-    """What an operator wants to know first."""
+    """The state of an outlet, for operators."""
 
-    FOLLOWING = "following"  # it delivers what there is
+    FOLLOWING = "following"  # it delivers records as they come
     RETRYING = "retrying"  # the newest try failed; it tries again by itself
-    STOPPED = "stopped"  # a person has to act: `detail` says how
+    STOPPED = "stopped"  # an operator has to act: `detail` says how
 
 
 class Outlet(Protocol):
-    """What a sidecar knows of each outlet.
+    """The interface of an outlet.
 
-    It must not make any other task wait: it reads the log like other readers, never blocks
-    the event loop, and waits for the `Turnstile` before each larger piece of work.
+    It must not delay any other task: it reads the log like other readers, never blocks the
+    event loop, and waits for the `Turnstile` before each larger piece of work.
     """
 
     @property
@@ -34,12 +34,12 @@ class Outlet(Protocol):
         """Deliver until cancelled. It may be called again after it has failed.
 
         Raises:
-            LivenessError: It cannot go on until a person has acted.
+            LivenessError: It cannot continue until an operator has acted.
         """
         ...
 
     def failed(self, why: str) -> None:
-        """Show from now on that `run` has ended, and why, until it runs again."""
+        """Show why `run` has ended, until it runs again."""
         ...
 
 
@@ -47,7 +47,7 @@ class CursorOutlet(Outlet, Protocol):
     """An outlet that stores its cursor in `outlets.db`."""
 
     def now(self) -> OutletNow:
-        """Its status, for metrics, `liveness status` and the page."""
+        """Its status, for the metrics, `liveness status` and the live page."""
         ...
 
 
@@ -57,7 +57,7 @@ class OutletStatus:
 
     Args:
         clock: The clocks.
-        since: When `state` became what it is, in milliseconds of the state's clock.
+        since: When `state` last changed, in milliseconds of the state's clock.
     """
 
     clock: Clock
@@ -83,7 +83,7 @@ class OutletStatus:
         self.latency.observe(self.clock.age_s(batch.oldest_ms))
 
     def shown(self, log: OutletLog) -> OutletNow:
-        """This status and the place in *log* as a row for metrics."""
+        """This status and the position in *log*, as a row for metrics."""
         return OutletNow(
             outlet=log.name,
             state=self.state.value,

@@ -1,4 +1,4 @@
-"""What one outlet reads: the records of the log that concern it, from its cursor on.
+"""The reader of one outlet: the records of the log that concern it, from its cursor on.
 
 An outlet takes a batch with `take`, sends it, and reports it with `delivered`. It may take
 more batches before that, and reports them in the order in which it took them.
@@ -30,8 +30,8 @@ from liveness.service.storage.damped_reader import DampedReader
 from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 
-# Records read at a time, which takes a few milliseconds in a thread. A page of the log has
-# up to 1,000: with fewer at a time, each page would be read and decoded several times.
+# Records read at a time, in a few milliseconds in a thread. A page of the log has up to
+# 1,000: with fewer at a time, each page would be read and decoded several times.
 READ_RECORDS: Final = 2_000
 # A batch ends once it has this many bytes: payloads of timers may be large.
 READ_BYTES: Final = 2**18
@@ -55,7 +55,7 @@ class LogBatch(NamedTuple):
 
 
 class LogAccess(NamedTuple):
-    """What outlets share."""
+    """Shared by all outlets."""
 
     log_writer: LogWriter
     feed: LogTail
@@ -63,8 +63,8 @@ class LogAccess(NamedTuple):
     clock: Clock
     turnstile: Turnstile
     most_settling: int
-    # Whether a record of a session, from the log with this id, is no longer true for a
-    # reader with these settings.
+    # Whether, for a reader with these settings, a later record made this record of a
+    # session, from the log with this id, untrue.
     is_superseded: Callable[[Record, str, OutletSettings], bool]
 
 
@@ -83,7 +83,7 @@ class OutletLog:
         self.missed = 0  # records that were deleted before they were read
         self._settings = settings
         # Only payloads of timers are large; without them, records need not be measured,
-        # which would mean to encode each.
+        # which would mean encoding each.
         self._most_bytes = READ_BYTES if TIMER in settings.kind_set else inf
         self._access = access
         self._reader: DampedReader | None = None
@@ -113,8 +113,8 @@ class OutletLog:
 
     @property
     def lag_records(self) -> int:
-        """Records that are not read or not delivered, except offlines that settle."""
-        if self._reader is None:  # it is stopped, or has not begun yet
+        """Records not read or not delivered yet, except offlines that settle."""
+        if self._reader is None:  # it was stopped or never opened
             newest = self._access.log_writer.durable_seq
             return max(0, newest - self._cursor) if self._has_cursor else 0
         unread = self._access.log_writer.durable_seq - self._reader.reached
@@ -123,7 +123,7 @@ class OutletLog:
 
     @property
     def lag_s(self) -> float:
-        """For how long there have been records that are not delivered."""
+        """For how many seconds there have been undelivered records."""
         if not self.lag_records:
             return 0.0
         return self._access.clock.mono() - self._caught_up_at
@@ -149,13 +149,13 @@ class OutletLog:
             start = newest if self._settings.begin == "newest" else oldest
         self.restart_at(start, is_resumed=found is not None)
         self._stored = -1
-        # A new outlet's place, too, and before it sends anything: after a power failure it
-        # would take its place anew, behind records that it owes.
+        # For a new outlet, too, and before it sends anything: otherwise, after a power
+        # failure, it would begin at the new end of the log, and leave records out.
         await self._put_cursor()
         await self._access.store.sync()
 
     def restart_at(self, position: int, *, is_resumed: bool) -> None:
-        """Continue after *position*; records up to it must be delivered or stored.
+        """Continue after *position*; all records up to it must be delivered or stored.
 
         Batches that were taken and not delivered are forgotten.
         """
@@ -209,8 +209,8 @@ class OutletLog:
                 size += sum(len(entry.encoded) for entry in more)
             if more:
                 began = min(began, trio.current_time())
-                # What follows a gap is older: that is found now.
-                decided_ms = [self._decided_ms(it.record) for it in more[:2]]
+                # A gap counts from now; the record after it may be older.
+                decided_ms = [self._decided_ms(entry.record) for entry in more[:2]]
                 oldest_ms = min(oldest_ms, *decided_ms)
                 if not self._taken:
                     self.behind_since(oldest_ms)
@@ -233,7 +233,7 @@ class OutletLog:
         return batch
 
     def delivered(self, batch: LogBatch) -> None:
-        """Note that *batch*, the oldest of those that were taken, is delivered."""
+        """Note that *batch*, the oldest undelivered one, is delivered."""
         first = self._taken.popleft()
         assert first is batch
         self._cursor = max(self._cursor, batch.position)
@@ -242,7 +242,7 @@ class OutletLog:
         self._note_position()
 
     async def keep_cursor(self) -> None:
-        """Store the cursor as it moves, and once more when cancelled."""
+        """Store the cursor whenever it has moved, and once more when cancelled."""
         try:
             while True:
                 await trio.sleep(CURSOR_S)
@@ -265,8 +265,8 @@ class OutletLog:
         log, now_ms = self.log, self._access.clock.state_ms()
 
         def put(db: sqlite3.Connection) -> int:
-            # Not before this call's turn: while it waited, the outlet may have stored a
-            # newer cursor together with the end of a batch.
+            # Read only when it is this call's turn: while it waited, the outlet may have
+            # stored a newer cursor together with the end of a batch.
             seq = self._cursor
             put_cursor(db, self.name, StoredCursor(log, seq), now_ms)
             return seq
@@ -283,7 +283,7 @@ class OutletLog:
     def _decided_ms(self, record: Logged | Gap) -> int:
         """When a record was decided, in milliseconds of the state's clock."""
         clock, log_writer = self._access.clock, self._access.log_writer
-        if isinstance(record, Gap):  # found now, and not in the log
+        if isinstance(record, Gap):  # found now; the log has no time of it
             return clock.state_ms()
         ago_ms = round(clock.mono() * 1000) - log_writer.decided_ms(record)
         return clock.state_ms() - max(0, ago_ms)
@@ -299,7 +299,7 @@ class OutletLog:
             self._log_disk("the log cannot be read", error)
             await trio.sleep(RETRY_S)
             return []
-        gaps = [it.record for it in entries if isinstance(it.record, Gap)]
+        gaps = [entry.record for entry in entries if isinstance(entry.record, Gap)]
         self.missed += sum(gap.until - gap.first for gap in gaps)
         return entries
 

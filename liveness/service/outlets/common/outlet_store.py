@@ -1,9 +1,9 @@
-"""The outlets' database, `outlets.db`: how far each has read the log, and what failed.
+"""The outlets' database, `outlets.db`: cursors, unfinished requests and dead letters.
 
-Its tables are in `service.storage.outlet_schema`. It is apart from the log's database, so
-that commits of the log do not wait for it. A commit here is not synced: it survives a crash
-of the process, but a power failure may lose the newest ones. Then some records are sent
-again.
+`service.storage.outlet_schema` has its tables. It is separate from the log's database, so
+that commits of the log do not wait for it. A commit here is not durable: it survives a
+crash of the process, but a power failure may lose the newest ones. Then some records are
+sent again.
 """
 
 import sqlite3
@@ -54,8 +54,9 @@ class OutletStore:
         """Open the database, or make it.
 
         Args:
-            keep: The outlets that the settings name.
-            unused_s: Other outlets are forgotten if their cursor was not used for so long.
+            keep: The outlets in the settings.
+            unused_s: Other outlets are forgotten after their cursor was unused for this
+                long.
         Raises:
             StateError: It is damaged, or of a newer version.
             StartError: It cannot be used now.
@@ -92,7 +93,7 @@ class OutletStore:
         return await self._in_turn(run)
 
     async def sync(self) -> None:
-        """Have everything that was stored so far survive a power failure.
+        """Make everything stored so far durable.
 
         Raises:
             sqlite3.Error: The disk refuses it, or the database is busy or closed.
@@ -135,7 +136,7 @@ class OutletStore:
 
 
 def _write_back(db: sqlite3.Connection) -> None:
-    # A connection that reads an older state keeps a part of the WAL, which is no error.
+    # Another connection may be reading an older state from the WAL, which is no error.
     is_busy, *_ = db.execute("pragma wal_checkpoint(truncate)").fetchone()
     if is_busy:
         raise sqlite3.OperationalError(
@@ -190,7 +191,7 @@ def position_in(
     """
     if found.log == log and found.seq <= newest:
         return found.seq
-    # The cursor is of another log, or past the end of this one, which lost records:
-    # send all that the two do not share.
+    # The cursor is of another log, or past the end of this one, which lost records: send
+    # all records after the last common one.
     shared = ancestors.get(found.log)
     return oldest if shared is None else min(found.seq, shared, newest)

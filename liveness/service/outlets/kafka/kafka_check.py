@@ -11,7 +11,7 @@ from liveness.config.secret_file import NotReadable
 from liveness.errors import StartError
 from liveness.service.outlets.kafka.kafka_files import value_in
 
-# Settings that name a file which librdkafka itself reads.
+# Settings with the name of a file that librdkafka itself reads.
 _LOCATION: Final = ".location"
 
 
@@ -47,7 +47,7 @@ def _files(place: str, settings: KafkaSettings) -> Iterator[StartError]:
 def _open(place: str, path: Path) -> None:
     """Check that this user may read a file; librdkafka itself reports its other faults."""
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # a pipe holds up nothing
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # a pipe must not block
     except PermissionError as error:
         message = f"{place}: {path} cannot be read ({error.strerror})"
         raise NotReadable(f"{message}; correct the path or its mode") from None

@@ -27,8 +27,8 @@ Values: TypeAlias = dict[str, Any]
 
 DEFAULTS: Final[Values] = {
     "client.id": "liveness",
-    # As Kafka's own producers in Java: if they write to the topic too, each user is still
-    # in one partition.
+    # Like the Java producers: if they write to the topic too, each user is still in one
+    # partition.
     "partitioner": "murmur2_random",
     # How long a record waits for others of its partition: fewer and larger requests take
     # less CPU here and at the brokers.
@@ -40,7 +40,7 @@ DEFAULTS: Final[Values] = {
 # Prefix of errors about settings that conflict; other errors are about one setting.
 _TOGETHER: Final = "Failed to create producer: "
 _UNKNOWN: Final = "No such configuration property"
-# What confluent-kafka raises for a setting that takes a Python object.
+# Raised by confluent-kafka for a setting that takes a Python object.
 _NOT_TEXT: Final = (AttributeError, TypeError, ValueError)
 # librdkafka warns at each start that this setting of ours is experimental.
 _EXPECTED_WARNING: Final = "enable.gapless.guarantee"
@@ -67,7 +67,7 @@ class KafkaClients:
     Args:
         name: The outlet's name in the settings.
         settings: Its settings.
-        log_throttled: What librdkafka logs goes through it.
+        log_throttled: Logs the lines of librdkafka.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class KafkaClients:
         self._log = LibraryLog(f"kafka.{name}", self.without_secrets, log_throttled)
 
     def check(self) -> None:
-        """As `check_client`."""
+        """See `check_client`."""
         self._made(self._read(), on_error=lambda _: None)
 
     def make(self, on_error: OnError) -> Producer:
-        """A new client, with secrets as their files have them now; it takes some time.
+        """A new client, with the current content of the secrets' files; takes some time.
 
         Args:
             on_error: Called from `poll` with each error that concerns no record.
@@ -117,8 +117,8 @@ class KafkaClients:
     def _made(self, values: Values, on_error: OnError) -> Producer:
         most = self._settings.max_in_flight
         try:
-            # A setting may have two names, and the later one wins: so first what the
-            # section may change, and last what the outlet's promises need.
+            # A setting may have two names, and the later one wins: so defaults that the
+            # section may change come first, and those that the promises need come last.
             return Producer(
                 DEFAULTS
                 | {
@@ -131,10 +131,10 @@ class KafkaClients:
                 | {
                     "acks": "all",
                     "enable.idempotence": "true",
-                    # A record that the brokers refuse must not be overtaken by the next
-                    # ones of its user: the client stops, and the outlet begins again.
+                    # The next records of a user must not overtake one that the brokers
+                    # refuse: the client stops, and the outlet begins again.
                     "enable.gapless.guarantee": "true",
-                    # No timeout: a record that waits is safe in the log.
+                    # No timeout: a waiting record is safe in the log.
                     "message.timeout.ms": 0,
                     "error_cb": on_error,
                     "logger": self._log,
@@ -198,13 +198,13 @@ def _text_of(error: Exception) -> str:
 def _why_refused(key: str, value: object, *, is_secret: bool) -> str | None:
     """Why librdkafka refuses a setting by itself; None if it does not.
 
-    Its error says what it allows, but may repeat the value: left out if that is secret.
+    Its error says what it allows, but may repeat the value: it is left out for secrets.
     """
     try:
         Producer({key: value, "logger": logging.getLogger("librdkafka")})
     except (KafkaException, *_NOT_TEXT) as error:
         text = _text_of(error).strip()
-        is_secret |= not isinstance(error, KafkaException)  # text of Python
+        is_secret |= not isinstance(error, KafkaException)  # from Python
     else:
         return None
     if text.startswith(_TOGETHER):

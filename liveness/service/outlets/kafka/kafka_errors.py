@@ -1,11 +1,11 @@
-"""What a person has to do about errors of Kafka."""
+"""Advice to operators about errors of Kafka."""
 
 from typing import Final, NamedTuple
 
 from liveness.service.outlets.common.outlet import OutletState
 from liveness.service.outlets.kafka.kafka_client import KafkaError
 
-# Errors that a person has to mend. `{topic}` is the outlet's.
+# Errors that an operator has to correct. `{topic}` is the outlet's.
 _TO_CORRECT: Final = {
     ("MSG_SIZE_TOO_LARGE", "INVALID_MSG_SIZE", "RECORD_LIST_TOO_LARGE"): (
         "a record is larger than topic {topic} takes; raise max.message.bytes of the "
@@ -42,14 +42,14 @@ _TO_WAIT_FOR: Final = {
         "the brokers cannot be reached; start them, or correct the setting brokers"
     ),
 }
-# Errors that only say that an earlier error ended the client.
+# Errors that only report that an earlier error ended the client.
 CONSEQUENCES: Final = frozenset(
     {"_FATAL", "_GAPLESS_GUARANTEE", "_PURGE_QUEUE", "_PURGE_INFLIGHT"}
 )
 
 
 class Advice(NamedTuple):
-    """The state that an error leads to, and what to do about it."""
+    """The outlet's state after an error, and what to do about it."""
 
     state: OutletState
     text: str
@@ -57,7 +57,7 @@ class Advice(NamedTuple):
 
 
 def advice_about(error: KafkaError, topic: str) -> Advice:
-    """What to do about an error, and whether it takes a person."""
+    """What to do about an error, and whether an operator has to act."""
     name = error.name()
     for state, texts in (
         (OutletState.STOPPED, _TO_CORRECT),

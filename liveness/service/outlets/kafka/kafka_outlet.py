@@ -1,9 +1,9 @@
 """One outlet of [kafka.NAME]: reads the log, sends to a topic, and moves its cursor.
 
 The cursor moves as the brokers acknowledge. When a client of librdkafka has failed, or a
-record was refused, a new client begins at the cursor: nothing is left out, and what is sent
-again has the same log and seq. A client takes nothing from the log until it has found the
-topic, so unreachable brokers cost nothing.
+record was refused, a new client begins at the cursor: nothing is left out, and a record
+sent again has the same log and seq. A client reads nothing from the log until it has found
+the topic, so unreachable brokers cost nothing.
 """
 
 import sqlite3
@@ -35,20 +35,20 @@ from liveness.service.outlets.kafka.kafka_producer import (
     KafkaProducer,
 )
 
-# The pause before the next client, which doubles as long as nothing is delivered.
+# The pause before the next client, which doubles while nothing is delivered.
 RETRY_S: Final = 1.0
 MOST_RETRY_S: Final = 60.0
-# Without an acknowledgement for this long, the brokers count as away.
+# After this long without an acknowledgement, the brokers count as unreachable.
 LATE_S: Final = 5.0
 # A client asks for the topic when it begins, and when a broker fails while it is idle. It
-# waits this long for an answer; librdkafka tries to connect twenty times a second meanwhile.
+# waits this long for an answer, while librdkafka tries to connect twenty times a second.
 ASK_S: Final = 2.0
 ASK_EVERY_S: Final = 10.0
 # A stop of the sidecar waits this long for acknowledgements,
 FLUSH_S: Final = 0.2
 # then this long for librdkafka to give back the other records.
 STOP_S: Final = 0.1
-# A client that has failed gives back everything: a million records take a second.
+# A failed client gives back all its records: a million take a second.
 PURGE_S: Final = 10.0
 _NO_ANSWER: Final = Advice(
     OutletState.RETRYING,
@@ -82,11 +82,12 @@ class KafkaOutlet:
         self._status = OutletStatus(access.clock, access.clock.state_ms())
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
         self._clients = KafkaClients(name, settings, self._log_throttled)
-        # A cancelled question keeps its thread for up to `ASK_S`, so not a shared one.
+        # A cancelled question keeps its thread for up to `ASK_S`, so it has a limiter of
+        # its own.
         self._asks = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
-        """As `Outlet.run`."""
+        """See `Outlet.run`."""
         while True:
             try:
                 await self._log.open()
@@ -103,15 +104,15 @@ class KafkaOutlet:
             self._log.close()
 
     def failed(self, why: str) -> None:
-        """As `Outlet.failed`."""
+        """See `Outlet.failed`."""
         self._status.now_is(OutletState.STOPPED, why)
 
     def now(self) -> OutletNow:
-        """As `CursorOutlet.now`."""
+        """See `CursorOutlet.now`."""
         return self._status.shown(self._log)
 
     async def _deliver(self) -> None:
-        """Deliver by one client after the other."""
+        """Deliver, with one client after the other."""
         pause_s = RETRY_S
         while True:
             began = self._log.cursor
@@ -124,7 +125,7 @@ class KafkaOutlet:
             self._log.restart_at(self._log.cursor, is_resumed=True)
 
     async def _deliver_by_one(self) -> Advice:
-        """Deliver by one client until it fails; return what to do about that."""
+        """Deliver with one client until it fails; return what to do about that."""
         try:
             producer = await in_thread(self._make_producer)
         except StartError as error:
@@ -160,13 +161,13 @@ class KafkaOutlet:
         )
 
     async def _ask(self, producer: KafkaProducer) -> None:
-        """Show whether the brokers have the topic, also while there is nothing to send."""
+        """Keep asking whether the brokers have the topic, also with nothing to send."""
         while True:
             asked_at = trio.current_time()
             if not producer.in_flight:  # else their acknowledgements show it
                 served = producer.served
                 error = await producer.find_topic(ASK_S, self._asks)
-                # An acknowledgement is newer than what was asked before it.
+                # A question asked before an acknowledgement is out of date.
                 if error is not None and producer.served == served:
                     self._show(self._advice_about(error))
             await trio.sleep_until(asked_at + ASK_EVERY_S)
@@ -174,7 +175,7 @@ class KafkaOutlet:
                 await producer.broker_failed.wait()
 
     async def _send(self, producer: KafkaProducer) -> None:
-        """Give the client what it has room for, once it has found the topic."""
+        """Give the client as much as it has room for, once it has found the topic."""
         await producer.found.wait()
         most = self._settings.max_in_flight
         size = min(READ_RECORDS, most // 2)  # while one is sent, the next one is read
@@ -184,7 +185,7 @@ class KafkaOutlet:
                 await producer.room.wait()
 
     async def _acknowledge(self, producer: KafkaProducer) -> None:
-        """Take what the brokers acknowledge until the client fails."""
+        """Take acknowledgements until the client fails."""
         served, since = 0, trio.current_time()
         while True:
             await self._turnstile.wait()

@@ -1,9 +1,8 @@
 """One client of Kafka, from its first record to its end.
 
-It finds its topic, is given batches, and reports them as delivered in the order in which it
-got them. Each call of librdkafka but the one for the topic returns at once: its own threads
-connect and send. Their reports wait in a queue for `serve`, which takes a bounded number at
-a time.
+It finds its topic, takes batches, and reports them as delivered in the same order. Each
+call of librdkafka but the one for the topic returns at once: its own threads connect and
+send. Their reports wait in a queue for `serve`, which takes a bounded number at a time.
 """
 
 from collections import deque
@@ -29,14 +28,14 @@ from liveness.text import uid_text
 
 # Records handed over at a time, and acknowledgements served: a millisecond or two.
 PIECE: Final = 500
-# How often to look for acknowledgements; slower once none has come for a while, as the
-# brokers may be away, and slower still, for log lines only, when no record is in flight.
+# How often to look for acknowledgements; slower after a while without any, as the brokers
+# may be down, and slower still, for log lines only, when no record is in flight.
 POLL_S: Final = 0.01
 SLOW_POLL_S: Final = 0.1
 SLOW_AFTER_S: Final = 1.0
 IDLE_POLL_S: Final = 1.0
-# librdkafka ends its threads within milliseconds, unless one waits for the system's resolver;
-# then they are left to end by themselves.
+# librdkafka ends its threads within milliseconds, unless one waits for the system's
+# resolver; then they are left to end by themselves.
 DESTROY_S: Final = 0.5
 
 _Header: TypeAlias = tuple[str, str | bytes | None]
@@ -48,11 +47,11 @@ _KIND_HEADERS: Final[Mapping[str, _Header]] = {
 class KafkaProducer:
     """Sends to one topic.
 
-    After its first failure it takes nothing more: give what it has not delivered to
-    another one.
+    After its first failure it takes no more records: give the undelivered ones to another
+    producer.
 
     Args:
-        make: Makes the client, given what to call with errors that concern no record.
+        make: Makes the client; its argument is called with errors that concern no record.
         topic: The topic.
         log: The id of the log.
         users: Whether the key is the user of a record, and not its uid.
@@ -77,7 +76,7 @@ class KafkaProducer:
         self.room = Notifier()
         self.given = Notifier()
         self.found = trio.Event()  # the topic, for the first time
-        self.has_topic = False  # so the brokers said when they were asked last
+        self.has_topic = False  # by the brokers' last answer
         self.broker_failed = Notifier()  # since the last question for the topic
         self._topic = topic
         self._turnstile = turnstile
@@ -90,7 +89,7 @@ class KafkaProducer:
     async def find_topic(
         self, within_s: float, limiter: trio.CapacityLimiter
     ) -> KafkaError | None:
-        """Ask the brokers for the topic; return why there is no good answer.
+        """Ask the brokers for the topic; return an error if they do not confirm it.
 
         Args:
             within_s: How long to wait for it. If cancelled, its thread ends by then.
@@ -103,7 +102,7 @@ class KafkaProducer:
         try:
             answer = await in_thread(ask, limiter=limiter, abandon_on_cancel=True)
         except KafkaException as error:
-            self.serve()  # what librdkafka reported meanwhile says why
+            self.serve()  # librdkafka has reported the reason
             return self.newest_error or error.args[0]
         self.newest_error = None
         wrong: KafkaError | None = answer.topics[self._topic].error
@@ -168,11 +167,11 @@ class KafkaProducer:
             await trio.sleep(POLL_S)
 
     async def close(self, within_s: float) -> None:
-        """Take back what is not acknowledged, and end librdkafka's threads.
+        """Take back unacknowledged records, and end librdkafka's threads.
 
         Args:
-            within_s: The time to take records back. Those that do not come back by then
-                stay in memory, with their batch.
+            within_s: The time to take records back. Later ones stay in memory, with their
+                batch.
         """
         assert self._producer is not None
         self._producer.purge(blocking=False)
@@ -185,7 +184,7 @@ class KafkaProducer:
             await in_thread(self._destroy, abandon_on_cancel=True)
 
     def completed(self) -> None:
-        """Report the batches that are delivered, with all before them."""
+        """Report batches that are delivered, as are all before them."""
         while self._sent and not self._sent[0].left:
             self._delivered(self._sent.popleft().batch)
 
@@ -194,14 +193,14 @@ class KafkaProducer:
 
     def _note_error(self, error: KafkaError) -> None:
         self.broker_failed.notify()
-        # "All are down" follows an error of each broker, which says why: keep that. It may
-        # never come: brokers that an idle client has no need of do not count as down.
+        # "All are down" follows an error of each broker, which has the reason: keep that.
+        # It may never come: brokers that an idle client does not need do not count as down.
         is_of_all = error.code() == KafkaError._ALL_BROKERS_DOWN
         if self.newest_error is None or not is_of_all:
             self.newest_error = error
 
     def fail(self, error: KafkaError) -> None:
-        """Note that a record was not taken, or the client has failed for good."""
+        """Note that a record was refused, or the client has failed for good."""
         if self.failure is None or self.failure.name() in CONSEQUENCES:
             self.failure = error
         self.room.notify()
@@ -218,7 +217,7 @@ class _Sent:
         self.producer = producer
 
     def served(self, error: KafkaError | None, _message: object) -> None:
-        """Note what became of one of its records; librdkafka calls this."""
+        """Note the result for one of its records; librdkafka calls this."""
         producer = self.producer
         if error is None:
             producer.in_flight -= 1
@@ -238,9 +237,9 @@ class _Pause(Exception):
 
 
 def key_of(record: Logged | Gap, users: bool) -> str | None:
-    """What keeps records in order: those with the same key are in one partition.
+    """The key of a record: those with the same key keep their order, in one partition.
 
-    Two users never have the same key: it is the form of a uid on the command line.
+    It is the form of a uid on the command line, so no two users have the same key.
     """
     if isinstance(record, Gap):
         return None

@@ -1,7 +1,7 @@
-"""Which addresses a webhook may connect to.
+"""Checks the addresses that a webhook connects to.
 
-A url, or a change of the name in it, must not give access to services that are open only to
-this host or its network. So the addresses themselves are checked, not the name.
+Neither a url, nor a DNS change of its name, must give access to services that only this
+host or its network can reach. So the addresses themselves are checked, not the name.
 """
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -16,8 +16,8 @@ _CARRIER: Final = ip_network("100.64.0.0/10")
 # IPv4-compatible form.
 _WITH_IPV4: Final = (ip_network("64:ff9b::/96"), ip_network("::/96"))
 _LAST_32: Final = 2**32 - 1
-# Where clouds serve a host's own credentials, besides link-local: some are in networks
-# that are private or public otherwise. AWS, Google, Alibaba, Azure, Oracle.
+# Where clouds serve a host's own credentials, besides link-local: some are in private or
+# public networks. AWS, Google, Alibaba, Azure, Oracle.
 _METADATA: Final = tuple(
     map(
         ip_network,
@@ -37,8 +37,8 @@ def why_refused(text: str, *, allow_private: bool, loopback_only: bool) -> str:
 
     Args:
         text: The address.
-        allow_private: Addresses of this host and of private networks are allowed.
-        loopback_only: The url names this host itself: nothing else is allowed.
+        allow_private: Whether addresses of this host and of private networks are allowed.
+        loopback_only: Whether the url names this host itself: nothing else is allowed.
     """
     reasons = {_why_not(address) for address in _meant(ip_address(text))}
     if loopback_only:
@@ -54,13 +54,13 @@ def _meant(address: Address) -> list[Address]:
     embedded: list[Address | None] = [address.ipv4_mapped, address.sixtofour]
     embedded += address.teredo or ()
     has_ipv4 = any(address in network for network in _WITH_IPV4)
-    if has_ipv4 and int(address) > 1:  # `::` and `::1` are what they are
+    if has_ipv4 and int(address) > 1:  # not `::` and `::1`
         embedded.append(IPv4Address(int(address) & _LAST_32))
     return [inner for inner in embedded if inner is not None] or [address]
 
 
 def _why_not(address: Address) -> str:
-    """What kind of address it is; empty: a public one."""
+    """The kind of a forbidden address; empty: a public one."""
     if address.is_loopback:
         return "of this host"
     if address.is_link_local:

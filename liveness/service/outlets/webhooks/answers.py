@@ -5,18 +5,18 @@ from typing import Final, NamedTuple
 
 from liveness.service.outlets.webhooks.results import SendResult
 
-# Request timeout, too early, too many requests: they say nothing about the records.
+# Request timeout, too early, too many requests: none is about the records.
 AGAIN: Final = frozenset({408, 425, 429})
 # These usually mean that the url, the secret or something before the receiver is wrong.
 OF_RECEIVER: Final = frozenset({401, 403, 404, 405, 407, 410})
 
 
 class PostOutcome(Enum):
-    """What an attempt says about its records."""
+    """The result of an attempt for its records."""
 
     ACCEPTED = auto()
-    REFUSED = auto()  # the receiver does not want one of them
-    FAILED = auto()  # nothing about them: it is tried again
+    REFUSED = auto()  # the receiver rejects one of them
+    FAILED = auto()  # no decision about them: try again
 
 
 class PostAnswer(NamedTuple):
@@ -29,10 +29,9 @@ class PostAnswer(NamedTuple):
 
     @property
     def outcome(self) -> PostOutcome:
-        """What the status says about the records.
+        """The result for the records, by the status.
 
-        A redirect is a failure, and is not followed: it could lead the records anywhere,
-        and it does not depend on them.
+        A redirect is a failure, and is not followed: it could lead the records anywhere.
         """
         status = self.status
         if status is not None and 200 <= status < 300:
@@ -43,12 +42,12 @@ class PostAnswer(NamedTuple):
 
     @property
     def is_usually_of_receiver(self) -> bool:
-        """Whether the receiver may refuse every request, whatever the records are."""
+        """Whether the receiver may be refusing every request, with any records."""
         return self.status in OF_RECEIVER
 
     @property
     def result(self) -> SendResult:
-        """The form in which it is shown to a person."""
+        """The result to show to a person."""
         outcome = self.outcome
         return SendResult(
             outcome is PostOutcome.ACCEPTED, self.status, self.text, self.seconds,
@@ -57,5 +56,5 @@ class PostAnswer(NamedTuple):
 
     @property
     def short(self) -> str:
-        """What went wrong, for one line."""
+        """The failure, for one line."""
         return self.text if self.status is None else f"it answered {self.status}"

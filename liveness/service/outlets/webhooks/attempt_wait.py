@@ -8,15 +8,15 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 from liveness.service.outlets.webhooks.batch_store import StoredBatch
 
-# How often a wait looks at the state's clock: it runs on while the host sleeps.
+# How often a wait reads the state's clock, which runs on while the host sleeps.
 LOOK_S: Final = 60.0
 
 
 class AttemptWait:
     """The waits of one outlet, one at a time.
 
-    The state's clock decides. No wait takes longer than planned: a version before that
-    clock may have stored a time of a wrong wall clock.
+    The state's clock decides. No wait takes longer than planned: earlier versions may have
+    stored a time of a wrong wall clock.
 
     Args:
         clock: The clocks.

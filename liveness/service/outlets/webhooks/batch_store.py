@@ -1,8 +1,8 @@
-"""The requests that were begun, and the dead letters, in the outlets' database.
+"""Unfinished requests and dead letters, in the outlets' database.
 
-A request is stored before its first attempt, so that after a crash the same id has the same
-body. Its end and the cursor after it are stored together. All functions here are called in
-a transaction.
+A request is stored before its first attempt, so that an id has the same body after a crash.
+Its end and the new cursor are stored together. All functions here are called in a
+transaction.
 
 The requests of an outlet are a stack: a refused one is replaced by its two halves, and the
 one with the highest `place` is sent next. That keeps the order of the log.
@@ -21,7 +21,7 @@ _LETTER: Final = "number, log, seq, record, id, attempts, at_ms, status, answer"
 
 
 class StoredBatch(NamedTuple):
-    """A request that was begun."""
+    """An unfinished request."""
 
     place: int
     log: str
@@ -31,10 +31,10 @@ class StoredBatch(NamedTuple):
     records: int
     oldest_ms: int  # when its oldest record was decided, by the state's clock
     attempts: int = 0
-    rung: int = 0  # how many waits of the ladder are used up
+    rung: int = 0  # waits of the ladder used up
     next_ms: int = 0  # when the next attempt is due, by the state's clock
-    wait_ms: int = 0  # how long the wait for it is
-    error: str = ""  # what went wrong at the last one
+    wait_ms: int = 0  # the wait before it
+    error: str = ""  # of the last attempt
 
 
 def new_id() -> str:
@@ -43,7 +43,7 @@ def new_id() -> str:
 
 
 def top_batch(db: sqlite3.Connection, outlet: str) -> StoredBatch | None:
-    """The request that is sent next; None: none was begun."""
+    """The request to send next; None: all are finished."""
     query = f"select {_COLUMNS} from batches where outlet = ? order by place desc"
     found = db.execute(f"{query} limit 1", [outlet]).fetchone()
     return None if found is None else StoredBatch(*found)
@@ -73,7 +73,7 @@ def put_attempt(db: sqlite3.Connection, outlet: str, batch: StoredBatch) -> None
 def finish_batch(
     db: sqlite3.Connection, outlet: str, batch: StoredBatch, now_ms: int
 ) -> StoredBatch | None:
-    """Forget a request that is done, and move the cursor; return the next one."""
+    """Forget a finished request, and move the cursor; return the next one."""
     db.execute(
         "delete from batches where outlet = ? and place = ?", [outlet, batch.place]
     )
@@ -85,7 +85,7 @@ def finish_batch(
 def halve_batch(
     db: sqlite3.Connection, outlet: str, batch: StoredBatch
 ) -> StoredBatch | None:
-    """Put two halves in the place of a request; return the first, which is sent next."""
+    """Replace a request by its halves; return the first, which is sent next."""
     first, second = halves(batch.body)
     few = batch.records // 2
     fresh = batch._replace(attempts=0, rung=0, next_ms=0, wait_ms=0, error="")
@@ -109,15 +109,15 @@ def bury_batch(
     wall_ms: int,
     now_ms: int,
 ) -> tuple[StoredBatch | None, int]:
-    """Make dead letters of a request's records, and forget it.
+    """Turn a request's records into dead letters, and forget it.
 
     Args:
         db: The database.
         outlet: The outlet.
         batch: The request, with its last attempt counted.
-        result: The result of that.
+        result: The result of that attempt.
         excess: How many of the oldest dead letters to delete.
-        wall_ms: The time that is shown, Unix milliseconds.
+        wall_ms: The time to show, Unix milliseconds.
         now_ms: The same moment by the state's clock.
     Returns:
         The next request, and how many of the oldest dead letters were deleted.
@@ -161,7 +161,7 @@ def letters(
 
 
 def delete_letter(db: sqlite3.Connection, outlet: str, number: int) -> int:
-    """Delete a dead letter; return how many there still are."""
+    """Delete a dead letter; return how many are left."""
     db.execute("delete from dead where outlet = ? and number = ?", [outlet, number])
     return count_letters(db, outlet)
 
@@ -193,7 +193,7 @@ def letters_of_all(
 
 
 def outlet_of_letter(db: sqlite3.Connection, number: int) -> str | None:
-    """Which outlet has a dead letter; None: there is no such letter."""
+    """The outlet of a dead letter; None: there is no such letter."""
     found = db.execute("select outlet from dead where number = ?", [number]).fetchone()
     return None if found is None else str(found[0])
 
@@ -204,7 +204,7 @@ def delete_letters(
     """Delete some of an outlet's dead letters up to a number.
 
     Returns:
-        How many, and how many the outlet still has.
+        How many were deleted, and how many are left.
     """
     deleted = db.execute(
         "delete from dead where number in (select number from dead "

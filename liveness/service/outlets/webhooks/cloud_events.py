@@ -15,7 +15,7 @@ _TEST: Final = "test"
 
 
 class SentRecord(NamedTuple):
-    """A record as a stored body has it."""
+    """A record in a stored body."""
 
     log: str
     seq: int
@@ -36,8 +36,8 @@ def event_of(
         record: The record.
         log: The id of its log.
         json: The record as JSON.
-        users_only: It is about a user, not about a device of one.
-        is_superseded: A later record has made it untrue.
+        users_only: Whether it is about a user, not a device.
+        is_superseded: Whether a later record has made it untrue.
     """
     subject = None
     if isinstance(record, Record):
@@ -69,7 +69,7 @@ def joined(events: list[str]) -> bytes:
 
 
 def halves(body: bytes) -> tuple[bytes, bytes]:
-    """Two bodies with the first and the second half of the events of one, unchanged."""
+    """Two bodies with the first and the second half of the events, unchanged."""
     events = [json_line(event) for event in json.loads(body)]
     middle = len(events) // 2
     return joined(events[:middle]), joined(events[middle:])
@@ -103,7 +103,7 @@ def record_of_json(text: str) -> Record | None:
 def event_of_json(
     text: str, *, log: str, users_only: bool = False, is_superseded: bool = False
 ) -> str:
-    """As `event_of`, for a record of which only the JSON is left."""
+    """Like `event_of`, for a record from its JSON."""
     record = json.loads(text)
     found: dict[str, Any] = from_json(record)
     uid = found.get("uid")

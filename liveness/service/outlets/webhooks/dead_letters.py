@@ -12,7 +12,7 @@ from liveness.service.outlets.common.outlet_store import OutletStore
 from liveness.service.outlets.webhooks import batch_store
 from liveness.service.outlets.webhooks.results import DeadLetter, Unfinished
 
-# How many one transaction deletes; outlets wait for their database meanwhile.
+# How many one transaction deletes, for which outlets wait.
 DELETED_AT_ONCE: Final = 10_000
 
 _KIND: Final = "webhooks."
@@ -39,7 +39,7 @@ class DeadLetters:
         """Dead letters below a number, the newest first, each with its webhook.
 
         Args:
-            name: Only of this webhook; None: of all.
+            name: Only those of this webhook; None: all.
             before: The number.
             limit: At most this many.
         """
@@ -64,7 +64,7 @@ class DeadLetters:
         return None if outlet is None else outlet.removeprefix(_KIND)
 
     async def drop(self, name: str, number: int) -> int:
-        """Delete a dead letter of a webhook for good; return how many it still has."""
+        """Delete a dead letter of a webhook for good; return how many are left."""
         self._check_open()
         outlet = _KIND + name
         left = await self._store.run(
@@ -80,9 +80,9 @@ class DeadLetters:
 
         Args:
             name: The webhook.
-            note_left: Called with how many it still has, each time that some were deleted.
+            note_left: Called with how many are left, each time that some were deleted.
         Returns:
-            How many, and how many it has since then.
+            How many were deleted, and how many the webhook has now.
         Raises:
             Unfinished: Only some could be deleted.
         """

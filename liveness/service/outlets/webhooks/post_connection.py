@@ -1,7 +1,7 @@
 """One connection to a receiver: HTTP/1.1, by h11.
 
-A receiver may send whatever it likes for as long as an attempt takes. So little is read of
-an answer, and in small pieces: other tasks of the event loop run before each is parsed.
+A receiver may send anything during an attempt. So little of an answer is read, and in small
+pieces: other tasks of the event loop run before each is parsed.
 """
 
 from collections.abc import Mapping
@@ -23,20 +23,20 @@ MOST_INTERIM: Final = 16
 
 
 class NoAnswer(Exception):
-    """The receiver sent no answer, or none of use; the text says what."""
+    """The receiver sent no usable answer; the text says why."""
 
 
 class ClosedUnanswered(NoAnswer):
-    """The receiver closed the connection, and had sent nothing."""
+    """The receiver closed the connection without sending anything."""
 
 
 class PostConnection:
     """A connection, which may be kept for the next request.
 
     Args:
-        stream: Leads to the receiver.
+        stream: Is connected to the receiver.
         sock: Its socket.
-        address: Where that is connected to.
+        address: The receiver's address.
         turnstile: Passed before each piece of an answer is parsed.
     """
 
@@ -55,10 +55,10 @@ class PostConnection:
         self._turnstile = turnstile
         self._http = h11.Connection(
             h11.CLIENT,
-            max_incomplete_event_size=HEAD_BYTES,  # of trailers, too
+            max_incomplete_event_size=HEAD_BYTES,  # limits trailers, too
         )
         self._room = 0  # bytes that may still be read
-        self._has_read = False  # anything of this answer
+        self._has_read = False  # a byte of this answer
 
     async def post(
         self, target: str, headers: Mapping[str, str], body: bytes
@@ -78,7 +78,7 @@ class PostConnection:
         events = (request, h11.Data(data=body), h11.EndOfMessage())
         data = b"".join(self._http.send(event) or b"" for event in events)
         self._room, self._has_read = HEAD_BYTES, False
-        # A receiver that closes the connection may have answered before.
+        # The receiver may have answered before it closed the connection.
         with suppress(trio.BrokenResourceError):
             await self._stream.send_all(data)
         for _ in range(MOST_INTERIM + 1):
@@ -96,7 +96,7 @@ class PostConnection:
         )
 
     async def read_body(self, most: int) -> bytes:
-        """The body of the answer, or what is in the next *most* bytes.
+        """The body of the answer, at most its next *most* bytes.
 
         Raises:
             h11.RemoteProtocolError: It is not HTTP/1, or ends too early.
@@ -127,7 +127,7 @@ class PostConnection:
         await trio.aclose_forcefully(self._stream)
 
     async def _next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """What comes next in the answer; NEED_DATA if no more may be read."""
+        """The next event of the answer; NEED_DATA if no more may be read."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             if not self._room:
                 break

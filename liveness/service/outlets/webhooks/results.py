@@ -1,4 +1,4 @@
-"""The result of a request, and the records that a receiver refused for good."""
+"""Results of requests, and records that were given up."""
 
 from typing import NamedTuple
 
@@ -16,18 +16,18 @@ class SendResult(NamedTuple):
 
 
 class Unfinished(StateError):
-    """A part is done, and the disk refuses the rest; the message says both."""
+    """A part was done before the disk failed; the message says both."""
 
 
 class DeadLetter(NamedTuple):
     """A record that was given up."""
 
-    number: int  # its own among all dead letters; a newer one has a higher number
+    number: int  # unique; a newer one has a higher number
     log: str
     seq: int
     record: str  # as JSON
     id: str  # the `webhook-id` of the last request that had it
     attempts: int
     at_ms: int  # when it was given up, in Unix milliseconds
-    status: int | None  # as that of `SendResult`
+    status: int | None  # as in `SendResult`
     answer: str

@@ -1,4 +1,4 @@
-"""When a request that failed is sent again, and when it is given up."""
+"""Decides when a failed request is sent again, and when it is given up."""
 
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
@@ -11,7 +11,7 @@ class NextTry(NamedTuple):
     """When the next attempt is made."""
 
     wait_s: float
-    rung: int  # how many of the waits are used up then
+    rung: int  # the waits used up by then
 
 
 def next_try(
@@ -19,13 +19,13 @@ def next_try(
 ) -> NextTry | None:
     """When to send a request again; None: no more.
 
-    A receiver may ask for a longer wait, but cannot make the whole ladder longer: that wait
-    uses up as many rungs as together last that long, and ends with the last rung.
+    A receiver may request a longer wait, but cannot make the whole ladder longer: that wait
+    uses up as many rungs as last that long together, and ends with the last rung.
 
     Args:
         waits_s: The ladder: the waits before each further attempt.
-        rung: How many of them are used up.
-        asked_s: What the receiver asked for by `Retry-After`, in seconds.
+        rung: The number of waits used up.
+        asked_s: The wait requested by `Retry-After`, in seconds.
         drawn: A random number from 0 to 1, for the jitter.
     """
     if rung >= len(waits_s):
@@ -41,7 +41,7 @@ def next_try(
 
 
 def asked_wait_s(header: str, now_ms: int) -> float | None:
-    """What `Retry-After` asks for, in seconds; None: it cannot be understood.
+    """The wait requested by `Retry-After`, in seconds; None: it is not valid.
 
     Args:
         header: Seconds, or an HTTP date.

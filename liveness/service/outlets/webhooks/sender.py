@@ -1,8 +1,8 @@
 """Posts bodies to one receiver.
 
 Redirects are not followed, no proxy or password comes from the environment, and no cookie
-is kept. The url's host is resolved here, and each address is checked: what is connected to
-is an address, and nothing is resolved a second time.
+is kept. The url's host is resolved here, and each address is checked. Connections go to
+these addresses, so the name is not resolved a second time.
 """
 
 import errno
@@ -37,19 +37,19 @@ from liveness.service.outlets.webhooks.post_connection import (
 from liveness.service.outlets.webhooks.signing import Signer
 from liveness.text import printable
 
-# How old secrets and resolved addresses may be.
+# The longest time for which secrets and resolved addresses are used.
 READ_AGAIN_S: Final = 60.0
-# Addresses of one host that are tried in one attempt.
+# The most addresses of a host that are tried in one attempt.
 MOST_ADDRESSES: Final = 4
-# Requests in flight at a time: one from the log, and some by hand.
+# Requests in flight at a time: one from the log, and some by operators.
 MOST_CONNECTIONS: Final = 4
-# A connection that was idle for longer is not used again: many receivers close it after 5 s.
+# A connection idle for longer is not used again: many receivers close it after 5 s.
 IDLE_S: Final = 4.0
-# How much of an answer is kept, for a person to read.
+# Bytes of an answer that are kept, for a person to read.
 ANSWER_BYTES: Final = 500
 # A resolver may block for a minute, so it does not use the threads of the disk.
 RESOLVER_THREADS: Final = 1
-# What ends an attempt.
+# Errors that end an attempt.
 _FAILURES: Final = (
     NoAnswer,
     h11.ProtocolError,
@@ -57,7 +57,7 @@ _FAILURES: Final = (
     trio.BrokenResourceError,
     trio.TooSlowError,
 )
-# Characters that stay as they are in the target of a request: %, and what a url may have.
+# Characters not escaped in the target of a request: %, and those allowed in a url.
 _IN_TARGETS: Final = "%/?:@!$&'()*+,;=-._~[]"
 
 
@@ -83,7 +83,7 @@ class WebhookSender:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._target = quote(target, safe=_IN_TARGETS)
-        # Files are read when they are needed: a bad one stops only this outlet.
+        # Files are read when needed: a bad one stops only this outlet.
         self._tls: ssl.SSLContext | None = None
         self._signer: Signer | None = None
         self._in_flight = trio.CapacityLimiter(MOST_CONNECTIONS)
@@ -99,7 +99,7 @@ class WebhookSender:
 
         Raises:
             ConfigError: The host has an address that is not allowed.
-            StartError: As `read_files`.
+            StartError: See `read_files`.
         """
         tls, signer = await self.read_files()
         began = trio.current_time()
@@ -122,7 +122,7 @@ class WebhookSender:
         return PostAnswer(status, text, seconds, retry_after)
 
     async def read_files(self) -> tuple[ssl.SSLContext, Signer]:
-        """Read `ca_file`, and the secrets, which are read again as they may change.
+        """Read `ca_file`, and the secrets, which are read again later, as they may change.
 
         Raises:
             StartError: A file cannot be read, or is wrong.
@@ -147,7 +147,7 @@ class WebhookSender:
     async def _answer(
         self, tls: ssl.SSLContext, signed: dict[str, str], body: bytes
     ) -> AsyncIterator[tuple[h11.Response, PostConnection]]:
-        """The head of an answer, and the connection that has its body."""
+        """The head of an answer, and its connection, which has the body."""
         headers = {
             "host": self._settings.parts.netloc,
             "user-agent": "liveness",
@@ -162,7 +162,7 @@ class WebhookSender:
                 except ClosedUnanswered:
                     if connection.is_new:
                         raise
-                    # Its time was up while it was idle: that is no failed attempt.
+                    # The receiver closed it while it was idle: that is no failed attempt.
                     await connection.aclose()
                     connection = await self._connect(tls)
                     answer = await connection.post(self._target, headers, body)
@@ -174,7 +174,7 @@ class WebhookSender:
                     await connection.aclose()
 
     async def _kept(self) -> PostConnection | None:
-        """A connection from an earlier request, if there is one of use."""
+        """A usable connection from an earlier request, if any."""
         addresses = await self._checked_addresses()
         oldest = trio.current_time() - IDLE_S
         while self._idle:
@@ -185,10 +185,10 @@ class WebhookSender:
         return None
 
     async def _connect(self, tls: ssl.SSLContext) -> PostConnection:
-        """Connect to the first address that takes it, in an equal share of the time."""
+        """Connect to the first address that accepts; each has an equal share of the time."""
         addresses = await self._checked_addresses()
         left_s = trio.current_effective_deadline() - trio.current_time()
-        share_s = left_s / (len(addresses) + 1)  # one is for the answer
+        share_s = left_s / (len(addresses) + 1)  # one share is for the answer
         while True:
             address, *addresses = addresses
             try:
@@ -263,7 +263,7 @@ def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
         StartError: `ca_file` is not a file of certificates.
     """
     if settings.parts.scheme == "http":
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used: spare reading files
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused: read no files
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
     except OSError as error:
@@ -277,7 +277,7 @@ def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
 
 
 def _why(error: BaseException) -> str:
-    """Why there was no answer, and what to do: by the first cause that says it."""
+    """Why there was no answer, and what to do, from the first cause that is known."""
     cause: BaseException | None = error
     while cause is not None:
         match cause:

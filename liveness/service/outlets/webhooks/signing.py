@@ -1,4 +1,4 @@
-"""Signs requests as Standard Webhooks say, once with each secret of the outlet."""
+"""Signs requests by the Standard Webhooks spec, with each secret of the outlet."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,11 +11,11 @@ from liveness.errors import StartError
 
 
 class Signer:
-    """The secrets of one outlet, as they are now.
+    """The current secrets of one outlet.
 
     Args:
         name: The outlet, such as `webhooks.mail`.
-        settings: Where its secrets are.
+        settings: Name the files of its secrets.
     Raises:
         StartError: They cannot be read, or one is not valid. It never shows them.
     """
@@ -24,7 +24,7 @@ class Signer:
         self._secrets = [*_whsec_lines(name, settings)]
 
     def headers(self, webhook_id: str, body: bytes, now_ms: int) -> dict[str, str]:
-        """What to send with a body.
+        """The headers to send with a body.
 
         Args:
             webhook_id: Its id, the same at each attempt.

@@ -1,4 +1,4 @@
-"""Checks the files of a webhook as a start would, for `check-config`."""
+"""Checks the files of a webhook, as at a start, for `check-config`."""
 
 from collections.abc import Iterator
 

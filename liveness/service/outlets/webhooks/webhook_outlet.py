@@ -1,9 +1,9 @@
 """One outlet of [webhooks.NAME]: reads, posts, tries again, and moves its cursor.
 
 One request is in flight at a time, so that records arrive in the order of the log. Its body
-is stored first, with the id that all its attempts have. When the receiver has refused a
-record for good, or all attempts of a request have failed, the records become dead letters,
-and delivery goes on after them.
+is stored first, with the id of all its attempts. When the receiver has refused a record for
+good, or all attempts of a request have failed, the records become dead letters, and
+delivery continues after them.
 """
 
 import sqlite3
@@ -44,11 +44,11 @@ from liveness.service.outlets.webhooks.retry_ladder import asked_wait_s, next_tr
 
 T = TypeVar("T")
 
-# After so many refused records in a row, there is a pause at each further one: a receiver
-# that refuses all costs two requests a record.
+# After this many refused records in a row, there is a pause at each further one: a receiver
+# that refuses all records costs two requests per record.
 REFUSED_AT_ONCE: Final = 20
 REFUSED_PAUSE_S: Final = 0.02
-# The time to close connections at the end.
+# The longest time to close connections at the end.
 CLOSE_S: Final = 0.5
 
 _log = structlog.get_logger("outlet")
@@ -95,11 +95,11 @@ class WebhookOutlet:
         )
         self._wait = AttemptWait(access.clock)
         self._refused = 0  # records in a row
-        self._posts = 0  # uses of the connections: `run`, and requests by hand
+        self._posts = 0  # users of the connections: `run`, and requests by operators
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=access.clock.mono)
 
     async def run(self) -> None:
-        """As `Outlet.run`."""
+        """See `Outlet.run`."""
         failure: LivenessError | None = None
         try:
             self._posts += 1
@@ -121,20 +121,20 @@ class WebhookOutlet:
             raise failure
 
     def failed(self, why: str) -> None:
-        """As `Outlet.failed`."""
+        """See `Outlet.failed`."""
         self._status.now_is(OutletState.STOPPED, why)
 
     def now(self) -> OutletNow:
-        """As `CursorOutlet.now`."""
+        """See `CursorOutlet.now`."""
         return self._status.shown(self._log)
 
-    # --- by hand ----------------------------------------------------------------------
+    # --- for operators ----------------------------------------------------------------
 
     async def send_test(self) -> SendResult:
         """Post one signed event of type `liveness.test` now, apart from the log.
 
-        A receiver that fails raises nothing. If it accepts the event, a request that waits
-        for its next attempt is tried at once.
+        If the receiver fails, nothing is raised. If it accepts the event, a request that
+        waits for its next attempt is tried at once.
         """
         return await self._post_alone(self._test_event())
 
@@ -164,14 +164,15 @@ class WebhookOutlet:
         return await self._access.store.run(lambda db: find(db, self.name, after))
 
     def note_dead(self, kept: int) -> None:
-        """Note how many dead letters are kept, after some were deleted by hand."""
+        """Note how many dead letters are kept, after an operator deleted some."""
         self._status.dead_kept = kept
 
     async def retry(self, number: int) -> SendResult | None:
         """Post a dead letter alone, now; delete it if it is accepted.
 
-        Its request has a new id: that of the letter belongs to another body. Whether it is
-        superseded is decided anew. If it is accepted, a request that waits is tried at once.
+        Its request has a new id, as that of the letter belongs to another body. Whether it
+        is superseded is decided again. If it is accepted, a waiting request is tried at
+        once.
 
         None: there is no such letter.
 
@@ -243,7 +244,7 @@ class WebhookOutlet:
     # --- the log ----------------------------------------------------------------------
 
     async def _finish_begun(self) -> None:
-        """Send what was begun before a restart, and open the log after it."""
+        """Send requests begun before a restart, and open the log after them."""
         await self._patiently(self._log.open)
         batch = await self._store(batch_store.top_batch)
         self._status.now_is(OutletState.FOLLOWING)
@@ -290,7 +291,7 @@ class WebhookOutlet:
         )
 
     async def _deliver(self, batch: StoredBatch) -> None:
-        """Send a request, and the halves it is split into, until none is left."""
+        """Send a request, and the halves that it may be split into."""
         left: StoredBatch | None = batch
         while left is not None:
             await self._wait.until_due(left)
@@ -301,7 +302,7 @@ class WebhookOutlet:
     async def _after(
         self, batch: StoredBatch, answer: PostAnswer
     ) -> StoredBatch | None:
-        """Store the result of an attempt; return the request that is sent next."""
+        """Store the result of an attempt; return the request to send next."""
         match answer.outcome:
             case PostOutcome.ACCEPTED:
                 return await self._accepted(batch)
@@ -320,7 +321,7 @@ class WebhookOutlet:
                 return await self._again(batch._replace(error=answer.short), answer)
 
     async def _is_of_receiver(self, answer: PostAnswer) -> bool:
-        """Whether any request would be refused, as with a wrong url or secret.
+        """Whether the receiver would refuse any request, for instance by a wrong secret.
 
         Without this, all records would become dead letters, as fast as they can be sent.
         """
@@ -375,7 +376,7 @@ class WebhookOutlet:
     async def _give_up(
         self, batch: StoredBatch, answer: PostAnswer
     ) -> StoredBatch | None:
-        """Make dead letters of a request's records; delivery goes on."""
+        """Turn a request's records into dead letters; delivery continues."""
         excess = self._status.dead_kept + batch.records - self.settings.max_dead
         clock = self._access.clock
         bury = partial(
@@ -407,7 +408,7 @@ class WebhookOutlet:
     # --- the disk ---------------------------------------------------------------------
 
     async def _store(self, call: Callable[..., T], *arguments: object) -> T:
-        """Run a call on the database with the outlet's name; try again while it fails."""
+        """Run *call* on the database with the outlet's name; repeat it while it fails."""
         store = self._access.store
         return await self._patiently(
             lambda: store.run(lambda db: call(db, self.name, *arguments))
