@@ -6,8 +6,8 @@ paths are compared with those that are open. That takes a few `stat` calls, whic
 kernel answers from memory: a thread would cost more.
 
 A lost socket is created again. A lost database cannot be: only this process has its files
-open. The sidecar goes on writing to them, logs what to do, and is not ready until the
-files are put back.
+open. The sidecar keeps writing to them, logs what to do, and is not ready until the files
+are put back.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class FileWatch:
 
     Args:
         files: The open files of the state directory, by path.
-        counts: Where losses are counted.
+        counts: Counts losses.
     """
 
     def __init__(self, files: Mapping[Path, Identity], *, counts: Counts) -> None:
@@ -48,7 +48,7 @@ class FileWatch:
 
     @property
     def failures(self) -> list[str]:
-        """What is lost, and what to do about it."""
+        """The losses, and what to do about them."""
         return [*self._failures.values()]
 
     async def run(self, listeners: Mapping[str, UnixListener]) -> None:

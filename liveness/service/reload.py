@@ -1,12 +1,12 @@
 """Reloads the settings at SIGHUP: access, the HTTP token and the log level take effect.
 
 Other changed settings are logged as waiting for a restart. If any setting is invalid,
-nothing changes. Open links and requests go on; streams end if their token was replaced.
+nothing changes. Open links and requests stay; streams end if their token was replaced.
 
-A settings file may be on a network mount, and a user in a name service, and either may
-hang. So both are read in a thread, which is abandoned after `READ_S`; its result is
-dropped. A few threads may be abandoned at a time, so that a token can still be replaced
-once its file is readable again.
+A settings file may be on a network mount, and users in a name service, and either may hang.
+So both are read in a thread, which is abandoned after `READ_S`; its result is dropped. A
+few threads may be abandoned at a time, so that a token can be replaced once its file is
+readable again.
 """
 
 from collections.abc import Callable, Sequence

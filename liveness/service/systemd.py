@@ -1,9 +1,9 @@
 """Socket activation, readiness notifications and the watchdog, as systemd defines them.
 
-Other service managers have the same protocols: listening sockets that the manager opened
+Other service managers use the same protocols: listening sockets that the manager opened
 (sd_listen_fds(3)), notifications of ready, reloading and stopping (sd_notify(3)), and a
-watchdog that is fed for as long as the engine runs (sd_watchdog_enabled(3)). Without a
-service manager, their variables are not in the environment, and nothing is sent.
+watchdog that is fed while the engine runs (sd_watchdog_enabled(3)). Without a service
+manager, their variables are not in the environment, and nothing is sent.
 """
 
 import os
@@ -27,7 +27,7 @@ ADMIN_SOCKET: Final = "admin"
 PASSED_NAMES: Final = (GATEWAY_SOCKET, ADMIN_SOCKET)
 # How often the status is sent, unless the watchdog needs it more often.
 STATUS_EVERY_S: Final = 10.0
-# A notification that the manager does not read within this time is dropped.
+# A notification that the manager has not read within this time is dropped.
 SEND_S: Final = 1.0
 LOG_S: Final = 60.0
 
