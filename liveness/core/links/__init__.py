@@ -1,4 +1,4 @@
-"""Links of gateways and watchers: who they are, what they ask, what they are sent."""
+"""Links of gateways and watchers: names, requests, and outgoing frames."""
 
 # Imports: core, core.sessions, core.timers, core.wheel, core.wire, errors.
 # Never: trio, anyio, asyncio, socket, sqlite3, os, time, threading.

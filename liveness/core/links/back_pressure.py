@@ -1,8 +1,8 @@
 """Holds back firing and reading while the disk is behind.
 
-Three bounds keep what was decided but is not on disk yet small. While many offlines wait,
-few users are fired, then none. While many records wait, links are read by one small piece
-a turn, then not at all. And a gateway with too many timer commands waiting is not read.
+Three bounds limit decisions that are not durable yet. While many offlines wait, few users
+are fired, then none. While many records wait, links are read by one small piece a turn,
+then not at all. And a gateway with too many waiting timer commands is not read.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ REPEAT_REPORT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskLimits:
-    """How much may wait for the disk before the server waits too."""
+    """The most decisions of each kind that may wait for the disk."""
 
     pause_firing: int  # decisions
     pause_reading: int  # records
@@ -36,7 +36,7 @@ class DiskLimits:
 
 
 class BackPressure:
-    """Compares what waits for the disk with its bounds, once a turn."""
+    """Compares the decisions that wait for the disk with their bounds, once a turn."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class BackPressure:
         self._limits = limits
 
     def look(self, now: float) -> None:
-        """Compare, count each bound that was reached, and choose whom to hold back."""
+        """Compare, count each bound that was reached, and choose gateways to hold back."""
         was_throttled, was_paused = self.firing_was_throttled, self.reading_is_paused
         self.firing_was_throttled = self.is_firing_throttled
         pending = self._disk.records_pending
@@ -71,7 +71,7 @@ class BackPressure:
 
     @property
     def is_firing_throttled(self) -> bool:
-        """Whether so much waits for the disk that few or no users may be fired."""
+        """Whether so many decisions wait for the disk that few or no users may be fired."""
         return self._disk.pending_ends >= self._limits.pause_firing
 
     @property
@@ -97,9 +97,9 @@ class BackPressure:
     def commands_per_gateway(self) -> int:
         """How many timer commands of one gateway may wait for the disk.
 
-        As many as there is still room for: a single gateway gets half of the bound, two
-        a third each, and so on, and there is always room for one more. At least an equal
-        share of the bound, so that gateways with few commands never wait for others.
+        As many as there is still room for: a single gateway gets half of the bound, two get
+        a third each, and so on, and there is always room for one more. It is at least an
+        equal share, so that gateways with few commands never wait for others.
 
         Source: Choudhury & Hahne 1998, dynamic queue lengths in a shared memory.
         """
@@ -109,7 +109,7 @@ class BackPressure:
 
     @property
     def gateways_without_timers(self) -> set[str]:
-        """The gateways whose timers may not fire until more of their commands are on disk."""
+        """Gateways whose timers may not fire until more of their commands are durable."""
         # Twice the number at which a gateway is held back: otherwise a gateway that keeps
         # sending commands would keep its own timers from firing.
         most = 2 * self.commands_per_gateway
@@ -117,7 +117,7 @@ class BackPressure:
         return {name for name, pending in by_gateway.items() if pending > most}
 
     def _hold_back(self, now: float) -> None:
-        """Choose the gateways that are not read until more of their commands are on disk."""
+        """Choose gateways that are not read until more of their commands are durable."""
         by_gateway = self._disk.commands_by_gateway
         held_back = dict[str, GatewayState]()
         if 2 * self._disk.commands_pending > self._limits.max_pending_commands:

@@ -1,11 +1,11 @@
 """Questions about the users of all hosts, while the shell asks the cluster.
 
-A `where` for the cluster waits for an answer from outside, 2 s at most. Nothing else waits
-with it: on its link, answers to later frames overtake it. Only these answers keep their
-order among themselves, as that is how a link matches them.
+A `where` for the cluster waits up to 2 s for an answer from outside. Nothing else waits:
+on its link, answers to later frames overtake it. Only these answers keep their order among
+themselves, as a link matches them by that.
 
-Both bounds are for the memory of questions and for the load of the cluster. Beyond them a
-link's questions are answered at once, without the other hosts.
+Two bounds limit the memory for questions and the load of the cluster. Beyond them a link's
+questions are answered at once, without the other hosts.
 """
 
 from collections import Counter, deque
@@ -33,12 +33,12 @@ class Partial(StrEnum):
     AWAY = "away"  # the cluster could not be asked
     SLOW = "slow"  # it did not answer in time
     BUSY = "busy"  # too many questions were under way
-    LARGE = "large"  # there are more than an answer may have; ask for fewer users
+    LARGE = "large"  # the answer would be too large; ask for fewer users
     ENDED = "ended"  # the link or the sidecar ended first
 
 
 class ClusterSession(NamedTuple):
-    """A session, as the cluster knows it."""
+    """A session, by the cluster's data."""
 
     uid: Uid
     gateway: str
@@ -59,7 +59,7 @@ class QuestionLimits:
 class ClusterQuestion:
     """Which of these users are online on any host?
 
-    `n` is the number of its frame. `found` is what the cluster answered; None before that.
+    `n` is the number of its frame. `found` is the cluster's answer; None until it arrives.
     """
 
     link: Link
@@ -92,12 +92,12 @@ class PendingQuestions:
         self._limits_met = limits_met
         self._limits = limits
         self._tickets = count(1)
-        # All that the shell asks, by ticket; those too that were answered without it.
+        # All questions that the shell asks, by ticket; also those answered without it.
         self._asked: dict[int, ClusterQuestion] = {}
         self._of_link: dict[int, deque[ClusterQuestion]] = {}  # by number of the link
 
     def ask(self, question: ClusterQuestion, at: Instant) -> None:
-        """Have the shell ask the cluster; a question that has its answer only queues."""
+        """Have the shell ask the cluster; a question with an answer is only queued."""
         number = question.link.number
         if (limit := self._limit_met_by(question)) is not None:
             self._limits_met[limit] += 1
@@ -168,15 +168,15 @@ def cluster_answer(
     host: str,
     most: int,
 ) -> list[object]:
-    """The answer to a question that has one.
+    """The answer to a question, as a frame.
 
     Args:
-        question: It.
-        here: The sessions on this host, as they are now.
+        question: The question, with its `found`.
+        here: The current sessions on this host.
         host: The name of this host.
         most: The most sessions in an answer.
     Returns:
-        The frame. Of this host the cluster is behind: only beginnings are from there.
+        The frame. The cluster lags behind this host: only `since` is from there.
     """
     found, partial = question.found or (), question.partial
     since = {

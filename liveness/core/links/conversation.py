@@ -1,11 +1,11 @@
-"""One link's conversation: from frames to requests, or to refusals.
+"""One link's conversation: turns frames into requests or refusals.
 
 A link begins with `hello`. Then each frame is numbered from 1, checked, and becomes a
 request with its defaults filled in. Consecutive keepalives and messages become one
 request, however many frames they came in: nearly every frame takes this path, and it
 makes no object per event.
 
-After a fatal refusal a link is closed: whatever bytes follow, it gives no more requests.
+After a fatal refusal the link is closed, and further bytes yield no requests.
 """
 
 from collections.abc import Iterator
@@ -53,8 +53,8 @@ from liveness.errors import NOT_FATAL, Code, WireError
 # `limits.max_refused` bounds the refusals within this many seconds.
 REFUSED_WINDOW_S: Final = 10.0
 
-# A hello with all its options takes some 300 bytes; the rest is for later versions. A
-# connection that never says hello holds no more memory than this.
+# The most bytes before a hello. One with all options has some 300; the rest is for later
+# versions.
 HELLO_BYTES: Final = 16 * 1024
 
 _ACTIVITY: Final = {KEEPALIVE: EVENT_NUMBER[KEEPALIVE], MESSAGE: EVENT_NUMBER[MESSAGE]}
@@ -83,7 +83,7 @@ class Conversation:
         self, limits: ConversationLimits, reader: type[Reader] = Reader
     ) -> None:
         self.hello: Hello | None = None
-        # The role and name in its hello, even if that was refused.
+        # The role and name in its hello, even a refused one.
         self.claimed: tuple[str, str] | None = None
         self.n = 0
         self.is_closed = False
@@ -105,12 +105,12 @@ class Conversation:
         """Yield the request, or refusal, of each frame that *data* completes, in order.
 
         Args:
-            data: Bytes as they came, in pieces of any size.
+            data: Bytes as received, in pieces of any size.
             now: Attended seconds, for the limit on refused frames.
         """
         for request in self._requests(data, now):
             yield request
-            # The caller may have closed the link because of it.
+            # The caller may have closed the link after the last request.
             if self.is_closed:
                 return
 
@@ -144,8 +144,8 @@ class Conversation:
         """End the link for *code*; return the refusal to send before closing.
 
         Args:
-            code: Why.
-            message: Why, for a person.
+            code: The reason.
+            message: The reason, for a person.
             limit: The setting that was exceeded, if any.
         """
         self.is_closed = True

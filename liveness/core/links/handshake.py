@@ -1,4 +1,4 @@
-"""Answers a hello: where the link begins to read the log, and the terms in `welcome`."""
+"""Answers a hello: with the link's position in the log, and the terms in `welcome`."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from liveness.core.wire.link_requests import Hello
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What `welcome` says of the sidecar, beside its log.
+    """The part of `welcome` about the sidecar, besides its log.
 
     Args:
         version: Of the sidecar.
@@ -25,7 +25,7 @@ class Terms:
         window: Records that may be unacknowledged on a link.
         device_separator: Separates a device from its user in a uid; "" if it is not set.
         run_timeout: How long a gateway has to answer an attempt of a timer, in seconds.
-        limits: What a link may send.
+        limits: Limits of the frames of a link.
         host: The name of this host in the cluster; "" if there is none.
     """
 

@@ -1,4 +1,4 @@
-"""A link as the server knows it: one connection of a gateway or watcher."""
+"""The server's view of a link: one connection of a gateway or watcher."""
 
 from liveness.core.access import Peer
 from liveness.core.links.conversation import Conversation
@@ -14,8 +14,8 @@ class Link:
         number: Identifies the link.
         peer: The process that connected.
         opened_at: In attended seconds.
-        conversation: Parses what is read, and checks the order of frames.
-        outbox: What is to be written.
+        conversation: Parses received bytes, and checks the order of frames.
+        outbox: Holds replies to write, and the position in the log.
     """
 
     def __init__(

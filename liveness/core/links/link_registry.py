@@ -19,14 +19,14 @@ from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import Hello, Refusal
 from liveness.errors import Code
 
-# If too many links have not said hello, the newest stay: this share of the limit.
+# If too many links have not said hello, this share of the limit stays: the newest.
 STAYING_SHARE: Final = 0.75
-# The replacements of one role and name are logged this often.
+# Replacements of one role and name are logged no more often.
 REPLACED_LOG_S: Final = 10.0
 
 
 class LinkCounts(Protocol):
-    """What is counted of links."""
+    """Counters of links."""
 
     refused: Counter[str]
     limits_met: Counter[str]
@@ -49,12 +49,12 @@ class LinkRegistry:
     """All links, from accept to close.
 
     Args:
-        effects: Where it adds what the shell is to do.
+        effects: Gets the effects for the shell.
         decided: Has the cursors.
         attended: The clock of deadlines.
-        unread: The replies that links have not read.
-        counts: What is counted.
-        access: What each user of the host may do; a reload may replace it.
+        unread: Unread replies of all links.
+        counts: The counters.
+        access: The rights of each user of the host; a reload may replace it.
         limits: How many links there may be.
     """
 
@@ -95,7 +95,7 @@ class LinkRegistry:
         return sum(key[0] == role for key in self.named)
 
     def unacked(self, gateway: str) -> int:
-        """How many records a gateway was sent and has not acknowledged."""
+        """How many records were sent to a gateway and not acknowledged."""
         link = self.named.get((GATEWAY, gateway))
         return 0 if link is None else link.outbox.unacked
 
@@ -122,7 +122,7 @@ class LinkRegistry:
             self._pending_handshakes[link.number] = link
 
     def refusal_for(self, link: Link, hello: Hello) -> Refusal | None:
-        """Why a hello is refused, by the first reason found; None if it is accepted."""
+        """The first reason to refuse a hello; None if it is accepted."""
         if (why := self.access.why_not(link.peer, hello)) is not None:
             return link.conversation.close(Code.NOT_ALLOWED, why)
         key, limits = (hello.role, hello.name), self._limits
@@ -167,8 +167,8 @@ class LinkRegistry:
     def expired_handshakes(self, now: float) -> list[Link]:
         """Links to end because they have not said hello, at *now* in attended seconds.
 
-        Either their time is up, or there are too many and they are the oldest. A working
-        client says hello at once, so a crowd of others cannot keep it out.
+        Their time is up, or they are the oldest of too many. A working client says hello at
+        once, so a crowd of others cannot keep it out.
         """
         if not self._pending_handshakes:
             return []
@@ -223,7 +223,7 @@ class LinkRegistry:
 
         Args:
             link: The link.
-            refusal: Why.
+            refusal: The refusal.
             at_ms: Now, in milliseconds of the state's clock.
         """
         claimed = link.conversation.claimed
@@ -232,7 +232,7 @@ class LinkRegistry:
         self.refuse(link, refusal)
 
     def replace(self, older: Link, newer: Link, at_ms: int) -> None:
-        """End a link whose name another one takes; log it, with both processes.
+        """End a link whose name another one takes; log both processes.
 
         Args:
             older: The link that ends.
@@ -253,7 +253,7 @@ class LinkRegistry:
             "older_unix_user": older.peer.unix_user,
             "todo": "give each process a name of its own",
         }
-        # Two processes that both come back replace each other many times a second.
+        # Two processes that both reconnect replace each other many times a second.
         self._effects.append(
             LogLine(
                 "link",
@@ -328,14 +328,14 @@ class LinkRegistry:
     def end_unread(self, now: float, *, is_disk_short: bool) -> None:
         """End links that have read nothing for too long, or while others need the room.
 
-        Of unread records it only notes for how long: they wait in the log.
+        For unread records it only notes the time: they wait in the log.
 
-        Call this once a second: a link whose socket takes nothing between two calls does
-        not read.
+        Call this once a second: a link whose socket takes no bytes between two calls counts
+        as not reading.
 
         Args:
             now: Attended seconds, as nothing is sent at other times.
-            is_disk_short: A list found no room on the disk since the last call.
+            is_disk_short: Whether a list found no room on the disk since the last call.
         """
         elapsed, self._unread_checked_at = now - self._unread_checked_at, now
         for link in self._open_links():

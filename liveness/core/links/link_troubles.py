@@ -1,7 +1,7 @@
-"""The names that were refused, or replaced by a newer link, within the last hour.
+"""Names that were refused, or replaced by a newer link, within the last hour.
 
-An operator sees here that a gateway is not watched: a log line of half an hour ago is
-easily missed, and the gateway itself serves on.
+They show an operator that a gateway is not watched: a log line of half an hour ago is
+easily missed, and the gateway itself keeps serving.
 """
 
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from liveness.core.access import Peer
 from liveness.errors import Code
 
 KEPT_MS: Final = 3_600_000
-# Any process that may connect can say hello with any number of names. A hundred rows are
-# more than a person reads, and take some 30 kB.
+# A process may say hello with any number of names. A hundred rows are more than a person
+# reads, and take some 30 kB.
 MOST_ROWS: Final = 100
 
 REFUSED: Final = "refused"
@@ -26,9 +26,9 @@ class LinkTrouble:
     Attributes:
         role: "gateway" or "watcher"; None if the link was refused before its hello.
         name: The name in its hello; None as `role`.
-        code: Why; "replaced" if a newer link has taken the name.
+        code: The reason; "replaced" if a newer link has taken the name.
         since: The first time, in milliseconds of the state's clock.
-        at: The latest time, in the same.
+        at: The latest time, by the same clock.
         times: How often, from `since` to `at`.
         pid: The process that was refused, or that has lost the name; 0 if unknown.
         unix_user: The number of its Unix user.
@@ -49,7 +49,7 @@ class LinkTrouble:
         return REPLACED if self.code == Code.REPLACED else REFUSED
 
     def as_map(self, ahead_ms: int) -> dict[str, object]:
-        """As JSON shows it, with times of the wall clock, which is so far ahead."""
+        """The row for JSON, with wall times: that clock is *ahead_ms* ahead."""
         return {
             "role": self.role,
             "name": self.name,
@@ -92,7 +92,7 @@ class LinkTroubles:
             at_ms: Now, in milliseconds of the state's clock.
         """
         self._drop_old(at_ms)
-        # Links without a hello are told apart by their user: there is nothing else.
+        # Links without a hello are distinguished by their user: nothing else is known.
         key = (role, name, code, peer.unix_user if name is None else None)
         before = self._rows.pop(key, None)
         if before is None:

@@ -1,4 +1,4 @@
-"""Reports to the operator: storms, short timeouts, missed pings, and readers that stop."""
+"""Warns the operator of storms, short timeouts, missed pings, and stalled readers."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.storm_guard import Guard, StormBegun
 from liveness.core.wheel.intervals import TIMES
 
-# How often it looks for what changes over seconds and minutes.
+# How often it checks conditions that change over seconds and minutes.
 CHECK_EVERY_S: Final = 2.0
 # Advice to change a setting is repeated no more often than this.
 ADVICE_EVERY_S: Final = 3_600.0
-# That a name takes no records is repeated no more often, as of one that connects again.
+# The warning that a name takes no records is repeated no more often, also for a new link.
 STALLS_EVERY_S: Final = 60.0
 
 _WHY_STOPPED: Final = {
@@ -31,7 +31,7 @@ _TODO: Final = {
 
 
 class OperatorWarnings:
-    """Reports what an operator has to know of gateways and watchers."""
+    """Warns of trouble with gateways and watchers."""
 
     def __init__(
         self, effects: deque[Effect], gateways: GatewayTable, guard: Guard | None
@@ -40,7 +40,7 @@ class OperatorWarnings:
         self._gateways = gateways
         self._guard = guard
         self._check_at = 0.0  # monotonic
-        self._stalled: set[int] = set()  # links that were reported, and still are
+        self._stalled: set[int] = set()  # links reported as stalled, and still so
 
     def storms(self, now: float) -> None:
         """Warn of the storms that began or ended by an attended second."""
@@ -90,7 +90,7 @@ class OperatorWarnings:
     def look(self, mono: float, now: float, links: Iterable[Link]) -> None:
         """Warn of timeouts that are too short, and of links that take no more records.
 
-        Does nothing within `CHECK_EVERY_S` of the last call that did.
+        Does nothing if the last check was less than `CHECK_EVERY_S` ago.
         """
         if mono >= self._check_at:
             self._check_at = mono + CHECK_EVERY_S
@@ -114,7 +114,7 @@ class OperatorWarnings:
             )
 
     def _stalled_links(self, links: Iterable[Link]) -> None:
-        """Warn of each once, and again only after it has gone on."""
+        """Warn of each once, and again only after it went on in between."""
         before, self._stalled = self._stalled, set()
         for link in links:
             stop, hello = link.outbox.stop, link.hello

@@ -1,9 +1,9 @@
-"""What is to be written on one link: replies in order, then records from the log.
+"""The writing side of a link: replies in order, then records from the log.
 
-Replies are sent in the order of the frames that they answer, each once all that it
+Replies are sent in the order of the frames that they answer, each once everything that it
 describes is durable. A list that cannot be made yet does not delay other replies. Records
-are not queued: the outbox holds only the position of its link in the log, and how many
-records may still be sent before some are acknowledged.
+are not queued: the outbox holds only its link's position in the log, and how many records
+may still be sent before some are acknowledged.
 """
 
 from collections import deque
@@ -23,13 +23,13 @@ from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import Ack, Hello
 
 NOTICES_PER_FRAME: Final = 1_000
-# A frame ends at about this many bytes: it is in memory until it is read, and a timer may
+# Roughly the largest frame of records: it is in memory until it is read, and a timer may
 # have 4 KB.
 NOTICES_BYTES: Final = 2**17
-# A reader that has let no record be sent for so long, though it was sent many, or does not
-# read, is reported. One that is a moment behind, as after a mass offline, is not.
+# A reader is reported if for this long it has blocked all records, by not reading or not
+# acknowledging. One that is a moment behind, as after a mass offline, is not.
 STALLED_S: Final = 30.0
-# Replies are joined up to this size, as they are then in memory twice.
+# Replies are joined only up to this size, as they are then in memory twice.
 JOINED_BYTES: Final = 65_536
 
 
@@ -41,7 +41,7 @@ class OutboxLimits:
     max_replies: int
     max_reply_bytes: int
     unread_s: float
-    gateway_unread_s: float  # at least gateway_hold_s, for which its users are held
+    gateway_unread_s: float  # at least gateway_hold_s, the hold of its users
 
 
 class LimitMet(NamedTuple):
@@ -68,10 +68,10 @@ class ListReply(NamedTuple):
 
 @dataclass(slots=True)
 class UnreadReplies:
-    """The replies of all links that are not read yet, in memory.
+    """The unread replies of all links, in memory.
 
-    Above `most_bytes`, links with unread replies are not read, and those that read
-    nothing end; above twice as much, the links with the most end at once.
+    Above `most_bytes`, the sidecar does not read links with unread replies, and ends those
+    that read nothing; above twice as much, it ends the links with the most at once.
     """
 
     most_bytes: int
@@ -109,20 +109,20 @@ class Outbox:
         self._welcome_ticket = 0  # no record is sent before `welcome`
         self._replies: deque[Reply | ListReply] = deque()
         self._reply_bytes = 0
-        self._sending = 0  # replies that are being written; they count as waiting
-        self._spooled = 0  # bytes on disk of the list that is being sent
+        self._sending = 0  # replies being written; they count as waiting
+        self._spooled = 0  # bytes on disk of the list being sent
         self._is_blocked = False  # the socket's buffer is full
         self._stalled_s = 0.0  # how long replies have waited for the socket
         self._list_limit: LimitMet | None = None  # why the next list waits
         self._list_waited_s = 0.0
         self._unacked: deque[int] = deque()
         self._acked = 0  # the highest seq that the peer has acknowledged
-        self._processed = 0  # and the highest that it has processed
-        self._position_before: int | None = None  # while a frame of records is written
-        self._progress = (0, 0)  # as of the last `note_stall`
-        self._stopped_s = (
-            0.0  # for how long there was none, since the reader stopped it
+        self._processed = 0  # the highest seq that it has processed
+        self._position_before: int | None = (
+            None  # set while a frame of records is written
         )
+        self._progress = (0, 0)  # as of the last `note_stall`
+        self._stopped_s = 0.0  # seconds without progress, caused by the reader
 
     @property
     def unacked(self) -> int:
@@ -143,14 +143,14 @@ class Outbox:
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether a commit may let it send more."""
+        """Whether it may have more to send after a commit."""
         return self.has_replies or self._welcome_ticket > self._disk.log_ticket
 
-    # --- readers that stop their records --------------------------------------
+    # --- readers that block their records -------------------------------------
 
     @property
     def stop(self) -> str | None:
-        """How the reader keeps the next records from being sent; None if it does not."""
+        """How the reader blocks the next records; None if it does not."""
         if len(self._unacked) >= self._limits.window:
             return UNACKNOWLEDGED
         is_unread = self._is_blocked and self._position_before is not None
@@ -158,12 +158,12 @@ class Outbox:
 
     @property
     def stalled_s(self) -> float:
-        """For how long it has done so; 0 if that is shorter than `STALLED_S`."""
+        """For how many seconds; 0 below `STALLED_S`."""
         is_stalled = self._stopped_s >= STALLED_S and self.stop is not None
         return self._stopped_s if is_stalled else 0.0
 
     def note_stall(self, elapsed: float) -> None:
-        """Count time in which the reader may have stopped its records."""
+        """Count time in which the reader may have blocked its records."""
         oldest = self._unacked[0] if self._unacked else 0
         progress = oldest, self.position or 0
         is_stopped = self.stop is not None and progress == self._progress
@@ -211,7 +211,7 @@ class Outbox:
         )
 
     def add_waiting(self, elapsed: float) -> LimitMet | None:
-        """Count time for which replies waited; return the limit that it exceeds, if any.
+        """Count time in which replies waited; return the limit that it exceeds, if any.
 
         Only replies count: unread records wait in the log.
         """
@@ -237,7 +237,7 @@ class Outbox:
 
     @property
     def burden(self) -> float:
-        """Unread bytes in memory, weighted by how long they wait; 0 if the peer reads."""
+        """Unread bytes in memory, weighted by their waiting time; 0 if the peer reads."""
         if not self._is_blocked:
             return 0.0
         return self._reply_bytes * (1 + self._stalled_s)
@@ -249,7 +249,7 @@ class Outbox:
 
     @property
     def stalled_spool(self) -> float:
-        """As `stalled_burden`, for bytes on disk."""
+        """Like `stalled_burden`, for bytes on disk."""
         return self._spooled * self._stalled_s
 
     # --- queueing -------------------------------------------------------------
@@ -261,11 +261,11 @@ class Outbox:
         self._replies.append(reply)
 
     def welcome(self, hello: Hello, reading: ReadPosition, ticket: int) -> None:
-        """Send the records behind *reading*, once *ticket* is durable."""
+        """Send the records after *reading*, once *ticket* is durable."""
         self._hello, self._reading, self._welcome_ticket = hello, reading, ticket
 
     def acknowledge(self, ack: Ack, at_ms: int) -> int:
-        """Move the cursor; return how many sent records *ack* acknowledges."""
+        """Move the cursor; return how many sent records *ack* covers."""
         before = len(self._unacked)
         while self._unacked and self._unacked[0] <= ack.seq:
             self._unacked.popleft()
@@ -276,7 +276,7 @@ class Outbox:
         return before - len(self._unacked)
 
     def follow(self, at_ms: int) -> None:
-        """If all records are acknowledged and processed, move the cursor to the position."""
+        """Move the cursor to the position if all records are acknowledged and processed."""
         if self.position is not None and self._may_follow:
             self._store_cursor(self.position, at_ms)
 
@@ -291,8 +291,8 @@ class Outbox:
     def end(self, frame: object | None) -> None:
         """Write what is queued, then *frame*, and no more."""
         if self.is_unread or self._disk.failure is not None:
-            # If the peer does not read, or the disk fails, send only why the link ends.
-            # The client repeats what no pong has confirmed.
+            # If the peer does not read, or the disk fails, send only the reason. The client
+            # repeats reports that no pong has confirmed.
             self.drop_replies()
         if frame is not None:
             self.last_frame = encode(frame)
@@ -302,7 +302,7 @@ class Outbox:
         """Note that the socket takes nothing any more."""
         self.is_broken = True
         self._sending = self._spooled = 0
-        # Too many waiting replies would keep the stream's end from being read.
+        # With too many waiting replies, the end of the stream would not be read.
         self.drop_replies()
 
     def _count_bytes(self, more: int) -> None:
@@ -321,7 +321,7 @@ class Outbox:
                 seq = max(seq, self.position or 0)
             self._cursors.move((hello.role, hello.name), seq, at_ms)
 
-    # --- what may be written now ----------------------------------------------
+    # --- writing --------------------------------------------------------------
 
     def blocked(self, is_blocked: bool) -> None:
         """Note whether the socket's buffer is full."""
@@ -348,7 +348,7 @@ class Outbox:
         self._count_bytes(-min(size, self._reply_bytes))
 
     def take_up_list(self) -> bool:
-        """Move a list that may be made now to `lists`; return whether there was one."""
+        """Move a list that may be made now to `lists`; return whether one was."""
         if not self._replies or not self._may_send(reply := self._replies[0]):
             return False
         assert isinstance(reply, ListReply)
@@ -365,7 +365,7 @@ class Outbox:
     def list_begins(self, size: int) -> None:
         """Note that the first of `lists` was made, of this many bytes on disk."""
         self._list_limit, self._list_waited_s = None, 0.0
-        if self.lists:  # `drop_replies` may have dropped it meanwhile
+        if self.lists:  # `drop_replies` may have dropped it
             self.lists.popleft()
         self._sending, self._spooled = 1, size
 
@@ -383,7 +383,7 @@ class Outbox:
         return min(self._limits.window - len(self._unacked), NOTICES_PER_FRAME)
 
     def records_begin(self, seqs: Sequence[int], before: int) -> None:
-        """Note that the records *seqs* are about to be written, behind position *before*."""
+        """Note that the records *seqs* are about to be written, after position *before*."""
         hello = self._hello
         assert hello is not None
         if hello.ack:

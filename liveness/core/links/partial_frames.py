@@ -1,14 +1,14 @@
 """Limits the incomplete frames of all links; the link with the oldest one ends first.
 
-An honest link completes its frame within milliseconds, so the oldest frame is soon that
-of a link that sends it byte by byte.
+A working link completes its frame within milliseconds, so the oldest frame is soon that of
+a link that sends byte by byte.
 """
 
 from liveness.core.links.link import Link
 
 
 class PartialFrames:
-    """The bytes of incomplete frames that all links together have sent.
+    """The bytes of incomplete frames of all links together.
 
     Args:
         most_bytes: Their limit; at least the size of one frame.
@@ -21,7 +21,7 @@ class PartialFrames:
         self._frames: dict[Link, tuple[int, int]] = {}
 
     def update(self, link: Link) -> None:
-        """Count what a link has sent of an incomplete frame."""
+        """Note how many bytes of an incomplete frame a link has sent."""
         frames, size = link.conversation.n, link.conversation.unfinished_bytes
         frames_before, counted = self._frames.get(link, (frames, 0))
         self.bytes += size - counted

@@ -1,16 +1,16 @@
-"""The parts of the log that gateways skipped, until they are searched for attempts.
+"""Ranges of the log that gateways skipped, until they are searched for attempts.
 
 A gateway that says `fresh`, or whose name was forgotten, begins to read at the end of the
-log. It does not need the older records of sessions; but timers outlive the process that
-scheduled them. So the records that it skipped are searched for attempts of its timers,
-and these timers fire again, which does not count as another attempt. If the sidecar ends
-before that, such an attempt times out, like one without an answer.
+log. It does not need older records of sessions, but its timers outlive its process. So the
+records that it skipped are searched for attempts of its timers, and these timers fire
+again, which does not count as another attempt. If the sidecar ends before that, such an
+attempt times out, like one without an answer.
 """
 
 from typing import Final
 
-# The most ranges of one gateway. A further one is joined with the last: records between
-# them then count as skipped, though the gateway got them.
+# The most ranges of one gateway. A further one is merged with the last: the records between
+# them then count as skipped, although the gateway got them.
 MOST_RANGES: Final = 100
 
 
@@ -23,8 +23,7 @@ class SkippedRanges:
     def add(self, gateway: str, *, after: int | None, until: int) -> bool:
         """Note that a gateway skips the records above *after*, up to *until*.
 
-        *after* is None if it is unknown which record it got last. Returns whether there
-        are any.
+        *after* is None if its last record is unknown. Returns whether there are any.
         """
         if (after or 0) >= until:
             return False
@@ -50,7 +49,7 @@ class SkippedRanges:
     def searched(self, gateway: str, reached: int) -> None:
         """Note that the first range of a gateway was searched up to *reached*."""
         ranges = self._ranges[gateway]
-        _, until = ranges[0]  # not all of it may have been on disk
+        _, until = ranges[0]  # maybe not all of it was durable
         if reached < until:
             ranges[0] = reached, until
         elif ranges[1:]:
