@@ -1,4 +1,4 @@
-"""Timers: when each is due, and what a command changes of its row."""
+"""Timers: the moments when they are due, and the effect of commands on their rows."""
 
 # Imports: core, core.sessions, core.wheel, core.wire.
 # Never: trio, anyio, asyncio, socket, sqlite3, os, time, threading.

@@ -2,7 +2,7 @@
 """Commands for timers, compiled; they behave as in `timer_commands`, which documents them.
 
 Commands and timers are the named tuples of `timer_states`. Here they are made and read
-without calls of Python, which is nearly all that they cost.
+without Python calls, which are nearly all of their cost.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ assert CHANGED == (
     "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
 )
 assert ENDED == ("id", "state", "message", "changed")
-# Of all commands but a new timer, the first value is the gateway, and the second the key.
+# All commands but a new timer begin with the gateway and the key.
 for kind in (Cancel, Answer, CancelTimer, CompleteTimer, Fire, GiveUp, LookLater,
              Undelivered, RetryTimer):
     assert kind._fields.index("key") == (0 if kind in (Cancel, Answer) else 1), kind
@@ -143,14 +143,14 @@ cdef class CommandsUnderWay:
             self.count(command, -1)
 
     def has(self, str gateway, str key, str ext):
-        """Whether one is under way; see `timer_commands.CommandsUnderWay.has`."""
+        """Whether a command is under way; see `timer_commands.CommandsUnderWay.has`."""
         cdef dict keys = self.of_keys.get(gateway), exts = self.of_exts.get(gateway)
         return (keys is not None and key in keys) or (
             ext is not None and exts is not None and ext in exts
         )
 
     cdef int count(self, object command, Py_ssize_t more) except -1:
-        """Add 1 or -1 to how many commands of this key or ext there are."""
+        """Add 1 or -1 to the number of commands for this key or ext."""
         cdef dict of = self.of_keys, counts
         cdef Py_ssize_t number
         if type(command) is CREATE:
@@ -197,7 +197,7 @@ def by_gateway(commands):
 
 
 def named_by(commands):
-    """What they are about; see `timer_commands.named_by`."""
+    """Their timers; see `timer_commands.named_by`."""
     cdef set known = set()
     cdef list keys = []
     cdef dict exts = {}
@@ -411,7 +411,7 @@ cdef class TimerTransaction:
         return None if timer is None or item(timer, NEXT) is None else timer
 
     cdef list live_of_ext(self, object gateway, object ext):
-        """The live timers of an ext; it is made to list no others."""
+        """The live timers of an ext; drops the others from the index."""
         cdef list numbers = self.by_ext.get((gateway, ext), []), live = []
         for number in numbers:
             timer = self.after[number]
@@ -421,7 +421,7 @@ cdef class TimerTransaction:
         return live
 
     cdef int index(self, object timer) except -1:
-        """Make a timer known by its key and ext."""
+        """Index a timer by its key and ext."""
         cdef tuple key = (item(timer, GATEWAY), item(timer, KEY))
         number = item(timer, ID)
         known = self.newest.get(key)

@@ -1,8 +1,8 @@
-"""Commands for timers, many at a time: made of requests, grouped, and applied to rows.
+"""Makes commands for timers from requests, groups them, and applies them to rows.
 
-A gateway may request tens of thousands of timers each second, so what is done for each
-one exists twice: here, to be read, and compiled in `_timer_commands`, which behaves the
-same. `compiled` chooses.
+A gateway may request tens of thousands of timers each second, so the code for each command
+exists twice: here, for readers, and compiled in `_timer_commands`, with the same behaviour.
+`compiled` chooses.
 """
 
 from collections import Counter
@@ -38,8 +38,8 @@ from liveness.core.timer_states import (
 )
 from liveness.core.wire.link_requests import After, Answer, Cancel
 
-# What is written of a timer: of a new one, which has had no attempt; of one that changed;
-# and of one that only ended, which nearly all do: just these take half the work.
+# The columns written for a new timer, for a changed one, and for one that only ended:
+# nearly all do, and these few columns take half the work.
 ADDED: Final = (
     "id", "gateway", "key", "ext", "state", "due", "next", "min_seq", "created", "changed",
 )  # fmt: skip
@@ -60,11 +60,11 @@ _added_values, _changed_values, _ended_values, _attempt_values = map(
 
 
 class CommandsUnderWay:
-    """Makes commands, and knows which of them are issued and not applied yet."""
+    """Makes commands, and tracks those issued and not applied yet."""
 
     def __init__(self) -> None:
-        self.new = 0  # how many of them create a timer
-        # How many, by gateway and then by key or ext. Not Counters, which are slower.
+        self.new = 0  # the number of them that create a timer
+        # Their number, by gateway and then by key or ext. Counters would be slower.
         self._of_keys: dict[str, dict[str, int]] = {}
         self._of_exts: dict[str, dict[str, int]] = {}
 
@@ -79,18 +79,18 @@ class CommandsUnderWay:
         next_seq: int,
         most_new: int,
     ) -> list[TimerCommand]:
-        """Issue the commands of requests, up to a new timer that is one too many.
+        """Issue the commands of requests, up to the first timer beyond *most_new*.
 
         Args:
-            gateway: Which gateway sent them.
-            requests: In the order in which they came.
+            gateway: The gateway that sent them.
+            requests: In the order of arrival.
             first: The index of the first one to issue.
             at_s: Now, in seconds of the state's clock.
             next_id: The number of the next timer.
             next_seq: The seq of the next record.
-            most_new: How many timers may be created.
+            most_new: The most timers that may be created.
         Returns:
-            One command a request; fewer if there are too many new timers.
+            One command for each request; fewer if there are too many new timers.
         """
         commands: list[TimerCommand] = []
         now = int(at_s * 1000)
@@ -146,7 +146,7 @@ class CommandsUnderWay:
         )
 
     def _counts_for(self, command: TimerCommand) -> tuple[str, dict[str, int]]:
-        """What a command is counted under, and where."""
+        """The key under which a command is counted, and its counters."""
         name = key_of(command)
         if name is not None:
             return name[1], self._of_keys.setdefault(name[0], {})
@@ -158,7 +158,7 @@ class CommandsUnderWay:
 def by_gateway(
     commands: Iterable[TimerCommand],
 ) -> dict[str, tuple[list[TimerCommand], int]]:
-    """Each gateway's commands, in their order, and how much they weigh together."""
+    """Each gateway's commands, in order, and their total weight."""
     groups: dict[str, list[TimerCommand]] = {}
     for command in commands:
         groups.setdefault(gateway_of(command), []).append(command)
@@ -169,15 +169,15 @@ def by_gateway(
 
 
 class Named(NamedTuple):
-    """What some commands are about."""
+    """The timers that some commands name."""
 
-    keys: list[str]  # a gateway and a key, one behind the other; each pair once
-    exts: list[tuple[str, str, int]]  # gateway and ext of a cancel, below which id
-    newest: int  # the highest seq of an attempt that began; 0: none did
+    keys: list[str]  # gateways and keys, alternating; each pair once
+    exts: list[tuple[str, str, int]]  # a cancel: gateway, ext, below which id
+    newest: int  # the highest seq of an attempt that began; 0: none
 
 
 def named_by(commands: Iterable[TimerCommand]) -> Named:
-    """What to read for a transaction of these commands, and what it is up to."""
+    """The timers to read for a transaction of these commands, and their newest attempt."""
     keys: dict[tuple[str, str], None] = {}
     exts: dict[tuple[str, str, int], None] = {}
     newest = 0
@@ -195,13 +195,13 @@ def named_by(commands: Iterable[TimerCommand]) -> Named:
 
 
 class TimerTransaction:
-    """The rows that one transaction changes.
+    """Applies commands to rows, in one transaction.
 
     Args:
-        commands: In the order in which they came.
-        found: The newest timer of every key that the commands name, where there is one,
-            and the live timers of every ext that they name; with a `TimerState`'s values.
-        retry_policy: When the next attempt is made.
+        commands: In the order of arrival.
+        found: Values of `TimerState`s: the newest timer of every key that the commands
+            name, if it exists, and the live timers of every ext that they name.
+        retry_policy: The times of further attempts.
     """
 
     def __init__(
@@ -221,17 +221,17 @@ class TimerTransaction:
             self._index(timer)
         for command in commands:
             self._apply(command)
-        # The timers that are new or changed, as they are now.
+        # The current state of new or changed timers.
         self.changed = [
             timer
             for number, timer in self._after.items()
             if before.get(number) is not timer
         ]
-        # By how much the number of timers in each state changes.
+        # The change of the number of timers in each state.
         self.states = Counter(timer.state for timer in self.changed)
-        # What to write: the values of rows, one behind the other. A new row has its
-        # payload last; a new timer that had an attempt already is in both.
-        self.added_values: list[Any] = []  # of the columns `ADDED`
+        # The values of the rows to write, row after row. A new row has its payload last;
+        # a new timer that already had an attempt is in both.
+        self.added_values: list[Any] = []  # for the columns `ADDED`
         self.changed_values: list[Any] = []
         self.ended_values: list[Any] = []
         for timer in self.changed:
@@ -289,7 +289,7 @@ class TimerTransaction:
             next_ms = command.at + self._retry_policy.attempt_ms
             state, changed = FIRED, command.at
         # Otherwise it was cancelled after the record was made, and only seq and attempt
-        # change. Here and in `_end` the call is spelled out: `_replace` is half as fast.
+        # change. Here and in `_end` a new object is made: `_replace` is half as fast.
         self._set(
             TimerState(
                 timer.id, timer.gateway, timer.key, timer.ext, state, timer.due,
@@ -327,7 +327,7 @@ class TimerTransaction:
             # A timer with seq 0 fired in another log, whose seqs are unknown here.
             or timer.min_seq <= command.seq <= (timer.seq or command.seq)
         ):
-            # Even if it is pending again, for a retry: the work is done.
+            # The work is done, even if it is pending again for a retry.
             self.results[DONE] += 1
             self._end(timer, DONE, command.at, command.message)
         elif (
@@ -402,7 +402,7 @@ class TimerTransaction:
         return live
 
     def _index(self, timer: TimerState) -> None:
-        """Make *timer* known by its key and ext."""
+        """Index *timer* by its key and ext."""
         key = (timer.gateway, timer.key)
         self._newest[key] = max(timer.id, self._newest.get(key, 0))
         if timer.ext is not None:

@@ -1,22 +1,21 @@
-"""When timers fire: the timers of the coming hour, on a wheel of their own.
+"""Fires timers: those of the coming hour are on a wheel of their own.
 
-The table of timers (`timer_states`) is the truth, and may hold far more than memory. The
-ids of the timers that come due next are kept here, on a ring of 3,600 slots of one
-second: a wheel of the kind that users are on. It is filled from the table ahead of time,
-earliest first and in bounded steps, up to the *horizon*. `applied` applies to it what a
-transaction has changed in the table.
+The table of timers (`timer_states`) is authoritative, and may have far more timers than fit
+into memory. The ids of those due next are here, on a ring of 3,600 slots of one second: a
+wheel like that of users. It is filled from the table ahead of time, earliest first and in
+bounded steps, up to the *horizon*. `applied` updates it after each transaction.
 
-So the ring says when to read the table. A timer that comes due is claimed, read from the
-table, and fired. While a row is read, gateways send commands, so it may be out of date
+So the ring shows when to read the table. A timer that comes due is claimed, read from the
+table, and fired. Gateways may send commands while a row is read, so it may be out of date
 when it arrives. Two rules make that safe:
     1. a timer does not fire while a command for its key or ext is *under way*: issued,
-       and not settled yet. A command that came before the timer fires wins;
-    2. a timer that a transaction changed after the reading began is not fired from that
-       reading: `applied` has put it on the ring again already.
+       and not settled yet. A command that arrives before the timer fires wins;
+    2. a timer changed by a transaction after the read began is not fired from that read:
+       `applied` has already put it on the ring again.
 
-Time is that of the state's clock (`state_time`), passed by the caller: the ring has its
-seconds, rows have its milliseconds. So setting the wall clock moves no timer, and one that
-came due while the host slept fires when the host wakes up.
+The caller passes the time of the state's clock (`state_time`): in seconds for the ring, in
+milliseconds for rows. So setting the wall clock moves no timer, and a timer that came due
+while the host slept fires when the host wakes up.
 
 Source: Varghese & Lauck, SOSP 1987, and the ring rebuilt from a database at the start.
 """
@@ -54,16 +53,16 @@ RING_SLOTS: Final = 3_600
 
 # The ring is filled a minute at a time, so that an idle process seldom reads the table.
 FILL_EVERY_MS: Final = 60_000
-# Timers that are put on the ring in one step: some milliseconds of reading.
+# Timers put on the ring in one step, after reading for some milliseconds.
 FILL_STEP: Final = 2_000
-# An attempt whose record was not sent yet is looked at again after ten times as long as
-# an attempt may take: a gateway that is away for long may have a million of them. But
-# after ten minutes at most, or after an attempt's time if that is longer.
+# An attempt whose record was not sent yet is checked again after ten times the time for an
+# attempt, as a gateway that is away for long may have a million of them; but after ten
+# minutes at most, or after an attempt's time if that is longer.
 AWAY_ATTEMPTS: Final = 10
 MOST_AWAY_MS: Final = 600_000
 # Moments in whole milliseconds and in seconds differ by less than this.
 ROUNDING_MS: Final = 1.0
-# A due timer whose key has a command under way is looked at again after this long.
+# A due timer whose key has a command under way is checked again after this long.
 LOOK_AGAIN_S: Final = 0.05
 # If the state's clock gains more than this on the monotonic clock, the host has slept. Both
 # are read one after the other, and the process may be preempted in between.
@@ -88,7 +87,7 @@ class Coming(NamedTuple):
 
 
 class LoadedWindow(NamedTuple):
-    """What to read for the ring: rows above (`next`, `id`), up to `until`, in order."""
+    """The rows to read for the ring: above (`next`, `id`), up to `until`, in order."""
 
     next: int
     id: int
@@ -97,25 +96,25 @@ class LoadedWindow(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """What `TimerScheduler.fire` did."""
+    """The result of `TimerScheduler.fire`."""
 
     lateness: list[float]  # in seconds, of each timer that fired
     waiting: list[tuple[str, str]]  # gateway and key: a command for it is under way
 
 
 class TimerScheduler:
-    """Which timers come due, and which commands for timers are under way.
+    """Tracks due timers, and commands for timers that are under way.
 
     Args:
         make_wheel: Makes an empty ring that starts at a moment.
         under_way: Makes commands, and has none yet.
-        decided: Where records and commands go.
+        decided: Receives records and commands.
         at: The start.
         next_id: The number of the next timer.
         states: How many timers the table has in each state.
-        retry_policy: When the next attempt is made.
-        max_live: Live timers above which new ones are refused.
-        max_loaded: Timers on the ring above which it is emptied and filled again.
+        retry_policy: The times of further attempts.
+        max_live: At this number of live timers, new ones are refused.
+        max_loaded: Above this number of timers, the ring is emptied and filled again.
     """
 
     def __init__(
@@ -146,13 +145,13 @@ class TimerScheduler:
         self._turned_at = at
         self._absences = Absences(at.state_s)
         self._horizon = (_NEVER, 0)  # `next` and id: timers up to there are on the ring
-        self._reading_until: int | None = None  # how far the present reading goes
+        self._reading_until: int | None = None  # the end of the current read
         self._claimed: dict[int, int] = {}  # due timers being read: gateway's number
         self._under_way = under_way
         self._changed_since_read: set[int] = set()
 
     def resume(self, next_id: int, states: dict[str, int]) -> None:
-        """Go on with the timers of a table; there were none before."""
+        """Continue with the timers of a table; there were none before."""
         self._next_id = next_id
         self.states.update(states)
 
@@ -174,7 +173,8 @@ class TimerScheduler:
         """Apply a gateway's requests, from the one at *first* on.
 
         Returns:
-            How far it came: to the end, or to an `After` that would be a timer too many.
+            The index after the last applied one; an `After` that would be a timer too
+            many ends it early.
         """
         states, under_way = self.states, self._under_way
         new = under_way.new
@@ -200,13 +200,13 @@ class TimerScheduler:
         self._issue(Undelivered(gateway, key, seq, at.state_ms))
 
     def applied(self, commands: Iterable[TimerCommand], done: TimerTransaction) -> None:
-        """Update the ring and the counts from a transaction, now that it is on disk."""
+        """Update the ring and the counts from a durable transaction."""
         self._under_way.settle(commands)
         self.results.update(done.results)
         self.states.update(done.states)
         if self._is_reading:
             self._changed_since_read.update(timer.id for timer in done.changed)
-        # Timers due up to here are on the ring, or will be after the present reading.
+        # Timers due up to here are on the ring, or will be after the current read.
         reaches = max(self._horizon[0], self._reading_until or _NEVER)
         wheel = self._wheel
         for timer in done.changed:
@@ -223,18 +223,18 @@ class TimerScheduler:
         self.states.subtract(ended)
 
     def will_be_absent(self, at: Instant, seconds: float) -> None:
-        """Note that no gateway will be read for so long from now on."""
+        """Note that no gateway will be read for *seconds* from now on."""
         self._absences.add(at.state_s, at.state_s + seconds, None)
 
     def turned(
         self, at: Instant, *, is_absent: bool = False, absent: Iterable[str] = ()
     ) -> None:
-        """Account for the time since the last call, as time without an answer or not.
+        """Account for the time since the last call: whether gateways could answer in it.
 
         Args:
             at: Now.
-            is_absent: No gateway was read.
-            absent: These were not read. While the host sleeps, nobody is.
+            is_absent: Whether no gateway was read.
+            absent: Gateways that were not read; while the host sleeps, none is.
         """
         before, self._turned_at = self._turned_at, at
         since, until = before.state_s, at.state_s
@@ -255,8 +255,8 @@ class TimerScheduler:
 
         Args:
             at: Now.
-            ahead_s: Move the ring so far ahead, so that a timer that is due now need not
-                wait for the end of its bucket.
+            ahead_s: Move the ring this far ahead, so that a timer due now need not wait for
+                the end of its bucket.
         """
         self._now = max(self._now, at.state_s)
         self._wheel.advance(self._now + ahead_s, self._wheel.steps)
@@ -280,7 +280,7 @@ class TimerScheduler:
         return not (is_far or self._is_reading or self.loaded > self._max_loaded // 2)
 
     def window(self) -> LoadedWindow | None:
-        """Return what to read for the ring now, if anything; pass the rows to `fill`."""
+        """Return the rows to read for the ring now, if any; pass them to `fill`."""
         if not self.wants_filling:
             return None
         until = self._loads_until
@@ -291,7 +291,7 @@ class TimerScheduler:
     def fill(self, window: LoadedWindow, coming: Sequence[Coming]) -> None:
         """Put the timers that were read for *window* on the ring."""
         if self._reading_until != window.until:
-            return  # the ring was emptied meanwhile
+            return  # the ring was emptied since
         self._reading_until = None
         for number, gateway, next_ms in coming:
             if (
@@ -335,7 +335,7 @@ class TimerScheduler:
         return [*self._claimed]
 
     def reading_failed(self) -> None:
-        """Note that a reading failed; the claimed timers stay due."""
+        """Note that a read failed; the claimed timers stay due."""
         self._reading_until = None
         for number, gateway in self._claimed.items():
             if self._wheel.find(number) is None:
@@ -348,10 +348,10 @@ class TimerScheduler:
         """Fire the claimed timers that are due, or end their attempts.
 
         Args:
-            rows: What the table has of them.
+            rows: Their rows in the table.
             at: Now.
-            delivered: By gateway of these rows: the seq up to which it was sent its
-                records. An attempt whose record was not sent yet is not given up.
+            delivered: By gateway of these rows: the seq up to which records were sent to
+                it. An attempt whose record was not sent yet is not given up.
         """
         fired = Fired([], [])
         claimed, self._claimed = self._claimed, {}
@@ -387,7 +387,7 @@ class TimerScheduler:
 
     @property
     def _loads_until(self) -> int:
-        """Up to when timers go to the ring, in milliseconds."""
+        """The moment up to which timers go to the ring, in milliseconds."""
         return int((self._now + RING_S) * 1000)
 
     def _end_attempt(self, timer: TimerState, at: Instant, delivered_seq: int) -> None:
@@ -397,8 +397,8 @@ class TimerScheduler:
         attempt_ms = self.retry_policy.attempt_ms
         listened_s = self._absences.listened_s(gateway, timer.fired / 1000, at.state_s)
         left_ms = attempt_ms - 1000 * listened_s
-        # Put off in the table too. In memory alone, many such timers would stay the
-        # earliest of the table, and no others would be loaded.
+        # Put off in the table too. Otherwise many such timers would stay the earliest of
+        # the table, and no others would be loaded.
         if left_ms > ROUNDING_MS:
             self._issue(LookLater(gateway, key, seq, now + ceil(left_ms)))
         elif delivered_seq < seq:
@@ -409,7 +409,7 @@ class TimerScheduler:
 
     def _fire(self, timer: TimerState, payload: str | None, at: Instant) -> None:
         seq, attempt = self._decided.next_seq, timer.attempts + 1
-        # In whole milliseconds, rounded, this moment may be before the one it was due.
+        # Rounded to whole milliseconds, this moment may be before the due time.
         now = max(at.state_ms, timer.due)
         # `at` minus this is the lateness, however the wall clock was set.
         due = at.wall_ms - (now - timer.due)
