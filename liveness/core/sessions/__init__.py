@@ -1,4 +1,4 @@
-"""Who is online, and when a silent user may be judged."""
+"""The online users, and when a silent one may be judged."""
 
 # Imports: core, core.wheel, core.wire.
 # Never: trio, anyio, asyncio, socket, sqlite3, os, time, threading.

@@ -1,4 +1,4 @@
-"""Times in which gateways were not read, so that they are not blamed for them."""
+"""Times in which gateways were not read, which must not count against them."""
 
 from collections import deque
 from typing import Final
@@ -13,7 +13,7 @@ class Absences:
     All seconds are those of the state's clock.
 
     Args:
-        since: The start. No gateway was read before.
+        since: The start: no gateway was read before.
     """
 
     def __init__(self, since: float) -> None:

@@ -1,11 +1,11 @@
 """Attended time: a clock that runs only while this process does.
 
-A detector that was stopped for a minute has heard no user for a minute, which says
+A detector that was stopped for a minute has heard no user for a minute, which proves
 nothing about the users. So the wheel does not run on monotonic time but on the part of it
-in which this process was at work: its intended sleeps, its computing, and a little for
-the scheduler. Load counts. Absence (SIGSTOP, a frozen machine, starvation) does not, and
-neither does the sleep in which it began. Sleeps must be short: an absence that ends
-before the sleep would have ended looks like sleep.
+in which this process was at work: its intended sleeps, its computing, and a little for the
+scheduler. Load counts. Absence (SIGSTOP, a frozen machine, starvation) does not, and
+neither does the sleep in which it began. Sleeps must be short: an absence that ends before
+the sleep would have ended looks like sleep.
 
 After a longer absence the gateways may have been away too. The clock then pauses until
 every link has been read and the gateways have had time to send the events they collected.
@@ -16,12 +16,12 @@ from typing import Final
 # A loaded machine wakes a process some milliseconds late. That is no absence.
 SLACK_S: Final = 0.050
 
-# A process that is later than this did not run. When in its sleep the absence began is
-# unknown, so nothing of that sleep counts.
+# A process that wakes later than this did not run. The absence began at an unknown moment
+# of the sleep, so none of that sleep counts.
 ABSENCE_S: Final = 0.250
 
-# A longer absence than this may have stopped the gateways as well, so that they still
-# have to send the events they collected.
+# An absence longer than this may have stopped the gateways as well, which then still have
+# collected events to send.
 LONG_ABSENCE_S: Final = 1.0
 
 
@@ -62,7 +62,7 @@ class AttendedClock:
 
         Args:
             mono: Monotonic seconds.
-            reconnect_grace: For how many seconds at least; None: as after an absence.
+            reconnect_grace: The least seconds of the pause; None: those after an absence.
         """
         self.paused_since = mono
         self._pause_s = (
@@ -87,8 +87,8 @@ class AttendedClock:
         Args:
             mono: Monotonic seconds now.
             cpu: CPU seconds used so far.
-            asked: Seconds that the process meant to sleep in between.
-            reading_paused: Links were not read meanwhile, on purpose: nothing counts.
+            asked: Seconds that the process intended to sleep in between.
+            reading_paused: Whether links were not read, on purpose: then nothing counts.
         """
         elapsed, used = mono - self._mono, cpu - self._cpu
         attended = min(elapsed, asked + used + SLACK_S)
@@ -105,7 +105,7 @@ class AttendedClock:
         return self.now
 
     def at(self, mono: float) -> float:
-        """The most that attended time can be at *mono*, after the last turn.
+        """The highest possible attended time at *mono*, after the last turn.
 
         A deadline counted from here is never early, as attended time runs no faster than
         monotonic time.
@@ -117,7 +117,7 @@ class AttendedClock:
 
         Args:
             mono: Monotonic seconds now.
-            all_read: Whether every byte has been read that was in a socket at the pause.
+            all_read: Whether every byte was read that was in a socket at the pause.
         """
         if self.paused_since is None:
             return

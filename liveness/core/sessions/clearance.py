@@ -1,18 +1,18 @@
 """Decides which due users of a gateway may go offline now: those up to a deadline.
 
 A due user has been silent for its whole timeout, as far as the sidecar has read. It is
-the user's own silence only if its gateway would have reported an event: if the socket has
+the user's own silence only if its gateway would have reported an event: the socket has
 been read empty since the deadline, and the gateway is connected and sends. Until then the
 user is *held*: it waits on its gateway's due list. The wait is bounded: `hold` seconds
 past its deadline a user goes offline together with its gateway.
 
-When a mute gateway is heard again, the users that came due meanwhile get a fresh timeout,
-each of them once: otherwise a gateway that is late again and again would keep its silent
-users online for ever. The fresh timeout ends `reconnect_grace` before the hold does. A
-user that comes due after it is held by the same rules, but not for as long: up to
+When a mute gateway sends again, users that came due in the meantime get a fresh timeout,
+but only once: otherwise a gateway that is late again and again would keep its silent users
+online for ever. The fresh timeout ends `reconnect_grace` before the hold does. A user that
+comes due after it is held by the same rules, but for a shorter time: up to
 `reconnect_grace` for a gateway that is away or not read empty, and not at all for a mute
-one. So whatever its gateway does, a user is heard or goes offline within `hold` of the
-first deadline that it missed.
+one. So in any case a user is active or goes offline within `hold` of the first deadline
+that it missed.
 """
 
 from collections import deque
@@ -23,17 +23,17 @@ from liveness.core.wheel.intervals import Cadence
 
 NEVER: Final = float("-inf")
 
-# A link that was not read for longer than this gets the time of a reconnect. After a
+# A link that was not read for longer than this gets the grace of a reconnect. After a
 # shorter pause its socket is only read empty: no event can have waited elsewhere.
 SHORT_PAUSE_S: Final = 1.0
 
-# A gateway promises to send something every `ping` seconds. If it sleeps that long and
-# then sends, its timer, scheduler or garbage collector make it a little late. So the
-# promise is broken only if the gateway is late by as much again, and by at least this.
+# A gateway promises to send something every `ping` seconds. If it sleeps that long before
+# it sends, its timer, scheduler or garbage collector make it a little late. So the promise
+# is broken only if it is late by another `ping`, and by at least this.
 LEAST_LATE_S: Final = 1.0
 
-# A gateway that breaks its promise this often within so many seconds is reported. Once or
-# twice is a hang, which shows in the number of held users.
+# A gateway that breaks its promise this often within this many seconds is reported. Once
+# or twice is a hang, which shows in the number of held users.
 MISSES: Final = 3
 MISSES_WITHIN_S: Final = 600.0
 
@@ -42,8 +42,8 @@ MUTE: Final = "mute"
 UNREAD: Final = "unread"
 STORM: Final = "storm"  # held by the storm guard, not for their gateway
 WHY_HELD: Final = (AWAY, MUTE, UNREAD, STORM)
-# These hold all users, and are counted elsewhere.
-PAUSED: Final = "stands"  # the clock is paused, until gateways had time to catch up
+# These reasons hold all users, and are counted elsewhere.
+PAUSED: Final = "stands"  # the clock is paused until gateways had time to catch up
 DISK: Final = "disk"  # the disk has to write earlier decisions first
 
 
@@ -53,12 +53,12 @@ class Clearance(NamedTuple):
     silence: float = NEVER  # up to here they go offline for their own silence
     lost: float = NEVER  # up to here they go offline together with their gateway
     renew: float = NEVER  # up to here they get a fresh timeout, as the hold is over
-    why: str | None = None  # what later ones wait for
+    why: str | None = None  # the reason why later ones are held
 
 
 @dataclass(slots=True)
 class GatewayState:
-    """One gateway: its link, how many users it has, their timeout, its promise to ping.
+    """One gateway: its link, the number and timeout of its users, its promise to ping.
 
     All times are attended seconds. For `reconnect_grace` after its link began or ended, a
     gateway has time to send the events that it had collected.
@@ -72,23 +72,23 @@ class GatewayState:
     is_linked: bool = False
     reading_paused_at: float | None = None  # None: its link is read
     ping: float | None = None
-    # Add it to the gateway's monotonic seconds to get ours; None: unknown.
+    # The offset from the gateway's monotonic seconds to ours; None: unknown.
     clock_offset: float | None = None
     heard_at: float = NEVER
     empty_at: float = NEVER
     grace_until: float = NEVER
     renew_until: float = NEVER
-    # The longest timeout that a session of its users may still have, and until when.
+    # The longest timeout that its sessions may still have, and until when.
     in_force: float = 0.0
     in_force_until: float = NEVER
-    mutes: int = 0  # how often it broke its promise
+    mutes: int = 0  # the number of broken promises
     missed_at: deque[float] = field(default_factory=lambda: deque(maxlen=MISSES))
     cadence: Cadence = field(default_factory=Cadence)
 
     def linked(
         self, *, ping: float | None, now: float, clock_offset: float | None = None
     ) -> None:
-        """A link of this name said hello."""
+        """Note that a link of this name said hello."""
         self.heard(now)
         self.ping = ping
         self.clock_offset = clock_offset
@@ -98,13 +98,13 @@ class GatewayState:
             self.grace_until = now + self.reconnect_grace
 
     def unlinked(self, now: float) -> None:
-        """The link ended."""
+        """Note that the link ended."""
         self.is_linked = False
         self.reading_paused_at = None
         self.grace_until = now + self.reconnect_grace
 
     def heard(self, now: float) -> None:
-        """Bytes arrived. This ends the hold of a mute gateway.
+        """Note that bytes arrived. This ends the hold of a mute gateway.
 
         Users that are due get a fresh timeout. Those that come due next are held while
         the gateway sends the events it had collected, as after a reconnect.
@@ -115,11 +115,11 @@ class GatewayState:
         self.heard_at = now
 
     def reading_paused(self, now: float) -> None:
-        """Its link is not read from now on: its timer commands wait for the disk."""
+        """Note that its link is not read: its timer commands wait for the disk."""
         self.reading_paused_at = now
 
     def reading_resumed(self, now: float) -> None:
-        """Its link is read again.
+        """Note that its link is read again.
 
         The pause does not count as mute. After a longer one the gateway gets time to send
         the events it had collected, as after a reconnect. Its users' deadlines stay as
@@ -150,8 +150,8 @@ class GatewayState:
         if self.reading_paused_at is not None:
             # The pause is the gateway's own doing, so it is part of the hold.
             return Clearance(lost=now - hold, why=UNREAD)
-        # A link that had no turn to be read for some time, as after a long computation of
-        # ours, may have sent something: that time is not part of the hold.
+        # A link that was not read for some time, as during a long computation of ours, may
+        # have sent something: that time is not part of the hold.
         looked_at = max(self.heard_at, self.empty_at) if self.is_linked else now
         given_up = looked_at - hold
         if self.is_linked and self._is_mute(now):
@@ -171,7 +171,7 @@ class GatewayState:
         )
 
     def clearance_of_renewed(self, now: float) -> Clearance:
-        """The same for users that have had their fresh timeout; they get no second."""
+        """The same for users that have had their fresh timeout; they get no second one."""
         is_mute = self.is_linked and self._is_mute(now)
         return self.clearance(now, hold=0.0 if is_mute else self.reconnect_grace)
 
@@ -197,7 +197,7 @@ class GatewayState:
         return within if is_usual else None
 
     def absence(self, now: float) -> str | None:
-        """`AWAY` or `MUTE` if no user can be heard through it; else None."""
+        """`AWAY` or `MUTE` if none of its users can be heard; else None."""
         if not self.is_linked:
             return AWAY
         return MUTE if self.reading_paused_at is None and self._is_mute(now) else None

@@ -2,8 +2,8 @@
 
 A phone in a tunnel loses its connection and makes a new one. Both records are right, but
 a friends' list that shows both flickers. A `Damper` passes an offline on when the user
-has been away for `settle_ms`. If the user is back before that, neither the offline
-nor the online is passed on; if through another gateway, a move takes their place.
+has been away for `settle_ms`. If the user is back before that, neither the offline nor
+the online is passed on; after a return through another gateway, a move replaces both.
 
     records      offline ada g1 . online ada g1 . . . offline bob g1 . . . . . . . . . .
     passed on    . . . . . . . . . . . . . . . . . . . . . . . . . . . . . offline bob g1
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class DampedRecord(NamedTuple):
-    """What a damper has to know of a record of a session."""
+    """The parts of a session's record that a damper needs."""
 
     seq: int
     kind: str
@@ -42,7 +42,7 @@ class DampedRecord(NamedTuple):
 
 
 class Passed(NamedTuple, Generic[T]):
-    """What is passed on. Until it is delivered, the position stays below *floor*."""
+    """An item passed on. Until it is delivered, the position stays below *floor*."""
 
     item: T
     floor: int
@@ -50,10 +50,10 @@ class Passed(NamedTuple, Generic[T]):
 
 @dataclass(slots=True)
 class DampingCounts:
-    """What the dampers of one reader, or of several, did."""
+    """Counters of the dampers of one reader, or of several."""
 
     left_out: int = 0  # records, offlines and onlines
-    hurried: int = 0  # offlines that were passed on early, as too many waited
+    hurried: int = 0  # offlines passed on early, as too many waited
 
 
 @dataclass(slots=True)
@@ -78,11 +78,11 @@ class Damper(Generic[T]):
         room: How many offlines may wait; above it, the oldest is passed on early.
         move: Makes the item of a move from those of an offline and an online.
         wants_moves: Whether the reader wants moves.
-        has_gateways: Whether it wants the records of some gateways only. Then, without
-            moves, it would never read that a user has left them or come to them: it gets
-            the offline and the online.
+        has_gateways: Whether it wants the records of some gateways only. Without moves,
+            it would then miss that a user has left them or come to them: so it gets the
+            offline and the online.
         doubtful_until: Records up to this seq may have been passed on before.
-        counts: What is counted.
+        counts: The counters.
 
     An item is a record in the reader's own form.
     """
@@ -125,8 +125,8 @@ class Damper(Generic[T]):
         """The next offline that has settled by now; None if none has.
 
         Args:
-            now_ms: The time of the next record in the log; at the end of the log, up to
-                when no record is missing there.
+            now_ms: The time of the next record in the log; at the end of the log, the
+                moment up to which it is complete.
         """
         if self.next_at is None:
             return None
@@ -147,7 +147,7 @@ class Damper(Generic[T]):
         return Passed(found.item, found.record.seq)
 
     def add(self, item: T, record: DampedRecord) -> list[Passed[T]]:
-        """Take the next record of the log; return what is passed on now, in order.
+        """Take the next record of the log; return the items to pass on now, in order.
 
         To be called when `pop_settled` has no more for the time of this record.
         """
@@ -170,7 +170,7 @@ class Damper(Generic[T]):
         return passed
 
     def close(self) -> None:
-        """Forget what waits."""
+        """Forget the waiting offlines."""
         self._room.used -= len(self._waiting)
         self._waiting.clear()
 
@@ -193,11 +193,11 @@ class Damper(Generic[T]):
 
 
 def damped_record(record: Record, *, users: bool, at: int) -> DampedRecord:
-    """What a damper has to know of a record.
+    """The parts of a record that a damper needs.
 
     Args:
         record: The record.
-        users: It is about its user, not about the device.
+        users: Whether it is about the user, not the device.
         at: When it was decided, in milliseconds of the reader's clock.
     """
     user = record.user if users else record.uid
@@ -205,7 +205,7 @@ def damped_record(record: Record, *, users: bool, at: int) -> DampedRecord:
 
 
 def moved(offline: Record, online: Record) -> Record:
-    """The move that takes the place of an offline and an online.
+    """The move that replaces an offline and an online.
 
     It has the seq and the time of the online.
     """

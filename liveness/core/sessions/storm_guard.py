@@ -3,7 +3,7 @@
 Users usually fall silent one by one. If more than a set share of a gateway's users come
 due within one revolution of the ring, the likely cause is a fault between them and us,
 and each of their offlines would be correct but useless. So they are held, and an operator
-is warned. A user whose event arrives meanwhile stays online.
+is warned. A user whose event arrives during the hold stays online.
 
     calm    due users go offline as usual. The guard counts those of the last revolution,
             plus users that are due and waiting
@@ -14,9 +14,9 @@ is warned. A user whose event arrives meanwhile stays online.
             to half of what is too high
 
 Two rules bound every hold. No storm holds a user whose deadline is `hold` seconds past.
-And when a storm is over its users go offline, however many they are: deadlines up to that
-moment are not held again, and the count starts over with later ones. While a user is due
-that cannot be held, no storm begins, so such users are never counted.
+And when a storm is over all its users go offline: deadlines up to that moment are not held
+again, and the count starts over with later ones. No storm begins while a user is due that
+cannot be held, so such users are never counted.
 
 The guard has no clock: `now` is attended seconds, as for the wheel.
 """
@@ -29,13 +29,13 @@ from typing import Final, NamedTuple, TypeAlias
 from liveness.core.sessions.clearance import NEVER, STORM, Clearance, GatewayState
 from liveness.core.wheel.wheel import Wheel
 
-# A revolution is counted in this many pieces. So a count is up to a thirtieth of a
-# revolution out of date, as coarse as the ring is by default.
+# The parts of a revolution in which users are counted: a count is up to a thirtieth of a
+# revolution out of date, which is the default ring's resolution.
 PIECES: Final = 30
 
 # A storm ends below this part of the share: with one bound for both, it would begin and
-# end with each single user. Also, a gateway above this part counts as hit when the cause
-# of another's storm is named: gateways hit together pass the share one after the other.
+# end with each single user. A gateway above this part also counts as hit when the cause of
+# another's storm is named: gateways hit together pass the share one after the other.
 HALF: Final = 0.5
 
 # The likely cause of a storm, and where to look.
@@ -43,7 +43,7 @@ ALONE: Final = "this gateway alone: look at it and its network"
 ALL: Final = "other gateways too: look at this host's network or what is in front of it"
 ONLY: Final = "no other gateway has users: look at it, its network and this host's"
 
-# Why a storm is over.
+# The reasons for the end of a storm.
 BY_TIME: Final = "its time is over"
 BY_COMMAND: Final = "released by command"
 BY_CALM: Final = "no user is due any more"
@@ -51,11 +51,11 @@ BY_FRESH: Final = "the gateway came back without its sessions"
 
 
 class GuardRules(NamedTuple):
-    """When a storm begins, and how long it lasts. Seconds are attended.
+    """When a storm begins, and how long it lasts; in attended seconds.
 
-    A user counts for one `revolution`. A storm is reported `report_after` seconds after
-    it began: gateways collect events for a while, so users that fall silent together come
-    due a little apart, and only then does the cause show.
+    A user counts for one `revolution`. A storm is reported `report_after` seconds after it
+    began: gateways collect events for a while, so users that fall silent together come due
+    a little apart, and the cause shows only then.
     """
 
     share: float
@@ -66,7 +66,7 @@ class GuardRules(NamedTuple):
 
 
 class Storm(NamedTuple):
-    """A storm that is on: its due users, and for how many seconds they may be held."""
+    """A current storm: its due users, and for how many seconds they may be held."""
 
     gateway: str
     users: int
@@ -139,13 +139,13 @@ class SlidingCount:
 
 @dataclass(slots=True)
 class _Watch:
-    """What the guard knows of one gateway."""
+    """The guard's state of one gateway."""
 
     gateway: GatewayState
-    offlines: SlidingCount  # that count for a storm
+    offlines: SlidingCount  # those that count for a storm
     released: float = NEVER  # deadlines up to here are not held
-    held_above: float = inf  # the latest storm held deadlines after this moment
-    ends_at: float | None = None  # of the storm that is on; None: there is none
+    held_above: float = inf  # the latest storm held deadlines above this
+    ends_at: float | None = None  # of the current storm; None: there is none
     # When the storm began, until it is reported.
     unreported: tuple[float, StormBegun] | None = None
     seen_due: int = 0  # users that the storm has found due so far
@@ -156,7 +156,7 @@ class Guard:
     """The storm guard over all gateways.
 
     Args:
-        rules: When a storm begins and ends.
+        rules: Decide when a storm begins and ends.
         wheel: The wheel whose due lists are counted; the guard changes nothing there.
         gateways: All gateways, by name.
     """
@@ -169,7 +169,7 @@ class Guard:
         self._wheel = wheel
         self._gateways = gateways
         self._watches: dict[int, _Watch] = {}
-        self._storms: dict[int, _Watch] = {}  # of gateways whose storm is on
+        self._storms: dict[int, _Watch] = {}  # of gateways with a storm
         self._news: list[StormNews] = []
 
     # --- when users go offline --------------------------------------------------
@@ -197,7 +197,7 @@ class Guard:
     def clear(
         self, gateway: GatewayState, cleared: Clearance, renewed: Clearance, now: float
     ) -> tuple[Clearance, Clearance]:
-        """Limit a gateway's clearances to what a storm leaves; this may begin one.
+        """Limit a gateway's clearances by its storm; this may begin one.
 
         Args:
             gateway: A gateway with due users, none of which is to be renewed.
@@ -212,7 +212,7 @@ class Guard:
             fresh = wheel.longest_due(number)
             again = wheel.longest_due(number, renewed=True)
             # Users that cannot be held, as after a storm or a failing disk, go offline
-            # first; only then may the others begin a storm.
+            # first; the others may begin a storm only after that.
             if (first := min(fresh, again)) > limit:
                 if fresh > max(cleared.silence, cleared.lost) and again > max(
                     renewed.silence, renewed.lost
@@ -225,7 +225,7 @@ class Guard:
         return _limited(cleared, limit, is_on), _limited(renewed, limit, is_on)
 
     def counted_above(self, gateway: GatewayState, now: float) -> float:
-        """Of users that end now, those with a deadline above this one count."""
+        """Users that go offline now count if their deadline is above this one."""
         return max(self._watch(gateway).released, now - self._rules.revolution)
 
     def judged(
@@ -263,15 +263,15 @@ class Guard:
         return gateway.number in self._storms
 
     def held_range(self, gateway: GatewayState) -> tuple[float, float]:
-        """Of due users that end now, those with deadlines in here have waited for a storm.
+        """Due users that go offline now waited for a storm if their deadline is in here.
 
-        The first deadline is not among them, the last is.
+        It excludes the first deadline, and includes the last.
         """
         watch = self._watch(gateway)
         return watch.held_above, inf if watch.ends_at is not None else watch.released
 
     def storms(self, now: float) -> list[Storm]:
-        """Return the storms that are on, the largest first."""
+        """Return the current storms, the largest first."""
         storms = [
             Storm(
                 watch.gateway.name,
@@ -283,7 +283,7 @@ class Guard:
         return sorted(storms, key=lambda storm: (-storm.users, storm.gateway))
 
     def release(self, gateway: GatewayState | None, now: float) -> list[Storm]:
-        """End the storm of one gateway, or all; return those that were on, by size."""
+        """End the storm of one gateway, or all; return those that ended, by size."""
         storms = [
             storm
             for storm in self.storms(now)
@@ -315,7 +315,7 @@ class Guard:
         return watch
 
     def _came_due(self, watch: _Watch, now: float) -> tuple[int, int]:
-        """How many users came due within a revolution, and out of how many."""
+        """How many users came due within a revolution, and how many there are."""
         offlines = watch.offlines.count(now)
         return (
             offlines + self._wheel.due(watch.gateway.number),
@@ -360,7 +360,7 @@ class Guard:
         )
 
     def _cause(self, watch: _Watch, now: float) -> str:
-        """The likely cause: are most users of other gateways at gateways hit too?"""
+        """The likely cause: are the gateways of most other users hit, too?"""
         everyone = hit = 0
         for gateway in self._gateways.values():
             if gateway is not watch.gateway:
