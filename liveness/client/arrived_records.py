@@ -1,4 +1,4 @@
-"""The records that have arrived at a watch and wait for its loop."""
+"""Queues records that have arrived, until the loop of a watch takes them."""
 
 from collections import deque
 from typing import NamedTuple
@@ -11,7 +11,7 @@ class ArrivedRecord(NamedTuple):
 
     Args:
         log: The number of its log, counted from the first one of the watch.
-        record: As it is on the wire.
+        record: In its form on the wire.
         floor: Until the loop has finished it, the watch's position stays below this seq.
     """
 
@@ -25,7 +25,7 @@ class ArrivedRecords:
 
     def __init__(self) -> None:
         self._records = deque[ArrivedRecord]()
-        # Only the floors that no later one is below: so the first is the least.
+        # Only floors without a lower one after them: so the first is the least.
         self._floors = deque[int]()
 
     def __len__(self) -> int:

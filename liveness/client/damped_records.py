@@ -1,10 +1,10 @@
-"""Damps the records of a watch with `settle_s`; `core.sessions.damping` says why, and how.
+"""Damps the records of a watch with `settle_s`; `core.sessions.damping` explains that.
 
-While records arrive, their stamps say which offlines have settled. Once none has arrived for
-a moment, the watch asks by a ping: the pong comes when all that was decided before is on
-disk. The sidecar then sends a part of those records, if there are any, before it answers a
-second ping. So if no record comes before the second pong, all that were decided before the
-first ping have arrived.
+While records arrive, their stamps show which offlines have settled. After a moment without
+records, the watch sends a ping: the pong comes when everything decided before is durable.
+The sidecar then sends some of those records, if there are any, before it answers a second
+ping. So if no record comes before the second pong, all records decided before the first
+ping have arrived.
 
 Stamps are compared in milliseconds of the monotonic clock, so that steps of the wall clock
 change nothing.
@@ -28,22 +28,22 @@ from liveness.core.sessions.damping import (
 )
 from liveness.errors import ReportError
 
-# That moment: so it asks a few times a second at most.
+# That moment: so it sends pings a few times a second at most.
 QUIET_S: Final = 0.25
 # The wall clock was set if it moves by more than this against the monotonic clock.
 STEP_MS: Final = 100
-# How many offlines may wait. Each takes about 1.2 KB.
+# Most offlines that may wait. Each takes about 1.2 KB.
 MAX_SETTLING: Final = 100_000
-# The most offlines that one `settle` yields: they are in memory twice for a while.
+# The most offlines that one `settle` yields, as they are briefly in memory twice.
 SETTLED_AT_ONCE: Final = 1_000
 
 
 class DampedRecords:
-    """The records of one watch that wait.
+    """The waiting records of one watch.
 
     Args:
         settle_s: How long a user must be away.
-        kinds: The kinds that the program reads; none: all.
+        kinds: The kinds that the program reads; empty: all.
         users: Whether it reads about users, not about devices.
         wall_s: Reads the wall clock, in Unix seconds.
     """
@@ -61,12 +61,12 @@ class DampedRecords:
         self._kinds = frozenset(kinds)
         self._users = users
         self._wall_s = wall_s
-        self._arrived_at = -inf  # when records, or an answer, came last
+        self._arrived_at = -inf  # when the last records or answer came
         self._offset_ms = 0  # add it to the stamps of records that arrive
         self._former_offset_ms = 0  # before the wall clock was set
         self._pings = 0
-        self._asked_at: float | None = None  # by the first of two pings
-        self._is_second = False  # the first is answered
+        self._asked_at: float | None = None  # when it sent the first of two pings
+        self._is_second = False  # the first ping is answered
         self._awaits_pong = False
         self._settled_until = 0
         self.has_settled = False
@@ -74,7 +74,7 @@ class DampedRecords:
         self.has_begun = False
 
     def begin(self, newest: int) -> None:
-        """Begin with a log; its records up to *newest* may have come to the loop before."""
+        """Begin with a log; the loop may already have had its records up to *newest*."""
         self._damper = Damper[RecordMap](
             round(self._settle_s * 1000),
             room=SettlingRoom(MAX_SETTLING),
@@ -86,13 +86,13 @@ class DampedRecords:
         self.has_begun = True
 
     def linked(self) -> None:
-        """Note that a link has begun: what it is about to deliver has not arrived yet."""
+        """Note that a link has begun, whose first records have not arrived yet."""
         self.arrives()
         self._former_offset_ms = self._offset_ms
         self.has_settled = False
 
     def arrives(self) -> None:
-        """Note that records arrive: what was asked before is not answered."""
+        """Note that records arrive: earlier pings prove nothing."""
         self._arrived_at = anyio.current_time()
         offset_ms = round((self._arrived_at - self._wall_s()) * 1000)
         if abs(offset_ms - self._offset_ms) > STEP_MS:
@@ -106,15 +106,15 @@ class DampedRecords:
         return self._damper.oldest_seq
 
     def add(self, record: RecordMap) -> Iterator[Passed[RecordMap]]:
-        """Take a record that has arrived; yield what the loop gets now.
+        """Take a record that has arrived; yield records for the loop.
 
         Raises:
             KeyError, TypeError: It does not have the form of a record.
         """
         kind = record["kind"]
         now = round(self._arrived_at * 1000)
-        # The wall clock may have been set between the decision and now. A moment in the
-        # future is wrong; the later of two makes no offline settle early.
+        # The wall clock may have been set since the decision. A moment in the future is
+        # wrong; by the later of two, no offline settles early.
         moments = [
             record["at"] + offset_ms
             for offset_ms in (self._offset_ms, self._former_offset_ms)
@@ -138,7 +138,7 @@ class DampedRecords:
         yield Passed(record, record["seq"])
 
     def flush(self) -> Iterator[Passed[RecordMap]]:
-        """Yield all that waits: users may have come back in records that are missing."""
+        """Yield all waiting records: users may have come back in missing ones."""
         while oldest := self._damper.pop_oldest():
             yield from self._wanted(oldest)
 
@@ -148,7 +148,7 @@ class DampedRecords:
         return self._is_second and not self._awaits_pong
 
     def ask(self) -> int:
-        """Return what to send with a ping, now."""
+        """Return a number for a ping to send now."""
         if not self._is_second:
             self._asked_at = anyio.current_time()
         self._pings += 1
@@ -168,9 +168,9 @@ class DampedRecords:
             self._is_second, self._awaits_pong = True, False
 
     def settle(self) -> Iterator[Passed[RecordMap]]:
-        """If `has_settled`, yield what the loop gets of what had settled when it asked.
+        """If `has_settled`, yield offlines that had settled when the ping was sent.
 
-        At most `SETTLED_AT_ONCE` offlines; `has_settled` then says that more may follow.
+        At most `SETTLED_AT_ONCE`; if `has_settled` stays set, more may follow.
         """
         self.has_settled = False
         for _ in range(SETTLED_AT_ONCE):
@@ -181,7 +181,7 @@ class DampedRecords:
 
     @property
     def next_in_s(self) -> float:
-        """Seconds without a record after which to `ask`; infinity: never."""
+        """Seconds without a record until `ask` must be called; infinity: never."""
         next_at = self._damper.next_at
         if next_at is None or self._awaits_pong:
             return inf
@@ -197,7 +197,7 @@ def settle_s_in(settle_s: object) -> float:
     """Check a `settle_s`.
 
     Raises:
-        ReportError: It is not one.
+        ReportError: It is not valid.
     """
     if (
         isinstance(settle_s, int | float)
@@ -211,7 +211,7 @@ def settle_s_in(settle_s: object) -> float:
 
 
 def _moved(offline: RecordMap, online: RecordMap) -> RecordMap:
-    """As `core.sessions.damping.moved`."""
+    """Like `core.sessions.damping.moved`."""
     record = {**online, "kind": MOVED, "from": offline["gateway"]}
     record["from_session"] = offline["session"]
     if "conn" in offline:

@@ -1,4 +1,4 @@
-"""What the client library asks of the event loop that it runs in, trio's or asyncio's."""
+"""Functions of the event loop, of trio or asyncio, for the client library."""
 
 import sys
 import time

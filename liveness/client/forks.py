@@ -1,10 +1,9 @@
-"""Refuses the use of a sidecar or a watch in a child of the process that has made it.
+"""Refuses the use of a sidecar or a watch in a forked child of the process that made it.
 
 After `os.fork` the child has a copy of the `Sidecar`, but neither its event loop nor its
 thread: reports would be collected and never sent. The copy of a `Watch` has its parent's
-name, and would read from its parent's socket. So in the child every use of a copy raises
-an error. The check costs the parent nothing: the child changes the classes of its
-copies.
+name, and would read from its parent's socket. So every use of a copy in the child raises an
+error. This costs the parent nothing: the child changes the classes of its copies.
 """
 
 import ctypes
@@ -14,7 +13,7 @@ from weakref import WeakSet
 
 from liveness.errors import ReportError
 
-# By class, the class of its copies in a child.
+# By class: the class of its copies in a child.
 _classes_in_child: Final[dict[type, type]] = {}
 # For `refuse_after_fork`.
 CONNECT: Final = (
@@ -23,15 +22,15 @@ CONNECT: Final = (
 )
 WATCH: Final = "call watch in each worker after the fork, and give no two the same name"
 _made: Final[WeakSet[Any]] = WeakSet()
-_made_in = 0  # the process that has made the copies in this one
+_made_in = 0  # the process that made the originals
 
 
 def refuse_after_fork(made: object, remedy: str) -> None:
     """Have every use of *made* in a forked child raise a `ReportError`.
 
     Args:
-        made: What a process has made for itself.
-        remedy: What a child should do, for the error; the same for all of this class.
+        made: The object to protect.
+        remedy: Advice for the error; the same for all objects of this class.
     """
     own = type(made)
     if own not in _classes_in_child:
@@ -39,7 +38,7 @@ def refuse_after_fork(made: object, remedy: str) -> None:
         def refuse(made: object, name: str) -> object:
             if name.startswith("__") and name.endswith(
                 "__"
-            ):  # `isinstance` and the like
+            ):  # used by `isinstance` and the like
                 return object.__getattribute__(made, name)
             return _raise_forked(name, remedy)
 

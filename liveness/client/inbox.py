@@ -1,13 +1,13 @@
 """Records from the sidecar, kept until every reader has finished them.
 
-Each reader has a `ReaderQueue`. It finishes a record by asking for the next one. A
-record may be acknowledged once all readers have finished it and all before it: an ack is
-one number and covers everything up to it.
+Each reader has a `ReaderQueue`. It finishes a record by taking the next one. A record may
+be acknowledged once all readers have finished it and all before it: an ack is one number
+and covers everything up to it.
 
-While there is no reader, records wait for the first one. A persistent queue outlives its
-reader and waits for the next reader of the same records. The sidecar's window bounds all
-of this: it limits how many records may be unacknowledged. Records of timers never wait
-for a reader, because the timer itself is kept in `tasks`.
+Without a reader, records wait for the first one. A persistent queue outlives its reader
+and waits for the next reader of the same records. The sidecar's window, the most records
+that may be unacknowledged, bounds all of this. Records of timers never wait for a reader,
+because `tasks` keeps the timer itself.
 """
 
 from collections import deque
@@ -21,12 +21,11 @@ RecordMap: TypeAlias = Mapping[str, Any]
 
 
 class End(NamedTuple):
-    """A connection of this gateway that has ended, and that the gateway has to close.
+    """A connection that has ended for the sidecar, and that the gateway has to close.
 
-    `conn` is as the gateway reported it, None if it reported none. `reason` is
-    "silence" or "gateway_lost", or "moved" if the user is on a newer connection, here
-    or elsewhere; later versions may add reasons. `record` is the sidecar's record, with
-    its evidence.
+    `conn` is the one that the gateway reported, if any. `reason` is "silence" or
+    "gateway_lost", or "moved" if the user has a newer connection, here or elsewhere; later
+    versions may add reasons. `record` is the sidecar's record, with its evidence.
     """
 
     uid: Uid
@@ -37,13 +36,13 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class Arrival:
-    """A record that has arrived, with the end that it means for this gateway."""
+    """A record that has arrived, with the end that it implies for this gateway."""
 
     seq: int  # 0 if its log no longer exists; then it needs no ack
     record: RecordMap
-    end: End | None  # withdrawn if the connection closes before a reader gets this
+    end: End | None  # None once the connection closes before a reader gets this
     waits_for_reader: bool = True
-    number: int = 0  # set by the inbox; it does not start over with a new log
+    number: int = 0  # set by the inbox; continues over a new log
 
 
 class ReaderQueue:
@@ -60,7 +59,7 @@ class ReaderQueue:
         self._inbox = inbox
 
     def next(self) -> Arrival | None:
-        """Finish the current record; take the next one that is still wanted, if any."""
+        """Finish the current record; take the next one that is still needed, if any."""
         self.current = None
         while self.queued and self.current is None:
             arrival = self.queued.popleft()
@@ -98,19 +97,19 @@ class Inbox:
         self.newest = 0  # seq
         self.count = 0
         self.duplicates = 0
-        # Queues whose reader is gone, and whether it closed them. The garbage collector
-        # adds the queue of an iterator that was dropped, in any thread and at any moment;
-        # so it is only noted here, and removed later.
+        # Queues without a reader, and whether it closed them. The garbage collector may add
+        # the queue of a dropped iterator in any thread and at any moment; so it is only
+        # noted here, and removed later.
         self.abandoned: deque[tuple[ReaderQueue, bool]] = deque()
         self._queues: list[ReaderQueue] = []
-        # Those that wait for a new reader, by what they want.
+        # Queues that wait for a new reader, by their `wants`.
         self._unread: dict[Callable[[Arrival], bool], ReaderQueue] = {}
         self._waiting: deque[Arrival] = deque()  # while there is no queue
 
     def open_queue(
         self, wants: Callable[[Arrival], bool], *, persists: bool = True
     ) -> ReaderQueue:
-        """Open a queue, or take over one of the same records that a reader has left.
+        """Open a queue, or take over one of the same records that lost its reader.
 
         Args:
             wants: Chooses the records.
@@ -123,7 +122,7 @@ class Inbox:
         queue = ReaderQueue(self, wants, persists=persists)
         if not self._queues:
             queue.queued.extend(filter(wants, self._waiting))
-            queue.opened_after = 0  # it has all that is unfinished
+            queue.opened_after = 0  # it has all unfinished records
             self._waiting.clear()
         self._queues.append(queue)
         return queue

@@ -62,7 +62,7 @@ class TimerIterator(LinkIterator[Timer]):
 
 
 class RecordIterator(LinkIterator[T]):
-    """Records that have arrived: those that *wants* chooses, each through *convert*."""
+    """Arrived records that *wants* chooses, each converted by *convert*."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class RecordIterator(LinkIterator[T]):
             self._queue = self._inbox.open_queue(wants, persists=persists)
 
     async def aclose(self) -> None:
-        """End the iteration; acknowledge what it has not finished, too."""
+        """End the iteration; acknowledge unfinished records, too."""
         if not self._is_closed:
             self._inbox.abandoned.append((self._queue, True))
-            self._link.write_soon()  # the ack that this queue has held back
+            self._link.write_soon()  # the ack that this queue has delayed
         await super().aclose()
 
     def take(self) -> T | None:

@@ -1,4 +1,4 @@
-"""The states of a gateway's link, and what a log line says about each end of one."""
+"""The states of a gateway's link, and the log lines about the end of one."""
 
 import os
 from enum import StrEnum
@@ -9,7 +9,7 @@ import anyio
 
 from liveness.errors import Code, LivenessError, Refused, Replaced
 
-# What an operator can do about a refusal that comes again and again.
+# What an operator can do about a refusal that is repeated.
 _REMEDIES: Final = {
     Code.NOT_ALLOWED: "allow this gateway's Unix user and name in the sidecar's settings "
     "([access]), or run the gateway as a user that is allowed",
@@ -28,8 +28,8 @@ class LinkState(StrEnum):
 
     CONNECTING = "connecting"  # no link yet since the start
     LINKED = "linked"
-    AWAY = "away"  # the link has ended, and is made again
-    REFUSED = "refused"  # the sidecar has refused this gateway, and is asked again
+    AWAY = "away"  # the link has ended, and reconnects
+    REFUSED = "refused"  # the sidecar has refused this gateway, which tries again
     REPLACED = "replaced"  # another process has the name; only `resume` connects again
 
 
@@ -54,7 +54,7 @@ def advice(reason: Exception | None) -> str:
 
 
 def refused_line(path: str, reason: Refused) -> str:
-    """The log line for a refusal that would come again: what it means, what to do."""
+    """The log line for a permanent refusal: its meaning, and what to do."""
     remedy = _REMEDIES.get(Code(reason.code), "see the sidecar's log")
     return (
         f"the sidecar at {path} refuses this gateway, so its users are not watched: "
@@ -80,7 +80,7 @@ def replaced_line(name: str, reason: Replaced) -> str:
 
 
 def _kinship(own: int, other: int | None, worker_name: str) -> str:
-    """A sentence if the two processes are of one pre-fork server, else nothing."""
+    """A sentence if the two processes belong to one pre-fork server, else nothing."""
     if other is None or other == own:
         return ""
     own_parent, other_parent = os.getppid(), parent_of(other)

@@ -1,8 +1,8 @@
-"""Questions to the sidecar, on a link of their own: who is online, and where.
+"""Questions to the sidecar, on a separate link: which users are online, and where.
 
-An answer takes a turn of the sidecar, some 20 ms. Questions that come meanwhile wait, and
-are then asked together: so a thousand tasks may ask at once. The link is opened by the first
-question and kept. Its hello asks for no kind of record, so nothing stands before an answer.
+An answer takes a turn of the sidecar, some 20 ms. Questions that come in that time are
+then asked together: so a thousand tasks may ask at once. The first question opens the link,
+which is kept. Its hello requests no records, so nothing delays an answer.
 
 Questions about all hosts have another link: Redis may take 2 s to answer them.
 """
@@ -33,24 +33,24 @@ from liveness.text import escaped
 
 # Uids in one frame: an answer of a few hundred KiB at most. A sidecar may allow fewer.
 MOST_UIDS: Final = 1_000
-# Frames of one question that are sent before their answers are read: an answer takes a turn
+# Frames of a question that are sent before their answers are read: an answer takes a turn
 # of the sidecar, some 20 ms, and the answers to ten are far below its bound on unread ones.
 FRAMES_AHEAD: Final = 10
-# The bytes of a frame beside its uids, and of a uid with its header.
+# The bytes of a frame without its uids, and those of a uid with its header.
 FRAME_BYTES: Final = 16
 UID_BYTES: Final = MAX_UID_BYTES + 2
 
-LARGE: Final = "large"  # why an answer is partial: fewer uids may have a whole one
+LARGE: Final = "large"  # this answer is partial; one for fewer uids may be complete
 
 T = TypeVar("T")
 
 
 class _TooManyDevices(ReportError):
-    """The answer to a frame would be too large. Fewer uids may have one."""
+    """The answer to a frame would be too large; one for fewer uids may not."""
 
 
 class Whereabouts(NamedTuple):
-    """A session: who is online, and through which gateway."""
+    """A session: a user online, and its gateway."""
 
     uid: Uid
     gateway: str
@@ -75,15 +75,15 @@ class HostSession(NamedTuple):
 class HostSessions(list[HostSession]):
     """Sessions on all hosts.
 
-    `partial` says why those on other hosts may be missing: "away" or "slow" (Redis), "busy"
-    (too many questions at once), "large" (too many sessions). None: none is missing.
+    `partial` is the reason why those on other hosts may be missing: "away" or "slow"
+    (Redis), "busy" (too many questions at once), "large" (too many sessions), or None.
     """
 
     partial: str | None = None
 
 
 class Listing(NamedTuple):
-    """All sessions, as they were at one moment: after the record `seq` of a log."""
+    """All sessions at one moment: after the record `seq` of a log."""
 
     log: str
     seq: int
@@ -92,7 +92,7 @@ class Listing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """Which of these users are online? Once it was asked, it has an answer or a refusal."""
+    """A question for some users, and later its answer or refusal."""
 
     uids: Sequence[Uid]
     found: HostSessions | None = None
@@ -105,7 +105,7 @@ class Questions:
 
     Args:
         redial: Makes links.
-        scope: That of the hello: "all", or "own".
+        scope: The scope in the hello: "all", or "own".
         anywhere: Whether to ask about all hosts.
     """
 
@@ -120,7 +120,7 @@ class Questions:
         self._options = watcher_hello(random_name("ask"), scope, ack=False, kinds=())
 
     async def where(self, uids: Uid | Iterable[Uid]) -> Sessions:
-        """Return the sessions of those that are online; see `Watch.where`."""
+        """Return the sessions of online users; see `Watch.where`."""
         return [Whereabouts(*row[:4]) for row in await self.sessions(uids)]
 
     async def sessions(self, uids: Uid | Iterable[Uid]) -> HostSessions:
@@ -130,7 +130,7 @@ class Questions:
         return found
 
     async def online(self, uids: Uid | Iterable[Uid]) -> set[Uid]:
-        """Return those that are online; see `Watch.online`."""
+        """Return the online ones; see `Watch.online`."""
         question = await self._ask_about(uids)
         assert question.found is not None
         if question.found.partial and len(question.online) < len(question.uids):
@@ -158,9 +158,9 @@ class Questions:
         return question
 
     async def _ask_waiting(self, link: WatcherLink, own: _Question) -> None:
-        """Ask all questions that wait, unless *own* was asked with those before."""
+        """Ask all waiting questions, unless *own* was already asked with earlier ones."""
         if own.found is None and own.refusal is None:
-            # Where the sidecar has no cluster, its own host is all there is.
+            # Without a cluster there is only the sidecar's own host.
             is_cluster = self._anywhere and CLUSTER in link.welcome.features
             options = [{CLUSTER: True}] if is_cluster else []
             await _answer_all(link, [*self._waiting], options)
@@ -197,7 +197,7 @@ class Questions:
                             if not is_kept and not self._is_closed:
                                 self._redial.ended(error)
                         except BaseException:
-                            # Answers may still come, and would be taken for others.
+                            # Late answers would be taken for those to later questions.
                             self._link = None
                             await link.aclose()
                             raise
@@ -224,18 +224,18 @@ class Questions:
 async def _answer_all(
     link: WatcherLink, questions: Sequence[_Question], options: Sequence[object]
 ) -> None:
-    """Ask these questions as one, and give each its answer or refusal.
+    """Ask these questions together, and give each its answer or refusal.
 
     Args:
         link: The link.
-        questions: Those that wait.
-        options: What follows the uids in a frame.
+        questions: The waiting ones.
+        options: The options after the uids in a frame.
     """
     uids = [*{identity(uid): uid for each in questions for uid in each.uids}.values()]
     welcome, rows = link.welcome, list[HostSession]()
     if separator := welcome.device_separator:
-        # Users before devices: so the rows of a user have the order that the sidecar gives
-        # them, whatever else is asked.
+        # Users before devices: so the rows of a user keep the sidecar's order, whatever
+        # else is asked.
         uids.sort(key=lambda uid: user_of(uid, separator) != uid)
     asking = _Asking(link, options)
     most = (welcome.max_frame - FRAME_BYTES) // UID_BYTES
@@ -243,7 +243,7 @@ async def _answer_all(
     parts = [uids[at : at + most] for at in range(0, len(uids), most)]
     for at in range(0, len(parts), FRAMES_AHEAD):
         rows += await asking.sessions(parts[at : at + FRAMES_AHEAD])
-    # A user has a row for each device, and a device may be asked for by itself too.
+    # A user has a row for each device, and a question may name a device too.
     by_uid = defaultdict[str, dict[HostSession, None]](dict)
     for row in rows:
         by_uid[identity(row.uid)][row] = None
@@ -262,7 +262,7 @@ def _first(texts: dict[str, str], uids: Iterable[Uid]) -> str | None:
 
 
 class _Asking:
-    """Frames that are asked, and what became of them.
+    """Asks in frames, and collects the answers.
 
     Args:
         link: The link.
@@ -273,13 +273,13 @@ class _Asking:
         self._link = link
         self._options = options
         self.refusals: dict[str, str] = {}
-        self.partial: dict[str, str] = {}  # why other hosts are missing in their answer
+        self.partial: dict[str, str] = {}  # why answers lack other hosts
 
     async def sessions(self, parts: Sequence[Sequence[Uid]]) -> list[HostSession]:
         """Ask a frame for each part; return the sessions of all.
 
-        Users with more devices than an answer holds are asked for in ever smaller parts.
-        What is refused for a single one is noted.
+        Users with more devices than an answer holds are asked about in ever smaller parts.
+        A refusal for a single one is noted.
         """
         for part in parts:
             await self._link.send(["where", part, *self._options])
@@ -295,7 +295,7 @@ class _Asking:
                 for part, frame in zip(parts, frames, strict=True)
                 for row in await self._sessions_in(frame, part)
             ]
-        # A refusal may overtake answers, so which part it is for shows only if there is one.
+        # A refusal may overtake answers: its part is known only if there is just one.
         if len(parts) == 1:
             (part,) = parts
             if len(part) == 1:
@@ -355,7 +355,7 @@ def _listed(frame: Frame) -> Sessions:
 
 
 def _rows(frame: Frame) -> list[HostSession]:
-    """The sessions in an answer to `where`; without hosts if it is about this one."""
+    """The sessions in an answer to `where`; without hosts if it covers only this one."""
     try:
         if len(frame) < 3:
             return [HostSession(*row, None, None) for row in _listed(frame)]

@@ -1,8 +1,8 @@
-"""Where a reader is in the log, over its links: what each hello asks for, and what follows.
+"""A reader's position in the log, over its links: for hellos, and moved by records.
 
-The position is a `seq` and the log that it belongs to. After a new log was met, it stays
-that of the old one until the first record of the new one has arrived: the sidecar knows
-where a restored log parts from the one before.
+The position is a `seq` and the log that it belongs to. With a new log, it stays that of the
+old one until the first record of the new one has arrived: the sidecar knows the last record
+that a restored log shares with the one before.
 """
 
 from typing import Any, Final
@@ -17,17 +17,17 @@ LOG_SEQ: Final = 0  # its seq: below that of any record
 
 
 class ReaderPosition:
-    """Where a reader is in the log.
+    """A reader's position in the log.
 
     Args:
         after: Begin above this seq; None: with the next record.
         log: The log that it belongs to; None: the sidecar's.
-        has_cursor: Whether the sidecar stores how far this name is.
+        has_cursor: Whether the sidecar stores the cursor of this name.
 
     Attributes:
-        known_log: The id of the newest log that is known.
-        floor: Records of this link up to this seq came before.
-        logs: How many logs there were before; it tells apart those with one id.
+        known_log: The id of the newest known log.
+        floor: Records of this link up to this seq are repeated ones.
+        logs: How many logs there were before; it distinguishes logs with one id.
     """
 
     def __init__(self, after: int | None, log: str | None, *, has_cursor: bool) -> None:
@@ -40,17 +40,17 @@ class ReaderPosition:
 
     @property
     def seq(self) -> int | None:
-        """The seq to go on above; None if only the sidecar knows it."""
+        """The seq after which to continue; None if only the sidecar knows it."""
         return self._seq
 
     @property
     def in_log(self) -> int | None:
-        """The seq, if it is one of the newest log that is known."""
+        """The seq, if it belongs to the newest known log."""
         return self._seq if self._seq_log in (None, self.known_log) else None
 
     @property
     def lacks_log(self) -> bool:
-        """Whether the log of the seq has to be learnt before a hello can name it."""
+        """Whether the log of the seq is still unknown, so that no hello can name it."""
         return bool(self._seq) and self._seq_log is None
 
     def is_of(self, log: str) -> None:
@@ -61,7 +61,7 @@ class ReaderPosition:
         """The options of the next hello."""
         if self._seq is None:
             return {}
-        if self._seq_log is None:  # 0, of whatever log
+        if self._seq_log is None:  # 0, for any log
             return {"after": self._seq}
         return {"after": self._seq, "log": self._seq_log}
 
@@ -77,7 +77,7 @@ class ReaderPosition:
         """Forget `after` if it is for a new name, and this one has a position already.
 
         Returns:
-            Whether that is so: another hello has to be said, without it.
+            Whether it was forgotten: then another hello without it is needed.
         """
         is_for_new_names = self._has_cursor and self._seq is not None
         if self.has_begun or not is_for_new_names or not welcome.known:
@@ -87,7 +87,7 @@ class ReaderPosition:
         return True
 
     def welcomed(self, welcome: Welcome) -> dict[str, Any] | None:
-        """Take the welcome of a link; return what to tell the reader of a new log."""
+        """Take the welcome of a link; return the event of a new log for the reader, if any."""
         is_first, self.has_begun = not self.has_begun, True
         log, before = welcome.log, self.known_log
         is_resumed = self._seq is not None and self._seq_log in (None, log)
@@ -110,7 +110,7 @@ class ReaderPosition:
         """Begin with the oldest record if the sidecar has forgotten the position.
 
         Returns:
-            Whether that is so: another hello has to be said, which asks for it.
+            Whether it has: then another hello is needed, which requests that.
         """
         if self._seq is not None or welcome.known:
             return False

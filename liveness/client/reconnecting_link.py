@@ -1,8 +1,8 @@
-"""The client's link to the sidecar, which is made again whenever it ends.
+"""The client's link to the sidecar, which reconnects whenever it ends.
 
-One task connects, reads what the sidecar sends, and connects again when the link has
-ended. While a link lasts, a second task writes the frames of the `Client`: activity is
-collected for up to `flush`, and all else is written soon after it was reported.
+One task connects, reads frames of the sidecar, and connects again when the link has ended.
+While a link lasts, a second task writes the frames of the `Client`: activity is collected
+for up to `flush`, and everything else is written soon after it was reported.
 """
 
 import logging
@@ -30,8 +30,8 @@ from liveness.host_clock import read_host
 
 # Logins, logouts and acks are collected for this long.
 GATHER_S: Final = 0.02
-# Activity may be one flush old when it is written. A tenth of that is left for delays of
-# the event loop.
+# Activity may be one flush old when it is written. A tenth of that is reserved for delays
+# of the event loop.
 FLUSH_SHARE: Final = 0.9
 LEAST_FLUSH_S: Final = 0.01
 # The pause after a link has ended, and between two tries to connect. It is random, so
@@ -39,16 +39,16 @@ LEAST_FLUSH_S: Final = 0.01
 RECONNECT_S: Final = (0.0, 0.5)
 RETRY_S: Final = (0.25, 0.75)
 # After a refusal for load or a bug of ours, the pause is up to 1 s, 2 s, 4 s and so on. It
-# begins anew once a link has lasted as long as the longest pause.
+# starts over once a link has lasted as long as the longest pause.
 MAX_BACKOFF_S: Final = 10.0
 # The same after a refusal that only an operator can end, and never below half of it. A
 # gateway is watched at most this long after the operator has acted.
 MAX_REFUSED_BACKOFF_S: Final = 30.0
-# A link without a welcome is logged after this long, but not given up: a sidecar that
-# hangs reads the hellos later, and could take the older link for the newer one.
+# A link without a welcome is logged after this long, but kept: a hanging sidecar would read
+# the hellos later, and could take the older link for the newer one.
 WELCOME_S: Final = 5.0
-# A frame from the sidecar has 1,000 records, or a row for each uid that was asked for. It
-# may hold four times MAX_BATCH values: 99 for each record, counting keys.
+# A frame from the sidecar has 1,000 records, or a row for each requested uid. It may hold
+# four times MAX_BATCH values: 99 for each record, counting keys.
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
 MAX_BATCH: Final = 25_000
 
@@ -56,17 +56,17 @@ logger: Final = logging.getLogger("liveness.client")
 
 
 class ReconnectingLink:
-    """A link to the sidecar that is made again whenever it ends.
+    """A link to the sidecar that reconnects whenever it ends.
 
     Attributes:
-        client: The protocol: what to send, and what received frames mean.
-        lock: Hold it to use the client. Reports of connections do without it, as only
-            one thread makes them; see `SyncSidecar`.
+        client: The protocol: makes frames to send, and handles received ones.
+        lock: Hold it to use the client, except for reports of connections, which only one
+            thread makes; see `SyncSidecar`.
         clock: The event loop's clock, in seconds.
         call_soon: Has the event loop call a function; from any thread.
-        changed: Is set, and replaced, whenever something was read, the state has changed or
+        changed: Set, and replaced, whenever frames were read, the state has changed or
             `close` was called.
-        state: Whether there is a link, and why not.
+        state: Whether there is a link, and if not, why.
         refusals: How many links the sidecar has refused or ended with an error.
         replacements: How often another process has taken the name.
         error: With *strict*: why the link has ended for good; None if it has not.
@@ -95,24 +95,24 @@ class ReconnectingLink:
         self.is_closed = False
         self._path = path
         self._scope = anyio.CancelScope(shield=True)
-        self._is_write_requested = False  # and not begun
+        self._is_write_requested = False  # requested, and not begun
         self._write_event = anyio.Event()
         self._logged = ""
         self._is_strict = strict
         self._on_state = on_state
         self._replaced: Replaced | None = None  # the latest
         self._resumed = anyio.Event()
-        self._failures = 0  # in a row, of refusals and faults; for the next pause
+        self._failures = 0  # refusals and faults in a row, for the next pause
         self._linked_at = inf  # by the clock; infinity without a link
 
     def write_soon(self) -> None:
-        """Have the writing task look for something to write; from any thread."""
+        """Wake the writing task, from any thread."""
         if not self._is_write_requested:
             self._is_write_requested = True
             self.call_soon(self._set_write_event)
 
     def _set_write_event(self) -> None:
-        self._write_event.set()  # looked up only now: it may have been replaced
+        self._write_event.set()  # looked up now, as it may have been replaced
 
     def notify_waiters(self) -> None:
         """Wake all tasks that wait for `changed`."""
@@ -183,7 +183,7 @@ class ReconnectingLink:
         """Keep linking until `close`; log once why a link ended.
 
         Args:
-            received: Is called whenever frames were read.
+            received: Called whenever frames were read.
         Raises:
             Refused: With *strict*: the sidecar has refused this gateway, or given its name
                 to another process.
@@ -198,7 +198,7 @@ class ReconnectingLink:
                 except Exception as error:
                     if self._is_strict:
                         raise
-                    # A fault of this library must not end the service that it watches.
+                    # A bug of this library must not end the service that it watches.
                     logger.exception("%s: a fault of this library", self.client.name)
                     reason = error
                 if isinstance(reason, Replaced):
@@ -237,8 +237,8 @@ class ReconnectingLink:
             self._end_if_strict(final)
         self.refusals += is_refusal
         with self.lock:
-            # After a refusal of its hello the gateway may have been away for long. A link
-            # that was welcomed before has ended just now.
+            # After a refusal of its hello the gateway may have been without a link for
+            # long; a link that was welcomed has ended just now.
             if is_refusal and (final is not None or not self.client.is_linked):
                 self.client.shut_out()
             self.client.link_lost()
@@ -325,13 +325,13 @@ class ReconnectingLink:
         return None
 
     async def _write(self, stream: anyio.abc.ByteSendStream) -> None:
-        """Write what waits, while the link lasts; its end is left to `_read`."""
+        """Write waiting frames while the link lasts; `_read` handles its end."""
         assert self.client.welcome is not None
         flush_s = max(self.client.welcome.flush * FLUSH_SHARE, LEAST_FLUSH_S)
         idle_s = self.client.ping_s / 3
         due_at = self.clock()
-        # Compared as it is waited for: by a difference of times it might never be reached,
-        # on a clock that stands still while the loop is busy.
+        # Compared with the same sum as it is waited for: rounding of a difference could
+        # keep it from being reached, on a clock that stands still while the loop is busy.
         idle_at = due_at + idle_s
         with suppress(anyio.BrokenResourceError):
             while True:
@@ -348,7 +348,7 @@ class ReconnectingLink:
     async def _write_frames(
         self, stream: anyio.abc.ByteSendStream, *, is_due: bool
     ) -> bool:
-        """Write what there is, in pieces; return whether there was anything."""
+        """Write waiting frames, in pieces; return whether there were any."""
         self._is_write_requested = False
         self._write_event = anyio.Event()
         frames = self.client.frames(self.clock(), is_due=is_due)

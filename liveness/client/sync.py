@@ -5,7 +5,7 @@
         for end in sidecar.ended():
             close_connection(end.uid, end.conn)
 
-Reports are noted under a lock, in the caller's thread; all else runs in the other one.
+The caller's thread notes reports, under a lock; everything else runs in the other one.
 """
 
 import os
@@ -47,7 +47,7 @@ def connect_sync(
     strict: bool = False,
     on_state: Callable[[LinkState], object] | None = None,
 ) -> Iterator["SyncSidecar"]:
-    """As `connect`, for a program without an event loop: it runs one in a thread.
+    """Like `connect`, for a program without an event loop: it runs one in a thread.
 
     `on_state` is called in that thread.
 
@@ -66,7 +66,7 @@ def connect_sync(
 
 
 class SyncSidecar:
-    """The sidecar, as a gateway with threads sees it; from `connect_sync`.
+    """The sidecar for a gateway with threads; from `connect_sync`.
 
     Every method may be called from any thread, and does what it does in `Sidecar`.
     """
@@ -161,7 +161,7 @@ class SyncSidecar:
         return self._iterate(self._sidecar.ended())
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """Iterate over all records as they are on the wire; see `Sidecar.records`."""
+        """Iterate over all records, in their form on the wire; see `Sidecar.records`."""
         return self._iterate(self._sidecar.records())
 
     @property
@@ -188,7 +188,7 @@ class SyncSidecar:
         self._wait(self._sidecar.resume)
 
     def flush(self) -> None:
-        """Wait until all is applied and on the sidecar's disk; see `Sidecar.flush`."""
+        """Wait until everything is applied and durable; see `Sidecar.flush`."""
         self._wait(self._sidecar.flush)
 
     def stats(self) -> Stats:
@@ -199,7 +199,7 @@ class SyncSidecar:
     # --- the background thread --------------------------------------------------------
 
     def _check(self) -> None:
-        """Raise what ended the link for good; nothing unless `strict`."""
+        """Raise the error that ended the link for good, if `strict`."""
         if self._link.error is not None:
             raise self._link.error.with_traceback(None)
 

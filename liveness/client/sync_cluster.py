@@ -42,7 +42,7 @@ class SyncClusterWatch(ThreadedWatch[list[ClusterEvent]], Iterator[ClusterEvent]
 
     @property
     def position(self) -> str | None:
-        """Where another watch goes on; see `ClusterWatch.position`."""
+        """Where another watch can continue; see `ClusterWatch.position`."""
         return self._watch.position
 
     def where(self, users: Uid | Iterable[Uid]) -> list[Place]:

@@ -4,7 +4,7 @@
         for record in watch:
             send_mail(record["uid"])
 
-Records that have arrived are taken in the caller's thread. The other one connects, reads,
+The caller's thread takes records that have arrived. The other one connects, reads,
 acknowledges and asks.
 """
 
@@ -70,12 +70,12 @@ class SyncWatch(ThreadedWatch[Batch], Iterator[RecordMap]):
 
     @property
     def position(self) -> int | None:
-        """The seq to go on after; see `Watch.position`. For the thread of the loop."""
+        """The seq after which to continue; see `Watch.position`. For the loop's thread."""
         return self._watch.position
 
     @property
     def damping(self) -> DampingCounts:
-        """What `settle_s` has done; see `Watch.damping`."""
+        """Counts of `settle_s`; see `Watch.damping`."""
         return self._watch.damping
 
     @property

@@ -1,4 +1,4 @@
-"""Calls a gateway's task functions for the timers that fire, and answers the timers."""
+"""Calls a gateway's task functions for fired timers, and answers the timers."""
 
 from collections.abc import Callable
 from inspect import isawaitable, iscoroutinefunction
@@ -80,7 +80,7 @@ class TaskRunner:
                 finally:
                     with self._link.lock:
                         task.queue.ended(attempt)
-                await checkpoint()  # the task may have none
+                await checkpoint()  # the task may have no checkpoint
                 attempt = self._next_attempt(task)
         finally:
             self._busy -= 1
@@ -88,7 +88,7 @@ class TaskRunner:
                 self._link.notify_waiters()  # `wait_idle`
 
     async def _call(self, task: _Task, timer: Timer) -> None:
-        """Call the task, and answer the timer by what it returns or raises."""
+        """Call the task, and answer the timer by its result."""
         try:
             if task.is_async:
                 returned = await self._call_async(task, timer)
@@ -101,7 +101,7 @@ class TaskRunner:
         except Exception as error:
             self._log(timer, "failed", error)
             timer._answer(failure="".join(format_exception_only(error)).strip())
-        except BaseException:  # cancelled, or the program ends
+        except BaseException:  # it was cancelled, or the program ends
             self._log(timer, "was cut short: its gateway stops")
             timer._answer(failure="its gateway stopped meanwhile")
             raise

@@ -1,16 +1,16 @@
 """Timers that have fired, until a task or a reader takes them.
 
 Each firing of a timer is an *attempt*. It waits in the queue of the task with the longest
-prefix that its key begins with. Attempts without a task wait for a reader of `timers()`.
-Each task has its own queue with its own bound, so a task that hangs delays no other.
+matching prefix of its key. Attempts without a task wait for a reader of `timers()`. Each
+task has its own queue with its own bound, so a hanging task delays no other.
 
 Attempts are acknowledged when they arrive: an ack covers all records before it, so a slow
-task would otherwise hold back the ends of connections. Nothing is lost, as the sidecar
-fires a timer again if its attempt is not answered. So a queue may drop what it has no
-room for; the timer then has one attempt less.
+task would otherwise delay the ends of connections. Nothing is lost, as the sidecar fires a
+timer again if its attempt is not answered. So a full queue may drop attempts; the timer
+then has one attempt less.
 
-Of each key at most one attempt runs and at most one more waits, the newest. So a task
-that hangs on one timer does not get the later attempts of that timer as well.
+For each key at most one attempt runs and at most one more waits, the newest. So a task that
+hangs on a timer does not get the later attempts of that timer as well.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from liveness.errors import ReportError
 
-# In one queue. As many as the sidecar's window; with payloads, at most about 45 MB.
+# Most attempts in a queue: those of the sidecar's window; with payloads, about 45 MB.
 MAX_WAITING: Final = 10_000
 DEFAULT_AT_ONCE: Final = 10
 MAX_AT_ONCE: Final = 10_000
@@ -40,7 +40,7 @@ class Attempt(NamedTuple):
 
 
 class AttemptQueue:
-    """Attempts that wait, oldest first; of each key only the newest."""
+    """Waiting attempts, oldest first; only the newest for each key."""
 
     def __init__(self) -> None:
         # An OrderedDict, as popping the front of a plain dict gets slower each time.
@@ -48,7 +48,7 @@ class AttemptQueue:
         self.overflow_logged = False  # since the queue was last empty
 
     def add(self, attempt: Attempt) -> bool:
-        """Add an attempt, in the place of an older one of its key; False if full."""
+        """Add an attempt, which replaces an older one of its key; False if full."""
         if len(self.waiting) >= MAX_WAITING and attempt.key not in self.waiting:
             return False
         self.waiting[attempt.key] = attempt
@@ -109,7 +109,7 @@ class TaskQueue(AttemptQueue):
             self.waiting[attempt.key] = following
 
     def forget(self, key: str) -> None:
-        """Drop the waiting attempt of this key; a running one goes on."""
+        """Drop the waiting attempt of this key; a running one continues."""
         super().forget(key)
         if key in self.running:
             self.running[key] = None
@@ -127,8 +127,8 @@ class TaskQueues:
 
     def __init__(self) -> None:
         self.unclaimed = AttemptQueue()
-        self.has_reader = False  # whether the unclaimed attempts were ever read
-        self.dropped = 0  # attempts that there was no room for
+        self.has_reader = False  # whether attempts without a task were ever read
+        self.dropped = 0  # attempts for which there was no room
         self._queues: list[TaskQueue] = []  # the longest prefix first
         self._logged_groups: set[str] = set()  # of keys without a task
 
@@ -181,7 +181,7 @@ class TaskQueues:
 
     @property
     def has_consumers(self) -> bool:
-        """Whether there is a task, or was ever a reader of `timers()`."""
+        """Whether there is a task, or has been a reader of `timers()`."""
         return bool(self._queues) or self.has_reader
 
     @property

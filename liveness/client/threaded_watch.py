@@ -1,6 +1,6 @@
-"""What reading without an event loop has in common: the loop runs in a thread.
+"""Reading without an event loop: the loop runs in a thread.
 
-`sync_watch` reads a sidecar so, and `sync_cluster` all hosts.
+`sync_watch` uses this to read a sidecar, and `sync_cluster` to read all hosts.
 """
 
 import os
@@ -19,19 +19,19 @@ B = TypeVar("B", covariant=True)
 
 
 class Batched(Protocol[B]):
-    """What runs in the thread: `Watch` or `ClusterWatch`."""
+    """The watch in the thread: `Watch` or `ClusterWatch`."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was left."""
+        """Whether it was closed."""
 
     def batches(self) -> AsyncIterator[B]:
-        """Lists of what it reads."""
+        """Lists of its records or events."""
 
 
 @contextmanager
 def background_loop() -> Iterator[tuple[BlockingPortal, ExitStack]]:
-    """An event loop in a thread, for a block; what is on the stack is left before it.
+    """An event loop in a thread, for a block; contexts on the stack are left before it ends.
 
     In a child that was forked in the block nothing is left: the thread is its parent's, and
     waiting for it to end would take for ever.
@@ -50,8 +50,8 @@ class ThreadedWatch(Generic[B]):
     """Runs a watch in the thread of a portal, for one loop at a time.
 
     Args:
-        watch: What is read.
-        portal: Of the thread.
+        watch: The watch.
+        portal: Calls into the thread.
     """
 
     def __init__(self, watch: Batched[B], portal: BlockingPortal) -> None:
@@ -61,7 +61,7 @@ class ThreadedWatch(Generic[B]):
         refuse_after_fork(self, WATCH)
 
     def batches(self) -> Iterator[B]:
-        """Iterate over lists of what is read; see the `batches` of the watch."""
+        """Iterate over lists of records or events; see `batches` of the watch."""
         batches = self._batched.batches()
         while True:
             with self._lock:

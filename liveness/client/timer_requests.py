@@ -1,14 +1,14 @@
-"""A gateway's requests about timers, kept until they are on the sidecar's disk.
+"""A gateway's requests about timers, kept until they are durable in the sidecar.
 
-There are four requests: `after` (fire in so many seconds), `cancel`, and the answers to
-an attempt, `done` and `fail`. Only the newest request about each key, each ext and each
-attempt is kept, and it goes to the end of the queue. So a cancel by ext and the `after`s
-with that ext are sent in the order of the calls, however often each was called.
+There are four requests: `after` (create a timer), `cancel`, and the answers to an attempt,
+`done` and `fail`. Only the newest request about each key, each ext and each attempt is
+kept, and it goes to the end of the queue. So a cancel by ext and the `after`s with that ext
+are sent in the order of the calls, however often each was called.
 
-Requests that were sent but not yet confirmed by a pong are kept in the same way. They are
-sent again on the next link, an `after` with the seconds that are left by then. So a timer
-that fired before its `after` was confirmed fires twice, rather than never. An `after`
-that the sidecar has no room for is sent again later.
+Requests that were sent but not confirmed by a pong are kept in the same way. They are sent
+again on the next link, an `after` with the seconds that are left by then. So a timer that
+fired before its `after` was confirmed fires twice, rather than never. An `after` for which
+the sidecar has no room is sent again later.
 """
 
 from collections.abc import Iterator
@@ -23,15 +23,15 @@ MIN_AFTER_S: Final = 0.1
 MAX_AFTER_S: Final = 31_622_400  # 366 days
 MAX_CONTENT_BYTES: Final = 4_096  # of a payload, and of an answer's message
 
-# While the sidecar is away, requests wait here: those of ten seconds, at 10,000 timers
+# Most requests that wait while the sidecar is down: those of ten seconds, at 10,000 timers
 # and as many cancels a second. A restart takes less. They need about 100 MB.
 MAX_REQUESTS: Final = 200_000
-# Timers that the sidecar had no room for are sent again after this long, all together.
+# Timers for which the sidecar had no room are sent again after this long, all together.
 POSTPONED_S: Final = 5.0
-# As `reports.MAX_CHANGES_PER_WRITE`, and for the same reason.
+# Like `reports.MAX_CHANGES_PER_WRITE`, for the same reason.
 MAX_REQUESTS_PER_WRITE: Final = 4_096
 
-# What a request is about.
+# The subjects of requests.
 KEY: Final = "key"
 EXT: Final = "ext"
 ATTEMPT: Final = "attempt"
@@ -59,29 +59,29 @@ PendingRequests: TypeAlias = dict[Subject, PendingRequest]
 
 
 class TimerRequests:
-    """The requests about timers that are not sent, or not confirmed by a pong."""
+    """Requests about timers that are not sent, or not confirmed by a pong."""
 
     def __init__(self) -> None:
-        self.is_supported = True  # by the sidecar, as far as is known
+        self.is_supported = True  # False: the sidecar is known to have no timers
         self.was_used = False  # whether a timer was ever requested
-        self.dropped = 0  # answers without room here; their timers fire again
+        self.dropped = 0  # answers without room; their timers fire again
         self._unsent: PendingRequests = {}
         self._sent: PendingRequests = {}  # since the last ping
         self._awaiting_pong: PendingRequests = {}  # before the last ping
-        # By key: timers that the sidecar had no room for, and when to send them again.
+        # By key: timers for which the sidecar had no room, and when to send them again.
         self._postponed: dict[str, AfterRequest] = {}
         self._resend_at: float | None = None
         self._number = 0  # of the latest `after` or `cancel`
 
-    # --- what the gateway asks ----------------------------------------------------
+    # --- the gateway's requests ---------------------------------------------------
 
     def after(
         self, key: str, seconds: float, payload: str | None, ext: str | None, now: float
     ) -> None:
-        """Ask for a timer; see `Sidecar.after`.
+        """Request a timer; see `Sidecar.after`.
 
         Raises:
-            ReportError: An argument is invalid, or there is no room. Nothing was taken.
+            ReportError: An argument is invalid, or there is no room. Nothing was requested.
         """
         _check_name(KEY, key)
         if not is_within(seconds, MIN_AFTER_S, MAX_AFTER_S):
@@ -179,7 +179,7 @@ class TimerRequests:
         count = self.pending + self.unconfirmed
         return count < MAX_REQUESTS or subject in self._unsent
 
-    # --- what is sent ---------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------
 
     @property
     def has_unsent(self) -> bool:
@@ -193,7 +193,7 @@ class TimerRequests:
 
     @property
     def postponed(self) -> int:
-        """How many of them the sidecar had no room for."""
+        """For how many of them the sidecar had no room."""
         return len(self._postponed)
 
     @property
@@ -202,7 +202,7 @@ class TimerRequests:
         return len(self._sent) + len(self._awaiting_pong)
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Return the first waiting requests, encoded; from this call on they are sent."""
+        """Return the first waiting requests, encoded; they count as sent from now on."""
         self._resend_postponed(now)
         requests = []
         if self.is_supported:
@@ -215,8 +215,8 @@ class TimerRequests:
         """Note that the sidecar had no room for a timer: it is sent again later.
 
         It is dropped if there is a newer request about its key, or about its ext.
-        A cancel by ext does not reach the timer that it was to replace, so that one is
-        cancelled by its key.
+        A newer cancel by ext would miss the older timer that this one was to replace, so
+        that timer is cancelled by its key.
         """
         subject = (KEY, key)
         generations = (self._awaiting_pong, self._sent, self._unsent)
@@ -250,18 +250,18 @@ class TimerRequests:
                 _put_last(self._unsent, (KEY, key), request)
             self._postponed = {}
 
-    # --- what has arrived, as in `reports` -------------------------------------------
+    # --- confirmations, as in `reports` ----------------------------------------------
 
     def ping_sent(self) -> None:
-        """Note that a ping follows all that was sent; only one is under way at a time."""
+        """Note that a ping follows the sent requests; only one is under way at a time."""
         self._awaiting_pong, self._sent = self._sent, {}
 
     def pong_received(self) -> None:
-        """Note the pong to that ping: all before it is on the sidecar's disk."""
+        """Note the pong to that ping: all requests before it are durable."""
         self._awaiting_pong = {}
 
     def link_lost(self) -> None:
-        """Note that the link has ended: what no pong confirmed is sent again."""
+        """Note that the link has ended: unconfirmed requests are sent again."""
         requests: PendingRequests = {
             (KEY, key): request for key, request in self._postponed.items()
         }
@@ -302,7 +302,7 @@ def _shortened(message: object) -> str:
 def _put_last(
     requests: PendingRequests, subject: Subject, request: PendingRequest
 ) -> None:
-    """Put a request at the end, in place of an older one about the same subject."""
+    """Put a request at the end, and remove an older one about the same subject."""
     requests.pop(subject, None)
     requests[subject] = request
 

@@ -1,8 +1,8 @@
-"""The links of a reader: each one a connection as a watcher, made again when it ends.
+"""The links of a reader, which connects as a watcher, and again when a link ends.
 
-A `WatcherLink` is one connection. It reads only when it is asked for a frame, and holds at
+A `WatcherLink` is one connection. It reads only when a frame is requested, and holds at
 most one frame and one piece more. `Redial` makes one link after another, waits between its
-attempts, and logs what happens to them.
+attempts, and logs their results.
 """
 
 import logging
@@ -42,7 +42,7 @@ from liveness.text import escaped
 
 # The fatal errors after which the same hello may be accepted soon.
 PASSING: Final = frozenset({Code.OVERLOADED, Code.INTERNAL, Code.TOO_SLOW})
-# A refusal that only a person can end is tried again after 1 s, 2 s, 4 s and so on.
+# After a refusal that only an operator can end, the pause is 1 s, 2 s, 4 s and so on.
 MAX_REFUSED_S: Final = 60.0
 
 # Returns the seconds to wait, between the two given ones.
@@ -77,7 +77,7 @@ class WatcherLink:
 
     async def say_hello(self, hello: dict[str, object]) -> None:
         """Send the first frame."""
-        # A sidecar that refuses us says why before it closes: read that.
+        # A sidecar that refuses this link sends the reason before it closes: read that.
         with suppress(anyio.BrokenResourceError):
             await self._stream.send(encode(["hello", hello]))
 
@@ -86,7 +86,7 @@ class WatcherLink:
 
         Raises:
             LinkLost: The link has ended.
-            Refused: The sidecar has ended the link, for a reason that it gives.
+            Refused: The sidecar has ended the link, with a reason.
             WireError: The peer is no sidecar.
         """
         while True:
@@ -103,7 +103,7 @@ class WatcherLink:
                     pass
 
     async def send(self, frame: list[Any]) -> None:
-        """Send a frame. If the link has ended, `next_frame` will say so.
+        """Send a frame. If the link has ended, `next_frame` will raise the error.
 
         If this is cancelled, a part of the frame may be written: close the link.
         """
@@ -151,7 +151,7 @@ class WatcherLink:
             case ("bye" | "error" | "notices", *_):
                 raise wrong_form(frame)
             case _:
-                pass  # of a later version, which promises that it may be ignored
+                pass  # of a later version; the protocol allows ignoring it
         return frame
 
     async def aclose(self) -> None:
@@ -165,9 +165,9 @@ class Redial:
     Args:
         path: The sidecar's socket.
         name: For the log.
-        strict: Whether to raise what would otherwise be logged and tried again: at the
-            first attempt everything, later each refusal that will not pass.
-        report_line: Is called with each line for a person, in place of the logger.
+        strict: Whether to raise errors that are otherwise logged and tried again: at the
+            first attempt all, later only permanent refusals.
+        report_line: Called with each line for a person, in place of the logger.
         pause_between: Chooses each pause.
     """
 
@@ -217,8 +217,8 @@ class Redial:
             if waiting.cancelled_caught:
                 if self._is_strict and not self._has_linked:
                     raise LinkLost("it does not answer")
-                # The link is not given up: a sidecar that hangs reads the hellos later,
-                # and could take the older link for the newer one.
+                # The link is kept: a hanging sidecar would read the hellos later, and
+                # could take the older link for the newer one.
                 self.say(
                     f"no welcome at {self.path} for {WELCOME_S:g} s; it hangs, or is no "
                     "sidecar. Still waiting"
@@ -233,8 +233,8 @@ class Redial:
         """Note why a link has ended, or an attempt failed; log it, and choose a pause.
 
         Raises:
-            Replaced: Another process has taken the name, so that both would go on
-                replacing each other for ever.
+            Replaced: Another process has taken the name; both would replace each other
+                for ever.
             OSError, LivenessError: *error*, if strict.
         """
         is_passing = not isinstance(error, Refused) or error.code in PASSING
@@ -255,7 +255,7 @@ class Redial:
         elif not isinstance(error, LinkLost):
             most_s = MAX_BACKOFF_S if is_passing else MAX_REFUSED_S
             most_s = min(2.0 ** min(self._refusals, 10), most_s)
-            # A refusal by a person's settings does not pass within milliseconds.
+            # A refusal by the operator's settings does not end within milliseconds.
             between = (0.0 if is_passing else most_s / 2, most_s)
             self._refusals += 1
         self._pause_s = self._pause_between(*between)

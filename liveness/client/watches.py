@@ -64,46 +64,43 @@ def watch(
 ) -> "watcher.Watch | ClusterWatch":
     """Return the records of a sidecar, in order and without end.
 
-    It connects when the first record is asked for, and again whenever its link ends. A
-    record is never left out, and not repeated by a new link. Where there is no sidecar, it
-    waits: a program may start before its sidecar. The logger "liveness.client" logs what
-    happens to the link.
+    It connects when the first record is requested, and again whenever its link ends. A new
+    link neither leaves out nor repeats a record. Without a sidecar it waits: a program may
+    start before its sidecar. The logger "liveness.client" logs changes of the link.
 
-    With a `name`, the sidecar stores how far this reader is: a program that starts again
-    goes on behind the last record that it finished. Without one, every program begins
-    where `after` says, and can keep its own position: `Watch.position` and `Watch.log`.
+    With a `name`, the sidecar stores this reader's position: a program that starts again
+    continues after the last record that it finished. Without one, every program begins at
+    `after`, and can keep its own position: `Watch.position` and `Watch.log`.
 
     With `cluster` it returns the events of all hosts, read from Redis itself, as a
-    `ClusterWatch`: its arguments are beside `cluster` only kinds, lists, position,
-    report_line and strict.
+    `ClusterWatch`. Only kinds, lists, position, report_line and strict apply then.
 
     Args:
-        path: The sidecar's socket. None: where the command line looks for it too.
+        path: The sidecar's socket. None: the default, as for the command line.
         cluster: The Redis that all hosts publish to, in place of a sidecar: its URL, some
             nodes of a Redis Cluster ("HOST:PORT,HOST:PORT"), or settings.
-        position: With `cluster`: where an earlier watch was, by its `position`; "oldest":
-            everything that is kept; None: what is new from now on.
-        lists: With `cluster`: whether to list who is online, at first and after each
+        position: With `cluster`: the `position` of an earlier watch; "oldest": everything
+            that is kept; None: only new events.
+        lists: With `cluster`: whether to list online users, at first and after each
             rollback and gap.
-        name: The name of this reader, 1 to 64 bytes. No other process may read by it. The
-            sidecar forgets it if it has had no link for 1.25 times the retention.
+        name: The name of this reader, 1 to 64 bytes. No other process may use it. The
+            sidecar forgets it after 1.25 times the retention without a link.
         after: Begin above this `seq`; 0: with the oldest record that is kept. None: with
             the next new record. With a `name`, only for one that the sidecar does not know.
-        log: The id of the log that `after` belongs to, as `Watch.log` gave it. If that is
-            not the sidecar's log, all records of the sidecar's come. None: its log, of
-            whatever id.
+        log: The id of the log that `after` belongs to, from `Watch.log`. If the sidecar
+            has another log, all its records are delivered. None: the sidecar's log.
         scope: "all"; or "own", for the records of the gateway of this `name`.
-        kinds: The records to read: "online", "offline", "moved", "timer". None named: all.
-            A "gap" is read in any case.
+        kinds: The records to read: "online", "offline", "moved", "timer". Empty: all. A
+            "gap" is always read.
         users: Read records of users, not of their devices: one when a user's first device
             comes, and one when the last goes. Needs `presence.device_separator` in the
             sidecar's settings.
-        settle_s: How long a user must be away, 0 to 600 seconds, before its offline comes;
-            if the user is back before that, neither the offline nor the online does.
-            Records then come out of the order of their `seq`; see `Watch`.
-        strict: Whether to raise what is otherwise logged and tried again. At the first
-            attempt these are all errors, later the refusals that will not pass.
-        report_line: Is called with each line about the link, in place of the logger.
+        settle_s: How long a user must be away, 0 to 600 seconds, before its offline is
+            delivered; if it is back before that, neither the offline nor the online is.
+            Records are then not in the order of their `seq`; see `Watch`.
+        strict: Whether to raise errors that are otherwise logged and tried again: at the
+            first attempt all, later only permanent refusals.
+        report_line: Called with each line about the link, in place of the logger.
     Raises:
         ReportError: An argument is invalid. (It is a ValueError too.)
         ConfigError: Without a path: the settings do not say where the socket is.
@@ -151,7 +148,7 @@ def watch_sync(
     AbstractContextManager[sync_watch.SyncWatch]
     | AbstractContextManager["SyncClusterWatch"]
 ):
-    """As `watch`, for a program without an event loop: it runs one in a thread.
+    """Like `watch`, for a program without an event loop: it runs one in a thread.
 
     `report_line` is called in that thread.
 
@@ -176,8 +173,8 @@ def _cluster_watch(
     cluster: "str | ClusterSettings", options: dict[str, Any]
 ) -> "ClusterWatch":
     if options.pop("settle_s", 0):
-        # A user may be online on several hosts at a time, each with a log of its own: the
-        # position before what waits would have to be one in each log.
+        # A user may be online on several hosts, each with its own log: a position before
+        # the waiting records would need a seq in each log.
         raise ReportError(
             "settle_s is of one sidecar's records, and cluster reads those of all; leave "
             "one of the two out, or watch each sidecar"
