@@ -13,7 +13,7 @@
 --              p          the clock of the partition, while this one is behind: see `ahead_us`
 --              lease      that of the host that began last
 --              h<host>    a host, as `load` reads it
---              i<inc>     of which host and log an incarnation is: host, line feed, log
+--              i<inc>     the host and log of an incarnation: host, line feed, log
 --   KEYS[2]  users, a hash: user -> its sessions, the newest first. A session is
 --              inc:4 session:6 since_ms:6 #gateway:1 #device:1 gateway device
 --   KEYS[3]  stream: an entry for each call that changed something. Its id is the version of
@@ -23,7 +23,7 @@
 --              [user, host, gateway, session, since_ms, reason, device or nothing]
 --
 -- Times are microseconds. An *incarnation* is a number for one assertion of all sessions by
--- one host: what belongs to an older one, `reap` finds and ends.
+-- one host: `reap` finds sessions of an older one, and ends them.
 local call, sub, byte, fmt, pack, unpack_, mp
 local function bind()  -- not there yet while a library is loaded
   call, sub, byte, fmt = redis.call, string.sub, string.byte, string.format
@@ -93,8 +93,8 @@ local function place(user, host, e, reason)
              device ~= '' and device or nil})
 end
 
--- A session and its place, such that it began between two others: `newer` and `older` may
--- be nil. When it began is known within a round trip; where it belongs is known better.
+-- A session and its place, with a beginning between those of two others: `newer` and `older`
+-- may be nil. The beginning is known within a round trip; the order is known better.
 local function between(newer, older, e, body)
   local since, to = since_of(e), since_of(e)
   if older then to = math.max(to, since_of(older) + 1) end
@@ -170,7 +170,7 @@ local function insert(out, user, all, e, body, slack, host, name, owner)
     is_same = sub(was, 5, 10) == sub(e, 5, 10) and log == host.log
   end
   if is_same then
-    e = mine .. sub(was, 5)  -- asserted anew: it began when it began
+    e = mine .. sub(was, 5)  -- asserted again: the beginning stays
   else
     at = 1
     local last_at = #list + 1
@@ -204,7 +204,7 @@ local function remove(out, user, all, number, body, host, owner)
 end
 
 -- Applies n changes of one host: args[A+1..A+n] are users, then n values, then n bodies. A
--- value of 6 bytes ends that session; a longer one is a session that there is now.
+-- value of 6 bytes ends that session; a longer one is a new or current session.
 local A = 10
 local function put(keys, host, name, args, n, slack, out)
   local mine, current, order, owner = pack('>I4', host.inc), {}, {}, nil
@@ -281,7 +281,7 @@ local function ahead_us(p, now, most)
   return seen + math.max(0, math.min(now - at, most))
 end
 
--- Notes what a host takes for that clock. Returns it, for hosts that have it less far.
+-- Notes a host's estimate of that clock. Returns the clock, for hosts with a lower estimate.
 local function note_ahead(meta, p, now, seen)
   local ahead = ahead_us(p, now, 0)
   if seen <= math.max(ahead, now + SLACK_MS * 1000) then return ahead end
@@ -312,21 +312,21 @@ local function is_damaged(n, version, users)
   return n and n ~= counted(version, users) and sub(n, 1, #version + 1) == version .. ' '
 end
 
--- Whether another program deleted whose the sessions of a living host are.
+-- Whether another program deleted the owner of a living host's sessions.
 local function lacks_owner(hosts, owner)
   for name, host in pairs(hosts) do
     if host.state ~= FENCED and owner[host.inc] ~= name then return true end
   end
 end
 
--- Ends the life of the partition, as if this server had been emptied: hosts begin anew, and
--- readers learn of it. What users there were is not known any more.
+-- Ends the life of the partition, as if this server had been emptied: hosts start over, and
+-- readers notice. The former users are not known any more.
 local function forget(keys) call('UNLINK', keys[1], keys[2], keys[3]) end
 
 -- --- functions for a host ---------------------------------------------------------
 
--- The host of a call, and what is known of the partition, if the call is of the process and
--- incarnation that the partition knows; else nil and the answer. args: host epoch nonce inc …
+-- The host of a call, and the state of the partition, if the call is from the current process
+-- and incarnation; else nil and the answer. args: host epoch nonce inc …
 local function caller(keys, args)
   local got = call('HMGET', keys[1], 'v', 't', 'l', 'n', 'h' .. args[1], 'p')
   if not (got[1] and got[5]) then return nil, {'unknown'} end
@@ -369,13 +369,13 @@ local function refuse_late(keys, args, host, got, now)
   return {'late', tonumber(got[1]), now}
 end
 
--- Applies the changes of a call, and writes what is known of its host then. Returns the
--- newest version, and how many users there are.
+-- Applies the changes of a call, and writes the new state of its host. Returns the newest
+-- version, and the number of users.
 local function take(keys, args, host, got, now, is_list)
   local n, name, version, users = tonumber(args[10]), args[1], nil, got.users
   if n > 0 then
     local out, first = new_records(), next_version(got[1], now, tonumber(args[7]))
-    -- In which order pieces of lists come says nothing.
+    -- The order of pieces of lists has no meaning.
     local slack = is_list and -1 or SLACK_MS - math.max(ahead_ms(args, first), 0)
     put(keys, host, name, args, n, slack, out)
     version = append(keys[3], first, got[1], got[2], args[8], out)
@@ -393,9 +393,9 @@ local function take(keys, args, host, got, now, is_list)
 end
 
 -- args: host epoch nonce inc prev last seen token clock n, users…, values…, bodies…
--- clock: what the host takes for milliseconds of the partition's clock now; its sessions
--- began by that; empty if it has just compared that clock, after an answer `late`. With
--- n = 0 it says that the host lives, and that its log has reached `last`.
+-- clock: the host's estimate of the partition's clock now, in milliseconds, by which its
+-- sessions began; empty if it has just compared that clock, after an answer `late`. A call
+-- with n = 0 is a beat: the host lives, and its log has reached `last`.
 local function apply(keys, args)
   local host, got = caller(keys, args)
   if not host then return got end
@@ -426,7 +426,7 @@ local function begin(keys, args)
   local got = call('HMGET', meta, 'v', 'h' .. name, 'conf', 'c', 'p')
   local now, conf = now_us(), args[6] .. ' '
   if not (got[1] and got[3]) then
-    -- Users without it are of nobody.
+    -- Users without it have no host.
     if call('HLEN', meta) + call('HLEN', keys[2]) > 0
        or call('XREVRANGE', keys[3], '+', '-', 'COUNT', 1)[1] then forget(keys) end
     got = {0, false, conf .. fmt('%.0f', now), 0}
@@ -438,12 +438,12 @@ local function begin(keys, args)
   local version = math.max(tonumber(got[1]), ahead_us(got[5], now, tonumber(args[7]) / 3))
   local host = got[2] and load(got[2])
   if host then
-    if host.state ~= FENCED and host.nonce > nonce  -- that one began later
+    if host.state ~= FENCED and host.nonce > nonce  -- it began later
        and args[9] ~= '1' and host.beat ~= tonumber(args[9]) then
       return {'replaced', host.epoch, host.beat}
     end
     if host.epoch >= epoch then return {'epoch', host.epoch} end
-    -- Whoever takes over counts as the later one, also if its clock is behind.
+    -- The process that takes over counts as the later one, even if its clock is behind.
     if host.nonce ~= nonce then nonce = math.max(nonce, host.nonce + 1) end
     if args[8] == '1' and host.state == LIVE and host.log == args[4]
        and host.last <= tonumber(args[5]) then
@@ -456,8 +456,8 @@ local function begin(keys, args)
   else
     host = {n = 0, beat = 0}
   end
-  -- One without a session is as good as a new one: whoever begins again and again, as while
-  -- memory is used up, needs no more.
+  -- Reuse an incarnation without sessions: a host that begins again and again, as while memory
+  -- is used up, needs no more.
   if host.g ~= 0 or host.log ~= args[4] then host.inc = tonumber(got[4]) + 1 end
   host.epoch, host.nonce, host.log = epoch, nonce, args[4]
   host.state, host.last, host.g, host.s = ASSERTING, 0, 0, 0
@@ -484,16 +484,16 @@ local function assert_(keys, args)
   return {'ok', version, host.n, now}
 end
 
--- --- functions that end what is nobody's ------------------------------------------
+-- --- functions that end sessions without a host -----------------------------------
 
--- Whether no session is of incarnation `inc` any more, which was one of `host`.
+-- Whether incarnation `inc` of `host` has no more sessions.
 local function is_spent(inc, host)
   return not host or (host.state == LIVE and host.n == host.g and host.inc ~= inc)
 end
 
--- Trims what is older than `keep`. This server's clock may jump, so ages are summed up from
--- look to look, of which none adds more than `most`. `marks` has when that was done last,
--- and pairs of age and version, the newest first. Returns the marks as they are now.
+-- Trims entries older than `keep`. This server's clock may jump, so ages are summed up from
+-- check to check, and each adds at most `most`. `marks` has the time of the last check, and
+-- pairs of age and version, the newest first. Returns the new marks.
 local function trim(stream, marks, now, most, version, keep)
   local passed = marks and math.max(0, math.min(now - unpack_('>d', marks), most)) or 0
   local kept, newest, cut = {}, keep, nil
@@ -509,8 +509,8 @@ local function trim(stream, marks, now, most, version, keep)
   return pack('>d', now) .. table.concat(kept)
 end
 
--- Which hosts were not heard for `quiet`, and how much is there to reap? And trims the
--- stream. At most once every `every`, whoever asks. Each answer ends with the lease.
+-- Returns hosts not heard for `quiet`, and the number of sessions to reap; trims the stream.
+-- At most once every `every`, for all callers. Each answer ends with the lease.
 -- args: host quiet every keep
 local function look(keys, args)
   local now, quiet, every = now_us(), tonumber(args[2]), tonumber(args[3])
@@ -560,7 +560,7 @@ local function fence(keys, args)
   return {'ok'}
 end
 
--- Why a session of an incarnation has to end; false: it has not.
+-- The reason to end a session of an incarnation; false: none.
 local function reaper(hosts, owner)
   local known = {}
   return function(e)
@@ -576,7 +576,7 @@ local function reaper(hosts, owner)
   end
 end
 
--- Ends what is nobody's among about `count` users. args: cursor count seen token
+-- Ends sessions without a host among about `count` users. args: cursor count seen token
 local function reap(keys, args)
   local now, all, hosts, owner = now_us(), call('HGETALL', keys[1]), {}, {}
   if not all[1] then return {'unknown'} end
@@ -626,7 +626,7 @@ local function reap(keys, args)
   write_users(keys[2], set, del)
   local first = next_version(version, now, tonumber(args[3]))
   local newest = append(keys[3], first, version, token, args[4], out)
-  -- While one host reaps, no other looks for what is to be reaped.
+  -- While one host reaps, no other looks for sessions to reap.
   local fields, drop = {'l', fmt('%.0f', now)}, {}
   if newest then
     version = fmt('%.0f', newest)

@@ -6,8 +6,8 @@ gateways' records, and to use `admin.sock`. A name may also be tied to a user of
 then only this user may say hello with it, so that no other user reports, reads,
 acknowledges or cancels in its place.
 
-Users are Unix users in this module, never those of the chat. They and groups are numbers;
-their names were looked up before.
+Users are Unix users in this module, never those of the chat. They and groups are numbers,
+which others looked up by name.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Peer(NamedTuple):
 
     pid: int
     unix_user: int
-    groups: frozenset[int]  # with the supplementary ones
+    groups: frozenset[int]  # including supplementary ones
 
 
 class Allowed(NamedTuple):

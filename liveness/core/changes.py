@@ -1,8 +1,8 @@
-"""Decisions that the disk has not taken yet, in one numbering for users and timers.
+"""Decisions that are not durable yet, numbered together for users and timers.
 
-Records, and what they change in the tables beside the log, gather here and are taken
-together: one pass over all links becomes one commit. A *ticket* is the number of a
-commit: whatever depends on a decision is sent once its ticket is durable.
+Records, and their changes of the tables beside the log, gather here and are taken together:
+one pass over all links becomes one commit. A *ticket* is the number of a commit: a reply
+that depends on a decision is sent once its ticket is durable.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,11 +24,11 @@ class Changes:
     # Rows of the online set that change without a record, by session.
     online: dict[int, OnlineRow] = field(default_factory=dict)
     commands: list[TimerCommand] = field(default_factory=list)
-    ends: int = 0  # how many of the records end a session, or begin an attempt
+    ends: int = 0  # records that end a session, or begin an attempt
 
     @property
     def weight(self) -> int:
-        """How much this adds to the queue for the disk, in records; at least 1."""
+        """Its length in the queue for the disk, in records; at least 1."""
         return max(len(self.records), len(self.online), 1)
 
     def __bool__(self) -> bool:
@@ -36,7 +36,7 @@ class Changes:
         return bool(self.records or self.online or self.commands)
 
     def change_online(self, rows: dict[int, OnlineRow]) -> None:
-        """Change an online set in memory, by session, as the disk's is changed."""
+        """Apply the changes to a copy of the online set in memory, by session."""
         opened = zip(
             *[iter(self.records.opened())] * len(OnlineRow._fields), strict=True
         )
@@ -51,11 +51,11 @@ class Commit(NamedTuple):
 
     changes: Changes
     ticket: int
-    with_cursors: bool = False  # it stands for the cursors that have moved, too
+    with_cursors: bool = False  # the ticket also covers moved cursors
 
 
 class Disk(Protocol):
-    """How far the disk is. The server reads this; the disk's owner keeps it up to date."""
+    """Which commits are durable. The server reads this; the disk's owner updates it."""
 
     @property
     def log(self) -> str:
@@ -63,11 +63,11 @@ class Disk(Protocol):
 
     @property
     def ancestors(self) -> Mapping[str, int]:
-        """The logs that this one goes on from, each with the last seq in common."""
+        """The logs that this one continues, each with the last seq in common."""
 
     @property
     def first(self) -> int:
-        """The seq of the oldest record that is kept."""
+        """The seq of the oldest kept record."""
 
     @property
     def durable_seq(self) -> int:
@@ -146,7 +146,7 @@ class Decisions:
 
         Args:
             with_cursors: Make a commit also if only cursors moved, so that the ticket
-                stands for them. Otherwise they wait for the next one.
+                covers them. Otherwise they wait for the next one.
         """
         with_cursors = with_cursors and self.cursors.has_moved
         if not self.changes and not with_cursors:

@@ -1,8 +1,8 @@
-"""How far each name has acknowledged the log, and how far each open reader has read it.
+"""Stored cursors of names, and read positions of open links, in the log.
 
-A gateway, and a watcher that acknowledges, has a *cursor*, which is on disk: its next
-link continues from there. A cursor never moves back. While a link is open, its
-`ReadPosition` says what is sent next.
+A gateway, and a watcher that acknowledges, has a stored *cursor*, from which its next link
+continues. A cursor never moves back. While a link is open, its `ReadPosition` is where the
+next records are read.
 """
 
 from collections.abc import Container
@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 
 from liveness.core.records import GATEWAY, MOVED, OFFLINE, Logged, Subscription
 
-# How a reader keeps the next records from being sent to it.
+# The reasons why a reader gets no more records.
 UNACKNOWLEDGED: Final = "unacknowledged"  # it has as many as the window allows
 NOT_READING: Final = "not-reading"  # the socket's buffer is full
-# Why else a gateway has not acknowledged a record.
-FORGOTTEN: Final = "forgotten"  # its name: it does not get the record any more
+# Other reasons why a gateway has not acknowledged a record.
+FORGOTTEN: Final = "forgotten"  # its name was: it does not get the record any more
 NOT_LINKED: Final = "not-linked"
-UNWANTED: Final = "unwanted"  # its hello asked for other kinds
+UNWANTED: Final = "unwanted"  # its hello requested other kinds
 PENDING: Final = "pending"  # to be sent now
 SENT: Final = "sent"
 
@@ -27,7 +27,7 @@ class Unacknowledged(NamedTuple):
 
     gateway: str
     why: str
-    unacked: int = 0  # how many records it was sent, and has not acknowledged
+    unacked: int = 0  # records sent and not acknowledged
 
 
 def losing_gateway(record: Logged) -> str | None:
@@ -47,14 +47,14 @@ class CursorRow(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ReadPosition:
-    """How far a reader is: all records up to `seq` were taken, or do not concern it."""
+    """A reader's position: all records up to `seq` were taken, or do not concern it."""
 
     wanted: Subscription
     seq: int
 
 
 class Cursors(dict[tuple[str, str], CursorRow]):
-    """All cursors, by role and name, as they are on disk or soon will be."""
+    """All cursors, by role and name, with changes that are not durable yet."""
 
     def __init__(self, stored: dict[tuple[str, str], CursorRow] | None = None) -> None:
         super().__init__(stored or {})

@@ -1,4 +1,4 @@
-"""What the server has its shell do: plain values, to be carried out in order.
+"""Effects: plain values that the server's shell carries out in order.
 
 Links are named by their number. What is sent on a link is not here but in its outbox,
 which knows the commit that has to be durable first: the shell writes what the outbox
@@ -22,7 +22,7 @@ class WakeWriter(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """From now on, send the records behind a position, as the outbox has room.
+    """From now on, send the records after a position, as the outbox has room.
 
     The shell moves the position as it reads; the outbox reads it.
     """

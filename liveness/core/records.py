@@ -1,4 +1,4 @@
-"""The types that all parts share: moments, records of decisions, and who reads which.
+"""Types shared by all parts: moments, records of decisions, and subscriptions.
 
 A *record* is a decision about a session or a timer, and has the same shape everywhere: on
 the socket, in the log, on a terminal.
@@ -14,7 +14,7 @@ Uid: TypeAlias = str | int
 
 
 def identity(uid: Uid) -> str:
-    """What tells one user from another: `7` and `"7"` name the same one."""
+    """The key of a user: `7` and `"7"` name the same one."""
     return str(uid)
 
 
@@ -51,10 +51,10 @@ SAME_CLOCK_S: Final = 0.050
 class Instant(NamedTuple):
     """One moment on the four clocks, which only the service reads."""
 
-    now: float  # attended seconds: what the wheel runs on
-    mono: float  # raw monotonic seconds: what silence and lateness are measured on
-    wall_ms: int  # Unix milliseconds, only for what is shown, as the stamps in records
-    state_s: float  # of the state's clock (`state_time`): what is stored, and timers
+    now: float  # attended seconds, for the wheel
+    mono: float  # raw monotonic seconds, for silence and lateness
+    wall_ms: int  # Unix milliseconds, only for stamps that are shown
+    state_s: float  # of the state's clock (`state_time`), for stored moments and timers
 
     @property
     def state_ms(self) -> int:
@@ -122,8 +122,8 @@ class Record(NamedTuple):
     from_gateway: str | None = None
     from_session: int | None = None
     from_conn: int | None = None
-    # How many characters of the uid are the user (0: all), and how many devices of that
-    # user are online after this; None: devices are not counted.
+    # The length of the user in the uid (0: all), and how many devices of that user are
+    # online after this; None: devices are not counted.
     user_size: int | None = None
     devices: int | None = None
 
@@ -134,7 +134,7 @@ class Record(NamedTuple):
 
     @property
     def is_users(self) -> bool:
-        """Whether a user came or left with this: its first device, or its last.
+        """Whether a user came or left by this: it is about its first device, or its last.
 
         Where devices are not counted, each uid is a user.
         """
@@ -149,7 +149,7 @@ class Record(NamedTuple):
         return identity(uid) in (identity(self.uid), identity(self.user))
 
     def as_map(self) -> dict[str, object]:
-        """The record as the wire and every outlet show it: absent keys left out."""
+        """The record for the wire and every outlet; absent keys are left out."""
         shown: dict[str, object] = {
             "seq": self.seq,
             "kind": self.kind,
@@ -212,7 +212,7 @@ class TimerRecord(NamedTuple):
         return False
 
     def as_map(self) -> dict[str, object]:
-        """The record as the wire and every outlet show it: absent keys left out."""
+        """The record for the wire and every outlet; absent keys are left out."""
         shown: dict[str, object] = {
             "seq": self.seq,
             "kind": self.kind,
@@ -247,7 +247,7 @@ class Gap(NamedTuple):
         return GAP
 
     def as_map(self) -> dict[str, object]:
-        """The gap as the wire shows it."""
+        """The gap for the wire."""
         return {"seq": self.seq, "kind": self.kind, **self._asdict()}
 
 

@@ -1,11 +1,11 @@
-"""The clock of a state directory, by which all moments count that a restart reads again.
+"""The clock of a state directory, for all moments that a restart reads again.
 
-Nobody can set it. It begins as the wall clock when the state is made, so that its moments
-look like those of the wall clock, and from then on it runs by the time that passes. While
-the host runs, CLOCK_BOOTTIME says how much that is, also while the host sleeps and while no
-sidecar runs. After a boot, or on another host, only the wall clocks can say it: never less
-than nothing. One that is behind then is wrong, as of a host whose clock begins anew at each
-boot: until it is set, it says nothing about the next boot either.
+It cannot be set. It begins as the wall clock when the state is made, so that its moments
+look like those of the wall clock, and then runs by elapsed time. That is measured by
+CLOCK_BOOTTIME while the host runs, also while it sleeps and while no sidecar runs. After a
+boot, or on another host, only the difference of the wall clocks is left, never a negative
+one. A wall clock that is behind is wrong, such as that of a host without a battery: until
+it is set, it cannot measure the time to the next boot either.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class StateTime(NamedTuple):
         boot: Names the boot that `boot_s` counts from; "" if it is unknown.
         boot_s: Seconds of CLOCK_BOOTTIME.
         wall_ms: Unix milliseconds.
-        behind_ms: By how much that was behind when the host booted; 0 once it was set.
+        behind_ms: By how much the wall clock was behind at boot; 0 once it was set.
     """
 
     state_s: float
@@ -35,7 +35,7 @@ class StateTime(NamedTuple):
         return max(0, later.wall_ms - self.wall_ms - self.behind_ms) / 1000
 
     def behind_ms_at(self, later: "StateTime") -> int:
-        """By how much the wall clock of a later moment is known to be behind.
+        """The known delay of the wall clock at a later moment.
 
         That of the same boot must not have been set since.
         """
@@ -51,5 +51,5 @@ class StateTime(NamedTuple):
 
     @property
     def wall_ahead_ms(self) -> int:
-        """What to add to a moment of the state's clock to show it as wall time."""
+        """The difference from a moment of the state's clock to the wall time to show."""
         return self.wall_ms - int(self.state_s * 1000)

@@ -1,9 +1,10 @@
 """Timers: their states, and the commands that take them from one state to the next.
 
-A timer is a row of a table, which may hold far more timers than memory. A *command* comes
-from its gateway, from the ring on which it comes due, or from an operator. The writer of
-the table applies commands in the order in which they came. A `TimerTransaction` works out
-the new rows, inside the database transaction that writes them (see `timer_commands`).
+A timer is a row of a table, which may have far more timers than fit into memory. A
+*command* comes from its gateway, from the ring on which it comes due, or from an operator.
+The writer of the table applies commands in the order of arrival. A `TimerTransaction`
+computes the new rows, inside the database transaction that writes them (see
+`timer_commands`).
 
     pending -> fired -> done                  it came due; its gateway did it
        ^         |----> pending               it failed or was not answered: a retry
@@ -30,8 +31,8 @@ REPLACED: Final = "replaced"
 LIVE: Final = (PENDING, FIRED)
 STATES: Final = (*LIVE, DONE, FAILED, CANCELLED, REPLACED)
 
-# What became of an attempt, as `liveness_timer_attempts_total{result}` shows it. Late: an
-# answer that came after the attempt or the timer was over.
+# Results of attempts, as in `liveness_timer_attempts_total{result}`. Late: an answer that
+# came after the attempt or the timer was over.
 FAIL: Final = "fail"
 UNANSWERED: Final = "unanswered"
 LATE: Final = "late"
@@ -39,19 +40,19 @@ RESULTS: Final = (DONE, FAIL, UNANSWERED, LATE)
 
 
 class TimerState(NamedTuple):
-    """A timer as the table has it, without its payload."""
+    """A timer's row in the table, without its payload."""
 
     id: int  # grows with every `after`
     gateway: str
     key: str
     ext: str | None
     state: str
-    due: int  # when the next attempt is due, or the present one was
+    due: int  # when the next attempt is due, or the current one was
     next: int | None  # when it comes due on the ring; None: never again
     attempts: int
     seq: int | None  # the record of the latest attempt
     min_seq: int  # no record of this timer has a lower seq
-    message: str | None  # of the latest answer, or why there was none
+    message: str | None  # of the latest answer, or the reason for none
     created: int
     fired: int | None
     changed: int
@@ -112,7 +113,7 @@ class CompleteTimer(NamedTuple):
 
 
 class Fire(NamedTuple):
-    """Note that the record *seq* began an attempt.
+    """Note that an attempt began by the record *seq*.
 
     The record is in the log before the attempt is in the table. After a crash in between,
     this command is issued again, from the log; an attempt that the table has already
@@ -191,7 +192,7 @@ def gateway_of(command: TimerCommand) -> str:
 
 
 def weight_of(command: TimerCommand) -> int:
-    """How much a command adds to a transaction: 1, and 1 for each KiB of its text."""
+    """The weight of a command in a transaction: 1, and 1 for each KiB of its text."""
     text = (
         command.payload
         if isinstance(command, CreateTimer)
@@ -210,13 +211,13 @@ def split_new_timers(
     """Separate commands that may need a larger table from those that do not.
 
     Args:
-        commands: In the command in which they came.
-        waiting: Gateway and key of new timers that wait for room already. None: all new
-            timers wait now; otherwise only those of gateways that have one waiting.
+        commands: In the order of arrival.
+        waiting: Gateway and key of new timers that already wait for room. None: all new
+            timers wait now; otherwise only those of gateways with a waiting one.
     Returns:
         The commands that can be applied now; and new timers, with the later commands for
         their keys. A cancel by ext is in both lists: it ends timers of the table, and
-        new timers that came before it.
+        earlier new timers.
     """
     now, later = list[TimerCommand](), list[TimerCommand]()
     keys = {*(waiting or ())}

@@ -51,7 +51,7 @@ LIMIT_S: Final = 150.0
 AT_ONCE: Final = 2 * (os.cpu_count() or 1)
 # Fewer do not pay for the start of a process.
 TESTS_A_WORKER: Final = 8
-# `--changed`: of the mutants that no change concerns one in so many, others with each
+# `--changed`: the share of mutants without changes that runs too, others with each
 # commit.
 ONE_IN: Final = 24
 # A process that has imported these is forked for each run of tests: a test takes half a
