@@ -123,7 +123,7 @@ class ReconnectingLink:
         """Wait until *condition* is true; it is checked after each change.
 
         Raises:
-            anyio.ClosedResourceError: The link was closed meanwhile.
+            anyio.ClosedResourceError: The link was closed.
         """
         await checkpoint()
         while not condition():
@@ -160,7 +160,7 @@ class ReconnectingLink:
 
         Raises:
             Replaced: Yet another process was faster.
-            anyio.ClosedResourceError: The link was closed meanwhile.
+            anyio.ClosedResourceError: The link was closed.
         """
         await checkpoint()
         if self.state is not LinkState.REPLACED:

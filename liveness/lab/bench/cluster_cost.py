@@ -207,7 +207,7 @@ def _redis_costs(
         sidecar.start()
         reaped_s, others_ms = _reaping(host, parts, link)
     yield _figure("a lost host: all its users offline", reaped_s, "s", REAPED_S)
-    yield _figure("meanwhile: the other's calls p99", others_ms, "ms", OTHERS_MS)
+    yield _figure("calls of another host then, p99", others_ms, "ms", OTHERS_MS)
 
 
 def _memory(link: RedisLink) -> int:

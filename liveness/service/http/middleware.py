@@ -263,7 +263,7 @@ def is_address(host: str) -> bool:
 async def _answer_unread(
     answer: Response, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answer, and meanwhile discard the rest of the body, so that the connection can end."""
+    """Answer while discarding the rest of the body, so that the connection can end."""
 
     async def discard() -> None:
         while (await receive())["type"] == "http.request":
