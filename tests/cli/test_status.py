@@ -476,7 +476,7 @@ async def watched(path: Path, *steps: Step, as_json: bool = False) -> tuple[str,
 
 
 def counted(admin: Admin, messages: int, silent: int = 0, **values: float) -> None:
-    """Have the sidecar say that it has counted so many."""
+    """Have the sidecar answer with these counts."""
     total = {
         "events": {"message": messages},
         "offlines": {"silence": silent},

@@ -94,7 +94,7 @@ class Pipe:
         return taken
 
     def close(self, keep: int = ALL) -> None:
-        """Nothing comes any more but the first so many of what lies here."""
+        """Only the first *keep* of the waiting bytes still arrive."""
         del self.data[keep:]
         self.is_closed = True
 
@@ -129,7 +129,7 @@ class Disk:
         return {str(row.uid): row for row in self.online.values()}
 
     def trim(self, keep: int) -> None:
-        """Keep so many records, at least one; let idle cursors follow."""
+        """Keep this many records, at least one; let idle cursors follow."""
         last = self.newest - max(keep, 1)
         if last < self.first:
             return
@@ -540,7 +540,7 @@ class Process:
                 self.settle_debts((uid, wire))
 
     def hand_over(self, most: int) -> None:
-        """Come back for so many ends, and close what they say."""
+        """Take this many ends, and close their connections."""
         for _ in range(most):
             if self.in_hand is not None:
                 self.owed.pop(self.in_hand, None)
@@ -586,7 +586,7 @@ class Process:
             self.ended = inbox.open_queue(is_end)
 
     def read_others(self, most: int) -> None:
-        """Read so many records, with a reader of its own; leave with none."""
+        """Read up to *most* records with a reader of its own; 0: drop the reader."""
         if self.others is None:
             self.others = self.client.inbox.open_queue(is_any)
         for _ in range(most):

@@ -1,4 +1,4 @@
-"""Records that have come: who has still to finish them, and what may be acknowledged."""
+"""Arrived records: readers that have not finished them, and acknowledgements."""
 
 from collections.abc import Callable
 from typing import Final
@@ -31,7 +31,7 @@ def wants_ends(arrival: Arrival) -> bool:
 
 
 def read(queue: ReaderQueue, most: int = LIMIT) -> list[int]:
-    """Take so many in turn; the last one taken stays in hand."""
+    """Take this many in turn; the last one stays unfinished."""
     taken: list[int] = []
     while len(taken) < most and (arrival := queue.next()) is not None:
         taken.append(arrival.seq)

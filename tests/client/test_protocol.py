@@ -757,7 +757,7 @@ def after(client: Client, key: str, seconds: float = 60.0, **options: Any) -> No
 
 
 def fired(client: Client, *records: dict[str, Any]) -> list[Attempt]:
-    """Have these come, and take what is there for whoever reads."""
+    """Have these records arrive, and take them as every reader would."""
     client.tasks.has_reader = True
     notify(client, *records)
     return list(iter(client.tasks.unclaimed.take, None))

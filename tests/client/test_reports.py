@@ -1,4 +1,4 @@
-"""What a gateway reports: each connection told of once, in order, and again if need be."""
+"""Reports of a gateway: each connection once, in order, and again if necessary."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -308,7 +308,7 @@ def test_the_sidecar_ends_up_with_the_timers_asked_for_whatever_is_lost(
     ops: list[tuple[str, Any, Any]],
 ) -> None:
     requests, sidecar, meant = TimerRequests(), Timers(), Timers()
-    on_the_way, pinged = list[Any](), 0  # so many of them are before the ping
+    on_the_way, pinged = list[Any](), 0  # the number of them before the ping
     now = 0.0
 
     def arrive(frames: list[Any]) -> None:

@@ -65,7 +65,7 @@ async def linked(peer: Peer) -> AsyncIterator[Linked]:
 
 
 async def answers(link: Link, count: int) -> list[tuple[Any, ...]]:
-    """So many answers: what, key, message, options."""
+    """The next *count* answers: name, key, message, options."""
     return [tuple(await link.next("done", "fail")) for _ in range(count)]
 
 

@@ -79,7 +79,7 @@ async def reading(peer: LogPeer, **options: Any) -> AsyncIterator[Watch]:
 
 
 async def seqs(watch: Watch, count: int) -> list[int]:
-    """The seqs of the next so many records; all of them are finished but the last."""
+    """The seqs of the next *count* records; all but the last are finished."""
     with trio.fail_after(SOON_S):
         return [(await anext(watch))["seq"] for _ in range(count)]
 

@@ -35,7 +35,7 @@ class Client:
         return f"{self._of_copy(self.gateway)} {FLAGS}"
 
     def bench_command(self) -> str:
-        """The command of its bench program, likewise; it lacks its flags."""
+        """The command of its bench program, without flags."""
         return self._of_copy(self.bench)
 
     def _of_copy(self, program: str) -> str:

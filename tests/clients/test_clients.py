@@ -24,7 +24,7 @@ from tests.system.sidecar import Sidecar, eventually
 RULES_S: Final = 240
 UNTRIED: Final = {"G32"}  # timers, for which users of the demo's lines cannot ask
 DEMO_S: Final = 15
-# Of a busy machine: the demo itself takes as long as it is told to.
+# For a busy machine: the demo itself takes as long as its options say.
 ENDS_S: Final = 120
 SCRIPT: Final = "3 kill, 6 gateway, 9 restart"
 DEMO_GATEWAY: Final = f"{sys.executable} -m liveness.lab.demo.gateway {FLAGS}"

@@ -57,7 +57,7 @@ class Reading:
 
 
 class Rig:
-    """One timetable, its table, and whoever writes and reads it."""
+    """One scheduler, its table, and their reader and writer."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Rig:
         return True
 
     def write(self, most: int = PLENTY) -> bool:
-        """Write what was given, so many lots of it; return whether there was any."""
+        """Write this many batches of given commands; return whether there were any."""
         if not self.given or self.written is not None:
             return False
         orders: list[TimerCommand] = []
@@ -195,7 +195,7 @@ class Rig:
     # --- readings ---------------------------------------------------------------
 
     def begin_reading(self, *, of_due: bool) -> bool:
-        """Begin to read who is due, or for the ring; return whether there is a wish."""
+        """Begin to read due timers, or some for the ring; return whether any is needed."""
         if self.reading is not None:
             return False
         if of_due:
@@ -267,7 +267,7 @@ class Rig:
         raise AssertionError("it reads for ever")
 
     def wait(self, seconds: float) -> list[TimerRecord]:
-        """Live through so many seconds; return the records of that time.
+        """Let this many seconds pass; return the records of that time.
 
         Stretches in which the table has nothing to come are passed in one step.
         """

@@ -99,7 +99,7 @@ def stream(data: bytes) -> tuple[ConversationLimits, list[Way]]:
 
 
 def wire(data: bytes) -> None:
-    """Frames and the error behind them are the same, whoever reads them in what pieces."""
+    """Every reader gets the same frames and error, in pieces of any size."""
     limits, ways = stream(data)
     frames, code, unfinished = read(Reader, ways[0], limits)
     for frame in frames:
@@ -171,7 +171,7 @@ def values_in(value: Any) -> int:
 
 
 def link(data: bytes) -> None:
-    """A link says the same, whoever finds its frames in what pieces."""
+    """A link yields the same with every frame reader, in pieces of any size."""
     limits, ways = stream(data)
     expected = told(Reader, ways[0], limits)
     for reader_class, way in others(ways):
@@ -286,7 +286,7 @@ def asked(timeout: float | None) -> float | None:
 
 
 def presence(data: bytes) -> None:
-    """Whatever gateways say and whatever befalls them, the rules of sessions are kept."""
+    """For any frames and any faults of gateways, the rules of sessions hold."""
     worlds = [
         World(wheel.Wheel, reader.Reader)
         for wheel, reader in zip(WHEELS, READERS, strict=True)

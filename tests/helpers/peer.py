@@ -73,7 +73,7 @@ class Caller(Endpoint):
         return contents(await self.receive(), name)
 
     async def records(self, count: int | None = None) -> list[Record]:
-        """Exactly so many records, in however many frames; or those of one frame."""
+        """Exactly *count* records, in any number of frames; or those of one frame."""
         records: list[Record] = []
         while len(records) < (1 if count is None else count):
             records += (await self.expect("notices"))[0]
@@ -161,7 +161,7 @@ class Peer:
 
 @asynccontextmanager
 async def listening(path: Path) -> AsyncIterator[Peer]:
-    """Listen at *path*; whoever leaves closes all links."""
+    """Listen at *path*; all links are closed at the end."""
     async with await anyio.create_unix_listener(path) as listener:
         assert isinstance(listener, anyio.abc.SocketListener)
         peer = Peer(path, listener)

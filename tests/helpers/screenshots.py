@@ -35,7 +35,7 @@ LOOKS: Final = [
 ]
 # More often than the default second, so that each second has its share of reports.
 FLUSH_S: Final = 0.2
-# Of 10,000 signs of life so many are a user's last for now, of each kind.
+# Of 10,000 activities, this many are the last of their user, by kind.
 SILENT, LOGOUT, MOVE = 4, 5, 2
 # A gateway's users, as a share of all, and how often they speak.
 GATEWAYS: Final = {

@@ -16,7 +16,7 @@ BOUNDED: Final = settings(
 
 
 def examples(number: int) -> int:
-    """So many under the gate and of a mutant; a quarter where somebody waits for tests."""
+    """Examples in the gate and for a mutant; a quarter of that in tests run by hand."""
     return number if {"CI", "MUTANT"} & os.environ.keys() else number // 4
 
 

@@ -82,7 +82,7 @@ class Hosts:
         self.sidecar = sidecar
         self.ports = dict[tuple[str, ...], int]()  # of gateways, by their command
         self.processes = dict[str, subprocess.Popen[bytes]]()  # of proxies
-        self._logs = dict[str, Callable[[], str]]()  # likewise
+        self._logs = dict[str, Callable[[], str]]()  # by name, too
         self._folder = folder
         self._stack = stack
 

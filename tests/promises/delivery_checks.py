@@ -363,7 +363,7 @@ class _WebhookChecks:
         return is_there and is_wanted and kind in terms.kinds.split(",")
 
     def _last_of_each(self) -> Iterator[str]:
-        """The last record sent of a user who is offline in the end is an offline."""
+        """For a user offline at the end, the last record sent is an offline."""
         if self._terms.gateways:
             return
         owed_until = self._outbound.readings[-1].at - self._terms.settle_s - TAKEN_S
@@ -387,7 +387,7 @@ class _WebhookChecks:
             if record["seq"] not in absences or record["kind"] != "offline":
                 continue
             online, away_s = absences[record["seq"]]
-            # Who has come to another gateway has left those that were asked for.
+            # A user that moved to another gateway has left the requested ones.
             has_left = terms.gateways and online["gateway"] != record["gateway"]
             # Of what was decided before this process, only the stamp is known.
             process = history.process_at(self._at[record["seq"]])

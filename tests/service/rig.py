@@ -95,7 +95,7 @@ class Caller(peer.Caller):
     within_s = LONG_S
 
     async def is_told_nothing(self, seconds: float) -> bool:
-        """Whether no frame comes within so many virtual seconds."""
+        """Whether no frame comes within this many virtual seconds."""
         with trio.move_on_after(seconds) as waiting:
             await self.receive()
         return waiting.cancelled_caught

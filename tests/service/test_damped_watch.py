@@ -49,7 +49,7 @@ async def reading(rig: Rig, **options: Any) -> AsyncIterator[Watch]:
 
 
 async def next_of(watch: Watch, count: int) -> list[tuple[str, str]]:
-    """The next so many records: kind and user."""
+    """Kind and user of the next *count* records."""
     with trio.fail_after(60):
         found = [await anext(watch) for _ in range(count)]
     return [(record["kind"], record["uid"]) for record in found]
@@ -437,7 +437,7 @@ async def test_with_a_new_log_everything_that_waits_comes_first(
 
 
 class Friends:
-    """A receiver that follows who is online. It is kept when its reader is replaced."""
+    """A receiver that keeps the set of online users, also over readers."""
 
     def __init__(self) -> None:
         self.online: set[str] = set()

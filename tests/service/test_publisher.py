@@ -62,7 +62,7 @@ async def rig(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[Rig]:
-    """A host of one partition; `pytest.mark.rig(partitions=...)`: of so many."""
+    """A host of one partition, or of those in `pytest.mark.rig(partitions=...)`."""
     monkeypatch.setattr(publisher, "Redis", FakeRedis)
     marker = request.node.get_closest_marker("rig")
     partitions = marker.kwargs["partitions"] if marker else 1

@@ -21,7 +21,7 @@ from tests.simulation.situations import reached
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-FLUSHES: Final = 0.2  # of the logins so many are waited for
+FLUSHES: Final = 0.2  # the share of logins that are waited for
 CLOSING_S: Final = 5.0  # a second for tasks, one for the last reports, and some
 
 

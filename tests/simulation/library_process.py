@@ -146,7 +146,7 @@ class Process(Reader):
                 self._check_last_reports(closing_at)
 
     def _check_last_reports(self, closing_at: float) -> None:
-        """Whoever leaves `connect` has a second in which the last reports are written."""
+        """Leaving `connect` takes up to a second, in which the last reports are written."""
         now, left = self.world.now, self.unwritten()
         assert self.tap is not None
         stood_still = any(

@@ -48,9 +48,9 @@ WAL_HEADER_BYTES: Final = 32
 # Its commits are not synced, until at some size all of it is.
 UNSYNCED: Final = "outlets.db-wal"
 SYNCED_BYTES: Final = 1_000 * 4_096
-# Of the starts on a disk that is not empty so many are cut off before the one that lasts.
+# The share of starts on a disk with data that are cut off before a start succeeds.
 HALF_STARTS: Final = 0.2
-# Of the crashes between two writes in so many the host runs on.
+# The share of crashes between two writes that the host survives.
 KILLS: Final = 0.5
 # What a call on the disk takes before it does anything, and before it is known of.
 QUICK_S: Final = (0.0002, 0.003)

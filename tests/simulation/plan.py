@@ -139,7 +139,7 @@ STALL_SHARE: Final = 1 / 3
 ORDERS: Final = "gateway orders without end"
 NOBODYS_KEY: Final = "nobody's"
 CLOCK_FAULTS: Final = ("wall clock stepped", "host boots")
-# Of a host that boots, or a clock that is stepped, so many go wrong.
+# The share of boots, or steps of a clock, that go wrong.
 WRONG_SHARE: Final = 0.6
 
 
@@ -154,7 +154,7 @@ class LibraryPlan:
 
     conns: str  # see `CONNS`
     handler_s: float  # an end takes up to so long
-    fails: float  # of its ends so many raise
+    fails: float  # the share of its ends that raise
     reads_records: bool  # in a second loop
 
 

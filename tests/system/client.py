@@ -104,7 +104,7 @@ class Client:
         return frame
 
     def nibble(self, count: int = 1) -> int:
-        """Takes so many bytes, if they have come; how many. `receive` has the frames."""
+        """Takes up to *count* received bytes; returns how many. See `receive`."""
         self._sock.settimeout(0)
         try:
             data = self._sock.recv(count)
@@ -142,7 +142,7 @@ class Client:
         return self.records
 
     def take(self, count: int, within_s: float = SOON_S) -> list[Record]:
-        """The first records not taken yet, at least so many, forgotten here."""
+        """Takes the records that have arrived, and at least this many."""
         taken = self.until(lambda records: len(records) >= count, within_s)
         self.records = []
         return taken

@@ -22,7 +22,7 @@ INSTALL_S: Final = 240  # six times what it takes on a machine with time for it
 SYSTEM: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # This very environment's is one that a host has no use for.
 PYTHON: Final[str] = sys._base_executable  # type: ignore[attr-defined]  # no other name
-# Where pip is told to look.
+# Where pip looks.
 PIP: Final = {key: it for key, it in os.environ.items() if key.startswith("PIP_")}
 OURS: Final = ("LIVENESS_", "MAKE", "VIRTUAL_ENV", "PYTHON", "PREFIX", "DESTDIR", "CI")
 

@@ -26,7 +26,7 @@ from tests.system.client import SOON_S, Client
 EVERY_S: Final = 0.05
 # What is offered to the socket at once by one who does not pause.
 FLOOD_BYTES: Final = 1 << 18
-# That its socket is full is told so often, as long as it is.
+# How often a full socket is reported, while it is full.
 TELL_FULL_S: Final = 0.1
 
 Line = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Who may do what: real users of this host at the real sockets of a real sidecar.
+"""Access rights: real users of this host at the real sockets of a real sidecar.
 
 The sidecar runs as root in some tests, and as an ordinary user in one. The rules
 themselves: tests/core/test_access.py.

@@ -1,4 +1,4 @@
-"""Sockets that outlive the sidecar, and a service manager that is told its state.
+"""Sockets that outlive the sidecar, and a service manager that gets its state.
 
 Where one start is enough the manager is systemd's own activator; where the socket has to
 outlive the process, the test holds it as systemd does.
@@ -72,7 +72,7 @@ class Manager:
         return [line.split("=")[0] for line in lines]
 
     def hears(self, line: str) -> None:
-        """Waits until it is told this; forgets what it was told before."""
+        """Waits for this notification; forgets earlier ones."""
         while line not in self.lines:
             self.listen()
         self.lines = self.lines[self.lines.index(line) + 1 :]

@@ -94,13 +94,13 @@ def started(temporary: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def until(bench: subprocess.Popen[str], told: str) -> str:
-    """What it said until it told of *told*."""
+def until(bench: subprocess.Popen[str], text: str) -> str:
+    """Its output up to a line with *text*."""
     assert bench.stderr
     said = ""
-    while told not in said and (line := bench.stderr.readline()):
+    while text not in said and (line := bench.stderr.readline()):
         said += line
-    assert told in said
+    assert text in said
     return said
 
 

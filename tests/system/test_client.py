@@ -72,7 +72,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def first(reading: AsyncIterator[T], count: int) -> list[T]:
-    """So many, and leaves the loop; it has not come back from the last one."""
+    """Reads this many, and leaves the loop without finishing the last one."""
     taken = list[T]()
     async for item in reading:
         taken.append(item)
@@ -111,7 +111,7 @@ def of(watcher: Client, uid: object) -> list[tuple[Any, ...]]:
 
 
 def unacked(sidecar: Sidecar, name: str, count: int) -> None:
-    """Waits until this gateway has so many records that it has not acknowledged."""
+    """Waits until this gateway has this many unacknowledged records."""
     sidecar.metric_until(
         lambda value: value == count, "liveness_link_unacked", gateway=name
     )

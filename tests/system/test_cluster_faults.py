@@ -1,4 +1,4 @@
-"""What befalls the Redis of several hosts, and what is so afterwards."""
+"""Faults of the Redis of several hosts, and the state after them."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Who is online on any host: asked of a sidecar of host `a`, while `b` is in Redis only."""
+"""Users online on any host: a sidecar of host `a` answers, while `b` is in Redis only."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -203,7 +203,7 @@ def test_a_stdin_that_cannot_be_read_ends_the_comparison(
 
 @contextmanager
 def served(path: Path, answer: bytes) -> Iterator[None]:
-    """A socket of another program, which says *answer* to whoever connects."""
+    """A socket of another program, which sends *answer* to each client."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

@@ -111,7 +111,7 @@ def visit(port: int) -> list[Record]:
 
 
 def parent(pid: int | str) -> int:
-    """Who has started this process; 0 if it does not run."""
+    """The parent of this process; 0 if it does not run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

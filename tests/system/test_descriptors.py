@@ -45,7 +45,7 @@ def fire(gateway: Client, key: str) -> None:
 
 @contextmanager
 def few_files(sidecar: Sidecar, more: int) -> Iterator[None]:
-    """For a while it may open so many more files."""
+    """For the block, it may open this many more files."""
     before, _ = resource.prlimit(sidecar.pid, resource.RLIMIT_NOFILE)
     lasting, until = sidecar.open_files, perf_counter() + LASTING_S
     while perf_counter() < until:

@@ -207,7 +207,7 @@ def test_the_log_is_read_in_order_while_it_is_written(start: Start, run: Run) ->
     assert sidecar.metric("liveness_write_failures_total", what="log") == 0
 
 
-# --- who may read, and who may not ------------------------------------------------------
+# --- permission to read -----------------------------------------------------------------
 
 # Enters no folder above those it reads: they may be private.
 _AS_SOMEBODY = """
@@ -222,7 +222,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def history_as_somebody(state: Path) -> subprocess.CompletedProcess[str]:
-    """bob's history, asked for by a user who may write nothing of what is read."""
+    """bob's history, read by a user without permission to write the files."""
     arguments = [str(SOMEBODY), "history", "bob", f"--state={state}"]
     return subprocess.run(
         [sys.executable, "-c", _AS_SOMEBODY, *arguments],

@@ -226,7 +226,7 @@ def test_with_a_disk_that_fails_now_and_then_each_pong_is_true(
         gateway.send("login", f"user-{ponged}")
         gateway.send("after", f"key-{ponged}", 86_400)
         gateway.sync()
-        # It is on disk, whoever looks.
+        # It is on disk for every reader.
         assert sidecar.rows("select max(last) from log") == [(ponged + 1,)]
         ponged += 1
         failures = sum(
@@ -253,7 +253,7 @@ def test_a_full_filesystem_at_the_start_is_told_and_nothing_is_touched(
 
 
 def commits(store: LogStore, count: int) -> None:
-    """Write so many commits of as many records as the journal gives one."""
+    """Write this many commits with the most records that the log writer puts into one."""
     for _ in range(count):
         _, seq = store.bounds()
         made = range(seq, seq + COMMIT_RECORDS)
@@ -326,7 +326,7 @@ def test_timers_leave_room_for_a_wal_on_a_disk_that_they_fill(
     ((pages,),) = disk.rows(full_table.path, "pragma page_count")
     size = full_table.path.stat().st_size
     assert pages * PAGE_BYTES - size <= MOST_GROWTH_BYTES
-    # What needs no larger file is written as ever.
+    # A write that needs no larger file succeeds as usual.
     before = ended(full_table)
     new = [a_timer(number) for number in range(10**6, 10**6 + 4_000)]
     written = full_table.write_what_fits([*new, CancelTimer("g", "k1", None, 2, 1)])

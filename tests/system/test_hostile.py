@@ -159,7 +159,7 @@ def test_ten_thousand_who_say_nothing_are_sent_away_and_harm_nobody(
     good.send("login", "unharmed")
     is_unharmed(good)
     rss = [sidecar.rss_bytes]
-    # A process may open only so many files, often 4,096.
+    # The open files of a process are limited, often to 4,096.
     program = [
         sys.executable,
         "-m",

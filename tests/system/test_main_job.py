@@ -44,7 +44,7 @@ class Chat:
             self.report(event, [uid for uid, last in LAST.items() if last == event])
 
     def talk_until(self, offlines: int) -> None:
-        """Goes on reporting those who talk, until it was told of so many offlines."""
+        """Keeps reporting active users, until this many offlines have arrived."""
         until, again = perf_counter() + TIMEOUT_S + SOON_S, 0.0
         while len(self.told) < offlines:
             now = perf_counter()

@@ -1,4 +1,4 @@
-"""More events than can be applied: links that flood wait, and others are judged as ever.
+"""More events than can be applied: links that flood wait, and others are judged as usual.
 
 Gateways write as fast as their sockets take it, in batches and user by user, and log in
 and out faster than the disk takes it. Meanwhile users of another gateway speak, and those

@@ -167,7 +167,7 @@ def test_the_figures_move_with_real_traffic(
     plot = page.locator("#chart-events .plot")
     drawn = plot.locator(".t-login")
     expect(drawn).to_have_attribute("d", re.compile(f"^M.*{ABOVE_THE_BASE}"))
-    # In one second, which stays in the history; nowhere else do so many log in at once.
+    # In one second, which stays in the history; no other second has as many logins.
     assert max(read_back(plot, "login")) > 10
     gateway.send("logout", [f"{name}-{n}" for n in range(30)])
     gateway.sync()

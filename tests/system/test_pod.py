@@ -67,7 +67,7 @@ def within(pod: Pod, *words: str) -> Done:
 
 
 def users(pod: Pod) -> list[str]:
-    """Who is online, as another pod is told."""
+    """The users online, as another pod reads them."""
     response, body = pod.get("/v1/users", port=PORT, token=TOKEN)
     assert response.status == 200
     lines = [json.loads(line) for line in body.splitlines()]

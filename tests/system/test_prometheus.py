@@ -345,8 +345,8 @@ def users_go(scene: Scene) -> None:
 
 
 def users_speak_seldom(scene: Scene) -> None:
-    # So many that of those who speak at once, of whom some are looked at, a few rounds
-    # are enough; and no storm when they go.
+    # Enough for a few rounds of activity to include users that are sampled; and too few
+    # for a storm when they go.
     users = [f"seldom-{number}" for number in range(STORM - 10)]
     gateway = scene.sidecar.gateway("seldom", timeout=2)
     gateway.send("login", users)

@@ -62,7 +62,7 @@ def frame(
 
 
 def nested(levels: int) -> Any:
-    """A value of so many levels, one array in another."""
+    """A value of this many levels, one array in another."""
     return [nested(levels - 1)] if levels else None
 
 

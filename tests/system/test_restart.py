@@ -239,7 +239,7 @@ def test_damaged_timers_met_while_running_are_said_and_not_overwritten(
 ) -> None:
     sidecar = start()
     link = sidecar.gateway("a")
-    for n in range(2_000):  # so many that a start does not read every page
+    for n in range(2_000):  # enough that a start does not read every page
         link.send("after", f"key-{n}", 86_400)
     link.sync()
     sidecar.stop()

@@ -18,7 +18,7 @@ from tests.system.sidecar import Sidecar
 
 pytestmark = pytest.mark.long
 
-# Of the user who is to be reported: longer than all that is done before the upgrade.
+# The timeout of the user to report: longer than everything before the upgrade takes.
 TIMEOUT_S: Final = 4.0
 LIVE: Final = "select key from timers where next is not null"
 

@@ -80,7 +80,7 @@ def test_each_bound_is_counted_once_until_less_waits(shell: Shell) -> None:
 
 
 def commands(shell: Shell, **by_gateway: int) -> BackPressure:
-    """So many timer commands of each gateway wait."""
+    """This many timer commands of each gateway wait."""
     shell.disk.commands_by_gateway = by_gateway
     shell.disk.commands_pending = sum(by_gateway.values())
     return look(shell)

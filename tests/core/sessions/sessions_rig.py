@@ -1,4 +1,4 @@
-"""The rules of "Sessions" as a plain model, beside a presence that is told the same.
+"""The rules of "Sessions" as a plain model, and a presence that gets the same events.
 
 The model is written from the protocol alone: a dictionary of sessions, in wall-clock
 milliseconds and attended seconds, and one method a rule. Its times lie on a grid of

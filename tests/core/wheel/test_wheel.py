@@ -223,7 +223,7 @@ class Model:
         return found.flags
 
     def move(self, now: float) -> None:
-        """Move the hand, and check no more than who is due."""
+        """Move the hand, and check only the due users."""
         self.now = now
         self.wheel.advance(now, ALL)
         self.check_due(all_laid=True)

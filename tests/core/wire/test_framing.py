@@ -308,7 +308,7 @@ def test_the_claims_of_many_headers_take_no_memory(
     assert peak < 2**18
 
 
-# What a frame holds, so many times over, and how many values each of them is.
+# The content of a frame, repeated, and the number of values in each.
 HELD = {
     "integers": (b"\x07", 1),
     "strings": (b"\xd9\x03abc", 1),

@@ -38,7 +38,7 @@ def program(folder: Path, code: str) -> Program:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits for whoever asks how it ended."""
+    """Whether a process has ended; it may still be a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -81,7 +81,7 @@ def record(change: Callable[[Any], Any]) -> Place:
 
 
 def pauses(low: float, high: float) -> Place:
-    """Pauses before each new link, of so many seconds."""
+    """Pause for this many seconds before each new link."""
     return (
         ReconnectingLink,
         "_pause",

@@ -73,7 +73,7 @@ async def test_users_that_speak_are_saved_and_end_the_storm(
 ) -> None:
     gateway = await rig.gateway_of(USERS[:50])
     other = await rig.gateway_of(USERS[50:60], "h")
-    # Fewer than a storm takes: as ever, though another gateway has one.
+    # Too few for a storm: they go offline as usual, though another gateway has one.
     assert len(await other.records(10)) == 10
     await trio.sleep(10)
     assert rig.firing.held(rig.engine.attended)["storm"] == 50

@@ -43,7 +43,7 @@ class Life(NamedTuple):
 
 
 class Gateway:
-    """A gateway with its users, and what it is told of them."""
+    """A gateway with its users, and the records that it gets."""
 
     def __init__(self, sidecar: liveness.Sidecar, random: Random) -> None:
         self.sidecar = sidecar
@@ -99,7 +99,7 @@ def compare(gateway: Gateway, log: list[Record]) -> None:
     for record in mine:
         # A gateway that has not come back yet is lost, with its silent users.
         reason = record.reason.replace("gateway_lost", FALLS_SILENT)
-        # A user who is back before its logout is written has moved.
+        # A user that is back before its logout is durable has moved.
         if record.kind == MOVED:
             decided.setdefault(record.from_conn, []).append(("offline", "logout"))
         kind = "online" if record.kind == MOVED else record.kind

@@ -35,7 +35,7 @@ class Reader:
         self._gone = trio.Event()
 
     async def receive(self) -> Message:
-        """ASGI's: the request is told, and later that the client has gone."""
+        """ASGI's receive: the request, and later the client's disconnect."""
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -93,7 +93,7 @@ class Reader:
         return None
 
     async def events(self, count: int) -> list[Event]:
-        """Exactly so many events."""
+        """Exactly *count* events."""
         found: list[Event] = []
         for _ in range(count):
             event = await self.event()

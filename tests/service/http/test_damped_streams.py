@@ -164,7 +164,7 @@ async def test_offlines_that_wait_are_no_backlog(rig: Rig) -> None:
 
 
 async def shown(reader: Reader, summaries: int) -> list[int]:
-    """The seqs of the records of the next so many summaries."""
+    """The seqs of the records in the next *count* summaries."""
     events = await reader.events(summaries)
     assert {event.name for event in events} == {"summary"}
     return [it["seq"] for event in events for it in event.data["records"]]

@@ -209,7 +209,7 @@ async def test_a_page_that_changes_something_cannot_be_read(doors: Doors) -> Non
     assert answer.error.startswith("GET is not for this page; docs/http-api.md has")
 
 
-# A reader who is let in would read these without end; there is no such query.
+# If these were accepted, their stream would never end; there is no such query.
 ENDLESS = ["/v1/feed?let=in", "/v1/live?let=in"]
 CLOSED = [
     *["/", "/v1/timers", "/v1/timers/newest?key=k", "/page/index.html", "/nothing"],

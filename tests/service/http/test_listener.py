@@ -182,7 +182,7 @@ def status(answer: bytes) -> int:
 
 
 def posted(size: int, chunk: int) -> bytes:
-    """A request with a body of this size, in chunks of so many bytes."""
+    """A request with a body of this size, in chunks of this many bytes."""
     head = b"POST / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n"
     if not chunk:
         return head + b"content-length: %d\r\n\r\n" % size + b"x" * size

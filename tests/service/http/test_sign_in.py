@@ -1,4 +1,4 @@
-"""Who is let in where there is a token, and for how long; time is virtual."""
+"""Signing in with a token, and how long that lasts; time is virtual."""
 
 from urllib.parse import urlencode
 

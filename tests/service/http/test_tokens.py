@@ -1,4 +1,4 @@
-"""The token: where it is read, who has it, and how often one may be wrong."""
+"""The token: its file, the requests that have it, and the limit of wrong ones."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who is at the other end, as the kernel has it."""
+"""The credentials of a peer, by the kernel."""
 
 import subprocess
 import sys

@@ -46,7 +46,7 @@ class Rig:
         return size - self.store.path.stat().st_size
 
     async def write(self, size: int) -> None:
-        """Write about so many bytes, in commits of 1,000 records."""
+        """Write roughly this many bytes, in commits of 1,000 records."""
         for _ in range(size // 50_000):
             await self.writer.write(lambda: fill(self.store, 1_000), pending=int)
 

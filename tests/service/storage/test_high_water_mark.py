@@ -33,7 +33,7 @@ class Host:
             yield store
 
     def run(self, *counts: int) -> str:
-        """Start, write commits of so many records, stop; return the log's id."""
+        """Start, write commits of these numbers of records, stop; return the log's id."""
         with self.start() as store:
             fill(store, *counts)
             return store.log

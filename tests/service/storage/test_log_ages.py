@@ -1,4 +1,4 @@
-"""By when records were written: marks, and what a log without marks is told by its stamps."""
+"""The ages of records: by marks, and by stamps in a log without marks."""
 
 import sqlite3
 from contextlib import closing

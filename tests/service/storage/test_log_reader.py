@@ -281,7 +281,7 @@ def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
 
 
 def small_pages(folder: Path) -> None:
-    """Records in so many pages that the tree of the log has pages of its own."""
+    """Records in enough pages for the tree of the log to have inner pages."""
     with closing(LogStore(folder)) as store:
         store._db.execute("pragma synchronous = off")
         write(store, RECORDS[:1_200], iter([3] * 401))

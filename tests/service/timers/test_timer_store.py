@@ -67,7 +67,7 @@ def add(table: TimerStore, *timers: TimerState, payload: str | None = None) -> N
 
 
 def fill(table: TimerStore, count: int, *, ext: str | None = None) -> None:
-    """So many pending timers more."""
+    """Add this many pending timers."""
     query = "select coalesce(max(id), 0) + 1 from timers"
     ((first,),) = disk.rows(table.path, query)
     numbers = range(first, first + count)

@@ -105,7 +105,7 @@ class Rig:
         await self.log_writer.flushed()
 
     async def runs(self, count: int, *, of: int | None = None) -> None:
-        """So many runs of as many timers, unanswered; those are on disk, and the log."""
+        """Unanswered attempts of this many timers; timers and log are durable."""
         self.give(*asked(1, of or count, ext="x"))
         for number in range(1, count + 1):
             append(self.log_writer, run(number, number))

@@ -23,7 +23,7 @@ ALWAYS: Final = {"event": 12, "time": 10, "poll": 8}
 SPANS: Final = (0.17, 0.4, 0.48, 0.52, 0.98, 1.02, 1.5, 2, 4, 11)
 # Reads in a row of a watcher: enough for a list.
 READS: Final = 40
-# So many leases after all was mended, the state is that of the hosts again.
+# This many leases after all faults have ended, the state is that of the hosts again.
 MENDED: Final = 3
 # Faults whose effects on a server remain when all is mended.
 LASTING: Final = frozenset({"skew", "failover", "old", "empty", "damage", "step"})
