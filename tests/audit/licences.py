@@ -95,7 +95,7 @@ def look(pins: Sequence[Pin], path: Sequence[str] | None = None) -> Verdict:
 
 
 def licence_of(package: Distribution) -> LicenseExpression | None:
-    """What a package is under; None if it says nothing definite."""
+    """The licence of a package; None if it is not definite."""
     metadata: PackageMetadata = package.metadata
     classified = [
         CLASSIFIED.get(classifier.removeprefix(_OSI), "")

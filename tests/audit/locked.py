@@ -1,4 +1,4 @@
-"""What the locks pin."""
+"""The packages that the locks pin."""
 
 import re
 from collections.abc import Iterable

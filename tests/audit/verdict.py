@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was looked at, and what is wrong with it.
+    """The checked items, and their faults.
 
     Attributes:
         about: A line that says what was looked at, and how much of it.

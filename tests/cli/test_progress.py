@@ -26,7 +26,7 @@ def test_on_a_terminal_a_bar_shows_how_far_it_is_and_is_gone_at_the_end(
 
 
 def read_to_end(terminal: int) -> Iterator[bytes]:
-    """What was written to a terminal whose other end is closed; a read gives a part."""
+    """Everything written to a terminal whose other end is closed; a read returns a part."""
     with os.fdopen(terminal, "rb", buffering=0) as ours, suppress(OSError):
         while data := ours.read(65_536):
             yield data

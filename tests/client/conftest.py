@@ -1,4 +1,4 @@
-"""What the tests of the client library share with those of the core."""
+"""Shared by the tests of the client library and of the core."""
 
 from tests.core.conftest import wheel_class
 

@@ -108,7 +108,7 @@ class Pipe:
 
 @dataclass
 class Disk:
-    """What a sidecar finds again."""
+    """The state that a restarted sidecar finds."""
 
     log: str
     records: list[Logged] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a gateway sees and keeps while the sidecar refuses it, or another has its name.
+"""A gateway's state and reports while the sidecar refuses it, or another has its name.
 
 Against the scripted sidecar, which runs the real server, on trio's virtual time.
 """

@@ -1,4 +1,4 @@
-"""What is said of timers: the newest word only, in order, until a pong has covered it."""
+"""Requests about timers: only the newest, in order, until a pong has covered it."""
 
 from typing import Any, Final
 

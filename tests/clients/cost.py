@@ -1,4 +1,4 @@
-"""What an event costs each client, as the table of `proto/clients/README.md`.
+"""The cost of an event in each client, as the table of `proto/clients/README.md`.
 
     python -m tests.clients.cost            the table, on standard output
 
@@ -31,7 +31,7 @@ PYTHON: Final = f"{shlex.quote(sys.executable)} -m tests.clients.python_bench"
 
 
 def measured(command: str, *, users: int, rounds: int) -> dict[str, Any]:
-    """What a bench program prints, with a sidecar of its own."""
+    """The output of a bench program, with a sidecar of its own."""
     with (
         TemporaryDirectory(prefix="liveness-cost-") as folder,
         fresh_sidecar(Path(folder), timeout_s=TIMEOUT_S) as sidecar,

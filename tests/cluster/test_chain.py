@@ -64,7 +64,7 @@ class Stored:
         self.name = f"{version + len(changes) - 1}.{token}"
 
     def copy(self) -> "Stored":
-        """What a replica has."""
+        """The data of a replica."""
         return Stored(self.name, [*self.entries], {**self.users}, self.beat_us)
 
     def meta(self) -> dict[bytes, bytes]:
@@ -109,7 +109,7 @@ def read(
     now: float = 0.0,
     between: Callable[[object], None] = lambda _: None,
 ) -> list[object]:
-    """What the chain delivers until it has caught up: records as "+ada", events as such."""
+    """Everything that the chain delivers until it has caught up; records as "+ada"."""
     delivered = []
     while True:
         request = chain.request

@@ -72,7 +72,7 @@ async def failure_of(call: Awaitable[object]) -> CallError:
 
 
 async def eventually(act: Callable[[], Awaitable[Any]]) -> Any:
-    """What a call answers, once it does not fail any more."""
+    """The answer of a call, once it no longer fails."""
     with trio.fail_after(SOON_S):
         while True:
             try:

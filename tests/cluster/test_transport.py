@@ -1,4 +1,4 @@
-"""What a server that is no Redis, or a broken one, may have us read."""
+"""Bounds on the data of a server that is broken, or not a Redis."""
 
 from contextlib import suppress
 from functools import partial

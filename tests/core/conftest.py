@@ -1,4 +1,4 @@
-"""What the tests of the core share."""
+"""Shared by the tests of the core."""
 
 from types import ModuleType
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the service does around the timetable, with time and order told by the test.
+"""The service around the scheduler; the test chooses times and order.
 
 A dictionary is the table. What was decided becomes a transaction in three steps, each of
 which may be late: it is *given* to the writer, *written*, and *told* to the timetable. A

@@ -1,4 +1,4 @@
-"""What the container's files say is what the product does.
+"""The container's files match the product.
 
 The Containerfile is built by its own steps and run as an engine would (`tests/system/image.py`
 says how), with all that compose.yml puts beside it but Grafana. Of Grafana, and of what
@@ -224,7 +224,7 @@ def command_of(service: Compose) -> list[str]:
 
 
 def mounted(service: Compose) -> dict[str, str]:
-    """What is mounted in a service, by where; of the long form see `secret_of`."""
+    """The mounts of a service, by path; see `secret_of` for the long form."""
     short = [one for one in service.get("volumes", []) if isinstance(one, str)]
     parts = [one.split(":") for one in short]
     return {target: source for source, target, *_ in parts}
@@ -239,7 +239,7 @@ def secret_of(service: Compose) -> dict[str, str]:
 
 
 def environ_of(service: Compose) -> dict[str, str]:
-    """What a service of ours has in its environment, the image's included."""
+    """The environment of a service of ours, including that of the image."""
     image = dict(one.split("=", 1) for one in words(CONTAINERFILE)["ENV"].split())
     return {**image, **service.get("environment", {})}
 
@@ -250,7 +250,7 @@ def user_of(service: Compose) -> str:
 
 
 def settings_of(compose: Compose) -> Config:
-    """What the sidecar runs with."""
+    """The settings of the sidecar."""
     sidecar = services(compose)["sidecar"]
     uid = int(user_of(sidecar).partition(":")[0])
     return checked(command_of(sidecar), environ_of(sidecar), unix_user=uid)

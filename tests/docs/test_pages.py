@@ -383,7 +383,7 @@ def at(path: str) -> Path:
 
 
 def named(page: str) -> str:
-    """What a page has between backticks outside of its code blocks, a line each."""
+    """The texts between backticks of a page, outside of its code blocks, a line each."""
     return inline(prose(MANUAL[page]))
 
 

@@ -1,4 +1,4 @@
-"""What the fuzzer begins with: the published vectors, as each target reads its bytes."""
+"""The fuzzer's first inputs: the published vectors, in the form that each target reads."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -25,7 +25,7 @@ AFTERWARDS: Final = bytes([3 | 6 << 4, 0, 7, 3 | 6 << 4, 0])
 
 
 def seeds(target: str) -> Iterator[bytes]:
-    """What a target is to begin with."""
+    """The first inputs of a target."""
     for case in TO_SIDECAR:
         data = octets(case)
         if len(data) > MOST_SEED_BYTES:

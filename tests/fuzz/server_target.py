@@ -61,7 +61,7 @@ class World(Shell):
         self.holds()
 
     def holds(self) -> None:
-        """What is so whatever was sent."""
+        """Check the invariants, which hold for any input."""
         registry = self.server.registry
         for (role, name), link in registry.named.items():
             assert link.is_open

@@ -1,4 +1,4 @@
-"""What is fuzzed: any bytes in, and an exception out where they find a fault.
+"""The fuzzed functions: any bytes in, and an exception out if these find a fault.
 
 Four targets, each the core alone, as it is and as it is compiled:
 

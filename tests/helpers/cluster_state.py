@@ -1,4 +1,4 @@
-"""What a Redis holds of a cluster, read without the product's connection."""
+"""The data of a cluster on Redis, read without the product's connection."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple

@@ -54,7 +54,7 @@ def checked(
 
 
 def _settings(bound: BoundArguments) -> dict[str, str]:
-    """What is given for settings. Some commands have a flag of the same name."""
+    """The flags for settings. Some commands have a flag of the same name."""
     flags = {(setting.flag,) for setting in SETTINGS if setting.flag}
     given = {}
     for name, value in bound.arguments.items():

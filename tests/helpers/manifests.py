@@ -154,7 +154,7 @@ def _containers(pod: Object) -> list[Object]:
 
 
 def environment(one: Object, pod_name: str, namespace: str) -> dict[str, str]:
-    """What the kubelet puts into a container's environment."""
+    """The environment that the kubelet gives a container."""
     fields = {"metadata.name": pod_name, "metadata.namespace": namespace}
     known: dict[str, str] = {}
     for it in one["env"]:
@@ -171,7 +171,7 @@ def expanded(text: str, known: Mapping[str, str]) -> str:
 
 
 def settings(manifests: Manifests) -> Config:
-    """What the sidecar of the first pod runs with.
+    """The settings of the sidecar in the first pod.
 
     Raises:
         LivenessError: It would not start.
@@ -207,7 +207,7 @@ def volume_of(pod: Object, name: str) -> Object:
 
 
 def faults_of(manifests: Manifests) -> list[str]:
-    """What is wrong with a gateway's objects and its sidecar's, a sentence each."""
+    """The faults of a gateway's objects and its sidecar's, a sentence each."""
     try:
         config = settings(manifests)
     except (CycloptsError, LivenessError, AssertionError, LookupError) as error:
@@ -370,7 +370,7 @@ def measured(report: str, scenario: str, name: str) -> float:
 
 
 def memory_bytes(config: Config) -> float:
-    """What is taken with as many users and timers as the settings allow."""
+    """The memory with the most users and timers that the settings allow."""
     million = measured("million", "logins", "server memory with all online")
     storm = measured("million", "silence", "memory growth")
     timers = min(config.timers.max_live, config.timers.max_loaded) * TIMER_BYTES
@@ -378,7 +378,7 @@ def memory_bytes(config: Config) -> float:
 
 
 def state_bytes(config: Config) -> float:
-    """What the state may take on disk: log and timers, and files of a while."""
+    """The most disk space of the state: log, timers and temporary files."""
     # A timer's payload and last message; its names, which are in an index too.
     timer = 2 * MAX_TEXT_BYTES + 2 * (2 * MAX_KEY_BYTES + MAX_NAME_BYTES) + 200
     timers = (config.timers.max_live + config.timers.max_ended) * timer

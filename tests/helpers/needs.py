@@ -1,4 +1,4 @@
-"""What a test needs of the machine, and is skipped without; the gate installs it."""
+"""Programs that tests need, and without which they are skipped; the gate installs them."""
 
 import os
 import shutil

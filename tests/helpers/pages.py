@@ -53,12 +53,12 @@ OPERATORS: Final = re.compile(r"[;&|()]+")
 
 
 def shell_lines(page: str) -> Iterator[str]:
-    """What a page has its reader type, each line whole."""
+    """The command lines on a page, each complete."""
     return lines_typed(MANUAL[page])
 
 
 def lines_typed(text: str) -> Iterator[str]:
-    """What a part of a page has its reader type, each line whole."""
+    """The command lines in a part of a page, each complete."""
     for _, language, block in re.findall(
         r"^( *)```(sh|console)\n(.*?)^\1```$", text, re.M | re.S
     ):
@@ -110,7 +110,7 @@ def prose(text: str) -> str:
 
 
 def inline(text: str) -> str:
-    """What a text has between backticks, a line each."""
+    """The parts of a text between backticks, a line each."""
     return "\n".join(re.findall(r"`([^`\n]+)`", text))
 
 

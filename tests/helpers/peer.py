@@ -69,7 +69,7 @@ class Caller(Endpoint):
         return self.welcome
 
     async def expect(self, name: str) -> list[Any]:
-        """What the next frame says, which must be of this name."""
+        """The content of the next frame, which must have this name."""
         return contents(await self.receive(), name)
 
     async def records(self, count: int | None = None) -> list[Record]:

@@ -39,7 +39,7 @@ def ran(
 
 
 def succeeded(done: Done) -> str:
-    """What a command printed that must not fail."""
+    """The output of a command that must not fail."""
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -114,7 +114,7 @@ class Certificates(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """What a server is started with."""
+        """The options of a server."""
         files = [("cert", self.server), ("key", self.server_key), ("ca-cert", self.ca)]
         return [
             word for kind, path in files for word in (f"--tls-{kind}-file", str(path))

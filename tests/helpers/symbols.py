@@ -36,7 +36,7 @@ def _of(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def _attributes(of: ast.ClassDef) -> Iterator[str]:
-    """What its methods set on `self`."""
+    """The attributes that its methods set on `self`."""
     for node in ast.walk(of):
         match node:
             case ast.Attribute(ast.Name("self"), name, ast.Store()):

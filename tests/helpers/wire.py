@@ -19,7 +19,7 @@ def hello(name: str, **options: Any) -> Frame:
 
 
 def contents(frame: Frame | None, name: str) -> list[Any]:
-    """What a received frame says, which must be of this name."""
+    """The content of a received frame, which must have this name."""
     assert frame is not None, f"the stream ended before {name}"
     assert frame[0] == name, f"{frame} in place of {name}"
     return frame[1:]

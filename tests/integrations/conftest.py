@@ -1,4 +1,4 @@
-"""What the integrations run against: real sidecars, and gateways as processes."""
+"""For the integrations: real sidecars, and gateways as processes."""
 
 import subprocess
 from collections.abc import Iterator

@@ -64,7 +64,7 @@ class User:
         self.stream.sendall(json.dumps(request).encode() + b"\n")
 
     def until(self, key: str) -> Any:
-        """What the next line with this key has; None at the end of the connection."""
+        """The value in the next line with this key; None at the end of the connection."""
         for line in self.lines:
             if key in (content := json.loads(line)):
                 return content[key]

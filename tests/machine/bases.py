@@ -1,4 +1,4 @@
-"""What the runs on whole machines begin with: Debian's files, and the locked wheels.
+"""The files for runs on whole machines: Debian's, and the locked wheels.
 
 Both are kept from run to run in the user's cache folder, and made anew once they are old
 or what they are made of has changed.

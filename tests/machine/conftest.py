@@ -1,4 +1,4 @@
-"""What the runs of containers share."""
+"""Shared by the runs of containers."""
 
 from collections.abc import Iterator
 

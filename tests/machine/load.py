@@ -28,7 +28,7 @@ REPORTED_S: Final = 60
 
 @dataclass
 class Report:
-    """What the gateway was reported, and what the prober met."""
+    """The records of the gateway, and the failures of the prober."""
 
     silent: int = 0
     # Users that fell silent and were not reported offline.

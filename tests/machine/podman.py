@@ -91,11 +91,11 @@ class Podman:
         )
 
     def __call__(self, *words: str | Path, **options: Any) -> str:
-        """What a command of Podman prints, which must not fail."""
+        """The output of a command of Podman, which must not fail."""
         return succeeded(self.ran("podman", *words, **options)).strip()
 
     def typed(self, line: str, **options: Any) -> str:
-        """What a line of a page prints in a shell, which must not fail."""
+        """The output of a page's line in a shell, which must not fail."""
         return succeeded(self.ran("bash", "-euo", "pipefail", "-c", line, **options))
 
     def load(self, name: str, *packages: str) -> str:

@@ -57,7 +57,7 @@ def wait_until_healthy(podman: Podman, restarts: int = 0) -> None:
 
 
 def said(podman: Podman) -> str:
-    """What the container has printed."""
+    """The output of the container."""
     done = podman.ran("podman", "logs", NAME)
     return done.stdout + done.stderr
 
@@ -92,7 +92,7 @@ class Gateway:
         self._process.stdin.flush()
 
     def report(self) -> dict[str, Any]:
-        """What it was reported, once that is all that is due."""
+        """Its records, once all due ones have arrived."""
         printed, _ = self._process.communicate()
         found: dict[str, Any] = json.loads(printed)
         return found
@@ -192,5 +192,5 @@ def test_a_backup_in_a_pod_is_restored_as_the_manual_says(
 
 
 def lines_of(title: str) -> list[str]:
-    """What a section of the page about backups has its reader type."""
+    """The command lines in a section of the page about backups."""
     return [*lines_typed(section("docs/backups.md", title))]

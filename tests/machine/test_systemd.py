@@ -67,7 +67,7 @@ class Host(Machine):
         self.until(f'[ "$({asked})" != {pid} ] && {active}', within_s)
 
     def journal(self) -> list[dict[str, Any]]:
-        """What the sidecar's processes have written, not what systemd says of them."""
+        """The lines of the sidecar's processes, without those of systemd."""
         own = "_SYSTEMD_UNIT=liveness.service"
         lines = self.says("journalctl", "--output=json", own)
         return [json.loads(line) for line in lines.splitlines()]

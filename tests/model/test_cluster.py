@@ -94,7 +94,7 @@ _STATE: Final = re.compile(r"state +(\d+) -\(tr .*cluster\.pml:(\d+) => (.*)")
 
 
 def verify(folder: Path, settings: dict[str, int | str], depth: int = DEPTH) -> str:
-    """What the exhaustive search says; it was complete, or found an error."""
+    """The result of the exhaustive search, which was complete or found an error."""
     spin, gcc = require("spin"), require("gcc")
     defines = [f"-D{name}={value}" for name, value in settings.items()]
     limits = ["-DSAFETY", f"-DMEMLIM={MOST_MEMORY_MB}", "-DVECTORSZ=2048"]

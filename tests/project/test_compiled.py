@@ -1,4 +1,4 @@
-"""What is compiled, and what serves where nothing could be.
+"""The compiled modules, and the fallback without them.
 
 The installations are real: pip makes them from a copy of the sources, with this
 environment's own setuptools and Cython and without a network, into folders of their own.
@@ -153,7 +153,7 @@ def installed(source: Path, target: Path, **more: str) -> tuple[int, str]:
 
 
 def version(target: Path) -> str:
-    """What the installation in *target* says of its wheel."""
+    """The wheel that the installation in *target* reports."""
     shown = python("-m", "liveness", "version", cwd=target)
     assert shown.returncode == 0, shown.stderr
     return shown.stdout.splitlines()[-1]

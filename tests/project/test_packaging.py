@@ -1,4 +1,4 @@
-"""What is handed on: an sdist from which all can be made and tested, and wheels of it.
+"""The packages: an sdist from which all can be made and tested, and wheels of it.
 
 `make dist` is run for real, in a copy of what git tracks in which tools have left their
 things. The environments are real ones and pip fills them, without a network: each is

@@ -1,4 +1,4 @@
-"""What a release is made of, and what `make release` refuses to make.
+"""The parts of a release, and releases that `make release` refuses.
 
 The wheels are made for real, of a copy of what git tracks, for this Python. What is locked is
 downloaded for that.
@@ -143,7 +143,7 @@ def commit(clone: Path) -> None:
 
 
 def refusal(clone: Path, **chosen: str) -> str:
-    """What a release of this clone says, which has nothing to make it with."""
+    """The error of a release from this clone, which lacks the tools."""
     released = run(
         "deploy/release", "release", cwd=clone, PYTHONS="", ENGINE="", **chosen
     )

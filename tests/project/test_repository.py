@@ -1,4 +1,4 @@
-"""What the repository promises about itself: locks, set-up, gate, and clean files.
+"""Promises of the repository: locks, set-up, gate, and clean files.
 
 Set-up and gate are the real Makefile and the real .ci/run, in a copy and without a
 network: a script stands for the Python they call. It answers every question with the
@@ -108,7 +108,7 @@ class Copy:
         return str(self.path / "bin")
 
     def traced(self) -> list[str]:
-        """What was called since this was asked last."""
+        """The calls since the last call of this."""
         trace = self.path / "trace"
         lines = trace.read_text().splitlines() if trace.exists() else []
         trace.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What is of no single promise, and must not happen where any is kept."""
+"""Faults that belong to no single promise, and must not happen."""
 
 from collections import defaultdict
 from collections.abc import Iterator

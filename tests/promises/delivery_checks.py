@@ -35,7 +35,7 @@ _AGAIN: Final = frozenset({408, 425, 429})
 
 
 def deliveries(run: RunEvidence) -> Iterator[Breach]:
-    """What was promised to receivers of webhooks, and of the one host of a cluster."""
+    """The promises to receivers of webhooks, and to readers of a cluster of one host."""
     for name, outbound in run.history.outbound.items():
         for what in _WebhookChecks(outbound, run).check():
             yield Breach(4, f"webhook {name}: {what}")
@@ -63,7 +63,7 @@ def _absences(
 
 
 def _gaps(records: Iterable[Record]) -> set[int]:
-    """What was said to be missing."""
+    """The ranges that were reported as missing."""
     gaps = [it for it in records if it["kind"] == "gap"]
     return {seq for it in gaps for seq in range(it["first"], it["until"])}
 
@@ -282,7 +282,7 @@ class _WebhookChecks:
     # --- the whole ------------------------------------------------------------
 
     def _in_order(self) -> Iterator[str]:
-        """What is new comes in the order of the log; damped, in that of each user."""
+        """New records are in the order of the log; damped ones, in that of each user."""
         for is_done in (False, True):
             newest, process = defaultdict[str, int](int), 0
             seen = set[tuple[int, int]]()

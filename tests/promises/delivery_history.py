@@ -1,4 +1,4 @@
-"""What the receiver of a webhook got, and what the sidecar said of it meanwhile."""
+"""The requests to the receiver of a webhook, and the status that the sidecar showed."""
 
 import json
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Request:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What it brought."""
+        """The events in it."""
         return list(json.loads(self.body))
 
     @property
@@ -52,7 +52,7 @@ class Letter(NamedTuple):
 
 
 class OutletReading(NamedTuple):
-    """What the sidecar said of an outlet at a moment."""
+    """The status of an outlet at a moment."""
 
     at: float
     process: int

@@ -15,7 +15,7 @@ NOTED_S: Final = 10.0
 
 
 def not_lost(run: RunEvidence) -> Iterator[str]:
-    """What is in the log stays there, and every reader gets it."""
+    """Records stay in the log, and every reader gets them."""
     yield from _one_log(run)
     if not run.is_whole:
         return
@@ -205,7 +205,7 @@ def _seen_before(run: RunEvidence, at: float) -> int:
 
 
 def _concerning(run: RunEvidence, link: LinkHistory) -> list[int]:
-    """What is delivered on a link: what its reader asked for, but for gaps."""
+    """The records to deliver on a link: the requested ones, without gaps."""
     gaps = [it.record for it in link.delivered if it.record["kind"] == "gap"]
     return [
         seq
@@ -250,7 +250,7 @@ def _position(run: RunEvidence, link: LinkHistory) -> int:
 
 
 def _covered(run: RunEvidence, link: LinkHistory) -> Iterator[str]:
-    """What a pong covers is in the log, and stays there."""
+    """Everything before a pong is in the log, and stays there."""
     reached = 0
     asked = [n for n, it in enumerate(link.sent) if it.frame[0] == "ping"]
     for (at, number), place in zip(link.pongs, asked, strict=False):

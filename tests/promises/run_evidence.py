@@ -49,7 +49,7 @@ class Recent(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """What is known of a session that ended as nothing was heard of it."""
+    """The facts about a session that ended by silence."""
 
     record: Record
     conn: Conn
@@ -61,12 +61,12 @@ class Silence(NamedTuple):
 
 
 def records_of(link: LinkHistory) -> list[Delivered]:
-    """What a link got of the log."""
+    """The records that a link got."""
     return [it for it in link.delivered if it.record["kind"] != "gap"]
 
 
 class RunEvidence:
-    """What is known of one run.
+    """The facts about one run.
 
     Args:
         terms: What held in it.
@@ -104,7 +104,7 @@ class RunEvidence:
             self.silences += self._gather_silences()
 
     def log_breaches(self, promise: int) -> list[str]:
-        """What the log by itself breaks of a promise."""
+        """The promises that the log alone breaks."""
         return [it.what for it in self._of_sessions if it.promise == promise]
 
     # --- gathering ------------------------------------------------------------

@@ -74,7 +74,7 @@ def timers(run: RunEvidence) -> Iterator[str]:
 
 
 def _orders(history: History) -> Mapping[tuple[str, str], _Orders]:
-    """What was ordered of each timer, by its gateway and key."""
+    """The requests for each timer, by its gateway and key."""
     found = defaultdict[tuple[str, str], defaultdict[str, list[_Order]]](
         lambda: defaultdict(list)
     )

@@ -1,4 +1,4 @@
-"""What the tests of the service share: a state directory, and time that jumps."""
+"""Shared by the tests of the service: a state directory, and virtual time."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing

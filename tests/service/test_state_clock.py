@@ -49,7 +49,7 @@ class Host:
 
     @property
     def right_ms(self) -> int:
-        """What a wall clock shows that is right."""
+        """The time of a correct wall clock."""
         return self.clock.wall_ms() - round(self.clock.ahead_s * 1000)
 
 
@@ -315,7 +315,7 @@ BootName = Callable[[str | None, str | None], str]
 
 @pytest.fixture
 def boot_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BootName:
-    """What the sidecar calls a boot, by what it can read of it."""
+    """The sidecar's name of a boot, from the files that it can read."""
 
     def name(boot: str | None, offsets: str | None) -> str:
         for constant, text in (("BOOT_ID", boot), ("TIME_OFFSETS", offsets)):

@@ -234,7 +234,7 @@ def _note_starts(history: History) -> None:
 
 
 def _right_ms(history: History, at: float) -> int:
-    """What a wall clock that was never set would have shown at 0."""
+    """The time of a wall clock that was never set, at 0."""
     slept_s = [seconds for slept_at, seconds in history.sleeps if slept_at <= at]
     return history.wall[0][1] + sum(round(seconds * 1000) for seconds in slept_s)
 

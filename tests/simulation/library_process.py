@@ -78,7 +78,7 @@ async def _connect(path: str) -> "Tap | SocketStream":
 
 @dataclass(slots=True, eq=False)
 class Expected:
-    """What a process is to say of a connection or timer."""
+    """The reports that a process must make of a connection or timer."""
 
     kind: str
     conn: Conn | None  # None: of a timer
@@ -292,7 +292,7 @@ class Process(Reader):
             self.expect("login", conn)
 
     def unwritten(self, uid: Uid | None = None) -> list[Expected]:
-        """What is to be said, or of one user, and is not in the socket yet."""
+        """Reports, of all users or of one, that are not in the socket yet."""
         waiting = [it for it in self.unconfirmed.values() if not it.is_written]
         if uid is None:
             return waiting
@@ -351,7 +351,7 @@ class Process(Reader):
         link.sent.append(Sent(now, frame))
 
     def _check_ack(self, seq: int) -> None:
-        """What an application has not handled is not acknowledged."""
+        """Records that an application has not handled are not acknowledged."""
         self._acked = seq
         for conn, record in self._ends.items():
             if record <= seq and conn in self.gateway.open:

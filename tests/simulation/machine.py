@@ -319,7 +319,7 @@ class Machine:
         return folder
 
     def _after_half_a_start(self) -> Files:
-        """What is left of a start that is cut off at any of its writes."""
+        """The files after a start that is cut off at any of its writes."""
         folder = self._laid_out()
         config = self._config(folder, self.socket)
         before = files(folder)
@@ -485,7 +485,7 @@ class _Life:
 
 
 def files(folder: Path) -> Files:
-    """What is on disk, but for what a process only shares with itself."""
+    """The files on disk, without those that a process shares only with itself."""
     return {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())
@@ -494,7 +494,7 @@ def files(folder: Path) -> Files:
 
 
 def torn(before: Files, after: Files, random: Random) -> Files:
-    """What a loss of power may leave of a call that made *after* out of *before*.
+    """The possible content, after a power loss, of a file that a call changed.
 
     SQLite appends to the WAL and syncs it before it writes back to the database, syncs
     that, and only then empties or begins the WAL anew. Other files are renamed into

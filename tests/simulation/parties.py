@@ -216,7 +216,7 @@ class Party(Reader):
         self._may_read.set()
 
     def options(self) -> dict[str, Any]:
-        """What it says in its hello besides its name."""
+        """The options in its hello."""
         return {"role": "watcher", "scope": "all"}
 
     def connect(self) -> None:
@@ -374,7 +374,7 @@ class Gateway(Party):
         return self.is_hung
 
     def visit(self, visit: Visit) -> Iterator[float]:
-        """What a user does, with pauses."""
+        """The actions of a user, with pauses."""
         world = self.world
         if not self.is_alive or world.now >= world.plan.lasts_s:
             return

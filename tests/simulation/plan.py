@@ -1,4 +1,4 @@
-"""What is going to happen in a run, drawn from a seed before it begins.
+"""The plan of a run, drawn from a seed before it begins.
 
 A plan is a list of steps, each a plain value with a moment. So a run can be written as text,
 and a shorter one found by leaving steps out.
@@ -228,7 +228,7 @@ class Plan:
 
     @property
     def terms(self) -> RunTerms:
-        """What the promises mean in it."""
+        """The terms of the promises in it."""
         return RunTerms(
             timeout_s=self.timeout_s,
             hold_s=self.hold_s,

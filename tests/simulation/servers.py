@@ -1,4 +1,4 @@
-"""What the sidecar's outlets connect to, and the network to it.
+"""The servers of the sidecar's outlets, and the network to them.
 
 The sidecar opens sockets of TCP. Here they are pairs of Unix sockets, over which the
 kernel delivers at once: otherwise virtual time would jump ahead while bytes are under way.

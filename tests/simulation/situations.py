@@ -40,7 +40,7 @@ def reached_of(found: Mapping[str, object]) -> None:
 
 @contextmanager
 def noted() -> Iterator[Counter[str]]:
-    """What is reached inside, and how often."""
+    """The situations reached inside, and how often."""
     _counts.clear()
     yield _counts
 

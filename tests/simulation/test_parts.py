@@ -47,7 +47,7 @@ def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def rows_in(image: Files, folder: Path) -> list[tuple[int, int]]:
-    """What a start finds on a disk that was left like this."""
+    """The rows that a start finds on a disk in this state."""
     folder.mkdir()
     for name, data in image.items():
         (folder / name).write_bytes(data)

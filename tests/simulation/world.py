@@ -39,7 +39,7 @@ GATEWAY_BOOTS: Final = ("crashes", "crashes, back fresh")
 
 
 class Host(Protocol):
-    """What the sidecar runs on: simulated, or this one."""
+    """The host of the sidecar: simulated, or this one."""
 
     socket: Path
 

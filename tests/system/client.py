@@ -117,7 +117,7 @@ class Client:
         return self._sock.fileno()
 
     def expect(self, name: str, within_s: float = SOON_S) -> list[Any]:
-        """What the next frame of this name says; notices before it are collected.
+        """The content of the next frame of this name; notices before it are collected.
 
         Any other frame in between is a failure.
         """
@@ -128,7 +128,7 @@ class Client:
                 return contents(frame, name)
 
     def refusal(self) -> dict[str, Any]:
-        """What the next `error` says."""
+        """The content of the next `error`."""
         error: dict[str, Any] = self.expect("error")[0]
         return error
 

@@ -91,7 +91,7 @@ class Instruction(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """What is mounted at a place of the root."""
+    """A mount in the container."""
 
     source: Path
     target: str
@@ -385,7 +385,7 @@ def entering(
 
 
 def confined(user: str, group: int | None = None) -> list[str]:
-    """What a command is run under: --cap-drop ALL, no-new-privileges, and its user.
+    """The restrictions of a command: --cap-drop ALL, no-new-privileges, and its user.
 
     Args:
         user: Its number, and that of its group, with a colon between.
@@ -399,7 +399,7 @@ def confined(user: str, group: int | None = None) -> list[str]:
 
 
 class Container:
-    """What an image starts, while it runs.
+    """A running container.
 
     Args:
         stage: The image, whose root nobody writes to.

@@ -62,7 +62,7 @@ def refused(client: Client, **hello: Any) -> str:
 
 
 def turned_away(client: Client) -> str:
-    """What is said to a user without any right, before it says anything."""
+    """The refusal for a user without any right, before its hello."""
     refusal = client.refusal()
     assert (refusal["code"], refusal["n"]) == ("not-allowed", 0)
     assert client.receive() is None

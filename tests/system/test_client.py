@@ -102,7 +102,7 @@ def facts(ends: list[liveness.End]) -> list[tuple[Any, ...]]:
 
 
 def of(watcher: Client, uid: object) -> list[tuple[Any, ...]]:
-    """What was recorded of one user: kind, reason, conn, last activity."""
+    """The records of one user: kind, reason, conn, last activity."""
     return [
         (record["kind"], record["reason"], record.get("conn"), record.get("last"))
         for record in watcher.records

@@ -42,7 +42,7 @@ class Shadow:
         self.says(json.dumps({"uid": uid, "at": at, "detector": "theirs"}))
 
     def told(self) -> list[str]:
-        """What it has said on stderr."""
+        """Its lines on stderr."""
         return self._told.read_text().splitlines()
 
     def hangs_up(self) -> None:

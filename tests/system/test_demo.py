@@ -50,7 +50,7 @@ main()
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a demo has printed, and its exit code."""
+    """The output of a demo, and its exit code."""
 
     code: int
     out: str
@@ -86,7 +86,7 @@ def demo(*options: object, **environment: str) -> subprocess.Popen[str]:
 
 
 def gateway_port(out: IO[str] | None) -> tuple[str, int]:
-    """What was printed until it said where gateway and sidecar are, and the first."""
+    """The output up to the gateway's port and the sidecar's socket, and the port."""
     assert out
     text, found = "", None
     while not found and (line := out.readline()):
@@ -137,7 +137,7 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run() -> tuple[Shown, list[Record]]:
-    """What a demo has shown, and the lines that its guest has read."""
+    """The output of a demo, and the lines that its guest has read."""
     with demo(*SMALL, SECONDS) as running:
         before, port = gateway_port(running.stdout)
         seen = visit(port)

@@ -1,4 +1,4 @@
-"""What the documents show works: their programs and commands are run as they are written."""
+"""The programs and commands in the documents work, just as they are written."""
 
 import inspect
 import json

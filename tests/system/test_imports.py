@@ -1,4 +1,4 @@
-"""What a running sidecar has loaded is all that it needs: an upgrade puts other files there."""
+"""A running sidecar imports nothing later: an upgrade replaces the files."""
 
 import signal
 import sys

@@ -49,7 +49,7 @@ UNITS: Final = ("liveness.service", "liveness.socket")
 
 
 def files(folder: Path) -> set[str]:
-    """What is there and no folder, without the prefix."""
+    """All files, without folders and the prefix."""
     found = (path for path in folder.rglob("*") if not path.is_dir())
     paths = {f"/{path.relative_to(folder)}" for path in found}
     return {path for path in paths if not path.startswith(f"{PREFIX}/")}

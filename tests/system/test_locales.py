@@ -39,7 +39,7 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
 
 
 def printed(*arguments: str | Path) -> str:
-    """What a command prints, in that locale."""
+    """The output of a command, in that locale."""
     command = (sys.executable, "-m", "liveness", *arguments)
     done = ran(*command, env=environment(**LOCALE))
     assert "Traceback" not in done.stderr, done.stderr

@@ -23,7 +23,7 @@ def monotonic() -> float:
 
 
 def clocks(shift_s: float = 0.0) -> list[float]:
-    """What a gateway's hello says; *shift_s* is that of a time namespace."""
+    """The clocks in a gateway's hello; *shift_s* is that of a time namespace."""
     unix_s = time_ns() / 1e9
     return [monotonic() + shift_s, unix_s]
 

@@ -760,7 +760,7 @@ def test_all_is_reached_and_read_out_by_keyboard(
 
 
 def read_back(plot: Locator, name: str) -> list[float]:
-    """What a chart says of a series at each of its points, from the newest, by keys."""
+    """The texts of a chart's series at each point, from the newest, by keys."""
     plot.focus()
     plot.press("End")
     said = []

@@ -711,7 +711,7 @@ CONSTANT: Final = re.compile(r"process_max_fds")
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """All of it, once. What was to be seen can be asked of Prometheus afterwards."""
+    """Plays everything once. The results can be queried from Prometheus afterwards."""
     with ExitStack() as stack:
         folders = [tmp_path_factory.mktemp("s") for _ in range(4)]
         redis = stack.enter_context(redis_server())

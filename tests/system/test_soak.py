@@ -37,7 +37,7 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 class Sample(NamedTuple):
-    """What the sidecar takes of the machine."""
+    """The resources that the sidecar uses."""
 
     rss: int
     files: int

@@ -189,7 +189,7 @@ def test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once(
 
 
 class Orders:
-    """What a gateway has asked for; the `sure` ones were covered by a pong."""
+    """The requests of a gateway; a pong covered the `sure` ones."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)

@@ -23,7 +23,7 @@ class Release(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """What the commit is tagged with."""
+        """The tag of the commit."""
         return f"v{self.version}"
 
 

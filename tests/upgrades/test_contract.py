@@ -1,4 +1,4 @@
-"""What the last release published of its protocol and its settings still holds."""
+"""The published protocol and settings of the last release still hold."""
 
 import json
 import re

@@ -23,7 +23,7 @@ User: TypeAlias = tuple[Uid, int | None]  # uid, conn
 
 @dataclass
 class Session:
-    """What the model knows of one session."""
+    """The model of one session."""
 
     uid: Uid  # as the event had it that opened the session
     gateway: str

@@ -24,7 +24,7 @@ FOR_EVER = 10**9
 
 
 class Item(NamedTuple):
-    """What a reader has of a record."""
+    """A record, as a reader has it."""
 
     seq: int
     kind: str

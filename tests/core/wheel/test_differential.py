@@ -517,7 +517,7 @@ HELLOS: Final = [
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
-    """What a gateway may send, with whatever may be wrong with it."""
+    """All that a gateway may send, right or wrong."""
 
     def anyhow(ways: list[bytes]) -> bytes:
         return draw(st.sampled_from(ways))

@@ -1,4 +1,4 @@
-"""What is compiled, under AddressSanitizer and UBSan: the same tests, another build.
+"""The compiled modules under AddressSanitizer and UBSan: the same tests, another build.
 
 A copy is compiled with both, and the tests of the wheel and of the reader run in it. The
 sanitizers' libraries come with gcc; they have to be in the process before Python is.

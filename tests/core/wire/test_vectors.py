@@ -195,7 +195,7 @@ def same_durations(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected_frames(case: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a case says its bytes mean, as `Sidecar` finds it."""
+    """The expected frames of a case, in the form that `Sidecar` finds."""
     # A sign of life for no user leaves nothing but its number.
     return [
         same_durations(written_out(frame))

@@ -1,4 +1,4 @@
-"""What the command prints and writes, and what it refuses."""
+"""The output and the files of the command, and refused options."""
 
 import json
 import os

@@ -71,7 +71,7 @@ def event(change: Callable[[str, Any], object]) -> Place:
 
 
 def record(change: Callable[[Any], Any]) -> Place:
-    """What the client takes each record for; None: it is not read."""
+    """The record that the client gets in place of each; None: it is not read."""
 
     def changed(original: Any, self: Any, each: Any) -> Any:
         taken = change(each)

@@ -86,7 +86,7 @@ class Room:
         return client, max(self.gateway.room)
 
     async def reported(self) -> list[tuple[str, Any, int | None]]:
-        """What was reported to the sidecar since the last call: event, uid and conn."""
+        """The reports to the sidecar since the last call: event, uid and conn."""
         with trio.fail_after(SOON_S):
             await self._sidecar.flush()
         events: list[Event] = self.script.events[self._seen :]

@@ -162,7 +162,7 @@ async def test_what_a_gateway_passes_over_is_read_once_it_is_on_disk(
     callers = list[Caller]()
 
     async def settled_and_full(gateway: str | None) -> None:
-        """What is decided from here on is not on disk when the log is read."""
+        """Decisions from here on are not durable when the log is read."""
         await flushed_for(gateway)
         if not callers:
             full.enter_context(rig.disk_full())

@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 def scope_of(
     method: str, target: str, headers: Mapping[str, str] | Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """What a server says of a request; its headers as in `ask`."""
+    """The ASGI scope of a request; its headers as in `ask`."""
     if isinstance(headers, Mapping):
         headers = list({"host": "localhost", **headers}.items())
     path, _, query = target.partition("?")

@@ -36,7 +36,7 @@ class Doors:
         return await self.ask(door, "GET", target, b"", **headers)
 
     async def listed(self, path: str, door: str = "http", **query: str) -> Any:
-        """What a listing that has no more pages shows."""
+        """The items of a listing that fits into one page."""
         answer = await self.get(f"{path}?{urlencode(query)}", door)
         assert answer.status == 200, answer.body
         (shown, *following) = json.loads(answer.body).values()

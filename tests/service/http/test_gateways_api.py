@@ -1,4 +1,4 @@
-"""What an operator sees of gateways and watchers, and that a name can be forgotten."""
+"""Gateways and watchers for operators, and forgetting a name."""
 
 import json
 import os

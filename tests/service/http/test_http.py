@@ -1,4 +1,4 @@
-"""What the two HTTP doors show, to whom, and what they refuse; time is virtual."""
+"""The pages of both HTTP listeners, access to them, and refusals; time is virtual."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a client may take of a door, on a real socket; time is virtual."""
+"""The limits of a listener's clients, on a real socket; time is virtual."""
 
 import re
 import socket
@@ -41,7 +41,7 @@ CLOSE = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 
 async def pages(scope: Scope, receive: Receive, send: Send) -> None:
-    """What was sent, or as the path has it a large answer or a late one."""
+    """Answer with the body, or by the path with a large or a late answer."""
     body = await Request(scope, receive).body()
     if scope["path"] == "/late":
         await trio.sleep(THINKING_S)
@@ -112,7 +112,7 @@ class Door:
         return client
 
     async def answer(self, request: bytes) -> bytes:
-        """What a connection gets for this, up to its end."""
+        """The answer to these bytes on a connection, up to its end."""
         client = await self.connect()
         with suppress(trio.BrokenResourceError):  # it may be refused before it asks
             await client.send(request)

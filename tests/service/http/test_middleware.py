@@ -1,4 +1,4 @@
-"""What the gate of a door asks of a request, without a server or a socket."""
+"""The checks of the middleware, without a server or a socket."""
 
 from typing import Any
 

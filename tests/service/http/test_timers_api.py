@@ -1,4 +1,4 @@
-"""What an operator sees of timers over HTTP, and changes; time is virtual."""
+"""Timers over HTTP for operators, and their changes; time is virtual."""
 
 import json
 import sqlite3

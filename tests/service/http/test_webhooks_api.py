@@ -1,4 +1,4 @@
-"""What an operator sees of webhooks over HTTP, and sends by hand; time is virtual."""
+"""Webhooks over HTTP for operators, and requests by hand; time is virtual."""
 
 import json
 from collections.abc import AsyncIterator, Iterator

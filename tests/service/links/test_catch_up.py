@@ -87,7 +87,7 @@ def write_log(log: LogStore, *records: Logged) -> None:
 
 
 def runs(*orders: Fire) -> list[Logged]:
-    """What the log has of them."""
+    """Their records in the log."""
     return [*map(as_record, orders)]
 
 

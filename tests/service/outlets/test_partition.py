@@ -1,4 +1,4 @@
-"""What a partition calls next, and what it makes of the answers."""
+"""The next call of a partition, and the effect of answers."""
 
 import math
 from collections.abc import Iterator

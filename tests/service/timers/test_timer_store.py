@@ -148,7 +148,7 @@ class OnDisk(Rig):
         return was_written
 
     def compare(self) -> None:
-        """What the file has is what the dictionary has, and is found as there."""
+        """The file has the same timers as the dictionary, and finds the same ones."""
         with reading(self.file.path) as db:
             live, _ = timer_reader.read_due(db, [*self.table, 10**6])
             window = LoadedWindow(-1, 0, int(self.ms) + 50_000, 3)

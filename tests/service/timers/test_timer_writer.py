@@ -438,7 +438,7 @@ class Engine:
         return changes
 
     def check(self) -> None:
-        """What was reported is on disk, and the table knows of nothing that is not."""
+        """Everything reported is durable, and the table has nothing that is not."""
         query = "select count(*), coalesce(max(seq), 0) from timers"
         ((timers, seq),) = disk.rows(self.table.path, query)
         query = "select coalesce(min(id), 2e9) from timers where next is not null"

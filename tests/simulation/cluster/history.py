@@ -36,7 +36,7 @@ UNSURE_S: Final = 5.0
 
 
 def faults_of(seed: int, tally: Tally) -> str:
-    """What is wrong with the history that a seed draws; nothing, if all is well."""
+    """The faults of the history that a seed draws; empty if there are none."""
     random = Random(seed)
     with noted() as reached:
         history = History(random, plan_of(random))

@@ -1,4 +1,4 @@
-"""What is drawn for one history: how the cluster is set up, and which faults may happen.
+"""The random choices for one history: the set-up of the cluster, and its faults.
 
 Each history has a random subset of the faults only, and each of them a weight of its own:
 in a mix of everything the frequent ones hide the rare ones.

@@ -1,4 +1,4 @@
-"""What an answer means."""
+"""The outcomes of answers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an outlet sends: order, attempts, restarts, and what is wrong with its files."""
+"""The requests of an outlet: order, attempts, restarts, and faults of its files."""
 
 import sys
 from collections.abc import Callable
