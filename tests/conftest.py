@@ -39,7 +39,7 @@ MOST_PART: Final = 20
 # The file that computes the longest.
 LONGEST: Final = "test_simulation.py"
 
-# Fixtures that build a package, an image, or the compiled code anew.
+# Fixtures that build a package, an image, or the compiled code again.
 BUILDING: Final = {"dist", "image", "sanitized"}
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)

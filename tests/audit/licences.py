@@ -58,7 +58,7 @@ def look(pins: Sequence[Pin], path: Sequence[str] | None = None) -> Verdict:
     """List the licences of these packages, and refuse those that are not allowed.
 
     Args:
-        pins: What is locked; those for this Python have to be installed.
+        pins: The locked packages; those for this Python must be installed.
         path: Where; by default where this program's own packages are.
     """
     where = distributions() if path is None else distributions(path=[*path])

@@ -8,7 +8,7 @@ class Verdict:
     """The checked items, and their faults.
 
     Attributes:
-        about: A line that says what was looked at, and how much of it.
+        about: A line about the checked items, and their number.
         faults: A line for each thing that is wrong, which says what to do; none if
             nothing is.
         list: What a person may want to read all the same.

@@ -22,7 +22,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
-    """Runs a command; returns its exit code, its lines, and what it says on stderr."""
+    """Runs a command; returns its exit code, its lines, and its stderr."""
     monkeypatch.setenv("LIVENESS_CLUSTER_URL", redis.url)
 
     def result(*arguments: str) -> tuple[int, list[str], str]:

@@ -1,4 +1,4 @@
-"""`liveness guard` against an `admin.sock`: what it asks, and makes of answers."""
+"""`liveness guard` against an `admin.sock`: its requests, and its use of answers."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`liveness timers` against an `admin.sock`: what it asks, shows, and makes of answers."""
+"""`liveness timers` against an `admin.sock`: its requests, and its use of answers."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def page(*timers: dict[str, Any], **more: object) -> tuple[int, bytes]:
 
 @pytest.fixture(autouse=True)
 def _standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite takes minutes: what is shown counts from when this was imported."""
+    """Stops the clock: the suite takes minutes, and ages count from the import."""
 
     class Standing(datetime):
         @classmethod

@@ -1,4 +1,4 @@
-"""A gateway's end of its links: hellos, pings, records, and what it makes of them."""
+"""A gateway's end of its links: hellos, pings, and the handling of records."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -45,7 +45,7 @@ def client_of(**options: Any) -> Client:
 
 
 def linked(*logins: tuple[Any, int | None], **options: Any) -> Client:
-    """A client with these connections open, and all of it told."""
+    """A client with these connections open and reported."""
     client = client_of(**options)
     client.hello()
     welcome(client)
@@ -537,7 +537,7 @@ def test_after_it_was_shut_out_a_gateway_declares_its_connections_and_keeps_them
     client.shut_out()
     relink(client, next=20)
     assert names(written(client)) == ["login", "ping"]
-    # What was decided while nobody reported for them closes none, over another link too.
+    # Decisions from the time without reports close none of them, on a new link either.
     notify(client, offline(5, "ada", 1, reason="gateway_lost"))
     relink(client, next=20)
     notify(client, offline(19, "ada", 1), moved(6 + 14, "eve", 2))

@@ -26,7 +26,7 @@ Told = list[tuple[str, Uid, int]]  # event, uid, conn
 
 
 def reports_of(*logins: tuple[Uid, int | None]) -> Reports:
-    """Reports with these connections open, all of it told and confirmed."""
+    """Reports with these connections open, reported and confirmed."""
     reports = Reports(FIRST_CONN)
     for uid, conn in logins:
         reports.login(uid, conn, at=0.0, timeout=None)
@@ -261,7 +261,7 @@ def test_reports_about_a_connection_that_is_not_open_are_ignored_and_counted() -
     login(reports, "ada", 1)  # its logout waits: a record may just have ended it
     assert reports.ignored == 5
     assert told(reports) == [("logout", "ada", 1)]
-    login(reports, "ada", 1)  # told, and not confirmed
+    login(reports, "ada", 1)  # sent, and not confirmed
     assert reports.ignored == 6
     assert told(reports) == []
 
@@ -332,7 +332,7 @@ def test_a_report_with_the_conn_of_another_user_raises() -> None:
 
 
 class Wire:
-    """Takes frames as they come, and holds of each connection what was told last."""
+    """Takes frames as they come, and keeps the last report of each connection."""
 
     def __init__(self) -> None:
         # By the text of the uid.
@@ -537,7 +537,7 @@ def test_a_login_that_is_sent_again_keeps_its_beginning() -> None:
     reports.login("ada", 1, at=100.0, timeout=None)
     frames(reports, 100.0, began=7.5)
     reports.link_lost()
-    (frame,) = frames(reports, 160.0, began=9.5)  # another link, which read it anew
+    (frame,) = frames(reports, 160.0, began=9.5)  # another link, with a new reading
     assert (frame[2]["age"], frame[2]["began"]) == (59.9, (109.5,))
 
 

@@ -72,7 +72,7 @@ def take(requests: TimerRequests, steps: str) -> None:
 
 
 def settle(requests: TimerRequests) -> None:
-    """Answer a ping behind all that was told."""
+    """Answer a ping sent after all requests."""
     requests.ping_sent()
     requests.pong_received()
 
@@ -325,7 +325,7 @@ def test_the_sidecar_ends_up_with_the_timers_asked_for_whatever_is_lost(
         elif what == "cancel":
             requests.cancel(one, other)
             meant.apply(("cancel", {"key": one} if one else {"ext": other}))
-        elif what == "lose":  # of what is on the way, only the first few arrive
+        elif what == "lose":  # only the first few of those on the way arrive
             for frame in on_the_way[:one]:
                 sidecar.apply(frame)
             on_the_way, pinged = [], 0

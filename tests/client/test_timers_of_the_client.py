@@ -109,7 +109,7 @@ async def test_flush_raises_while_the_sidecar_has_no_room_for_a_timer(
         tasks.start_soon(link.next, "after")
         with pytest.raises(liveness.ReportError, match="no room for 1 timers"):
             await sidecar.flush()
-    # Told again, and taken by now.
+    # Sent again, and now accepted.
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(link.next, "login")
         await sidecar.flush()
@@ -433,7 +433,7 @@ def test_a_plain_task_that_takes_too_long_has_failed_until_it_returns(
             ]
             # It keeps its place, and its next attempt waits for it; others do not.
             await link.fire(timer(2, "a", attempt=2), timer(3, "b"))
-            # What is late only because the machine is busy has failed at first, too.
+            # One that is late only because the machine is busy has failed at first, too.
             assert (await link.next("done"))[1:] == ["b", "at last", {"seq": 3}]
             go_on.set()
             for seq in (1, 2):

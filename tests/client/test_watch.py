@@ -144,7 +144,7 @@ async def test_an_offline_comes_once_all_that_was_decided_before_has_arrived(
         while peer.pings != [*range(1, ping + 1)]:
             assert len(found) == 0
             await trio.sleep(0.1)
-        if ping == 3:  # it has written late what it decided early
+        if ping == 3:  # decided early, written late
             await peer.append("online", uid="user-1", at=peer.kept[0]["at"] + 1)
         await peer.tell("pong", ping)
 
@@ -162,7 +162,7 @@ async def test_an_offline_comes_once_all_that_was_decided_before_has_arrived(
             nursery.start_soon(read)
             await answer(1)
             assert trio.current_time() >= 5
-            await peer.append("online")  # so it asks anew
+            await peer.append("online")  # so it asks again
             for ping in (2, 3, 4, 5):
                 await answer(ping)
         assert [record["uid"] for record in found] == ["user-2"]

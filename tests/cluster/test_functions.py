@@ -78,7 +78,7 @@ class Host:
         self.epoch = self.incarnation = self.last = 0
         self.delay_s = 0.0  # how long its calls are under way
         self.is_clock_compared = False
-        self.ahead_s = 0.0  # what it takes for Redis' clock, less the right time
+        self.ahead_s = 0.0  # its error about Redis' clock
 
     def begin(self, *, keep: int = 0, take: int = 1, log: str = "log") -> Any:
         self.epoch += 1

@@ -94,7 +94,7 @@ def test_a_device_is_asked_for_by_itself_or_by_its_user(redis: RedisServer) -> N
 
     assert found("ada") == ["ada", "ada/desk", "ada/phone"]
     assert found("ada/phone", "ada/tv") == ["ada/phone"]
-    # What was not asked for does not use up the limit.
+    # Users that were not asked for do not use up the limit.
     assert found("ada/phone", limit=1) == ["ada/phone"]
     assert found("ada/phone", "ada") == ["ada", "ada/desk", "ada/phone"]
 

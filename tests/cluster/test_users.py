@@ -18,7 +18,7 @@ USERS: Final = ROOT / "deploy/redis/liveness.conf"
 PASSWORD: Final = "correct horse"
 ADA: Final = field_of("ada")
 Args = list[str | int | bytes]
-# Every function of the library, with arguments with which it writes what it can.
+# Every function of the library, with arguments that make it write as much as it can.
 BODY: Final = place_bytes(Place("ada", "A", "g", 5, 1, "login"))
 CALLS: Final[dict[str, Args]] = {
     "begin": ["A", 1, 7, "log", 5, "1 16 -", 30_000_000, 1, 1, 9],

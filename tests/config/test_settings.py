@@ -319,7 +319,7 @@ def test_the_lowest_bound_of_frames_has_room_for_the_largest_of_each_kind() -> N
         assert len(encode(frame)) <= bounds[0]
 
 
-# By setting: what its text must be, and texts that are not.
+# By setting: the rule in its error, and texts that break it.
 REFUSED: dict[str, tuple[str, list[str]]] = {
     "timeout_s": (
         "it is not a number; it must be 1 to 86400 seconds",

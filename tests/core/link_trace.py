@@ -19,7 +19,7 @@ from liveness.errors import Code
 def told(
     reader: type[Reader], cut: Iterable[bytes], limits: ConversationLimits
 ) -> list[str]:
-    """The requests of a stream, each sign of life by itself, and the state of its link."""
+    """The requests of a stream, each activity by itself, and the state of its link."""
     link = Conversation(limits, reader)
     flat: list[str] = []
     for piece in cut:

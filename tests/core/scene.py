@@ -24,7 +24,7 @@ from liveness.core.wire.link_requests import ActivityBatch, Login, Logout
 from tests.core.conftest import BATCHES, RESTARTS, twin_of
 
 ALL: Final = 10**9
-# The two clocks differ, so that neither can be taken for the other.
+# The two clocks differ, so that using the wrong one shows.
 WALL_MS: Final = 1_795_168_800_000
 STATE_S: Final = WALL_MS / 1000 - 300
 
@@ -200,7 +200,7 @@ class Scene:
         return self.written()
 
     def crash(self) -> None:
-        """Start again with what is on disk, and a monotonic clock of another boot."""
+        """Start again from the disk, with a monotonic clock of another boot."""
         self.now, self.mono = 0.0, 50.0
         self.start()
         self.restore(no_clocks())
@@ -232,7 +232,7 @@ class Scene:
         return kept
 
     def written(self) -> list[Shown]:
-        """Write what was decided; return its records."""
+        """Write the decisions; return their records."""
         changes = self.presence.decided.take()
         changes.change_online(self.disk)
         new = [record.as_map() for record in changes.records]

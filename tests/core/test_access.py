@@ -85,7 +85,7 @@ def test_a_tied_name_is_its_users_in_either_role_and_other_names_are_anyones(
     told = str(why_not(access, BOB, role=role))
     assert "'gw-1'" in told
     assert "access.names" in told
-    assert str(ADA.unix_user) not in told  # whose it is, is nobody else's affair
+    assert str(ADA.unix_user) not in told  # the owner of a name stays private
     assert why_not(access, BOB, role=role, name="gw-2") is None
 
 

@@ -131,7 +131,7 @@ class Rig:
     # --- transactions -----------------------------------------------------------
 
     def give(self) -> bool:
-        """Give the writer what was decided; return whether there was anything."""
+        """Give the writer the decisions; return whether there were any."""
         changes = self.decided.take()
         if not changes:
             return False
@@ -160,7 +160,7 @@ class Rig:
         return True
 
     def tell(self) -> bool:
-        """Tell the timetable what was written; return whether anything was."""
+        """Pass the scheduler what was written; return whether there was anything."""
         if self.written is None:
             return False
         self.timetable.applied(*self.written)
@@ -168,7 +168,7 @@ class Rig:
         return True
 
     def commit(self) -> None:
-        """Have everything that was decided on disk, and told."""
+        """Write all decisions, and pass them to the scheduler."""
         self.tell()
         self.give()
         while self.write():
@@ -225,7 +225,7 @@ class Rig:
         reading.rows = [Coming(n, gateway, at) for at, n, gateway in coming[:limit]]
 
     def hand_in(self) -> list[float]:
-        """Hand in what was read; return by how much each was late that fired."""
+        """Hand in the rows; return the lateness of each timer that fired."""
         reading, self.reading = self.reading, None
         if reading is None:
             return []

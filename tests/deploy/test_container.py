@@ -142,7 +142,7 @@ def test_the_image_keeps_all_that_it_writes_in_its_volumes() -> None:
 
 
 def volumes(image: Stage, folder: Path) -> list[Mount]:
-    """A new volume for each that the image has, with what is there, as engines do."""
+    """A new volume for each one of the image, with its files, as engines do."""
     return [
         volume(image, folder / PurePosixPath(one).name, one) for one in image.volumes
     ]
@@ -261,7 +261,7 @@ def ports(compose: Compose, name: str) -> set[int]:
 
 
 def check(compose: Compose) -> None:
-    """Fails if compose.yml names what there is not, or allows what it need not."""
+    """Fails if compose.yml names missing things, or allows more than necessary."""
     every = services(compose)
     for name, service in every.items():
         check_confined(compose, name)
@@ -481,7 +481,7 @@ class Composed:
     Args:
         image: Ours; also what stands in for Prometheus' own, as this machine has it.
         net: The network.
-        folder: For the volumes, the secret and what is printed.
+        folder: For the volumes, the secret and the output.
     """
 
     def __init__(self, image: Stage, net: int, folder: Path) -> None:

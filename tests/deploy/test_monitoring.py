@@ -33,7 +33,7 @@ PANELS: Final = [one for one in DASHBOARD["panels"] if one["type"] != "row"]
 Samples = dict[str, dict[str, set[str]]]
 SEVERITIES: Final = {"critical", "warning"}
 
-# What Prometheus adds to every series, and what it makes by itself.
+# Labels that Prometheus adds to every series, and series that it makes by itself.
 ADDED: Final = {"job", "instance", "alertname", "alertstate"}
 OWN: Final = {"up", "ALERTS"}
 # Words of its language, which are no metrics.

@@ -53,12 +53,12 @@ _LEFT: Final = re.compile(r"Test unit written to (.+)$", re.MULTILINE)
 class Outcome:
     target: str
     runs: int
-    told: str  # a line, or what there is of a finding
+    told: str  # a line, or the text of a finding
     is_clean: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; the exit code."""
+    """Run the requested targets; return the exit code."""
     asked = _asked(arguments)
     if asked.replay is not None:
         TARGETS[asked.target](asked.replay.read_bytes())
@@ -137,7 +137,7 @@ def keep(target: str, of: Sequence[Path], folder: Path) -> None:
 
 
 def told(target: str, code: int, said: str) -> Outcome:
-    """What libFuzzer said, for a person."""
+    """The messages of libFuzzer, for a person."""
     ran = _RUNS.search(said)
     runs = int(ran[1]) if ran else 0
     done = _DONE.search(said)

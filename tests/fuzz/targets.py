@@ -53,7 +53,7 @@ LIMITS: Final = (
 )
 MOST_CUTS: Final = 8
 
-# A refusal is for a log, and for a person: it repeats no more than a line of what was sent.
+# A refusal is for a log, and for a person: it repeats at most a line of the frame.
 MOST_REFUSAL_BYTES: Final = 600
 
 
@@ -123,7 +123,7 @@ def others(ways: list[Way]) -> Iterator[tuple[type[Reader], Way]]:
 def read(
     reader_class: type[Reader], way: Way, limits: ConversationLimits
 ) -> tuple[list[Frame], Code | None, int]:
-    """The frames of a stream, the code that it ended with if it did, and what is held."""
+    """The frames of a stream, the code of its end if any, and the bytes held."""
     most = limits.max_frame_bytes
     reader = reader_class(max_frame_bytes=most, max_batch=limits.max_batch)
     taken: list[Frame] = []

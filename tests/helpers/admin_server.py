@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Admin(socketserver.ThreadingUnixStreamServer):
-    """Status and body of each page, and what was asked for.
+    """Status and body of each page, and the requests.
 
     Args:
         folder: Where the socket is.

@@ -51,7 +51,7 @@ class ClusterPublisher:
             self._list(partition)
 
     def begin(self, partition: int) -> None:
-        """Begin anew: its sessions have to be listed."""
+        """Start over: its sessions have to be listed."""
         conf, lease_us = configuration_of(self._count, ""), round(LEASE_S * 1e6)
         self._epochs[partition] += 1
         who = [self._name, self._epochs[partition], 1]

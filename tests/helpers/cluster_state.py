@@ -34,7 +34,7 @@ class ClusterState:
         self._keys = [keys_of("lv", number) for number in range(partitions)]
 
     def users(self) -> dict[str, list[Seen]]:
-        """Everyone who is online, with all sessions, the newest first."""
+        """All online users, with all sessions, the newest first."""
         found: dict[str, list[Seen]] = {}
         for number in range(len(self._keys)):
             found |= self.users_in(number)
@@ -61,7 +61,7 @@ class ClusterState:
         return [seen.host for seen in self.users().get(str(user), [])]
 
     def hosts(self) -> dict[str, list[StoredHost]]:
-        """Each host, as every partition has it."""
+        """Each host, in every partition."""
         found: dict[str, list[StoredHost]] = {}
         for meta, _, _ in self._keys:
             for field, value in self._hash(meta):

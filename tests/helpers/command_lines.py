@@ -28,7 +28,7 @@ def checked(
 
     Args:
         command: As a unit, an image, a manifest or a page has it, without a shell.
-        environ: What its environment is given.
+        environ: Its environment.
         unix_user: The user that it runs as.
         file: What lies in the place of its `--config`, or of the default file.
     """

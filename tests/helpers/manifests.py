@@ -96,7 +96,7 @@ def _merged(target: Any, patch: Any) -> Any:
 
 
 def durable(tmp_path: Path) -> Path:
-    """The folder once the last lines of its kustomization are taken for what they say."""
+    """The folder with the last lines of its kustomization uncommented."""
     folder = tmp_path / "kubernetes"
     shutil.copytree(MANIFESTS, folder)
     file = folder / "kustomization.yaml"
@@ -133,7 +133,7 @@ def _sorted(one: Object) -> str:
 
 
 def quantity(text: str | int) -> float:
-    """What Kubernetes takes for a number: `200m`, `256Mi`."""
+    """A number in the form of Kubernetes: `200m`, `256Mi`."""
     found = re.fullmatch(r"(\d+)(m|Mi|Gi|)", str(text))
     assert found, text
     return int(found[1]) * UNITS[found[2]]
@@ -166,7 +166,7 @@ def environment(one: Object, pod_name: str, namespace: str) -> dict[str, str]:
 
 
 def expanded(text: str, known: Mapping[str, str]) -> str:
-    """A value or an argument, with what it says of variables that stand before it."""
+    """A value or an argument, with references to earlier variables expanded."""
     return re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], text)
 
 

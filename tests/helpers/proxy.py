@@ -61,7 +61,7 @@ class Proxy:
                 self._close(end)
 
     def drop_answers(self) -> None:
-        """Let what is sent pass, and nothing that comes back."""
+        """Let requests pass, and drop all answers."""
         self._drops_answers = True
 
     def _run(self) -> None:

@@ -29,7 +29,7 @@ LOOPBACK: Final = "127.0.0.1"
 # Longer than any step that works takes on a busy machine.
 SOON_S: Final = 30.0
 SLOTS: Final = 16_384
-# A node of a Cluster that is silent this long is taken for dead.
+# A node of a Cluster that is silent this long counts as dead.
 NODE_TIMEOUT_MS: Final = 2_000
 
 
@@ -97,7 +97,7 @@ class RedisServer(Program):
         self.signal(signal.SIGCONT)
 
     def lose_what_follows(self, replica: "RedisServer") -> None:
-        """From now on *replica* hears nothing: a failover to it loses what is written."""
+        """Cut *replica* off: a failover to it loses later writes."""
         replica.pause()
         # What the kernel holds would still arrive.
         self("CLIENT", "KILL", "TYPE", "replica")

@@ -20,7 +20,7 @@ def examples(number: int) -> int:
     return number if {"CI", "MUTANT"} & os.environ.keys() else number // 4
 
 
-# Users that a careless table, encoder or length check takes for another or for none.
+# Users that a careless table, encoder or length check confuses or loses.
 HARD_USERS: Final[tuple[str | int, ...]] = (
     7, "0", 1, 2**63 - 1, "a" * 255, "é" * 127 + "x", "👩‍🚀", " ", "é", "e\u0301",
     "9223372036854775808", "07", "-7", "7.0", "\u0667", "9" * 255,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @cache
 def symbols(file: Path) -> frozenset[str]:
-    """Functions, classes and constants, and `Class.name` for what is in a class."""
+    """Functions, classes and constants, and `Class.name` for members of a class."""
     return frozenset(_of(ast.parse(file.read_text()).body))
 
 

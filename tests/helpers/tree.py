@@ -1,4 +1,4 @@
-"""The project's files: what git tracks, or, without a clone or git, what is no leaving."""
+"""The files of the project: those in git, or without git, those that no tool made."""
 
 import os
 import shutil

@@ -58,7 +58,7 @@ def unpacked(base: Path) -> Iterator[Path]:
 
 
 def _kept(made: Path, place: Path) -> Path:
-    """Moves what was made to its place; another run may have put the same there."""
+    """Moves the result to its place; another run may have put the same there."""
     if place.is_dir():
         shutil.rmtree(place)
     made.replace(place)

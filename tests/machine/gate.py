@@ -74,7 +74,7 @@ def obstacle() -> str:
 
 
 def gate(root: Path) -> str:
-    """Install what is missing; why the tests are left out, or nothing."""
+    """Install missing packages; return why the tests are left out, or nothing."""
     if not is_concerned(changed(root)):
         return "nothing that it is about has changed of late"
     if os.geteuid() == 0 and (packages := missing()):

@@ -45,7 +45,7 @@ class Machine:
         self._root = Path(f"/proc/{pid}/root")
 
     def path(self, path: str) -> Path:
-        """Where we have what is at *path* there."""
+        """Our path of the machine's file *path*."""
         return self._root / path.lstrip("/")
 
     def run(self, *command: str, check: bool = True) -> Done:

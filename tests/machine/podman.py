@@ -137,7 +137,7 @@ class Podman:
 
 @contextmanager
 def kept(folder: Path) -> Iterator[Podman]:
-    """A Podman in an empty folder, of which nothing is left in the end."""
+    """A Podman in an empty folder, which is removed at the end."""
     require_root()
     for program in ("podman", "runc"):
         require(program)

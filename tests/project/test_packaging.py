@@ -149,7 +149,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dist(copy: Path) -> Path:
-    """Where `make dist` has put what it makes; optimised it would take long."""
+    """The folder of the results of `make dist`; optimised it would take long."""
     succeeded(run("make", "dist", cwd=copy, CFLAGS="-O0"))
     return copy / "dist"
 
@@ -332,7 +332,7 @@ def test_of_the_same_sources_the_same_wheel_is_made(
 def required(
     wanted: Iterable[str], extra: str, installed: Callable[[str], Distribution]
 ) -> set[str]:
-    """The packages that these requirements bring along, by what is installed."""
+    """The packages that these requirements need, by the installed metadata."""
     found, left = set[str](), [*wanted]
     while left:
         asked = Requirement(left.pop())
@@ -350,7 +350,7 @@ def needed(wheel: Path, extra: str) -> set[str]:
 
 
 def installed(wheel: Path, folder: Path, extra: str = "") -> Path:
-    """An environment with *wheel* and what it asks for; its programs' folder."""
+    """An environment with *wheel* and its requirements; returns its programs' folder."""
     venv.create(folder, symlinks=True, with_pip=False)
     (site,) = folder.glob("lib/python*/site-packages")
     for name in needed(wheel, extra):

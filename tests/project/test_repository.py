@@ -29,7 +29,7 @@ from tests.helpers.tree import ROOT, files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
-# Each lock, and what it has to hold.
+# Each lock, and its required content.
 WANTED = {
     "requirements/runtime.lock": PROJECT["build-system"]["requires"]
     + PROJECT["project"]["dependencies"]
@@ -78,7 +78,7 @@ echo "${0##*/} $* CI=$CI REQUIRE_COMPILED=$REQUIRE_COMPILED stdin=$(cat)" >>"$TR
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of the files that set the project up, and what was called in it."""
+    """A copy of the files that set the project up, and the calls in it."""
 
     path: Path
 

@@ -41,7 +41,7 @@ def broken_promises(
 
     Args:
         terms: What held in the run.
-        history: What it was.
+        history: The run's history.
         real_s: Of a run in real time how much later than it happened something may have
             been noted. Whether anything was prompt is not asked of such a run.
     """

@@ -149,7 +149,7 @@ def _readings(readings: Iterable[OutletReading], run: RunEvidence) -> Iterator[s
 def _online_since(
     run: RunEvidence, since: float, user_of: Callable[[Record], str]
 ) -> list[set[str]]:
-    """Who was online at a moment, and after each later decision, which may still wait."""
+    """The users online at a moment, and after each later decision, which may still wait."""
     late = [seq for seq in run.log if run.at[seq] > since]
     return [
         {user_of(run.log[it.session]) for it in run.online_at(seq)}
@@ -158,7 +158,7 @@ def _online_since(
 
 
 class _WebhookChecks:
-    """The checks of one webhook: what it sent, against the log."""
+    """The checks of one webhook: its requests against the log."""
 
     def __init__(self, outbound: Outbound, run: RunEvidence) -> None:
         self._outbound, self._terms, self._run = outbound, outbound.terms, run

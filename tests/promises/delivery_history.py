@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class WebhookTerms:
-    """The settings of a webhook that say what its receiver is owed."""
+    """The settings of a webhook that define the records for its receiver."""
 
     kinds: str  # separated by commas
     gateways: str  # of this one only; empty: of all
@@ -85,7 +85,7 @@ class ClusterEvent(NamedTuple):
 
 @dataclass(slots=True)
 class ClusterOutbound:
-    """What Redis has in the end, of one host that is alone, and what was said meanwhile."""
+    """The final data of Redis for a single host, and the status shown before."""
 
     linger_s: float
     online: list[str] = field(default_factory=list)

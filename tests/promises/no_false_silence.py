@@ -28,7 +28,7 @@ def no_false_silence(run: RunEvidence) -> Iterator[str]:
 
 
 def _unattended(run: RunEvidence, silence: Silence) -> Iterator[str]:
-    """A whole timeout that the sidecar ran passed since what was heard, and since a crash."""
+    """The sidecar ran for a whole timeout since the last event, and since a crash."""
     record, at, least = silence.record, silence.at, silence.least
     for sign, silence_s, whole_s in silence.recent:
         if not is_early(run.history.passed(sign, at), whole_s, STAMP_S):

@@ -34,7 +34,7 @@ def _one_log(run: RunEvidence) -> Iterator[str]:
         yield "no link could read the log at the end"
         return
     kept = run.kept
-    # What is damaged on the disk may still be in memory.
+    # Records damaged on the disk may still be in memory.
     missing = {*range(min(kept, default=1), max(kept, default=0))} - {*kept}
     if missing - run.history.rotten or [*kept] != sorted(kept):
         yield f"the log has gaps: {[*kept]}"
@@ -132,7 +132,7 @@ def _earlier(run: RunEvidence, link: LinkHistory) -> list[LinkHistory]:
 
 
 def _is_forgotten(run: RunEvidence, link: LinkHistory) -> bool:
-    """Whether a name was away for so long that it is taken for a new one.
+    """Whether a name was away for so long that it counts as a new one.
 
     Or came back fresh on a link that it never got an answer on.
     """

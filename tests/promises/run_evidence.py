@@ -41,7 +41,7 @@ class SentEvent(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """Something heard of a user less than a whole timeout before it was judged."""
+    """An event of a user less than a whole timeout before it was judged."""
 
     at: float
     silence_s: float  # in which the sidecar may have run
@@ -70,7 +70,7 @@ class RunEvidence:
 
     Args:
         terms: What held in it.
-        history: What it was.
+        history: The run's history.
         real_s: As for `broken_promises`.
     """
 

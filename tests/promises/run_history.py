@@ -56,7 +56,7 @@ class LinkHistory:
     number: int
     role: str
     name: str
-    life: int  # of that gateway: one more whenever its process starts anew
+    life: int  # of that gateway: one more at each start of its process
     opened_at: float
     sidecar: int  # which process of the sidecar was there, or came next
     hello: dict[str, Any]

@@ -43,7 +43,7 @@ class Sessions:
     Args:
         wheel_class: The wheel to run on.
         timeout: The server's timeout, in seconds.
-        uids: Who is asked for from the start; others are once they were named.
+        uids: Users checked from the start; others are once they were named.
         separator: Separates a device from its user; "": devices are not counted.
     """
 
@@ -202,7 +202,7 @@ class Sessions:
     def signs_of_life(
         self, name: str, signs: ActivityBatch
     ) -> list[tuple[int, int, int]]:
-        """Apply them; what is bad in them, as `Presence.heard` tells it."""
+        """Apply them; return the faults that `Presence.heard` reports."""
         expected = []
         bad = dict[int, tuple[int, int, int]]()  # by frame
         for position in range(len(signs.uids)):

@@ -437,7 +437,7 @@ def test_after_a_long_pause_a_gateway_gets_time_to_send_what_it_had_collected(
     gateway.reading_paused(900.0)
     gateway.reading_resumed(1_000.0)
     gateway.heard(1_001.0)
-    gateway.empty_at = 1_001.0  # which proves nothing of what it still has to send
+    gateway.empty_at = 1_001.0  # it may still have events to send
     # No fresh timeout: pauses could follow each other for ever.
     assert gateway.clearance(1_001.0, hold=HOLD_S) == (NEVER, 941.0, NEVER, UNREAD)
     gateway.empty_at = 1_003.0

@@ -1,4 +1,4 @@
-"""Commands for timers: what is compiled behaves as its reference in Python.
+"""Commands for timers: the compiled code behaves like its reference in Python.
 
 That the reference is right is for the tests of timers' states and of their scheduler,
 which run with both.

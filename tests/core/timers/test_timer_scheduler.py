@@ -160,7 +160,7 @@ class Modelled(Rig):
         self.try_again(key, gateway=gateway)
 
     def hand_in(self) -> list[float]:
-        """Hand in a reading; check who was fired, and whose run was ended."""
+        """Hand in a read; check the timers that fired, and the attempts that ended."""
         orders, records = (
             len(self.decided.changes.commands),
             len(self.decided.changes.records),
@@ -236,7 +236,7 @@ class Modelled(Rig):
         return was_written
 
     def crash(self, *, away_s: float = 0.0) -> None:
-        """End the process; what was not written was never said."""
+        """End the process; nothing that was not written had been sent."""
         self.model = dict(self.on_disk)
         self.results.clear()
         self.snapshots.clear()
@@ -275,7 +275,7 @@ class Modelled(Rig):
         assert +self.timetable.results == self.results
 
     def check_prompt(self) -> None:
-        """Whatever is due by now has fired, and what was not answered is over."""
+        """All due timers have fired, and attempts without an answer are over."""
         for it in self.model.values():
             if it.state == "pending":
                 assert it.due > self.ms - PROMPT_MS, it
@@ -536,7 +536,7 @@ def test_a_ring_begun_anew_takes_nothing_from_the_reading_that_was_under_way(
     rig.start()
     assert rig.begin_reading(of_due=False)
     rig.read()
-    for number in range(5):  # too much, while what was read waits to be handed in
+    for number in range(5):  # too many, while rows wait to be handed in
         rig.after(f"late{number}", 60)
     rig.cancel("early0")
     rig.commit()
@@ -645,7 +645,7 @@ def test_time_in_which_the_gateway_was_not_read_does_not_count_for_a_run(
     assert rig.timer("k").state == "fired"
     rig.wait(1.2)
     assert (rig.timer("k").state, rig.timer("k").attempts) == ("pending", 1)
-    # What is fired later has no more time than any other.
+    # A timer fired later has no more time than any other.
     rig.wait(15)
     assert len(rig.log) == 2
     rig.wait(60.2)

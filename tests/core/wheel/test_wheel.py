@@ -280,7 +280,7 @@ class Model:
         self.check_copies()
 
     def check_copies(self) -> None:
-        """`clocks` has every user's, in order, and `owned` every user of a gateway."""
+        """`clocks` has all users' clocks, in order, and `owned` all users of a gateway."""
         mono = self.now + 0.1
         *columns, _ = self.wheel.clocks(self.now, mono)
         assert [*zip(*columns, strict=True)] == sorted(

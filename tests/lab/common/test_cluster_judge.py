@@ -1,4 +1,4 @@
-"""The judge of several hosts: wrong histories of who is online anywhere, and right ones."""
+"""The judge of several hosts: wrong and right histories of users online anywhere."""
 
 from typing import Final
 
@@ -76,7 +76,7 @@ class Journal(Player):
         self._record(float(decided or at), "offline", uid, host, reason)
 
     def listed(self, at: float, *users: str, is_settled: bool = True) -> None:
-        """Who is online, by a list."""
+        """The online users, by a list."""
         self.judge.take_list(0, {*users}, is_settled=is_settled, at=at)
 
     def listed_early(self, at: float) -> None:

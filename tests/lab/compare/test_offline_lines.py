@@ -1,4 +1,4 @@
-"""The lines of another detector: what is understood, and what is said of the rest."""
+"""The lines of another detector: valid ones, and the messages about others."""
 
 import json
 import re

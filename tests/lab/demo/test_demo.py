@@ -1,4 +1,4 @@
-"""The demo's parts, in process: its plans, scripts, lines and picture, and what it refuses."""
+"""The demo's parts, in process: plans, scripts, lines, picture and refusals."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The storm guard in a running service: what it logs, what it counts, what it costs."""
+"""The storm guard in a running service: its log lines, counters and cost."""
 
 from typing import Any, Final
 

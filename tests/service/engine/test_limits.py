@@ -1,4 +1,4 @@
-"""Each limit: what is at it is served; one more is refused with its name, and counted."""
+"""Each limit: up to it, all is served; one more is refused with its name, and counted."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ ELSEWHERE: Final = {
     "cluster.max_questions",
     "cluster.max_link_questions",
 }
-# Bounds at which nothing is refused: they choose a pace, or what is kept in memory.
+# Bounds at which nothing is refused: they limit a pace, or memory.
 PACES: Final = {"limits.gateway_hold_s", "limits.window", "limits.tail"}
 
 

@@ -1,4 +1,4 @@
-"""Promises to ping, and gateways that miss theirs: how that is counted and told."""
+"""Promises to ping, and the counts and log lines of gateways that break theirs."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -92,7 +92,7 @@ class Gateway:
 
 
 def compare(gateway: Gateway, log: list[Record]) -> None:
-    """Compares what a gateway reported with the log and with what it was told."""
+    """Compares the reports of a gateway with the log and with its records."""
     mine = [record for record in log if record.gateway == gateway.sidecar.name]
     assert [record["seq"] for record in gateway.records] == [it.seq for it in mine]
     decided: dict[int | None, list[tuple[str, str]]] = {}

@@ -59,7 +59,7 @@ async def test_other_links_go_on_while_timers_cannot_be_written(rig: Rig) -> Non
         for caller in (other, watcher):
             await caller.send(["ping", 2])
             assert await caller.expect("pong") == [2]
-        # What was asked of timers is still not on disk, nor said to be.
+        # The timer requests are still not durable, and not confirmed.
         assert await gateway.is_told_nothing(5)
         assert states(rig) == {}
     assert await gateway.expect("pong") == [1]

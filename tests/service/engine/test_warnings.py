@@ -1,4 +1,4 @@
-"""Warnings of a running service: what is logged, and how often."""
+"""Warnings of a running service, and how often they are logged."""
 
 from typing import Any, Final
 

@@ -17,7 +17,7 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The one line that says what is refused."""
+        """The single line of an error."""
         (told,) = json.loads(self.body).items()
         assert told[0] == "error"
         assert "\n" not in told[1]
@@ -59,7 +59,7 @@ async def ask(
     """One request.
 
     Args:
-        app: What is asked.
+        app: The application.
         method: GET or another.
         target: Path and query.
         pieces: Of the body, as they come.

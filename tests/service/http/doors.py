@@ -44,6 +44,6 @@ class Doors:
         return shown
 
     async def change(self, path: str, **body: object) -> tuple[int, dict[str, Any]]:
-        """The status of a change at the admin socket, and what is answered."""
+        """The status and the answer of a change at the admin socket."""
         answer = await self.ask("admin", "POST", path, json.dumps(body).encode())
         return answer.status, json.loads(answer.body)

@@ -40,7 +40,7 @@ class Reader:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """ASGI's: waits until what it brings is read."""
+        """ASGI's send: waits until its data is read."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = Headers(raw=message["headers"])

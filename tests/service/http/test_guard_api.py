@@ -1,4 +1,4 @@
-"""The storm guard's pages: who is held, and whose users a request releases."""
+"""The storm guard's pages: the held users, and their release."""
 
 import json
 from collections.abc import AsyncIterator

@@ -302,7 +302,7 @@ async def test_a_change_that_the_disk_does_not_take_is_made_once_it_does(
         assert expected in answer["error"]
         expected = "the timer 'k' of 'g' will be cancelled once the disk writes"
         assert expected in answer["error"]
-        # What is read needs no writer.
+        # Reading needs no writer.
         (timer,) = await doors.listed(TIMERS)
         assert timer["state"] == "pending"
         status, answer = await order(doors, "cancel", "g", "k")

@@ -1,4 +1,4 @@
-"""Links over real sockets: what is sent, in which order, when, and how a link ends."""
+"""Links over real sockets: the content, order and time of frames, and the ends of links."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def told(record: Record) -> tuple[Uid, str, str]:
 
 
 async def fresh(rig: Rig, name: str, *frames: list[Any]) -> Caller:
-    """A gateway that starts anew, with what it sends at once; it is not welcomed yet."""
+    """A gateway that starts fresh, with its first frames; it is not welcomed yet."""
     caller = await rig.connect()
     await caller.send(["hello", {"protocol": 1, "name": name, "fresh": True}], *frames)
     return caller
