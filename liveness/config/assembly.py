@@ -3,21 +3,31 @@
 The parts do not know `Config`: each gets plain numbers.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from liveness.config.compiled import CommandsUnderWay, Wheel
 from liveness.config.settings import Config
-from liveness.core.access import Access
+from liveness.core.access import Access, Peer
 from liveness.core.changes import Decisions, Disk
-from liveness.core.links.back_pressure import DiskLimits
+from liveness.core.effects import Effect
+from liveness.core.links.back_pressure import BackPressure, DiskLimits
 from liveness.core.links.cluster_questions import QuestionLimits
 from liveness.core.links.conversation import Conversation, ConversationLimits
 from liveness.core.links.handshake import Terms
-from liveness.core.links.link_registry import LinkCounts, LinkRegistryLimits
-from liveness.core.links.outbox import OutboxLimits, UnreadReplies
+from liveness.core.links.known_names import KnownNames
+from liveness.core.links.link import Link
+from liveness.core.links.link_registry import (
+    LinkCounts,
+    LinkRegistry,
+    LinkRegistryLimits,
+)
+from liveness.core.links.outbox import Outbox, OutboxLimits, UnreadReplies
+from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import Instant
-from liveness.core.server import Server, ServerLimits
+from liveness.core.server import Server
+from liveness.core.server_parts import ServerParts
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.gateway_table import GatewayTable
@@ -35,7 +45,7 @@ def _reconnect_grace(config: Config) -> float:
     return RECONNECT_S + min(config.flush, MOST_FLUSH_S)
 
 
-def _users(config: Config, decided: Decisions) -> tuple[Presence, Firing]:
+def _users(config: Config, decided: Decisions) -> tuple[GatewayTable, Presence, Firing]:
     separator, limits = config.presence.device_separator, config.limits
     wheel = Wheel(timeout=config.timeout_s, slots=config.slots, separator=separator)
     gateways = GatewayTable(
@@ -49,13 +59,14 @@ def _users(config: Config, decided: Decisions) -> tuple[Presence, Firing]:
         max_gateway_users=limits.max_gateway_users,
         device_separator=separator,
     )
-    return presence, Firing(
+    firing = Firing(
         wheel,
         gateways,
         decided,
         gateway_hold=limits.gateway_hold_s,
         guard=_guard_rules(config),
     )
+    return gateways, presence, firing
 
 
 def _guard_rules(config: Config) -> GuardRules | None:
@@ -94,64 +105,83 @@ def make_server(
     counts: LinkCounts,
     access: Access,
     at: Instant,
-    next_timer: int,
-    timer_states: dict[str, int],
     new_conversation: Callable[[ConversationLimits], Conversation],
     host: str = "",
-) -> Server:
-    """The server, with its users, timers and links.
+) -> tuple[Server, ServerParts]:
+    """The server, without users and timers, for a `Shell`; and its parts, to be read.
 
-    Args:
-        config: The settings.
-        version: This sidecar's version.
-        disk: Which commits are durable.
-        decided: Without changes, with the stored cursors.
-        attended: The clock of deadlines.
-        counts: Counters of links.
-        access: The rights of each user of the host.
-        at: Now.
-        next_timer: The number of the next timer.
-        timer_states: How many stored timers have each state.
-        new_conversation: Makes the state machine of a new link.
-        host: The name of this host, if the shell can ask the cluster.
+    The decisions are empty and have the cursors on disk; the clock stands. *host* is the
+    name of this host, if the shell can ask the cluster.
     """
-    limits, terms = config.limits, _terms(config, version, host)
-    scheduler = TimerScheduler(
+    effects, terms = deque[Effect](), _terms(config, version, host)
+    unread, skipped = UnreadReplies(config.limits.max_unread_bytes), SkippedRanges()
+    registry = LinkRegistry(
+        effects,
+        decided,
+        attended=attended,
+        unread=unread,
+        counts=counts,
+        access=access,
+        limits=_registry_limits(config),
+    )
+    limits = _disk_limits(config)
+    pressure = BackPressure(effects, disk, registry, counts=counts, limits=limits)
+    gateways, presence, firing = _users(config, decided)
+    parts = ServerParts(
+        gateways,
+        presence,
+        firing,
+        _scheduler(config, decided, at),
+        registry,
+        KnownNames(registry, gateways, decided.cursors, skipped, disk),
+        pressure,
+        skipped,
+        unread,
+        attended,
+    )
+
+    def new_link(number: int, peer: Peer, now: float) -> Link:
+        outbox = Outbox(_outbox_limits(config), unread, disk, decided.cursors)
+        return Link(number, peer, now, new_conversation(terms.limits), outbox)
+
+    server = Server(
+        parts,
+        effects,
+        decided=decided,
+        disk=disk,
+        counts=counts,
+        terms=terms,
+        limits=_question_limits(config),
+        new_link=new_link,
+    )
+    return server, parts
+
+
+def _disk_limits(config: Config) -> DiskLimits:
+    return DiskLimits(
+        pause_firing=config.limits.pause_firing,
+        pause_reading=config.limits.pause_reading,
+        max_pending_commands=config.timers.max_pending,
+    )
+
+
+def _question_limits(config: Config) -> QuestionLimits:
+    return QuestionLimits(
+        max_rows=config.limits.max_where_rows,
+        of_link=config.cluster.max_link_questions,
+        in_all=config.cluster.max_questions,
+    )
+
+
+def _scheduler(config: Config, decided: Decisions, at: Instant) -> TimerScheduler:
+    return TimerScheduler(
         lambda now: Wheel(timeout=RING_S, slots=RING_SLOTS, now=now),
         CommandsUnderWay(),
         decided,
         at=at,
-        next_id=next_timer,
-        states=timer_states,
         retry_policy=config.timers.retry_policy,
         max_live=config.timers.max_live,
         max_loaded=config.timers.max_loaded,
-    )
-    return Server(
-        *_users(config, decided),
-        scheduler,
-        decided=decided,
-        attended=attended,
-        disk=disk,
-        unread=UnreadReplies(limits.max_unread_bytes),
-        counts=counts,
-        access=access,
-        terms=terms,
-        limits=ServerLimits(
-            registry=_registry_limits(config),
-            outbox=_outbox_limits(config),
-            disk=DiskLimits(
-                pause_firing=limits.pause_firing,
-                pause_reading=limits.pause_reading,
-                max_pending_commands=config.timers.max_pending,
-            ),
-            max_where_rows=limits.max_where_rows,
-            questions=QuestionLimits(
-                of_link=config.cluster.max_link_questions,
-                in_all=config.cluster.max_questions,
-            ),
-        ),
-        new_conversation=lambda: new_conversation(terms.limits),
     )
 
 

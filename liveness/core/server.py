@@ -2,8 +2,9 @@
 
 A shell gives it what happens: a link connects, bytes arrive, time passes, a row is read.
 The server changes its state at once, and adds to `effects` what the shell is to do, in
-order and before it calls the server again. Two shells run it: `service.engine` on sockets, clock and disk, and
-`liveness.testing` on sockets and a scripted clock and disk.
+order and before it calls the server again (`core.shell`). Two shells run it:
+`service.engine` on sockets, clock and disk, and `liveness.testing` on sockets and a
+scripted clock and disk.
 
 A turn of a shell has four phases. It accounts for the time that passed (`advance`), reads
 links (`received`, `read_empty`), fires what is due (`fire`), and commits (`commit`).
@@ -13,55 +14,36 @@ was read empty past the user's deadline.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from liveness.core.access import Access, Peer
+from liveness.core.access import Peer
 from liveness.core.changes import Decisions, Disk
-from liveness.core.cursors import (
-    FORGOTTEN,
-    NOT_LINKED,
-    PENDING,
-    SENT,
-    UNWANTED,
-    Unacknowledged,
-    losing_gateway,
-)
 from liveness.core.effects import Effect, LogLine, WriteAttempt
-from liveness.core.links.back_pressure import BackPressure, DiskLimits
 from liveness.core.links.cluster_questions import (
     ClusterSession,
     Partial,
     QuestionLimits,
 )
-from liveness.core.links.conversation import Conversation
 from liveness.core.links.handshake import Handshake, Terms
 from liveness.core.links.link import Link
 from liveness.core.links.link_registry import (
     LinkCounts,
-    LinkRegistry,
-    LinkRegistryLimits,
 )
 from liveness.core.links.operator_warnings import OperatorWarnings
-from liveness.core.links.outbox import Outbox, OutboxLimits, UnreadReplies
 from liveness.core.links.requests import Requests
-from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import (
     GATEWAY,
     HostReading,
     Instant,
-    Logged,
     OnlineFields,
     TimerRecord,
 )
-from liveness.core.sessions.attended_clock import AttendedClock
+from liveness.core.server_parts import ServerParts
 from liveness.core.sessions.clearance import GatewayState
-from liveness.core.sessions.firing import Firing
-from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.restore import restore_sessions
 from liveness.core.sessions.storm_guard import Storm
-from liveness.core.timers.timer_scheduler import Due, TimerScheduler
+from liveness.core.timers.timer_scheduler import Due
 from liveness.core.wheel.restart import SessionRestorer
 from liveness.core.wire.link_requests import Cancel
 from liveness.errors import Code
@@ -78,97 +60,57 @@ class MayRead(Enum):
     NO = 3  # it has ended, or is not welcomed yet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """What links may use."""
-
-    registry: LinkRegistryLimits
-    outbox: OutboxLimits
-    disk: DiskLimits
-    max_where_rows: int  # in one answer to where
-    questions: QuestionLimits  # to the cluster
-
-
 class Server:
     """Links, users and timers, and the rules for all of them.
 
     Args:
-        presence: The users.
-        firing: Ends the sessions of silent users.
-        scheduler: The timers.
-        decided: Where all put their decisions.
-        attended: The clock of deadlines; the shell begins and pauses it.
+        parts: What it consists of.
+        effects: Where it and its parts put what the shell is to do.
+        decided: Where they put their decisions.
         disk: How far the disk is.
-        unread: The replies that links have not read.
         counts: What is counted of links.
-        access: What each user of the host may do.
         terms: What `welcome` says.
-        limits: What links may use.
-        new_conversation: Makes the state machine of a new link.
+        limits: What requests may ask for.
+        new_link: Makes a link of its number, its peer and attended seconds.
     """
 
     def __init__(
         self,
-        presence: Presence,
-        firing: Firing,
-        scheduler: TimerScheduler,
+        parts: ServerParts,
+        effects: deque[Effect],
         *,
         decided: Decisions,
-        attended: AttendedClock,
         disk: Disk,
-        unread: UnreadReplies,
         counts: LinkCounts,
-        access: Access,
         terms: Terms,
-        limits: ServerLimits,
-        new_conversation: Callable[[], Conversation],
+        limits: QuestionLimits,
+        new_link: Callable[[int, Peer, float], Link],
     ) -> None:
-        self.presence = presence
-        self.gateways = presence.gateways
-        self.firing = firing
-        self.scheduler = scheduler
-        self.effects: deque[Effect] = deque()
-        self.skipped = SkippedRanges()
-        self.registry = LinkRegistry(
-            self.effects,
-            decided,
-            attended=attended,
-            unread=unread,
-            counts=counts,
-            access=access,
-            limits=limits.registry,
-        )
-        self.pressure = BackPressure(
-            self.effects, disk, self.registry, counts=counts, limits=limits.disk
-        )
+        self.effects = effects
+        self._gateways, self._presence = parts.gateways, parts.presence
+        self._firing, self._scheduler = parts.firing, parts.scheduler
+        self._registry, self._names = parts.registry, parts.names
+        self._pressure = parts.pressure
         self._decided = decided
-        self._attended = attended
-        self._disk = disk
+        self._attended = parts.attended
         self._counts = counts
-        self.unread = unread
-        self._limits = limits
-        self._new_conversation = new_conversation
+        self._new_link = new_link
         self._requests = Requests(
-            self.effects,
-            presence,
-            firing,
-            scheduler,
-            commit=lambda: self.commit(with_cursors=True),
-            registry=self.registry,
+            effects,
+            parts.presence,
+            parts.firing,
+            parts.scheduler,
+            commit=self.commit,
+            registry=parts.registry,
             handshake=Handshake(
-                self.effects,
-                decided,
-                self.skipped,
-                disk=disk,
-                terms=terms,
+                effects, decided, parts.skipped, disk=disk, terms=terms
             ),
             disk=disk,
             counts=counts,
-            max_where_rows=limits.max_where_rows,
             host=terms.host,
-            question_limits=limits.questions,
+            limits=limits,
         )
-        self._warnings = OperatorWarnings(self.effects, self.gateways, firing.guard)
+        self._warnings = OperatorWarnings(effects, parts.gateways, parts.firing.guard)
 
     def restore(
         self, online: Iterable[OnlineFields], at: Instant, restorer: SessionRestorer
@@ -182,14 +124,14 @@ class Server:
         Raises:
             ValueError: A row of the online set is damaged.
         """
-        gateways = self.gateways
+        gateways = self._gateways
         for (role, name), cursor in self._decided.cursors.items():
             timeout = cursor.timeout or gateways.timeout
             in_force = cursor.in_force or timeout
             if role == GATEWAY and (cursor.timeout or in_force > timeout):
                 gateway = gateways.add(name)
                 gateways.set_timeout(gateway, cursor.timeout, at.now, in_force=in_force)
-        restore_sessions(self.presence, online, at, restorer)
+        restore_sessions(self._presence, online, at, restorer)
 
     # --- links ----------------------------------------------------------------
 
@@ -201,17 +143,11 @@ class Server:
             peer: The process that connected.
             at: Now.
         """
-        link = Link(
-            number,
-            peer,
-            at.now,
-            self._new_conversation(),
-            Outbox(self._limits.outbox, self.unread, self._disk, self._decided.cursors),
-        )
+        link = self._new_link(number, peer, at.now)
         # Read it after the links that have waited longer: otherwise an endless stream of
         # new links would keep others from being read.
         link.read_at = at.mono
-        self.registry.opened(link, at.state_ms)
+        self._registry.opened(link, at.state_ms)
         return link
 
     def may_read(self, link: Link, *, must: bool = False) -> MayRead:
@@ -223,13 +159,13 @@ class Server:
         """
         if not link.is_open or self._requests.defers(link):
             return MayRead.NO
-        if not must and self._is_held_back(link):
+        if not must and link.is_held_back:
             return MayRead.LATER
         if link.outbox.is_full:
             # It is read again once its replies are written, if it reads them.
             if not link.outbox.is_unread:
                 return MayRead.LATER
-            self.registry.overload(link, link.outbox.excess)
+            self._registry.overload(link, link.outbox.excess)
             return MayRead.NO
         return MayRead.YES
 
@@ -248,7 +184,7 @@ class Server:
         link.read_at = at.mono
         if not data:
             self._requests.cluster_questions.give_up(link, Partial.ENDED, at)
-            self.registry.end(link, why="closed by the other side")
+            self._registry.end(link, why="closed by the other side")
             return
         if link.gateway is not None:
             link.gateway.heard(at.now)
@@ -257,8 +193,8 @@ class Server:
                 self._requests.take(link, request, at, host)
         except Exception as error:
             self._end_by_fault(link, error)
-        self.registry.count_partial_frame(link)
-        self.registry.shed_unread()
+        self._registry.count_partial_frame(link)
+        self._registry.shed_unread()
 
     def read_empty(self, link: Link, now: float) -> None:
         """Note that a link's socket had nothing to read at an attended second."""
@@ -277,12 +213,20 @@ class Server:
     def closed(self, link: Link) -> None:
         """Forget a link whose socket is closed."""
         self._requests.cluster_questions.forget(link)
-        self.registry.closed(link)
+        self._registry.closed(link)
+
+    def expire_handshake(self, link: Link, now: float) -> None:
+        """End a link that has sent no hello in time, unless it has sent one since."""
+        self._registry.expire_handshake(link, now)
+
+    def end_unread(self, now: float, *, is_disk_short: bool) -> None:
+        """End links that read nothing for too long; see `LinkRegistry.end_unread`."""
+        self._registry.end_unread(now, is_disk_short=is_disk_short)
 
     def end_all(self, reason: str, at: Instant) -> None:
         """End all links with `bye`, once their requests are answered."""
         self._requests.cluster_questions.give_up_all(Partial.ENDED, at)
-        self.registry.end_all(reason)
+        self._registry.end_all(reason)
 
     def cluster_answered(
         self, ticket: int, found: Sequence[ClusterSession] | Partial, at: Instant
@@ -302,15 +246,11 @@ class Server:
         link.why_closed = Code.INTERNAL.value
         self._report_fault(link, error)
 
-    def can_read_on(self, link: Link) -> bool:
-        """Whether to read a link on in a turn that follows at once."""
-        return not link.outbox.is_full and not self._is_held_back(link)
-
     def _end_by_fault(self, link: Link, error: Exception) -> None:
         """End a link by a bug of the sidecar; the others go on."""
         self._report_fault(link, error)
         message = "a fault of the sidecar, see its log; connect anew"
-        self.registry.refuse(link, link.conversation.close(Code.INTERNAL, message))
+        self._registry.refuse(link, link.conversation.close(Code.INTERNAL, message))
 
     def _report_fault(self, link: Link, error: Exception) -> None:
         fields: dict[str, object] = {"link": link.number, "exc_info": error}
@@ -323,13 +263,10 @@ class Server:
         These are gateways with due users, and all links while attended time is paused.
         """
         if self._attended.is_paused:
-            return [*self.registry.links.values()]
-        names = [(GATEWAY, gateway.name) for gateway in self.firing.due_gateways()]
-        named = self.registry.named
+            return [*self._registry.links.values()]
+        names = [(GATEWAY, gateway.name) for gateway in self._firing.due_gateways()]
+        named = self._registry.named
         return [named[name] for name in names if name in named]
-
-    def _is_held_back(self, link: Link) -> bool:
-        return link.gateway is not None and link.gateway.reading_paused_at is not None
 
     # --- a turn ---------------------------------------------------------------
 
@@ -341,7 +278,7 @@ class Server:
             cpu: CPU seconds that this process has used so far.
             asked: For how long the shell meant to sleep, in seconds.
         """
-        attended, pressure = self._attended, self.pressure
+        attended, pressure = self._attended, self._pressure
         now = attended.turn(
             mono=at.mono,
             cpu=cpu,
@@ -352,8 +289,8 @@ class Server:
         pressure.look(now)
         # Time in which a link is not read does not count as a missing answer to a timer.
         is_absent = attended.is_paused or pressure.reading_is_paused
-        self.scheduler.turned(at, is_absent=is_absent, absent=were_held_back)
-        self.firing.advance(now, self.presence.wheel.steps)
+        self._scheduler.turned(at, is_absent=is_absent, absent=were_held_back)
+        self._firing.advance(now, self._presence.wheel.steps)
 
     def caught_up(self, mono: float, *, all_accepted: bool) -> None:
         """Let attended time run again, if it is paused and everything was read.
@@ -363,7 +300,7 @@ class Server:
             all_accepted: No link waits in the backlog from before the start.
         """
         if self._attended.is_paused:
-            links = self.registry.links.values()
+            links = self._registry.links.values()
             is_unread = any(link.must_read_bytes and link.is_open for link in links)
             all_read = all_accepted and not is_unread
             self._attended.resume_if_caught_up(mono=mono, all_read=all_read)
@@ -392,11 +329,11 @@ class Server:
         Returns:
             How many users were judged.
         """
-        self.scheduler.advance(at)
+        self._scheduler.advance(at)
         fired = 0
         if not self._attended.is_paused:
-            limit = self.pressure.fire_limit if limit is None else limit
-            fired = self.firing.fire(at, limit=limit)
+            limit = self._pressure.fire_limit if limit is None else limit
+            fired = self._firing.fire(at, limit=limit)
         self._warnings.storms(at.now)
         return fired
 
@@ -409,11 +346,6 @@ class Server:
 
     # --- from time to time ----------------------------------------------------
 
-    def missed_promises(self, now: float) -> list[GatewayState]:
-        """Gateways that seem to have missed a ping: read them, then call `missed`."""
-        gateways = self.gateways.by_name.values()
-        return [gateway for gateway in gateways if gateway.has_missed(now)]
-
     def missed(self, gateway: GatewayState, now: float) -> None:
         """Count a missed ping, unless it was read meanwhile."""
         if gateway.has_missed(now):
@@ -422,36 +354,36 @@ class Server:
     def note_cursors(self, at: Instant) -> None:
         """Note for the disk what changes without an event: cursors and timeouts."""
         cursors = self._decided.cursors
-        for link in self.registry.named.values():
+        for link in self._registry.named.values():
             link.outbox.follow(at.state_ms)
-        for gateway in [*self.gateways.by_name.values()]:
+        for gateway in [*self._gateways.by_name.values()]:
             if (GATEWAY, gateway.name) not in cursors and not (
                 gateway.users or gateway.is_linked
             ):
-                self.gateways.remove(gateway)
-                if self.firing.guard is not None:
-                    self.firing.guard.forget(gateway, at.now)
-        for gateway in self.gateways.timeouts_over(at.now):
+                self._gateways.remove(gateway)
+                if self._firing.guard is not None:
+                    self._firing.guard.forget(gateway, at.now)
+        for gateway in self._gateways.timeouts_over(at.now):
             cursors.store_longest_timeout(gateway.name, gateway.in_force)
 
     def warn(self, mono: float, now: float) -> None:
         """Warn of timeouts that are too short, and of links that take no more records."""
-        self._warnings.look(mono, now, self.registry.named.values())
+        self._warnings.look(mono, now, self._registry.named.values())
 
     # --- timers ---------------------------------------------------------------
 
     def take_timers(self, limit: int = TIMERS_AT_ONCE) -> list[int]:
         """Claim due timers, as far as the disk keeps up; pass their rows to `fire_timers`."""
-        if self.pressure.is_firing_throttled:
+        if self._pressure.is_firing_throttled:
             return []
-        return self.scheduler.take(limit, self.pressure.gateways_without_timers)
+        return self._scheduler.take(limit, self._pressure.gateways_without_timers)
 
     def fire_timers(self, rows: Iterable[Due], at: Instant) -> list[float]:
         """Fire claimed timers; return the lateness of each, in seconds."""
         rows = [*rows]
         names = {timer.gateway for timer, _ in rows}
-        delivered = {name: self._delivered_seq(name) for name in names}
-        lateness, waiting = self.scheduler.fire(rows, at, delivered)
+        delivered = {name: self._names.delivered_seq(name) for name in names}
+        lateness, waiting = self._scheduler.fire(rows, at, delivered)
         self.effects.extend(WriteAttempt(gateway, key) for gateway, key in waiting)
         self.commit()
         return lateness
@@ -459,79 +391,24 @@ class Server:
     def fire_again(self, records: Iterable[TimerRecord], at: Instant) -> None:
         """Have timers fire again whose records their gateways will never receive."""
         for record in records:
-            self.scheduler.fire_again(record.gateway, record.key, record.seq, at)
+            self._scheduler.fire_again(record.gateway, record.key, record.seq, at)
         self.commit()
-
-    def _delivered_seq(self, gateway: str) -> int:
-        """The seq up to which a gateway was sent its records."""
-        link = self.registry.named.get((GATEWAY, gateway))
-        cursor = self._decided.cursors.get((GATEWAY, gateway))
-        if link is not None and link.outbox.position is not None:
-            position = link.outbox.position
-        elif cursor is not None:
-            position = cursor.seq
-        else:
-            return 0  # a name that was forgotten; it may come back
-        position = self.skipped.delivered(gateway, position)
-        # Records that were trimmed will never be sent.
-        return max(position, self._disk.first - 1)
 
     # --- for an operator ------------------------------------------------------
 
-    def unacknowledged(self, record: Logged) -> Unacknowledged | None:
-        """Why the gateway that loses a user by *record* has not acknowledged it.
-
-        None if it has, or if there is no such gateway.
-        """
-        gateway = losing_gateway(record)
-        if gateway is None:
-            return None
-        link = self.registry.named.get((GATEWAY, gateway))
-        cursor = self._decided.cursors.get((GATEWAY, gateway))
-        if cursor is None:
-            return Unacknowledged(gateway, FORGOTTEN)
-        if link is not None and link.hello and record.kind not in link.hello.kinds:
-            return Unacknowledged(gateway, UNWANTED)
-        if cursor.seq >= record.seq:
-            return None
-        if link is None:
-            return Unacknowledged(gateway, NOT_LINKED)
-        outbox = link.outbox
-        is_sent = (outbox.position or 0) >= record.seq
-        why = SENT if is_sent else outbox.stop or PENDING
-        return Unacknowledged(gateway, why, outbox.unacked)
-
     def cancel_timer(self, gateway: str, key: str, at: Instant) -> None:
         """Cancel the live timer of a key."""
-        self.scheduler.request(gateway, [Cancel(key, None)], at)
+        self._scheduler.request(gateway, [Cancel(key, None)], at)
         self.commit()
 
     def retry_timer(self, gateway: str, key: str, at: Instant) -> None:
         """Try a failed or pending timer now."""
-        self.scheduler.try_again(gateway, key, at)
+        self._scheduler.try_again(gateway, key, at)
         self.commit()
-
-    def names_in_use(self) -> list[tuple[str, str]]:
-        """The roles and names that have a link or users."""
-        gateways = self.gateways.by_name.values()
-        with_users = [(GATEWAY, gateway.name) for gateway in gateways if gateway.users]
-        return [*self.registry.named, *with_users]
-
-    def why_in_use(self, role: str, name: str) -> str | None:
-        """Why a name cannot be forgotten now; None if it can."""
-        if (role, name) in self.registry.named:
-            return "is connected; stop it first"
-        gateway = self.gateways.by_name.get(name) if role == GATEWAY else None
-        if gateway is not None and gateway.users:
-            return (
-                f"has {gateway.users} users online; they go offline by themselves if it "
-                "does not come back"
-            )
-        return None
 
     def forget(self, role: str, name: str) -> None:
         """Forget a name and its cursor."""
-        assert self.why_in_use(role, name) is None
+        assert self._names.why_in_use(role, name) is None
         self._decided.cursors.forget((role, name))
         self.commit(with_cursors=True)
         fields: dict[str, object] = {"role": role, "name": name}
@@ -545,8 +422,8 @@ class Server:
         Returns:
             The storms that this ended; none without a guard or such a gateway.
         """
-        guard, now = self.firing.guard, self._attended.now
-        gateway = None if name is None else self.gateways.by_name.get(name)
+        guard, now = self._firing.guard, self._attended.now
+        gateway = None if name is None else self._gateways.by_name.get(name)
         if guard is None or (name is not None and gateway is None):
             return []
         released = guard.release(gateway, now)

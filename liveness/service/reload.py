@@ -96,9 +96,9 @@ class Reloader:
 
     def _apply(self, config: Config, access: Access, token: Token | None) -> None:
         previous, sidecar = self._config, self._sidecar
-        sidecar.server.registry.access = access
+        sidecar.parts.registry.access = access
         is_new_token = bool(
-            sidecar.token and token and sidecar.token.replace_with(token)
+            sidecar.http.token and token and sidecar.http.token.replace_with(token)
         )
         if is_new_token:
             sidecar.streams.end_disallowed()

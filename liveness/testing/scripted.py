@@ -100,7 +100,7 @@ class ScriptedSidecar:
         self._view = ScriptedView(config, within)
         self._host = self._view.host
         self.events = self._view.events
-        self.refused: list[tuple[str | None, Refusal]] = self._host.refused
+        self.refused: list[tuple[str | None, Refusal]] = self._host.shell.refused
         self._host.start()
 
     # --- time -----------------------------------------------------------------
@@ -127,8 +127,9 @@ class ScriptedSidecar:
     def users(self) -> dict[Uid, Session]:
         """The users online, each with its session."""
         self._host.turn()
-        presence = self._host.server.presence
-        numbers = [gateway.number for gateway in presence.gateways.by_name.values()]
+        presence = self._host.parts.presence
+        gateways = self._host.parts.gateways.by_name.values()
+        numbers = [gateway.number for gateway in gateways]
         uids, _ = presence.wheel.owned(numbers, 0, UNLIMITED)
         return {row[0]: Session(*row[1:]) for row in presence.where(uids)}
 
@@ -154,11 +155,11 @@ class ScriptedSidecar:
         """Wait until this user is online; return its session."""
         await self._view.until_of(
             uid,
-            lambda: self._host.server.presence.where([uid]),
+            lambda: self._host.parts.presence.where([uid]),
             f"{uid!r} is not online",
             within,
         )
-        (row,) = self._host.server.presence.where([uid])
+        (row,) = self._host.parts.presence.where([uid])
         return Session(*row[1:])
 
     async def offline(
@@ -216,7 +217,7 @@ class ScriptedSidecar:
         """Wait until this gateway is connected and has said hello."""
         key = GATEWAY, gateway
         await self._view.until(
-            lambda: key in self._host.server.registry.named,
+            lambda: key in self._host.parts.registry.named,
             f"{gateway} has no link",
             within,
         )
@@ -237,10 +238,10 @@ class ScriptedSidecar:
     def drop(self, gateway: str) -> None:
         """Close the link of this gateway. It may connect again."""
         self._host.turn()
-        link = self._host.server.registry.named.get((GATEWAY, gateway))
+        link = self._host.parts.registry.named.get((GATEWAY, gateway))
         if link is None:
             raise ValueError(f"{gateway} has no link to drop; {self._view.summary()}")
-        self._host.close(self._host.sockets[link.number])
+        self._host.shell.close(self._host.shell.sockets[link.number])
         self._host.settle()
 
     def refuse(self, gateway: str, code: str) -> None:
@@ -255,24 +256,25 @@ class ScriptedSidecar:
                 f"{code} ends no link; have the gateway send a frame that causes it"
             )
         self._host.turn()
-        registry = self._host.server.registry
+        registry = self._host.parts.registry
         link = registry.named.get((GATEWAY, gateway))
         if link is None:
             self._host.refuse_next[gateway].append(known)
         else:
-            registry.refuse(link, link.conversation.close(known, REFUSED))
+            with self._host.shell:
+                registry.refuse(link, link.conversation.close(known, REFUSED))
         self._host.settle()
 
     @contextmanager
     def not_reading(self) -> Iterator[None]:
         """Read nothing inside this `with`, like a sidecar that is too busy."""
         self._host.turn()
-        self._host.is_reading = False
+        self._host.shell.is_reading = False
         self._host.settle()
         try:
             yield
         finally:
-            self._host.is_reading = True
+            self._host.shell.is_reading = True
             self._host.turn()
             self._host.settle()
 
@@ -302,7 +304,7 @@ class ScriptedSidecar:
         link.
         """
         self._host.turn()
-        self._host.server.scheduler.deleted(self._host.disk.trim())
+        self._host.parts.scheduler.deleted(self._host.disk.trim())
 
     def stop(self, reason: str = "the sidecar stops") -> None:
         """Stop as planned, with `bye` to all that read. After `start`, users' clocks continue."""
@@ -311,7 +313,8 @@ class ScriptedSidecar:
         self.path.unlink()
         if not self._host.disk.failure:
             self._host.save_clocks()
-        self._host.server.registry.end_all(reason)
+        with self._host.shell as server:
+            server.end_all(reason, self._host.at())
         self._host.settle()
         self._host.forget()
 
@@ -320,8 +323,8 @@ class ScriptedSidecar:
         self._host.turn()
         self._host.stop_listening()
         self._host.forget()
-        for held in [*self._host.sockets.values()]:
-            self._host.close(held)
+        for held in [*self._host.shell.sockets.values()]:
+            self._host.shell.close(held)
         self._host.settle()
 
     def start(self, *, new_log: bool = False) -> None:
@@ -340,12 +343,12 @@ class ScriptedSidecar:
 
     async def _serve(self) -> None:
         while True:
-            await anyio.wait_readable(self._host.selector.fileno())
+            await anyio.wait_readable(self._host.shell.selector.fileno())
             self._host.turn()
 
     def _leave(self) -> None:
         if self._host.listener is not None:
             self._host.stop_listening()
-        for held in [*self._host.sockets.values()]:
-            self._host.close(held)
-        self._host.selector.close()
+        for held in [*self._host.shell.sockets.values()]:
+            self._host.shell.close(held)
+        self._host.shell.selector.close()

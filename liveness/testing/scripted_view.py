@@ -93,7 +93,7 @@ class ScriptedView:
         self.host.turn()
         return {
             name: link.outbox.unacked
-            for (role, name), link in self.host.server.registry.named.items()
+            for (role, name), link in self.host.parts.registry.named.items()
             if role == GATEWAY
         }
 
@@ -148,11 +148,11 @@ class ScriptedView:
         state = [f"linked: {', '.join(self.links()) or 'no gateway'}"]
         if host.listener is None:
             state.append("the sidecar is not running")
-        if not host.is_reading:
+        if not host.shell.is_reading:
             state.append("it does not read")
         if host.disk.failure:
             state.append("its disk is full")
-        if host.refused:
-            name, refusal = host.refused[-1]
+        if host.shell.refused:
+            name, refusal = host.shell.refused[-1]
             state.append(f"refused last: {name}, {refusal.code}: {refusal.message}")
         return "; ".join(state)

@@ -22,7 +22,6 @@ from liveness.core.effects import Effect, LogLine, LogRefusal
 from liveness.core.links.conversation import Conversation
 from liveness.core.links.link import Link
 from liveness.core.records import Instant
-from liveness.core.server import Server
 from liveness.core.wire.framing import encode
 from liveness.testing.scripted_disk import ScriptedDisk
 from liveness.testing.scripted_link import LinkCounters
@@ -46,7 +45,6 @@ class Shell:
         timers: TimerSettings = TIMERS,
         **limits: Any,
     ) -> None:
-        self.host = host
         config = Config(
             socket=SocketSettings(path=Path("/nowhere/g.sock")),
             state=StateSettings(dir=Path("/nowhere")),
@@ -64,10 +62,7 @@ class Shell:
         self.cursors = Cursors()
         self.decided = Decisions(1, self.cursors, new_batch=RecordBatch)
         self.attended = make_attended_clock(config, mono=0.0, cpu=0.0)
-        self.server = self._server(config)
-
-    def _server(self, config: Config) -> Server:
-        return make_server(
+        self.server, self.parts = make_server(
             config,
             version=__version__,
             disk=self.disk,
@@ -78,10 +73,8 @@ class Shell:
                 gateways=ANYONE, watchers=ANYONE, everyone=ANYONE, admin=ANYONE
             ),
             at=self.at,
-            next_timer=1,
-            timer_states={},
             new_conversation=lambda limits: Conversation(limits, Reader),
-            host=self.host,
+            host=host,
         )
 
     @property
@@ -111,7 +104,7 @@ class Shell:
 
     def write(self) -> None:
         """Have the disk write everything."""
-        self.disk.write(self.cursors, self.server.scheduler)
+        self.disk.write(self.cursors, self.parts.scheduler)
 
     def gateway(self, name: str = "g", **options: object) -> Link:
         """A gateway whose welcome is sent."""
@@ -125,7 +118,7 @@ class Shell:
         """Let time pass, with every link read empty at its end."""
         self.mono += seconds
         self.server.advance(self.at, cpu=0.0, asked=seconds)
-        for link in self.server.registry.links.values():
+        for link in self.parts.registry.links.values():
             self.server.read_empty(link, self.attended.now)
 
 

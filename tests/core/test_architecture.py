@@ -66,6 +66,12 @@ def test_the_clients_rules_import_only_each_other_and_the_core(path: Path) -> No
     assert forbidden(path.read_text(), path.name) <= OF_THE_CLIENT
 
 
+def test_only_shells_keep_a_server() -> None:
+    users = [*(PACKAGE / "service").rglob("*.py"), *(PACKAGE / "testing").glob("*.py")]
+    keeping = [path.name for path in users if "self._server." in path.read_text()]
+    assert keeping == ["engine_shell.py", "scripted_shell.py"]
+
+
 @pytest.mark.parametrize("module", ONLY_IN)
 def test_only_one_file_of_the_core_imports_it(module: str) -> None:
     importing = [path.name for path in CORE if module in imported(path.read_text())]

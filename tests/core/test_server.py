@@ -116,7 +116,7 @@ def test_a_successor_that_ends_meanwhile_takes_no_name(shell: Shell) -> None:
     shell.server.received(newer, b"", shell.at, None)
     shell.server.replace(older)
     assert kinds(shell.effects()) == [Close, Close]
-    assert shell.server.registry.named == {}
+    assert shell.parts.registry.named == {}
 
 
 def test_a_replaced_watcher_has_nothing_to_be_read(shell: Shell) -> None:
@@ -201,10 +201,10 @@ def test_a_link_that_ends_on_a_failing_disk_is_told_only_why(shell: Shell) -> No
     link = shell.gateway()
     shell.disk.failure = FULL
     shell.says(link, ["login", "u"], ["ping", "not answered"])
-    shell.server.registry.end_all("a test")
+    shell.parts.registry.end_all("a test")
     assert kinds(shell.effects()) == [Close]
     assert not link.outbox.has_replies
-    assert shell.server.unread.memory == 0
+    assert shell.parts.unread.memory == 0
     assert name_of(link.outbox.last_frame) == "bye"
 
 
@@ -213,7 +213,7 @@ def test_a_fault_of_a_request_ends_its_link_and_no_other(
 ) -> None:
     unlucky, other = shell.gateway("unlucky"), shell.gateway("other")
     with monkeypatch.context() as broken:
-        broken.delattr(type(shell.server.presence), "login")
+        broken.delattr(type(shell.parts.presence), "login")
         effects = shell.says(unlucky, ["login", "u"])
     assert effects == [Close(unlucky.number)]
     assert shell.counts.refused == {"internal": 1}
@@ -230,13 +230,13 @@ def test_a_fault_of_a_welcome_ends_its_link_and_no_other(
     older, newer = shell.gateway(), shell.connect()
     assert shell.says(newer, hello(), ["ping", 1]) == [ReadFirst(older.number)]
     with monkeypatch.context() as patch:
-        patch.setattr(shell.server.gateways, "set_timeout", broken)
+        patch.setattr(shell.parts.gateways, "set_timeout", broken)
         shell.server.replace(older)
     assert shell.effects() == [Close(older.number), Close(newer.number)]
     fresh = shell.connect()
     shell.says(fresh, hello(fresh=True), ["ping", 1])
     with monkeypatch.context() as patch:
-        patch.setattr(shell.server.registry, "send", broken)
+        patch.setattr(shell.parts.registry, "send", broken)
         assert shell.server.reset_sessions(shell.at) == [fresh]
     assert Close(fresh.number) in shell.effects()
     assert shell.counts.refused["internal"] == 2
@@ -263,11 +263,11 @@ def test_a_silent_user_is_fired_once_its_gateway_was_read_and_committed(
 def test_a_closed_link_leaves_nothing_behind(shell: Shell) -> None:
     link = shell.gateway()
     shell.says(link, ["login", "u"], ["ping", "x" * 1_000])
-    assert shell.server.unread.memory > 1_000
+    assert shell.parts.unread.memory > 1_000
     shell.server.closed(link)
-    registry = shell.server.registry
-    assert (registry.links, registry.named, shell.server.unread.memory) == ({}, {}, 0)
-    assert replace(shell.server.gateways.by_name["g"], users=0).is_linked is False
+    registry = shell.parts.registry
+    assert (registry.links, registry.named, shell.parts.unread.memory) == ({}, {}, 0)
+    assert replace(shell.parts.gateways.by_name["g"], users=0).is_linked is False
 
 
 def answers(link: Link) -> list[Any]:
@@ -349,7 +349,7 @@ NEWER: Final = Peer(12, 1_002, frozenset())
 
 
 def troubles(shell: Shell) -> list[tuple[Any, ...]]:
-    rows = shell.server.registry.troubles.recent(shell.at.wall_ms)
+    rows = shell.parts.registry.troubles.recent(shell.at.wall_ms)
     return [(row.role, row.name, row.code, row.pid, row.unix_user) for row in rows]
 
 
@@ -435,7 +435,7 @@ def test_a_name_whose_hello_is_refused_is_kept_for_the_operator(
 
 def test_what_access_refuses_is_kept_for_the_operator_with_or_without_a_name() -> None:
     shell = Shell()
-    registry = shell.server.registry
+    registry = shell.parts.registry
     only_ada = Allowed(users=frozenset({OLDER.unix_user}))
     registry.access = replace(
         registry.access, gateways=only_ada, watchers=only_ada, names={"g": 7}

@@ -97,12 +97,11 @@ class Rig:
             self.implementation.CommandsUnderWay(),
             self.decided,
             at=self.now,
-            next_id=max(self.table, default=0) + 1,
-            states=dict(self.states),
             retry_policy=self.retry_policy,
             max_live=self.max_live,
             max_loaded=self.max_loaded,
         )
+        self.timetable.resume(max(self.table, default=0) + 1, dict(self.states))
 
     @property
     def now(self) -> Instant:

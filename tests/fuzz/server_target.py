@@ -41,7 +41,7 @@ class World(Shell):
         super().__init__(window=2, max_refused=5, max_gateways=2)
 
     def open_links(self) -> list[Link]:
-        return [*self.server.registry.links.values()]
+        return [*self.parts.registry.links.values()]
 
     def carry_out(self) -> None:
         effects = self.server.effects
@@ -51,9 +51,9 @@ class World(Shell):
                 case Commit():
                     self.disk.waiting.append(effect)
                 case ReadFirst():
-                    self.server.replace(self.server.registry.links[effect.link])
+                    self.server.replace(self.parts.registry.links[effect.link])
                 case Close():
-                    assert not self.server.registry.links[effect.link].is_open
+                    assert not self.parts.registry.links[effect.link].is_open
                 case LogLine(fields={"exc_info": BaseException() as fault}):
                     raise fault
                 case _:
@@ -62,14 +62,14 @@ class World(Shell):
 
     def holds(self) -> None:
         """Check the invariants, which hold for any input."""
-        registry = self.server.registry
+        registry = self.parts.registry
         for (role, name), link in registry.named.items():
             assert link.is_open
             assert link.hello is not None
             assert (link.hello.role, link.hello.name) == (role, name)
             assert registry.links[link.number] is link
         queued = [link.outbox._reply_bytes for link in self.open_links()]
-        assert self.server.unread.memory == sum(queued)
+        assert self.parts.unread.memory == sum(queued)
         assert all(size >= 0 for size in queued)
         assert registry.unfinished.bytes == sum(
             link.conversation.unfinished_bytes for link in self.open_links()
@@ -105,13 +105,13 @@ class World(Shell):
         if self.server.has_resets:
             self.server.reset_sessions(self.at)
         self.server.fire(self.at)
-        scheduler = self.server.scheduler
+        scheduler = self.parts.scheduler
         while window := scheduler.window():
             scheduler.fill(window, self.disk.coming(window))
         if numbers := self.server.take_timers():
             self.server.fire_timers(self.disk.due(numbers), self.at)
-        for link in self.server.registry.expired_handshakes(self.at.now):
-            self.server.registry.expire_handshake(link, self.at.now)
+        for link in self.parts.registry.expired_handshakes(self.at.now):
+            self.parts.registry.expire_handshake(link, self.at.now)
         self.server.note_cursors(self.at)
         self.server.commit()
 
@@ -155,8 +155,8 @@ def server(data: bytes) -> None:
     while world.server.has_resets:
         world.passes(0.0)
         world.carry_out()
-    assert world.server.unread.memory == 0
+    assert world.parts.unread.memory == 0
     requests = world.server._requests
     assert requests._backlogs == {}
     assert requests._replacing == requests._resets == {}
-    assert world.server.registry.named == {}
+    assert world.parts.registry.named == {}

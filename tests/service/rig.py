@@ -137,8 +137,9 @@ class Rig:
         self.sidecar = sidecar
         self.store = store
         self.engine = sidecar.engine
-        self.presence = sidecar.presence
-        self.firing = sidecar.server.firing
+        self.presence, self.firing = sidecar.presence, sidecar.parts.firing
+        self.gateways = sidecar.parts.gateways.by_name
+        self.registry, self.attended = sidecar.parts.registry, sidecar.parts.attended
         self.log_writer = sidecar.log_writer
         self.counts = sidecar.counts
         self.turns: list[float] = []  # when each was made, in virtual seconds
@@ -160,7 +161,7 @@ class Rig:
 
     def door(self, name: str = "http") -> Middleware:
         """What answers HTTP, without a server."""
-        return self.sidecar.http_app(name, lambda _: None)
+        return self.sidecar.http.app(name, lambda _: None)
 
     async def connect(self) -> Caller:
         caller = Caller(await anyio.connect_unix(self._path))

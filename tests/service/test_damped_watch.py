@@ -68,7 +68,8 @@ async def does(gateway: Caller, name: str, *uids: str) -> None:
 
 def cursor(rig: Rig) -> int:
     """The stored position of the watch."""
-    rig.engine.server.note_cursors(rig.engine.instant())
+    with rig.engine.shell as server:
+        server.note_cursors(rig.engine.instant())
     return rig.log_writer.cursors["watcher", NAME].seq
 
 
@@ -206,9 +207,7 @@ async def test_a_crash_loses_no_offline_that_waited(rig: Rig) -> None:
         await nothing_of(watch, 1)
         assert cursor(rig) == 2  # before ada's offline
         assert watch.position == 2
-        (link,) = [
-            it for it in rig.engine.server.registry.named.values() if it.gateway is None
-        ]
+        (link,) = [it for it in rig.registry.named.values() if it.gateway is None]
         assert link.outbox.unacked == 0  # so the window does not fill
         await watch._link.drop()
         await watch.connected()

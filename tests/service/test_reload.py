@@ -99,7 +99,7 @@ async def test_settings_take_effect_after_a_reading_that_hangs(
 async def test_readings_that_hang_take_only_a_few_threads(
     rig: Rig, jumping: MockClock
 ) -> None:
-    mount, access = Mount(rig.sidecar.config), rig.engine.registry.access
+    mount, access = Mount(rig.sidecar.config), rig.registry.access
     settings = reloader(rig, mount)
     for times in range(1, MOST_READINGS + 1):
         with structlog.testing.capture_logs() as logs:
@@ -120,7 +120,7 @@ async def test_readings_that_hang_take_only_a_few_threads(
     with structlog.testing.capture_logs() as logs:
         await settings.reload()
     assert [line["event"] for line in logs] == [READ]
-    assert rig.engine.registry.access == access
+    assert rig.registry.access == access
 
 
 @pytest.mark.parametrize("target", ["/v1/feed", "/v1/feed?kind=offline", "/v1/live"])
@@ -134,19 +134,19 @@ async def test_a_new_token_ends_only_streams_of_the_old_one(
     http = HttpSettings(token_file=path)
     async with running(tmp_path, http=http) as rig:
         sidecar = rig.sidecar
-        sidecar.token = read_token(path)
-        assert sidecar.token
+        sidecar.http.token = read_token(path)
+        assert sidecar.http.token
         settings = Reloader(
             sidecar.config, lambda: sidecar.config, sidecar, group=os.getegid()
         )
-        door = sidecar.http_app("http", lambda _: None)
+        door = sidecar.http.app("http", lambda _: None)
         headers = {"authorization": "Bearer the-token-until-now"}
         if signs_in:
-            signed = sidecar.token.sign(Clock().wall_ms() / 1_000)
+            signed = sidecar.http.token.sign(Clock().wall_ms() / 1_000)
             headers = {"cookie": f"liveness={signed}"}
         async with (
             reading(door, target, headers=headers) as reader,
-            reading(sidecar.http_app("admin", lambda _: None), target) as admin,
+            reading(sidecar.http.app("admin", lambda _: None), target) as admin,
         ):
             await reader.events(1)
             await admin.events(1)

@@ -20,10 +20,8 @@ SOON_S: Final = 1.0
 def note_counters(sidecar: SidecarService) -> None:
     """Notice what a sidecar has counted up to now, and what it is in."""
     presence, counts, disk = sidecar.presence, sidecar.counts, sidecar.log_writer
-    held, ignored = (
-        sidecar.server.firing.held(sidecar.engine.attended),
-        presence.ignored,
-    )
+    parts = sidecar.parts
+    held, ignored = parts.firing.held(parts.attended.now), presence.ignored
     met = counts.limits_met
     timers, results = sidecar.scheduler, sidecar.scheduler.results
     reached_of(
@@ -39,10 +37,10 @@ def note_counters(sidecar: SidecarService) -> None:
                 "other_clock"
             ],
             "core: a keepalive opens a session": presence.opened["keepalive"],
-            "core: time passes unattended": sidecar.engine.unattended,
+            "core: time passes unattended": sidecar.parts.attended.unattended,
             "core: offlines wait for the disk": met["limits.pause_firing"],
             "core, rarely: nobody is fired until the disk has caught up": (
-                sidecar.server.pressure.fire_limit == 0
+                sidecar.parts.pressure.fire_limit == 0
             ),
             "core: no socket is read until the disk has caught up": met[
                 "limits.pause_reading"

@@ -117,7 +117,7 @@ class Scripted(Sidecar):
     def metric(self, name: str, **labels: str) -> float:
         assert name == "liveness_events_ignored_total"
         return self._portal.call(
-            lambda: self.script._host.server.presence.ignored[labels["why"]]
+            lambda: self.script._host.parts.presence.ignored[labels["why"]]
         )
 
     def _linked(self) -> dict[str, int]:
@@ -211,7 +211,7 @@ def test_each_vector_holds(
         Decided(seq, "offline", "u", "nobody", 1, None, "logout", 1)
         for seq in range(1, 1_000)
     ]
-    script._host.server.presence.decided.next_seq = 1_000
+    script._host.parts.presence.decided.next_seq = 1_000
     before: list[Any] = BEFORE[case["before"]]
     link = sidecar.connect()
     link.send_bytes(packed(*before) + octets(case))

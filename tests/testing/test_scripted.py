@@ -97,7 +97,7 @@ async def test_a_user_falls_silent_at_its_timeout_and_not_before(
     assert summary([record]) == [("ada", "offline", "silence", 1)]
     assert (record["at"], record["seen"]) == (START_WALL_MS + 30_000, START_WALL_MS)
     assert (record["silence"], record["last"]) == (30, "login")
-    assert script._host.server.firing.early == 0
+    assert script._host.parts.firing.early == 0
 
 
 async def test_time_in_pieces_is_as_long_as_in_one(
@@ -391,7 +391,7 @@ async def test_events_of_a_replaced_link_count_even_if_the_newer_is_read_first(
     script: ScriptedSidecar,
 ) -> None:
     async with await anyio.connect_unix(script.path) as stream:
-        await script.until(lambda: script._host.sockets)
+        await script.until(lambda: script._host.shell.sockets)
         async with gateways(script, "gw") as older:
             with script.not_reading():
                 await stream.send(packed(["hello", {"protocol": 1, "name": "gw"}]))

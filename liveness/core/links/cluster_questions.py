@@ -49,8 +49,9 @@ class ClusterSession(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionLimits:
-    """How many questions may be under way."""
+    """How large an answer may be, and how many questions may be under way."""
 
+    max_rows: int
     of_link: int
     in_all: int
 

@@ -1,6 +1,7 @@
 """The server's view of a link: one connection of a gateway or watcher."""
 
 from liveness.core.access import Peer
+from liveness.core.effects import WakeWriter
 from liveness.core.links.conversation import Conversation
 from liveness.core.links.outbox import Outbox
 from liveness.core.sessions.clearance import GatewayState
@@ -27,6 +28,7 @@ class Link:
         outbox: Outbox,
     ) -> None:
         self.number = number
+        self.wake_writer = WakeWriter(number)  # made once, as each reply needs it
         self.peer = peer
         self.opened_at = opened_at
         self.conversation = conversation
@@ -37,6 +39,16 @@ class Link:
         self.must_read_bytes = 0
         self.read_at = 0.0  # when bytes were last read from it, in monotonic seconds
         self.why_closed = "closed by the other side"
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it is not read, as too many of its timer commands wait for the disk."""
+        return self.gateway is not None and self.gateway.reading_paused_at is not None
+
+    @property
+    def can_read_on(self) -> bool:
+        """Whether to read it on in a turn that follows at once."""
+        return not self.outbox.is_full and not self.is_held_back
 
     @property
     def hello(self) -> Hello | None:

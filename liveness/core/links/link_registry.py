@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
-from liveness.core.effects import Close, Effect, LogLine, LogRefusal, WakeWriter
+from liveness.core.effects import Close, Effect, LogLine, LogRefusal
 from liveness.core.links.link import Link
 from liveness.core.links.link_troubles import LinkTroubles
 from liveness.core.links.outbox import LimitMet, Outbox, Reply, UnreadReplies
@@ -275,7 +275,7 @@ class LinkRegistry:
         """Send a frame once all changes up to the ticket *after* are durable."""
         if not link.outbox.is_broken:
             link.outbox.queue(Reply(encode(frame), after, is_log_only))
-            self._effects.append(WakeWriter(link.number))
+            self._effects.append(link.wake_writer)
 
     def end(self, link: Link, frame: object | None = None, *, why: str) -> None:
         """Read no more from a link; it closes once its outbox is written."""

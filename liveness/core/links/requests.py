@@ -4,11 +4,11 @@ A reply that depends on a decision is sent once the decision is on disk.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, assert_never
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol, assert_never
 
 from liveness.core.changes import Disk
-from liveness.core.effects import Deliver, Effect, LogLine, ReadFirst, WakeWriter
+from liveness.core.effects import Deliver, Effect, LogLine, ReadFirst
 from liveness.core.links.cluster_questions import (
     ClusterQuestion,
     PendingQuestions,
@@ -49,6 +49,13 @@ RESET_STEPS: Final = 2_000
 WELCOMES: Final = 5
 
 
+class Commits(Protocol):
+    """A method that commits what was decided."""
+
+    def __call__(self, *, with_cursors: bool) -> int:
+        """See `Server.commit`."""
+
+
 class PendingWelcome(NamedTuple):
     """A link whose hello was accepted, and that is not welcomed yet."""
 
@@ -68,31 +75,30 @@ class Requests:
         firing: Firing,
         scheduler: TimerScheduler,
         *,
-        commit: Callable[[], int],
+        commit: Commits,
         registry: LinkRegistry,
         handshake: Handshake,
         disk: Disk,
         counts: LinkCounts,
-        max_where_rows: int,
         host: str,
-        question_limits: QuestionLimits,
+        limits: QuestionLimits,
     ) -> None:
         self._effects = effects
         self._presence = presence
         self._firing = firing
         self._scheduler = scheduler
-        self._commit = commit  # with cursors; returns the ticket for everything so far
+        self._commit = commit
         self._registry = registry
         self._handshake = handshake
         self._disk = disk
         self._counts = counts
-        self._max_where_rows = max_where_rows
+        self._max_where_rows = limits.max_rows
         self._host = host  # its name in the cluster; "" if there is none
         self.cluster_questions = PendingQuestions(
             effects,
             self._answer_question,
             limits_met=counts.limits_met,
-            limits=question_limits,
+            limits=limits,
         )
         # Links that are not welcomed yet. By number of the link: what it sent behind its
         # hello; the link whose older one is read first, by number of that; and the
@@ -150,7 +156,7 @@ class Requests:
             case Ack():
                 self._acknowledge(link, request, at)
             case Ping():
-                ticket = self._commit()
+                ticket = self._commit(with_cursors=True)
                 self._registry.send(link, ["pong", request.payload], after=ticket)
             case Where():
                 self._where(link, request, at)
@@ -188,7 +194,7 @@ class Requests:
                 question.found = ()  # nothing of the other hosts is for this link
             self.cluster_questions.ask(question, at)
         elif (found := self._sessions_here(link, request.uids, n, at)) is not None:
-            ticket = self._commit()
+            ticket = self._commit(with_cursors=True)
             self._registry.send(link, ["where", found], after=ticket)
 
     def _sessions_here(
@@ -217,7 +223,7 @@ class Requests:
             question.found = ()
         most = max(self._max_where_rows, len(question.uids))
         frame = cluster_answer(question, here, host=self._host, most=most)
-        ticket = self._commit()
+        ticket = self._commit(with_cursors=True)
         self._registry.send(link, frame, after=ticket)
 
     @staticmethod
@@ -267,11 +273,11 @@ class Requests:
         hello = link.hello
         assert hello is not None
         is_all = hello.role != GATEWAY and hello.scope == "all"
-        ticket = self._commit()
+        ticket = self._commit(with_cursors=True)
         if not link.outbox.is_broken:
             gateway = None if is_all else hello.name
             link.outbox.queue(ListReply(gateway, ticket))
-            self._effects.append(WakeWriter(link.number))
+            self._effects.append(link.wake_writer)
 
     def _acknowledge(self, link: Link, ack: Ack, at: Instant) -> None:
         following = self._disk.durable_seq + 1
@@ -288,7 +294,7 @@ class Requests:
             acked = link.outbox.acknowledge(ack, at.state_ms)
             self._counts.notices_acked += acked
             if link.outbox.room > 0:
-                self._effects.append(WakeWriter(link.number))
+                self._effects.append(link.wake_writer)
 
     # --- hello ----------------------------------------------------------------
 
@@ -357,7 +363,7 @@ class Requests:
     def _welcome(self, link: Link, hello: Hello, at_ms: int) -> None:
         """Send `welcome`, once the name's cursor and all records before it are durable."""
         terms, reading = self._handshake.answer(link, hello, at_ms)
-        ticket = self._commit()
+        ticket = self._commit(with_cursors=True)
         self._registry.send(link, ["welcome", terms], after=ticket, is_log_only=True)
         link.outbox.welcome(hello, reading, ticket)
         self._effects.append(Deliver(link.number, reading))

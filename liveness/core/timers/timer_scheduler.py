@@ -110,8 +110,6 @@ class TimerScheduler:
         under_way: Makes commands, and has none yet.
         decided: Receives records and commands.
         at: The start.
-        next_id: The number of the next timer.
-        states: How many timers the table has in each state.
         retry_policy: The times of further attempts.
         max_live: At this number of live timers, new ones are refused.
         max_loaded: Above this number of timers, the ring is emptied and filled again.
@@ -124,17 +122,15 @@ class TimerScheduler:
         decided: Decisions,
         *,
         at: Instant,
-        next_id: int,
-        states: dict[str, int],
         retry_policy: RetryPolicy,
         max_live: int,
         max_loaded: int,
     ) -> None:
-        self.states: Counter[str] = Counter(dict.fromkeys(STATES, 0) | states)
+        self.states: Counter[str] = Counter(dict.fromkeys(STATES, 0))
         self.results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
         self.retry_policy = retry_policy
         self._decided = decided
-        self._next_id = next_id
+        self._next_id = 1
         self._max_live = max_live
         self._max_loaded = max_loaded
         self._make_wheel = make_wheel

@@ -53,7 +53,7 @@ class StagedSidecar(ScriptedSidecar):
             timers=TimerSettings(max_live=MAX_TIMERS),
         )
         super().__init__(config, within=SOON_S)
-        self._host.tap = tape
+        self._host.shell.tap = tape
 
     async def serve(self) -> None:
         """Serve until cancelled."""
@@ -84,7 +84,7 @@ class StagedSidecar(ScriptedSidecar):
         That leaves seqs that it has not seen for records made by hand.
         """
         self._host.turn()
-        decided = self._host.server.presence.decided
+        decided = self._host.parts.presence.decided
         first = decided.next_seq
         for seq in range(first, first + count):
             record = Record(seq, OFFLINE, "visitor", "elsewhere", 1, None, SILENCE, 0)
@@ -107,8 +107,8 @@ class StagedSidecar(ScriptedSidecar):
         self._host.turn()
         held = self._socket_of(gateway)
         held.extra += last
-        self._host.write_links()
-        self._host.close(held)
+        self._host.shell.write_all()
+        self._host.shell.close(held)
         self._host.settle()
 
     async def send_in_pieces(self, gateway: str, size: int, *frames: object) -> None:
@@ -123,10 +123,10 @@ class StagedSidecar(ScriptedSidecar):
         self._host.settle()
 
     def _socket_of(self, gateway: str) -> ScriptedSocket:
-        link = self._host.server.registry.named.get((GATEWAY, gateway))
+        link = self._host.parts.registry.named.get((GATEWAY, gateway))
         if link is None:
             raise BrokeOff("the gateway has no link")
-        return self._host.sockets[link.number]
+        return self._host.shell.sockets[link.number]
 
     # --- faults -----------------------------------------------------------------------
 
@@ -155,12 +155,12 @@ class StagedSidecar(ScriptedSidecar):
     def not_reading_from(self, gateway: str) -> Iterator[None]:
         """Read nothing of this gateway inside this `with`, and write to it all the same."""
         self._host.turn()
-        self._host.unread_gateways.add(gateway)
+        self._host.shell.unread_gateways.add(gateway)
         self._host.settle()
         try:
             yield
         finally:
-            self._host.unread_gateways.discard(gateway)
+            self._host.shell.unread_gateways.discard(gateway)
             self._host.turn()
             self._host.settle()
 

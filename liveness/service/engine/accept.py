@@ -10,24 +10,27 @@ import socket
 import structlog
 import trio
 
+from liveness.core.links.link_registry import LinkRegistry
 from liveness.service.engine.engine import Engine
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
 from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
-from liveness.service.links.link_writer import LINGER_S, Delivery, LinkWriter
+from liveness.service.links.link_writer import LINGER_S, Delivery
 
 _log = structlog.get_logger("link")
 
 
 async def accept_links(
-    listener: socket.socket, engine: Engine, delivery: Delivery
+    listener: socket.socket,
+    engine: Engine,
+    registry: LinkRegistry,
+    delivery: Delivery,
 ) -> None:
     """Accept links until the stop begins; an error of a link ends only that link.
 
     Links that connect later wait in the socket's backlog. If systemd keeps the socket, the
     next process accepts them.
     """
-    number = 0
     acceptor = Acceptor(listener, "gateway", delivery.counts.accepts_put_off)
     async with trio.open_nursery() as nursery:
         with engine.accepting:
@@ -41,13 +44,9 @@ async def accept_links(
                     sock.close()
                     _log.warning("no credentials of a new link", error=str(error))
                     continue
-                number += 1
-                link = engine.server.connected(number, peer, engine.instant())
-                writer = LinkWriter(sock, link.outbox, delivery)
-                opened = LinkSocket(sock, link, writer)
-                engine.opened(opened)
-                nursery.start_soon(_serve, opened, engine)
-                if engine.registry.is_crowded:
+                link = engine.connected(sock, peer, delivery)
+                nursery.start_soon(_serve, link, engine)
+                if registry.is_crowded:
                     # First let the engine read the hellos of these links, and end some of
                     # those that have sent none.
                     engine.handshakes_expired.clear()

@@ -31,13 +31,14 @@ async def ask_cluster(
             found = Partial.SLOW if error.is_slow else Partial.AWAY
         else:
             found = Partial.LARGE if len(places) > most else [*map(_session, places)]
-        engine.cluster_answered(question.ticket, found)
+        with engine.shell as server:
+            server.cluster_answered(question.ticket, found, engine.instant())
 
     async with trio.open_nursery() as nursery:
         while True:
-            await engine.cluster_wanted.wait()
-            while engine.cluster_questions:
-                nursery.start_soon(ask, engine.cluster_questions.popleft())
+            await engine.shell.cluster_wanted.wait()
+            while engine.shell.cluster_questions:
+                nursery.start_soon(ask, engine.shell.cluster_questions.popleft())
 
 
 def _session(place: Place) -> ClusterSession:

@@ -2,42 +2,30 @@
 
 All of it is synchronous, so trio never switches tasks in the middle of a change. A turn
 has four phases (see `core.server`): account for the time that passed, read links, fire
-what is due, and commit. After each call of the server, `carry_out` does what the server
-wants done: it queues commits for the disk, and wakes the tasks that write to links.
+what is due, and commit. The server is called through `EngineShell`, which does what the
+server wants done: it queues commits for the disk, and wakes the tasks that write to links.
 """
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NoReturn, assert_never
+from socket import socket as Socket
+from typing import Final, NoReturn
 
 import trio
 
-from liveness.core.changes import Commit
-from liveness.core.effects import (
-    AskCluster,
-    Close,
-    Deliver,
-    LogLine,
-    LogRefusal,
-    ReadFirst,
-    SearchSkipped,
-    WakeWriter,
-    WriteAttempt,
-)
-from liveness.core.links.cluster_questions import ClusterSession, Partial
+from liveness.core.access import Peer
 from liveness.core.records import GATEWAY, Instant, TimerRecord, Uid
 from liveness.core.server import Server
-from liveness.core.sessions.attended_clock import AttendedClock, WindowedMax
+from liveness.core.server_parts import ServerParts
+from liveness.core.sessions.attended_clock import WindowedMax
 from liveness.core.sessions.clearance import DISK, PAUSED
 from liveness.core.sessions.firing import UserStatus
 from liveness.core.sessions.storm_guard import Storm
-from liveness.core.timers.timer_scheduler import Due
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
-from liveness.service.engine.link_reader import LinkReader
-from liveness.service.engine.operator_log import OperatorLog
+from liveness.service.engine.engine_shell import EngineShell
 from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
+from liveness.service.links.link_writer import Delivery, LinkWriter
+from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.spools import Spools
 from liveness.service.timers.skipped_attempts import SkippedAttempts
 from liveness.service.timers.state_writer import StateWriter
@@ -65,13 +53,14 @@ CURSORS_EVERY_S: Final = 10.0
 
 
 class Engine:
-    """Owns the links' sockets, and calls the server.
+    """Decides when to call the server.
 
     Args:
         server: The server.
-        attended: Its clock.
+        parts: Its parts.
         clock: The clocks of this process.
         log_writer: Writes its commits.
+        feed: Says when there was a commit.
         skipped_attempts: Searches what gateways skip.
         spools: Lists on disk.
     """
@@ -79,63 +68,42 @@ class Engine:
     def __init__(
         self,
         server: Server,
+        parts: ServerParts,
         *,
-        attended: AttendedClock,
         clock: Clock,
         log_writer: StateWriter,
+        feed: LogTail,
         skipped_attempts: SkippedAttempts,
         spools: Spools,
     ) -> None:
-        self.server = server
-        self.presence, self.registry = server.presence, server.registry
+        self.shell = EngineShell(
+            server,
+            parts,
+            clock=clock,
+            log_writer=log_writer,
+            skipped_attempts=skipped_attempts,
+        )
+        self._presence, self._firing = parts.presence, parts.firing
+        self._gateways, self._registry = parts.gateways, parts.registry
+        self._scheduler, self._pressure = parts.scheduler, parts.pressure
         self.turn_wanted = Notifier()  # before the next turn is due
         self.timers_wanted = Notifier()  # timers are due, or must be loaded
         self.handshakes_expired = Notifier()  # pending handshakes were checked
-        self.cluster_wanted = Notifier()  # there are `cluster_questions`
-        self.cluster_questions = deque[AskCluster]()  # the server bounds their number
         self.accepting = trio.CancelScope()  # cancelled by `close_links`
         self.all_closed = trio.Event()  # set after `close_links`
         # Until the links that connected before this process listened are accepted.
         self.is_draining_backlog = False
-        self._sockets: dict[int, LinkSocket] = {}  # by number of the link
+        self._sockets, self._reader = self.shell.sockets, self.shell.reader
+        self._links = 0  # so many were connected
         self._turns_at = clock.mono()  # when the next turn is due
         self._lags = WindowedMax(LAG_SHOWN_S)
-        self._attended = attended
+        self._attended = parts.attended
         self._clock = clock
         self._log_writer = log_writer
-        self._skipped_attempts = skipped_attempts
+        self._feed = feed
         self._spools = spools
-        self._operator_log = OperatorLog(clock)
-        self._reader = LinkReader(
-            self._sockets,
-            server,
-            attended=attended,
-            clock=clock,
-            carry_out=self.carry_out,
-        )
         self._cursors_at = self._unread_at = self._promises_at = 0.0
         self._asked = 0.0  # the last sleep that was asked for, in seconds
-        self._waits_for_disk = False  # the last turn left something to do for that
-
-    @property
-    def attended(self) -> float:
-        """Attended seconds at the last turn."""
-        return self._attended.now
-
-    @property
-    def unattended(self) -> float:
-        """Seconds so far in which links were not read."""
-        return self._attended.unattended
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether attended time is paused, until gateways had time to reconnect."""
-        return self._attended.is_paused
-
-    @property
-    def last_turn_at(self) -> float:
-        """When the last turn began, in monotonic seconds."""
-        return self._attended.turned_at
 
     @property
     def hand_lag(self) -> float:
@@ -154,13 +122,11 @@ class Engine:
         """
         self._turns_at = self._clock.mono()
         self._attended.begin(mono=self._turns_at, cpu=self._clock.cpu())
-        if len(self.presence):
+        if len(self._presence):
             self._attended.pause(self._turns_at, reconnect_grace=0.0)
             self.is_draining_backlog = True
         # A gateway cannot answer its timers before it is back.
-        self.server.scheduler.will_be_absent(
-            self.instant(), self._attended.reconnect_grace
-        )
+        self._scheduler.will_be_absent(self.instant(), self._attended.reconnect_grace)
 
     def instant(self) -> Instant:
         """This moment, at the attended second of the turn."""
@@ -172,12 +138,16 @@ class Engine:
         """Note that no link waits any more that connected before this process listened."""
         self.is_draining_backlog = False
 
-    def opened(self, socket: LinkSocket) -> None:
-        """Take the socket of a link that the server has opened."""
-        self._sockets[socket.link.number] = socket
-        if self.is_draining_backlog:
-            socket.link.must_read_bytes = socket.unread()
-        self.carry_out()
+    def connected(self, sock: Socket, peer: Peer, delivery: Delivery) -> LinkSocket:
+        """Take a new link of this process."""
+        self._links += 1
+        with self.shell as server:
+            link = server.connected(self._links, peer, self.instant())
+            socket = LinkSocket(sock, link, LinkWriter(sock, link.outbox, delivery))
+            self._sockets[link.number] = socket
+            if self.is_draining_backlog:
+                link.must_read_bytes = socket.unread()
+        return socket
 
     def readable(self, socket: LinkSocket) -> None:
         """Note that a link has something to read."""
@@ -186,17 +156,17 @@ class Engine:
 
     def failed(self, socket: LinkSocket, error: Exception) -> None:
         """Report a fault of the sidecar that ended a link while it was written to."""
-        self.server.failed(socket.link, error)
-        self.carry_out()
+        with self.shell as server:
+            server.failed(socket.link, error)
         socket.send_fault()
 
     def closed(self, socket: LinkSocket) -> None:
         """Forget a link whose socket is closed."""
-        self.server.closed(socket.link)
-        hello = socket.link.hello
-        if hello is not None:  # the host may have slept for long just before
-            self._log_writer.note_use((hello.role, hello.name))
-        self.carry_out()
+        with self.shell as server:
+            server.closed(socket.link)
+            hello = socket.link.hello
+            if hello is not None:  # the host may have slept for long just before
+                self._log_writer.note_use((hello.role, hello.name))
         self._reader.discard(socket.link)
         del self._sockets[socket.link.number]
         if self.accepting.cancel_called and not self._sockets:
@@ -208,8 +178,8 @@ class Engine:
         self.accepting.cancel()
         if not self._sockets:
             self.all_closed.set()
-        self.server.end_all(reason, self.instant())
-        self.carry_out()
+        with self.shell as server:
+            server.end_all(reason, self.instant())
 
     # --- the turn -------------------------------------------------------------
 
@@ -219,8 +189,8 @@ class Engine:
         now = self._account_time(mono)
         has_more = self._read(now)
         fired = self._fire()
-        if not self.server.pressure.firing_was_throttled:
-            has_more |= fired > 0 and bool(self.server.firing.due_gateways())
+        if not self._pressure.firing_was_throttled:
+            has_more |= fired > 0 and bool(self._firing.due_gateways())
         self._do_periodic_work(mono, now)
         self._commit()
         return self._next_turn(mono, now, has_more=has_more, has_fired=fired > 0)
@@ -230,7 +200,8 @@ class Engine:
         self._lags.note(max(0.0, mono - self._turns_at), mono)
         paused_since = self._attended.paused_since
         at = self._clock.instant(self._attended.now, mono)
-        self.server.advance(at, cpu=self._clock.cpu(), asked=self._asked)
+        with self.shell as server:
+            server.advance(at, cpu=self._clock.cpu(), asked=self._asked)
         if self._attended.paused_since != paused_since:
             # Bytes that arrived before the pause: they must be read before anyone goes
             # offline. Only these, since a link that floods is never read empty.
@@ -239,85 +210,99 @@ class Engine:
 
     def _read(self, now: float) -> bool:
         """Read links and apply their requests; return whether there is more to do."""
-        has_more, server = False, self.server
-        is_throttled = server.pressure.firing_was_throttled
+        has_more = False
+        is_throttled = self._pressure.firing_was_throttled
         if not is_throttled:
             self._reset_sessions()
-        if not server.pressure.reading_is_paused:
+        if not self._pressure.reading_is_paused:
             has_more = self._reader.read_ready(now)
-            server.caught_up(
-                self._clock.mono(), all_accepted=not self.is_draining_backlog
-            )
-        # A hello that was read just now may have begun a reset.
-        return has_more or (server.has_resets and not is_throttled)
+        with self.shell as server:
+            if not self._pressure.reading_is_paused:
+                server.caught_up(
+                    self._clock.mono(), all_accepted=not self.is_draining_backlog
+                )
+            # A hello that was read just now may have begun a reset.
+            return has_more or (server.has_resets and not is_throttled)
 
     def _fire(self) -> int:
         """Fire due users and request due timers; return how many users were judged."""
-        scheduler = self.server.scheduler
-        fired = self.server.fire(self.instant())
+        scheduler = self._scheduler
+        with self.shell as server:
+            fired = server.fire(self.instant())
         if scheduler.has_due or scheduler.wants_filling:
             self.timers_wanted.notify()
         return fired
 
     def _commit(self) -> None:
         """Pass the decisions to the log's writer."""
-        self.server.commit()
-        self.carry_out()
-        pressure = self.server.pressure
-        self._waits_for_disk = bool(
+        with self.shell as server:
+            server.commit()
+        if self._log_writer.cursors.has_moved:
+            self._log_writer.cursors_moved()
+        pressure = self._pressure
+        if (
             pressure.firing_was_throttled
             or pressure.reads_small_pieces
             or pressure.held_back
-        )
+        ):
+            self._feed.notify_at_commit(self.turn_wanted.notify)
 
     def _do_periodic_work(self, mono: float, now: float) -> None:
-        server = self.server
-        if not server.pressure.reading_is_paused:
+        if not self._pressure.reading_is_paused:
             self._expire_handshakes(now)
             if mono >= self._promises_at:
                 self._promises_at = mono + PROMISES_EVERY_S
-                for gateway in server.missed_promises(now):
-                    link = self.registry.named.get((GATEWAY, gateway.name))
-                    if link is not None:
-                        self._reader.read_sent(link, now)
-                    server.missed(gateway, now)
-        if mono >= self._unread_at:
-            self._unread_at = mono + UNREAD_EVERY_S
-            is_short, self._spools.is_short = self._spools.is_short, False
-            self.registry.end_unread(now, is_disk_short=is_short)
-        if mono >= self._cursors_at:
-            self._cursors_at = mono + CURSORS_EVERY_S
-            server.note_cursors(self.instant())
-        server.warn(mono, now)
+                self._check_promises(now)
+        with self.shell as server:
+            if mono >= self._unread_at:
+                self._unread_at = mono + UNREAD_EVERY_S
+                is_short, self._spools.is_short = self._spools.is_short, False
+                server.end_unread(now, is_disk_short=is_short)
+            if mono >= self._cursors_at:
+                self._cursors_at = mono + CURSORS_EVERY_S
+                server.note_cursors(self.instant())
+            server.warn(mono, now)
+
+    def _check_promises(self, now: float) -> None:
+        """Read gateways that seem to have missed a ping; count those that have."""
+        gateways = self._gateways.by_name.values()
+        for gateway in [gateway for gateway in gateways if gateway.has_missed(now)]:
+            link = self._registry.named.get((GATEWAY, gateway.name))
+            if link is not None:
+                self._reader.read_sent(link, now)
+            with self.shell as server:
+                server.missed(gateway, now)
 
     def _expire_handshakes(self, now: float) -> None:
         """End links that have sent no hello in time."""
-        for link in self.registry.expired_handshakes(now):
+        for link in self._registry.expired_handshakes(now):
             # Its hello may still be unread, as after a long turn. Only the first piece is
             # read: all that many links send behind their hellos could take seconds.
             self._reader.read_sent(link, now, most=PIECE_BYTES)
-            self.registry.expire_handshake(link, now)
+            with self.shell as server:
+                server.expire_handshake(link, now)
         self.handshakes_expired.notify()
 
     def _reset_sessions(self) -> None:
-        for link in self.server.reset_sessions(self.instant()):
-            self._reader.add(link)
+        with self.shell as server:
+            for link in server.reset_sessions(self.instant()):
+                self._reader.add(link)
 
     def _next_turn(
         self, mono: float, now: float, *, has_more: bool, has_fired: bool
     ) -> float:
         """Choose when to turn next; return it, in monotonic seconds."""
-        pressure, scheduler = self.server.pressure, self.server.scheduler
+        pressure, scheduler = self._pressure, self._scheduler
         if has_more and not pressure.reading_is_paused:
             wait = LEAST_SLEEP_S
         elif self._attended.is_paused:
             wait = HELD_SLEEP_S
         else:
-            wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
+            wait = min(self._presence.wheel.next_due() - now, MOST_SLEEP_S)
             wait = min(wait, scheduler.next_due() - self._clock.state_s())
             if scheduler.has_due:
                 wait = min(wait, GATHER_S)
-            if self._reader.has_ready or self.server.firing.due_gateways():
+            if self._reader.has_ready or self._firing.due_gateways():
                 wait = min(wait, HELD_SLEEP_S)
             if (self._reader.expects_more and not pressure.reading_is_paused) or (
                 has_fired and pressure.firing_was_throttled
@@ -328,121 +313,59 @@ class Engine:
         self._turns_at = mono + wait
         return self._turns_at
 
-    # --- effects --------------------------------------------------------------
-
-    def carry_out(self) -> None:
-        """Do what the server wants done, in order."""
-        effects = self.server.effects
-        while effects:
-            effect = effects.popleft()
-            match effect:
-                case WakeWriter():
-                    self._sockets[effect.link].writer.wake.notify()
-                case Commit():
-                    self._log_writer.append(effect)
-                case Deliver():
-                    self._sockets[effect.link].writer.deliver(effect.position)
-                case Close():
-                    socket = self._sockets[effect.link]
-                    socket.writer.end()
-                    socket.drained.notify()
-                case ReadFirst():
-                    older = self._sockets[effect.link].link
-                    self._reader.read_sent(older, self._attended.now)
-                    self.server.replace(older)
-                case WriteAttempt():
-                    self._log_writer.write_attempt(effect.gateway, effect.key)
-                case SearchSkipped():
-                    self._skipped_attempts.wake.notify()
-                case AskCluster():
-                    self.cluster_questions.append(effect)
-                    self.cluster_wanted.notify()
-                case LogRefusal():
-                    peer = self._sockets[effect.link].link.peer
-                    self._operator_log.log_refusal(effect, peer)
-                case LogLine():
-                    self._operator_log.log(effect)
-                case never:
-                    assert_never(never)
-        if self._log_writer.cursors.has_moved:
-            self._log_writer.cursors_moved()
-
-    def written(self) -> None:
-        """Note a commit; request a turn if the last one waited for the disk."""
-        if self._waits_for_disk:
-            self.turn_wanted.notify()
-
     def drain(self) -> bool:
         """At a stop: read every link once; return whether all were read empty."""
         self._reset_sessions()
         is_empty = self._reader.read_all(self._attended.now)
         self._commit()
-        return is_empty and not self.server.has_resets
+        with self.shell as server:
+            return is_empty and not server.has_resets
 
     # --- timers ---------------------------------------------------------------
 
     def timers_changed(self) -> None:
         """Note that timers were loaded or changed: one may be due before the next turn."""
-        due_in = self.server.scheduler.next_due() - self._clock.state_s()
+        due_in = self._scheduler.next_due() - self._clock.state_s()
         if due_in < self._turns_at - self._clock.mono():
             self.turn_wanted.notify()
 
-    def fire_timers(self, timers: Sequence[Due]) -> list[float]:
-        """Fire timers that were read; return how late each one is, in seconds."""
-        lateness = self.server.fire_timers(timers, self.instant())
-        self.carry_out()
-        return lateness
-
     def fire_again(self, records: list[TimerRecord]) -> None:
         """Have timers fire again whose records their gateways will never receive."""
-        self.server.fire_again(records, self.instant())
-        self.carry_out()
-
-    def cluster_answered(
-        self, ticket: int, found: Sequence[ClusterSession] | Partial
-    ) -> None:
-        """Go on after an `AskCluster`; see `Server.cluster_answered`."""
-        self.server.cluster_answered(ticket, found, self.instant())
-        self.carry_out()
+        with self.shell as server:
+            server.fire_again(records, self.instant())
 
     # --- for an operator ------------------------------------------------------
 
     def cancel_timer(self, gateway: str, key: str) -> None:
         """Cancel the live timer of a key."""
-        self.server.cancel_timer(gateway, key, self.instant())
-        self.carry_out()
+        with self.shell as server:
+            server.cancel_timer(gateway, key, self.instant())
 
     def retry_timer(self, gateway: str, key: str) -> None:
         """Try a failed or pending timer now."""
-        self.server.retry_timer(gateway, key, self.instant())
-        self.carry_out()
+        with self.shell as server:
+            server.retry_timer(gateway, key, self.instant())
 
     def forget(self, role: str, name: str) -> None:
         """Forget a name and its cursor."""
-        self.server.forget(role, name)
-        self.carry_out()
+        with self.shell as server:
+            server.forget(role, name)
 
     def release(self, name: str | None) -> list[Storm]:
         """Let the users that the storm guard holds go offline; see `Server.release`."""
-        released = self.server.release(name)
-        self.carry_out()
+        with self.shell as server:
+            released = server.release(name)
         self.turn_wanted.notify()
         return released
 
-    def where(
-        self, uids: Sequence[Uid], *, limit: int
-    ) -> list[tuple[Uid, str, int, int | None]]:
-        """Return uid, gateway, session and conn of those online; see `Presence.where`."""
-        return self.presence.where(uids, limit=limit)
-
     def status_of(self, uid: Uid) -> UserStatus | None:
         """The status of a user; None if it is not online."""
-        status = self.server.firing.status_of(uid, self.instant())
+        status = self._firing.status_of(uid, self.instant())
         if status is None:
             return None
         if self._attended.is_paused:
             return replace(status, held=PAUSED)
-        if status.slot is None and self.server.pressure.is_firing_throttled:
+        if status.slot is None and self._pressure.is_firing_throttled:
             return replace(status, held=DISK)
         return status
 

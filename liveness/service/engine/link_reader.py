@@ -5,12 +5,12 @@ While many records wait for the disk, a turn reads about one small piece of each
 that sends less is still read empty, so that its due users can go offline.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from liveness.core.links.link import Link
-from liveness.core.server import MayRead, Server
-from liveness.core.sessions.attended_clock import AttendedClock
+from liveness.core.server import MayRead
+from liveness.core.server_parts import ServerParts
+from liveness.core.shell import Shell
 from liveness.service.common.clock import Clock
 from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
 
@@ -25,27 +25,24 @@ class LinkReader:
     """Reads sockets, and gives the server what was read.
 
     Args:
+        shell: Has the server that applies what is read.
+        parts: Its parts.
         sockets: All sockets, by number of the link.
-        server: Applies what is read.
-        attended: The clock of deadlines.
         clock: The clocks.
-        carry_out: Carries out the server's effects, after each piece.
     """
 
     def __init__(
         self,
+        shell: Shell,
+        parts: ServerParts,
         sockets: dict[int, LinkSocket],
-        server: Server,
-        *,
-        attended: AttendedClock,
         clock: Clock,
-        carry_out: Callable[[], None],
     ) -> None:
+        self._shell = shell
+        self._registry, self._pressure = parts.registry, parts.pressure
         self._sockets = sockets
-        self._server = server
-        self._attended = attended
+        self._attended = parts.attended
         self._clock = clock
-        self._carry_out = carry_out
         self._ready: dict[int, Link] = {}
         # Links that had data in the last turn: the next one reads them again,
         # without waiting for their sockets to become readable.
@@ -69,7 +66,7 @@ class LinkReader:
     def expects_more(self) -> bool:
         """Whether the next turn should come soon, since links will have more to read."""
         return bool(self._recently_active) or (
-            bool(self._ready) and self._server.pressure.reads_small_pieces
+            bool(self._ready) and self._pressure.reads_small_pieces
         )
 
     def read_ready(self, now: float) -> bool:
@@ -78,9 +75,9 @@ class LinkReader:
         Returns:
             Whether to read on in another turn at once.
         """
-        server = self._server
         links = self._ready | self._recently_active
-        links |= {link.number: link for link in server.links_to_read()}
+        with self._shell as server:
+            links |= {link.number: link for link in server.links_to_read()}
         self._ready, self._recently_active = {}, {}
         # The link whose last data is oldest comes first, so that one that floods cannot
         # use up the time of a gateway whose users are due.
@@ -93,15 +90,15 @@ class LinkReader:
                     continue
                 if not self.read(link, now, until=until):
                     self._ready[link.number] = link
-        can_continue = any(server.can_read_on(link) for link in self._ready.values())
-        return can_continue and not server.pressure.reads_small_pieces
+        can_continue = any(link.can_read_on for link in self._ready.values())
+        return can_continue and not self._pressure.reads_small_pieces
 
     def read_all(self, now: float) -> bool:
         """Read every link within one budget; return whether all were read empty."""
         until = self._clock.mono() + READING_S
         is_empty = [
             self.read(link, now, until=until)
-            for link in [*self._server.registry.links.values()]
+            for link in [*self._registry.links.values()]
         ]
         return all(is_empty)
 
@@ -133,33 +130,33 @@ class LinkReader:
             until: When the budget ends, in monotonic seconds.
             must_read_bytes: Read so many bytes whatever the budget and the disk.
         """
-        server, clock, socket = self._server, self._clock, self._sockets[link.number]
+        shell, pressure, clock = self._shell, self._pressure, self._clock
+        socket = self._sockets[link.number]
         taken = 0
         mono = clock.mono()
         while taken < must_read_bytes or (
-            mono < until
-            and not (taken >= PIECE_BYTES and server.pressure.reads_small_pieces)
+            mono < until and not (taken >= PIECE_BYTES and pressure.reads_small_pieces)
         ):
-            may_read = server.may_read(link, must=taken < must_read_bytes)
-            if may_read is not MayRead.YES:
-                self._carry_out()
-                return may_read is MayRead.NO
-            is_small = server.pressure.reads_small_pieces
-            most = PIECE_BYTES if is_small else socket.piece_bytes
-            data = socket.receive(most)
-            if data is None:
-                server.read_empty(link, now)
-                if taken:
-                    self._recently_active[link.number] = link
-                else:
-                    socket.drained.notify()
-                return True
-            taken += len(data)
-            mono = clock.mono()
-            at = clock.instant(self._attended.at(mono), mono)
-            host = clock.host() if link.hello is None and data else None
-            server.received(link, data, at, host)
-            self._carry_out()
+            with shell as server:
+                may_read = server.may_read(link, must=taken < must_read_bytes)
+                if may_read is not MayRead.YES:
+                    return may_read is MayRead.NO
+                most = (
+                    PIECE_BYTES if pressure.reads_small_pieces else socket.piece_bytes
+                )
+                data = socket.receive(most)
+                if data is None:
+                    server.read_empty(link, now)
+                    if taken:
+                        self._recently_active[link.number] = link
+                    else:
+                        socket.drained.notify()
+                    return True
+                taken += len(data)
+                mono = clock.mono()
+                at = clock.instant(self._attended.at(mono), mono)
+                host = clock.host() if link.hello is None and data else None
+                server.received(link, data, at, host)
             if not data:
                 return True
             socket.measure(clock.mono() - mono, was_full=len(data) == most)

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.records import GATEWAY
+from liveness.core.server_parts import ServerParts
 from liveness.core.sessions.storm_guard import Storm
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
@@ -43,9 +44,16 @@ class GatewaysApi:
     """The routes of gateways and watchers."""
 
     def __init__(
-        self, engine: Engine, log_writer: StateWriter, *, clock: Clock
+        self,
+        engine: Engine,
+        parts: ServerParts,
+        log_writer: StateWriter,
+        *,
+        clock: Clock,
     ) -> None:
         self._engine = engine
+        self._gateways, self._registry = parts.gateways, parts.registry
+        self._names = parts.names
         self._log_writer = log_writer
         self._clock = clock
 
@@ -76,7 +84,7 @@ class GatewaysApi:
             raise ApiError(
                 404, message + "`liveness gateways list` shows those that are"
             )
-        reason = self._engine.server.why_in_use(role, name)
+        reason = self._names.why_in_use(role, name)
         if reason is not None:
             raise ApiError(409, f"{subject} {reason}")
         forgotten = self._describe(role, name)
@@ -90,14 +98,14 @@ class GatewaysApi:
         """Names that have a cursor, and linked names without one."""
         cursors = self._log_writer.cursors
         yield from (name for known, name in cursors if known == role)
-        for known, name in self._engine.registry.named:
+        for known, name in self._registry.named:
             if known == role and (known, name) not in cursors:
                 yield name
 
     def _describe(self, role: str, name: str) -> dict[str, Any]:
         """A name's data as JSON, without keys that do not apply."""
         cursor = self._log_writer.cursors.get((role, name))
-        link = self._engine.registry.named.get((role, name))
+        link = self._registry.named.get((role, name))
         described: dict[str, Any] = {
             "name": name,
             "role": role,
@@ -110,7 +118,7 @@ class GatewaysApi:
             described |= {"pid": link.peer.pid, "unix_user": link.peer.unix_user}
             described["unacked"] = link.outbox.unacked
         if role == GATEWAY:
-            gateway = self._engine.presence.gateways.by_name.get(name)
+            gateway = self._gateways.by_name.get(name)
             described["users"] = 0 if gateway is None else gateway.users
             if gateway is not None and gateway.timeout is not None:
                 described["timeout"] = gateway.timeout
@@ -122,8 +130,9 @@ class GatewaysApi:
 class GuardApi:
     """The routes of the storm guard."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, parts: ServerParts) -> None:
         self._engine = engine
+        self._guard, self._attended = parts.firing.guard, parts.attended
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The routes for a listener; `release` only if *may_change*."""
@@ -134,13 +143,13 @@ class GuardApi:
         return routes
 
     async def _list(self, _: Request) -> Response:
-        guard = self._engine.server.firing.guard
-        storms = [] if guard is None else guard.storms(self._engine.attended)
+        guard = self._guard
+        storms = [] if guard is None else guard.storms(self._attended.now)
         return JSONResponse({"enabled": guard is not None, **storms_shown(storms)})
 
     async def _release(self, request: Request) -> Response:
         body = await body_of(request, "gateway", or_none=True)
-        if self._engine.server.firing.guard is None:
+        if self._guard is None:
             message = "the storm guard is off and holds nobody; to turn it on, set "
             raise ApiError(409, message + "guard.enabled, and restart the sidecar")
         name = body.get("gateway")

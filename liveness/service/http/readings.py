@@ -1,63 +1,92 @@
 """Reads the values of the metrics and the summary at one moment."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from liveness import __version__
 from liveness.config.compiled import WHEEL
 from liveness.core.records import GATEWAY, LOGOUT, WATCHER
-from liveness.metrics.cluster_now import ClusterNow
+from liveness.core.server_parts import ServerParts
 from liveness.metrics.counts import Counts
 from liveness.metrics.now import GatewayNow, Now
-from liveness.metrics.outlet_now import OutletNow
 from liveness.service.engine.engine import Engine
+from liveness.service.http.event_stream import Streams
+from liveness.service.storage.spools import Spools
 from liveness.service.timers.state_writer import StateWriter
 
+if TYPE_CHECKING:
+    from liveness.service.outlets.supervisor import Outlets
 
-def readings(
-    engine: Engine,
-    log_writer: StateWriter,
-    *,
-    spool_bytes: int,
-    streams: Mapping[str, int],
-    counts: Counts,
-    is_ready: bool,
-    cluster: ClusterNow | None,
-    outlets: list[OutletNow],
-) -> Now:
-    """Read all values of a scrape.
 
-    Args:
-        engine: Has the server.
-        log_writer: Has the log.
-        spool_bytes: Bytes on disk of unread answers.
-        streams: The open streams of HTTP, by kind.
-        counts: Counters since the start.
-        is_ready: Whether the sidecar is ready.
-        cluster: The state of publishing sessions to other hosts, if configured.
-        outlets: The status of each outlet.
-    """
-    server = engine.server
-    presence, registry, scheduler = server.presence, server.registry, server.scheduler
-    wheel, firing = presence.wheel, server.firing
-    return Now(
-        events=presence.events,
-        ignored=presence.ignored,
-        began_unused=presence.began_unused,
-        users=len(presence),
-        distinct_users=wheel.users,
-        opened=presence.opened,
-        ended={**firing.ended, LOGOUT: presence.logouts},
-        moved=presence.moved,
-        early=firing.early,
-        slot_users=wheel.slot_users(),
-        hand_lag_s=engine.hand_lag,
-        unattended_s=engine.unattended,
-        held=firing.held(engine.attended),
-        storms=0 if firing.guard is None else firing.guard.begun,
-        links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
-        unread={"memory": server.unread.memory, "disk": spool_bytes},
-        unfinished_bytes=registry.unfinished.bytes,
-        gateways=[
+class Readings:
+    """Reads all values of a scrape from the parts that have them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        parts: ServerParts,
+        log_writer: StateWriter,
+        *,
+        spools: Spools,
+        streams: Streams,
+        counts: Counts,
+        outlets: "Outlets | None",
+        why_not_ready: Callable[[], list[str]],
+    ) -> None:
+        self._engine = engine
+        self._parts = parts
+        self._log_writer = log_writer
+        self._spools = spools
+        self._streams = streams
+        self._counts = counts
+        self._outlets = outlets
+        self._why_not_ready = why_not_ready
+
+    def now(self) -> Now:
+        """All values at this moment."""
+        log_writer, outlets = self._log_writer, self._outlets
+        parts, cluster = self._parts, None if outlets is None else outlets.cluster
+        presence, firing, registry = parts.presence, parts.firing, parts.registry
+        return Now(
+            events=presence.events,
+            ignored=presence.ignored,
+            began_unused=presence.began_unused,
+            users=len(presence),
+            distinct_users=presence.wheel.users,
+            opened=presence.opened,
+            ended={**firing.ended, LOGOUT: presence.logouts},
+            moved=presence.moved,
+            early=firing.early,
+            slot_users=presence.wheel.slot_users(),
+            hand_lag_s=self._engine.hand_lag,
+            unattended_s=parts.attended.unattended,
+            held=firing.held(parts.attended.now),
+            storms=0 if firing.guard is None else firing.guard.begun,
+            links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
+            unread={"memory": parts.unread.memory, "disk": self._spools.bytes},
+            unfinished_bytes=registry.unfinished.bytes,
+            gateways=self._gateways(),
+            log_seq=log_writer.durable_seq,
+            log_pending=log_writer.pending,
+            write_failures=log_writer.write_failures,
+            wal_overflows=log_writer.wal_overflows,
+            log_bytes=log_writer.log_bytes,
+            log_damaged=log_writer.store.damaged_records,
+            feed_watchers=registry.linked(WATCHER),
+            streams=dict(self._streams.open),
+            timers=dict(parts.scheduler.states),
+            timers_loaded=parts.scheduler.loaded,
+            timer_attempts=dict(parts.scheduler.results),
+            is_ready=not self._why_not_ready(),
+            cluster=None if cluster is None else cluster.now(),
+            outlets=[] if outlets is None else outlets.now(),
+            counts=self._counts,
+            build={"version": __version__, "wheel": WHEEL},
+        )
+
+    def _gateways(self) -> list[GatewayNow]:
+        wheel, registry = self._parts.presence.wheel, self._parts.registry
+        return [
             GatewayNow(
                 name=gateway.name,
                 users=gateway.users,
@@ -66,23 +95,6 @@ def readings(
                 interval_s=gateway.cadence.interval,
                 mutes=gateway.mutes,
             )
-            for gateway in server.gateways.by_name.values()
+            for gateway in self._parts.gateways.by_name.values()
             if gateway.users or gateway.is_linked
-        ],
-        log_seq=log_writer.durable_seq,
-        log_pending=log_writer.pending,
-        write_failures=log_writer.write_failures,
-        wal_overflows=log_writer.wal_overflows,
-        log_bytes=log_writer.log_bytes,
-        log_damaged=log_writer.store.damaged_records,
-        feed_watchers=registry.linked(WATCHER),
-        streams=dict(streams),
-        timers=dict(scheduler.states),
-        timers_loaded=scheduler.loaded,
-        timer_attempts=dict(scheduler.results),
-        is_ready=is_ready,
-        cluster=cluster,
-        outlets=outlets,
-        counts=counts,
-        build={"version": __version__, "wheel": WHEEL},
-    )
+        ]

@@ -1,7 +1,7 @@
 """The pages that every listener has: the live page, metrics, health and the OpenAPI file.
 
-The other routes are passed in: `liveness/service/components.py` chooses them for each
-listener, and its checks.
+The other routes are passed in: `HttpServer` chooses them for each listener, and its
+checks.
 
 The files of the live page, in the folder `page`, are read once, at the start: an upgrade
 may replace them by those of another version.

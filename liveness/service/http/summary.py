@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from liveness.core.server_parts import ServerParts
 from liveness.core.sessions.clearance import GatewayState
 from liveness.metrics.collector import MOST_GATEWAYS
 from liveness.metrics.histogram import quantile
 from liveness.metrics.now import Now
 from liveness.service.common.clock import Clock
-from liveness.service.engine.engine import Engine
 from liveness.service.http.gateways_api import storms_shown
 from liveness.service.timers.state_writer import StateWriter
 from liveness.text import json_line, utc_offset_s
@@ -51,7 +51,7 @@ class Summaries:
 
     Args:
         now: Reads all metrics.
-        engine: The engine.
+        parts: The parts of the server.
         log_writer: The writer of the log.
         clock: The clocks.
         why_not_ready: Why the sidecar is not ready; empty if it is.
@@ -61,13 +61,15 @@ class Summaries:
         self,
         now: Callable[[], Now],
         *,
-        engine: Engine,
+        parts: ServerParts,
         log_writer: StateWriter,
         clock: Clock,
         why_not_ready: Callable[[], list[str]],
     ) -> None:
         self._now = now
-        self._engine = engine
+        self._presence, self._firing = parts.presence, parts.firing
+        self._table, self._registry = parts.gateways, parts.registry
+        self._attended = parts.attended
         self._log_writer = log_writer
         self._clock = clock
         self._why_not_ready = why_not_ready
@@ -132,25 +134,11 @@ class Summaries:
 
     def summary(self) -> dict[str, Any]:
         """The state at this moment."""
-        now, engine, log_writer = self._now(), self._engine, self._log_writer
-        presence, firing = engine.presence, engine.server.firing
-        gateways, wheel = presence.gateways, presence.wheel
+        now, log_writer = self._now(), self._log_writer
+        presence, wheel = self._presence, self._presence.wheel
         sample, why = self._sample(now), self._why_not_ready()
-        due = {
-            gateway.name: wheel.due(gateway.number) for gateway in firing.due_gateways()
-        }
-        shown = nlargest(
-            MOST_GATEWAYS,
-            (
-                gateway
-                for gateway in gateways.by_name.values()
-                if gateway.users or gateway.is_linked
-            ),
-            key=lambda gateway: gateway.users,
-        )
-        guard, troubles = firing.guard, engine.registry.troubles
-        ahead_ms = self._clock.wall_ahead_ms()
-        storms = storms_shown([] if guard is None else guard.storms(engine.attended))
+        guard = self._firing.guard
+        storms = storms_shown([] if guard is None else guard.storms(self._attended.now))
         return {
             "at": sample.at,
             "utc_offset_s": utc_offset_s(sample.at),
@@ -160,15 +148,15 @@ class Summaries:
             "why": why,
             "log": log_writer.store.log,
             "seq": now.log_seq,
-            "timeout": gateways.timeout,
+            "timeout": self._table.timeout,
             "slots": wheel.slots,
-            "slot_s": gateways.timeout / wheel.slots,
+            "slot_s": self._table.timeout / wheel.slots,
             "hand": round(wheel.hand, 3),
-            "stands": engine.is_paused,
+            "stands": self._attended.is_paused,
             "hand_lag_s": round(now.hand_lag_s, 3),
             "slot_users": now.slot_users,
             "layers": wheel.layer_users(),
-            "due": sum(due.values()),
+            "due": sum(wheel.due(it.number) for it in self._firing.due_gateways()),
             "users": now.users,
             "device_separator": presence.device_separator,
             "distinct_users": now.distinct_users,
@@ -182,14 +170,8 @@ class Summaries:
             "storms_more": storms["more"],
             "links": now.links,
             "stalled": self._stalled(),
-            "link_troubles": [
-                row.as_map(ahead_ms) for row in troubles.recent(self._clock.state_ms())
-            ],
-            "link_troubles_forgotten": troubles.forgotten,
-            "gateways": [
-                self._gateway(gateway, due.get(gateway.name, 0)) for gateway in shown
-            ],
-            "gateways_more": len(now.gateways) - len(shown),
+            **self._troubles(),
+            **self._gateways(),
             "unattended_s": round(now.unattended_s, 3),
             "log_pending": now.log_pending,
             "log_bytes": now.log_bytes,
@@ -209,19 +191,41 @@ class Summaries:
                 "unacked": link.outbox.unacked,
                 "for_s": link.outbox.stalled_s,
             }
-            for (role, name), link in self._engine.registry.named.items()
+            for (role, name), link in self._registry.named.items()
             if link.outbox.stalled_s
         ]
         return nlargest(MOST_GATEWAYS, rows, key=lambda row: row["for_s"])
 
-    def _gateway(self, gateway: GatewayState, due: int) -> dict[str, Any]:
+    def _troubles(self) -> dict[str, Any]:
+        """The links that were refused or replaced within the last hour."""
+        troubles, ahead_ms = self._registry.troubles, self._clock.wall_ahead_ms()
+        recent = troubles.recent(self._clock.state_ms())
+        return {
+            "link_troubles": [row.as_map(ahead_ms) for row in recent],
+            "link_troubles_forgotten": troubles.forgotten,
+        }
+
+    def _gateways(self) -> dict[str, Any]:
+        """The gateways with most users, and how many others there are."""
+        gateways = [
+            gateway
+            for gateway in self._table.by_name.values()
+            if gateway.users or gateway.is_linked
+        ]
+        shown = nlargest(MOST_GATEWAYS, gateways, key=lambda gateway: gateway.users)
+        return {
+            "gateways": [self._gateway(gateway) for gateway in shown],
+            "gateways_more": len(gateways) - len(shown),
+        }
+
+    def _gateway(self, gateway: GatewayState) -> dict[str, Any]:
         return {
             "name": gateway.name,
             "users": gateway.users,
             "linked": gateway.is_linked,
-            "unacked": self._engine.registry.unacked(gateway.name),
-            "due": due,
-            "timeout": gateway.timeout or self._engine.presence.gateways.timeout,
+            "unacked": self._registry.unacked(gateway.name),
+            "due": self._presence.wheel.due(gateway.number),
+            "timeout": gateway.timeout or self._table.timeout,
             "interval": gateway.cadence.interval,
             "ping": gateway.ping,
             "mutes": gateway.mutes,

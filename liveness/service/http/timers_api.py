@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.timer_states import CANCELLED, DONE, FAILED, FIRED, LIVE, PENDING
+from liveness.core.timers.timer_scheduler import TimerScheduler
 from liveness.core.wire.uids import MAX_INTEGER
 from liveness.service.common.clock import Clock
 from liveness.service.common.threads import in_thread
@@ -69,9 +70,15 @@ class TimersApi:
     """The routes of timers."""
 
     def __init__(
-        self, engine: Engine, log_writer: StateWriter, *, clock: Clock
+        self,
+        engine: Engine,
+        scheduler: TimerScheduler,
+        log_writer: StateWriter,
+        *,
+        clock: Clock,
     ) -> None:
         self._engine = engine
+        self._scheduler = scheduler
         self._log_writer = log_writer
         self._clock = clock
         self._readers = trio.CapacityLimiter(READERS)
@@ -166,7 +173,6 @@ class TimersApi:
         body = await body_of(request, "id")
         number = number_in(body, "id", 0, MAX_INTEGER, where="body")
         end = partial(self._log_writer.timers.table.end_damaged, number)
-        scheduler = self._engine.server.scheduler
         at = self._engine.instant().state_ms
         try:
             removed = await self._log_writer.timers.writer.once(partial(end, at=at))
@@ -178,7 +184,7 @@ class TimersApi:
                 f"no timer {number} is damaged: `liveness timers list` shows those"
             )
             raise ApiError(404, f"{message} that are")
-        scheduler.deleted(removed)
+        self._scheduler.deleted(removed)
         page = await self._read(
             timer_reader.list_timers, wanted={"id": number}, before=MAX_INTEGER, limit=1
         )

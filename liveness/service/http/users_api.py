@@ -29,6 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.records import Uid, identity
+from liveness.core.server_parts import ServerParts
 from liveness.core.wire.uids import bad_uid_text, is_natural
 from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
 from liveness.metrics.counts import Counts
@@ -72,14 +73,20 @@ class UsersApi:
     """The route of one user."""
 
     def __init__(
-        self, engine: Engine, log_writer: LogWriter, *, wall_ms: Callable[[], int]
+        self,
+        engine: Engine,
+        parts: ServerParts,
+        log_writer: LogWriter,
+        *,
+        wall_ms: Callable[[], int],
     ) -> None:
         self._engine = engine
+        self._presence, self._names = parts.presence, parts.names
         self._log_writer = log_writer
         self._log_reader = LogReader(
             partial(reading, log_writer.store.path),
             clock=perf_counter,
-            separator=engine.presence.device_separator,
+            separator=parts.presence.device_separator,
         )
         self._wall_ms = wall_ms
 
@@ -102,7 +109,7 @@ class UsersApi:
             durable = self._log_writer.durable_seq
             part = uids[start : start + UIDS_A_STEP]
             left = MOST_UIDS - len(lines)
-            found = self._engine.where(part, limit=left + 1)
+            found = self._presence.where(part, limit=left + 1)
             if len(found) > left:
                 message = f"these users have more than {MOST_UIDS} devices online"
                 raise ApiError(413, f"{message}; ask for fewer in one request")
@@ -149,9 +156,7 @@ class UsersApi:
             found.back_to,
             found.oldest,
             self._devices_of(uid),
-            self._engine.server.unacknowledged(found.records[0])
-            if found.records
-            else None,
+            self._names.unacknowledged(found.records[0]) if found.records else None,
         )
         page = answer(uid, known, now_ms=self._wall_ms())
         for shown in (page, *page.get("devices", ())):
@@ -161,7 +166,7 @@ class UsersApi:
 
     def _devices_of(self, uid: Uid) -> UserDevices | None:
         """The devices of a uid's user; None if they are not counted."""
-        presence = self._engine.presence
+        presence = self._presence
         user = presence.user_of(uid)
         if user is None:
             return None

@@ -5,7 +5,7 @@ notices a row that changed meanwhile (`core.timers.timer_scheduler`).
 """
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Final, NoReturn
@@ -13,15 +13,19 @@ from typing import Final, NoReturn
 import structlog
 import trio
 
-from liveness.core.server import Server
-from liveness.core.timers.timer_scheduler import Due
+from liveness.core.records import Instant
+from liveness.core.shell import Shell
+from liveness.core.timer_states import TimerCommand
+from liveness.core.timers.timer_commands import TimerTransaction
+from liveness.core.timers.timer_scheduler import TimerScheduler
 from liveness.metrics.counts import Counts
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.storage.database import reading
+from liveness.service.storage.log_tail import LogTail
 from liveness.service.timers import timer_reader
-from liveness.service.timers.timer_store import TimerStore
+from liveness.service.timers.state_writer import StateWriter
 
 RETRY_S: Final = 1.0
 
@@ -32,31 +36,37 @@ class TimerLoop:
     """Fires timers whenever some are due.
 
     Args:
-        server: Has the scheduler.
-        table: The timers.
+        shell: The way to the server.
+        scheduler: The timers.
+        log_writer: Has the table of timers.
+        feed: Has tasks that wait for the disk.
         counts: Counts how late timers fire.
+        instant: The time now.
         wanted: Notified when timers are due, or must be loaded.
-        fire: Fires timers that were read; returns how late each one is, in seconds.
-        loaded: Called when timers were loaded: one may be due soon.
+        changed: Called when timers were loaded or changed: one may be due soon.
     """
 
     def __init__(
         self,
-        server: Server,
-        table: TimerStore,
+        shell: Shell,
+        scheduler: TimerScheduler,
+        log_writer: StateWriter,
+        feed: LogTail,
         counts: Counts,
         *,
+        instant: Callable[[], Instant],
         wanted: Notifier,
-        fire: Callable[[Sequence[Due]], list[float]],
-        loaded: Callable[[], None],
+        changed: Callable[[], None],
     ) -> None:
         self.failure: str | None = None  # why the table cannot be read
-        self._server = server
-        self._table = table
+        self._shell = shell
+        self._scheduler = scheduler
+        self._log_writer = log_writer
+        self._feed = feed
         self._counts = counts
+        self._instant = instant
         self._wanted = wanted
-        self._fire = fire
-        self._loaded = loaded
+        self._changed = changed
 
     async def run(self) -> NoReturn:
         """Read and fire timers forever; after a failure try again each `RETRY_S`."""
@@ -64,22 +74,34 @@ class TimerLoop:
         while True:
             try:
                 with ExitStack() as stack:
-                    db = stack.enter_context(reading(self._table.path))
+                    db = stack.enter_context(
+                        reading(self._log_writer.timers.table.path)
+                    )
                     while True:
                         await self._wanted.wait()
                         while await self._fire_due(db) | await self._load(db):
                             self.failure = None
             except sqlite3.Error as error:
-                self._server.scheduler.reading_failed()
+                self._scheduler.reading_failed()
                 self.failure = f"the timers' table cannot be read: {error}"
                 message = "timers cannot be read; it is tried again"
                 log_throttled(_log.warning, message, key=message, error=str(error))
                 await trio.sleep(RETRY_S)
                 self._wanted.notify()
 
+    def applied(
+        self, commands: list[TimerCommand], transaction: TimerTransaction
+    ) -> None:
+        """Note that the table has these commands, and wake what waits for them."""
+        self._scheduler.applied(commands, transaction)
+        self._changed()
+        self._feed.notify_waiting()
+        self._log_writer.notify_flushed()
+
     async def _fire_due(self, db: sqlite3.Connection) -> bool:
         """Fire some of the timers that are due; return whether there were any."""
-        numbers = self._server.take_timers()
+        with self._shell as server:
+            numbers = server.take_timers()
         if not numbers:
             return False
         rows, unreadable = await in_thread(partial(timer_reader.read_due, db, numbers))
@@ -91,17 +113,19 @@ class TimerLoop:
                 gateway=timer.gateway,
                 key=timer.key,
             )
-        for seconds in self._fire(rows):
+        with self._shell as server:
+            lateness = server.fire_timers(rows, self._instant())
+        for seconds in lateness:
             self._counts.timer_lateness.observe(seconds)
         return True
 
     async def _load(self, db: sqlite3.Connection) -> bool:
         """Load timers of the coming hour; return whether there were any left to load."""
-        scheduler = self._server.scheduler
+        scheduler = self._scheduler
         window = scheduler.window()
         if window is None:
             return False
         rows = await in_thread(partial(timer_reader.read_coming, db, window))
         scheduler.fill(window, rows)
-        self._loaded()
+        self._changed()
         return True

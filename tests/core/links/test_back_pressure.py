@@ -29,8 +29,8 @@ def shell() -> Shell:
 
 
 def look(shell: Shell) -> BackPressure:
-    shell.server.pressure.look(shell.attended.now)
-    return shell.server.pressure
+    shell.parts.pressure.look(shell.attended.now)
+    return shell.parts.pressure
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_timers_of_a_gateway_fire_until_twice_its_share_of_commands_waits(
 
 
 def test_a_gateway_that_is_held_back_is_named_and_read_again(shell: Shell) -> None:
-    gateway = shell.server.gateways.by_name["g"]
+    gateway = shell.parts.gateways.by_name["g"]
     for _ in range(2):
         commands(shell, g=80)
         assert gateway.reading_paused_at == shell.attended.now

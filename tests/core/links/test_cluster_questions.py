@@ -155,7 +155,7 @@ def test_who_may_not_see_everyone_gets_its_own_and_nothing_is_asked(
     cluster.says(own, ["login", "u"])
     cluster.says(other, ["login", "v"])
     (before,) = cluster.asks(own, ["u", "v"])
-    registry = cluster.server.registry
+    registry = cluster.parts.registry
     registry.access = replace(registry.access, everyone=Allowed())
     assert cluster.asks(own, ["u", "v"]) == []
     cluster.answers(before, THERE)  # asked with the right, which is taken back

@@ -47,7 +47,7 @@ async def test_a_thousand_users_due_at_once_are_held_for_a_timeout(
     assert (ended["event"], ended["why"]) == ("storm is over", BY_TIME)
     assert ended["log_level"] == "warning"
     assert (ended["saved"], ended["others"]) == (0, 1_000)
-    assert rig.sidecar._now().storms == 1
+    assert rig.sidecar.readings.now().storms == 1
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ async def test_users_that_speak_are_saved_and_end_the_storm(
     # Too few for a storm: they go offline as usual, though another gateway has one.
     assert len(await other.records(10)) == 10
     await trio.sleep(10)
-    assert rig.firing.held(rig.engine.attended)["storm"] == 50
+    assert rig.firing.held(rig.attended.now)["storm"] == 50
     await gateway.send(["keepalive", USERS[:49]])
     await gateway.sync()
     await trio.sleep(1)
-    assert rig.firing.held(rig.engine.attended)["storm"] == 1
+    assert rig.firing.held(rig.attended.now)["storm"] == 1
     await gateway.send(["logout", USERS[49]])
     await trio.sleep(1)
     (_, ended) = storms(said)

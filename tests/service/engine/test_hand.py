@@ -101,7 +101,7 @@ async def test_users_of_a_mute_gateway_do_not_make_the_hand_spin(rig: Rig) -> No
     gateway = await rig.gateway("g", ping=1)
     await gateway.send(["login", list(range(100))])
     await trio.sleep(5)
-    assert rig.firing.held(rig.engine.attended)["mute"] == 100
+    assert rig.firing.held(rig.attended.now)["mute"] == 100
     assert await turns_a_second(rig, 100) <= WAITING_PER_S
 
 

@@ -55,7 +55,7 @@ def test_every_limit_is_counted_by_its_name() -> None:
 
 def can_go(rig: Rig, name: str) -> bool:
     """Whether a gateway can be forgotten."""
-    return rig.engine.server.why_in_use("gateway", name) is None
+    return rig.sidecar.parts.names.why_in_use("gateway", name) is None
 
 
 # --- links --------------------------------------------------------------------
@@ -96,7 +96,7 @@ async def test_a_crowd_that_says_nothing_keeps_nobody_out(rig: Rig) -> None:
             await (await rig.gateway(f"gw-{number}")).sync()
     await before.sync()
     await (await rig.gateway("behind")).sync()
-    assert len(rig.engine.registry.links) <= 7 + 10
+    assert len(rig.registry.links) <= 7 + 10
     assert "limits.max_links" not in met(rig)
 
 
@@ -122,8 +122,8 @@ async def test_a_new_link_is_read_after_those_that_waited_longer(rig: Rig) -> No
     await (await rig.gateway("before")).sync()
     await trio.sleep(1)
     await rig.connect()
-    await rig.until(lambda: len(rig.engine.registry.links) == 2)
-    before, newcomer = rig.engine.registry.links.values()
+    await rig.until(lambda: len(rig.registry.links) == 2)
+    before, newcomer = rig.registry.links.values()
     assert before.read_at < newcomer.read_at
 
 
@@ -168,7 +168,7 @@ async def test_gateways_are_bounded_without_the_watchers(rig: Rig) -> None:
     # One that comes back under its name is not one more.
     await rig.gateway("gw-0")
     gateways[1].close()
-    await rig.until(lambda: rig.engine.registry.linked("gateway") == N - 1)
+    await rig.until(lambda: rig.registry.linked("gateway") == N - 1)
     await (await rig.gateway("gw-more")).sync()
 
 
@@ -184,7 +184,10 @@ async def test_names_are_bounded_and_forgetting_one_makes_room(rig: Rig) -> None
     assert "gateways forget" in error["message"]
     assert met(rig) == {"limits.max_names": 1}
     await rig.until(partial(can_go, rig, "a"))
-    assert rig.engine.server.why_in_use("watcher", "b") == "is connected; stop it first"
+    assert (
+        rig.sidecar.parts.names.why_in_use("watcher", "b")
+        == "is connected; stop it first"
+    )
     rig.engine.forget("gateway", "a")
     await (await rig.gateway("c")).sync()
     rows = rig.store._db.execute("select role, name from cursors order by role")
@@ -215,8 +218,10 @@ async def test_a_forgotten_gateway_leaves_nothing_in_memory(rig: Rig) -> None:
 @pytest.mark.rig(timeout_s=5)
 async def test_a_name_with_users_is_kept_until_they_are_gone(rig: Rig) -> None:
     (await rig.gateway_of(["u"], "gw")).close()
-    await rig.until(lambda: not rig.engine.registry.named)
-    assert "1 users online" in (rig.engine.server.why_in_use("gateway", "gw") or "")
+    await rig.until(lambda: not rig.registry.named)
+    assert "1 users online" in (
+        rig.sidecar.parts.names.why_in_use("gateway", "gw") or ""
+    )
     await rig.until(partial(can_go, rig, "gw"))
 
 
@@ -308,7 +313,7 @@ async def test_a_frame_is_at_most_so_large(
 
 def held(rig: Rig) -> int:
     """Bytes of frames that are not whole, as they are counted and as they are."""
-    book = rig.engine.registry
+    book = rig.registry
     links = book.links.values()
     held = sum(link.conversation.unfinished_bytes for link in links)
     assert book.unfinished.bytes == held
@@ -335,7 +340,7 @@ async def test_frames_that_are_not_whole_have_at_most_so_many_bytes_in_all(
     assert held(rig) == 18_000
     for caller in busy, *drip[1:]:
         caller.close()
-    await rig.until(lambda: not rig.engine.registry.links)
+    await rig.until(lambda: not rig.registry.links)
     assert held(rig) == 0
 
 
@@ -400,7 +405,7 @@ async def test_a_gateway_that_reads_no_replies_is_sent_away(
             )
             assert await rude.receive() is None
         else:
-            took = await rig.until(lambda: len(rig.engine.registry.links) == 1)
+            took = await rig.until(lambda: len(rig.registry.links) == 1)
             assert took <= 2 * LINGER_S + 0.1
         nursery.cancel_scope.cancel()
     await other.sync()

@@ -28,7 +28,9 @@ def advice(said: Lines) -> Lines:
 
 
 def mutes(rig: Rig) -> dict[str, int]:
-    return {gateway.name: gateway.mutes for gateway in rig.sidecar._now().gateways}
+    return {
+        gateway.name: gateway.mutes for gateway in rig.sidecar.readings.now().gateways
+    }
 
 
 async def ping(gateway: Caller, every_s: float, times: int) -> None:
@@ -81,5 +83,5 @@ async def test_a_long_absence_counts_once(rig: Rig, said: Lines) -> None:
     await ping(gateway, 0, 1)
     await trio.sleep(1.9)
     assert mutes(rig) == {"g": 1}
-    assert rig.presence.gateways.by_name["g"].absence(rig.engine.attended) is None
+    assert rig.gateways["g"].absence(rig.attended.now) is None
     assert advice(said) == []

@@ -41,7 +41,7 @@ async def leave(rig: Rig, *timers: list[Any]) -> None:
     await gateway.send(*timers)
     await gateway.sync()
     gateway.close()
-    await rig.until(lambda: not rig.engine.registry.links)
+    await rig.until(lambda: not rig.registry.links)
 
 
 async def test_other_links_go_on_while_timers_cannot_be_written(rig: Rig) -> None:
@@ -148,7 +148,7 @@ async def test_a_delivered_attempt_counts_over_a_short_link(rig: Rig) -> None:
     await gateway.send(["after", "k", 1])
     assert runs_of(await gateway.records(1)) == [("k", 1)]
     gateway.close()
-    await rig.until(lambda: not rig.engine.registry.links)
+    await rig.until(lambda: not rig.registry.links)
     rig.log_writer.cursors.note_sent("g", 0)
     gateway = await rig.gateway("g", fresh=True)
     assert runs_of(await gateway.records(1)) == [("k", 2)]
@@ -231,7 +231,7 @@ async def test_a_timer_that_its_gateway_has_not_read_takes_no_attempt(rig: Rig) 
     asked = [["after", f"k{n}", 1, {"payload": PAYLOAD}] for n in range(400)]
     await gateway.send(*asked)
     await trio.sleep(100)
-    link = rig.engine.registry.named[GATEWAY, "g"]
+    link = rig.registry.named[GATEWAY, "g"]
     written = gateway.received()
     notices = [frame[1] for frame in written if frame[0] == "notices"]
     assert notices[-1][-1]["seq"] == link.outbox.position
@@ -244,7 +244,7 @@ async def asks_without_end(rig: Rig) -> Caller:
     asked = [["after", f"{n}", 10_000, {"payload": PAYLOAD}] for n in range(100)]
     await greedy.send(*asked, *(["after", f"{n}", 10_000] for n in range(100, 3_100)))
     await rig.until(
-        lambda: rig.log_writer.failure and rig.sidecar.server.pressure.held_back
+        lambda: rig.log_writer.failure and rig.sidecar.parts.pressure.held_back
     )
     return greedy
 
@@ -284,7 +284,7 @@ async def test_users_behind_too_many_timers_wait_for_the_hold(rig: Rig) -> None:
     with rig.no_room_for_timers():
         greedy = await asks_without_end(rig)
         await trio.sleep(85)
-        assert rig.firing.held(rig.engine.attended)[UNREAD] == 1
+        assert rig.firing.held(rig.attended.now)[UNREAD] == 1
         (offline,) = await greedy.records(1)
     assert offline["reason"] == "gateway_lost"
     assert 90 <= offline["silence"] <= 90.2

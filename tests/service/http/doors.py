@@ -21,8 +21,8 @@ class Doors:
     def __init__(self, rig: Rig, token: Token | None = None) -> None:
         self.rig = rig
         self.refused: list[HttpRefusal] = []
-        rig.sidecar.token = token
-        gate = rig.sidecar.http_app
+        rig.sidecar.http.token = token
+        gate = rig.sidecar.http.app
         self._gates = {door: gate(door, self.refused.append) for door in DOORS}
 
     async def ask(

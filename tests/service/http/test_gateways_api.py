@@ -23,7 +23,7 @@ async def forget(doors: Doors, name: str) -> tuple[int, dict[str, Any]]:
 
 async def close(doors: Doors, caller: Caller) -> None:
     """End a link, and wait until the sidecar has noticed."""
-    named = doors.rig.engine.registry.named
+    named = doors.rig.registry.named
     before = len(named)
     caller.close()
     await doors.rig.until(lambda: len(named) < before)

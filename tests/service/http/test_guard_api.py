@@ -32,13 +32,17 @@ async def storm(folder: Path) -> AsyncIterator[Rig]:
 
 
 async def get(rig: Rig) -> dict[str, Any]:
-    pages = Starlette(routes=GuardApi(rig.engine).routes(may_change=False))
+    pages = Starlette(
+        routes=GuardApi(rig.engine, rig.sidecar.parts).routes(may_change=False)
+    )
     found: dict[str, Any] = json.loads((await ask(pages, "GET", "/v1/guard")).body)
     return found
 
 
 async def release(rig: Rig, body: bytes) -> Answer:
-    pages = Starlette(routes=GuardApi(rig.engine).routes(may_change=True))
+    pages = Starlette(
+        routes=GuardApi(rig.engine, rig.sidecar.parts).routes(may_change=True)
+    )
     return await ask(pages, "POST", "/v1/guard/release", pieces=[body])
 
 
@@ -121,7 +125,7 @@ async def test_a_release_takes_a_post_by_the_admin_socket(
     tmp_path: Path, jumping: MockClock, door: str, method: str, path: str
 ) -> None:
     async with running(tmp_path) as rig:
-        gate = rig.sidecar.http_app(door, lambda _: None)
+        gate = rig.sidecar.http.app(door, lambda _: None)
         answer = await ask(gate, method, path)
         assert answer.status == 405
         if door == "admin":

@@ -56,7 +56,7 @@ async def test_what_changes_something_is_on_the_admin_socket_alone(
     rig: Rig, token: Token | None
 ) -> None:
     """And the OpenAPI document has every route and no other."""
-    rig.sidecar.token = token
+    rig.sidecar.http.token = token
     shown = {(path, READ) for path in documented("get") - {"/sign-in"}}
     shown |= {(path, POST) for path in QUESTIONS}
     changes = {(path, POST) for path in documented("post") - SIGN_IN}
@@ -71,7 +71,7 @@ async def test_what_changes_something_is_on_the_admin_socket_alone(
 async def test_nothing_but_reading_passes_the_tcp_door(
     rig: Rig, token: Token | None
 ) -> None:
-    rig.sidecar.token = token
+    rig.sidecar.http.token = token
     allowed = {("POST", path) for path in QUESTIONS | (SIGN_IN if token else set())}
     paths = SIGN_IN.union(path for door in DOORS for path, _ in routes(rig, door))
     for path in paths:

@@ -37,7 +37,7 @@ class Unread:
 
 
 async def test_a_few_pages_are_read_at_a_time_and_others_wait(rig: Rig) -> None:
-    pages = TimersApi(rig.engine, rig.log_writer, clock=Clock())
+    pages = TimersApi(rig.engine, rig.sidecar.scheduler, rig.log_writer, clock=Clock())
     unread = Unread(Starlette(routes=pages.routes(may_change=False)))
     others = Starlette(routes=pages.routes(may_change=True))
     answers: list[int] = []
@@ -67,9 +67,9 @@ async def test_a_damaged_timer_is_shown_and_ended_by_its_number(rig: Rig) -> Non
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("update timers set ext = cast(x'ff' as text) where id = 1")
     pages = Starlette(
-        routes=TimersApi(rig.engine, rig.log_writer, clock=Clock()).routes(
-            may_change=True
-        )
+        routes=TimersApi(
+            rig.engine, rig.sidecar.scheduler, rig.log_writer, clock=Clock()
+        ).routes(may_change=True)
     )
 
     async def asked(path: str, **body: str) -> Answer:
@@ -89,7 +89,7 @@ async def test_a_damaged_timer_is_shown_and_ended_by_its_number(rig: Rig) -> Non
     assert (now["state"], now["ext"]) == ("cancelled", "\ufffd")
     assert "damaged" not in now
     counts = {"pending": 1, "cancelled": 1}
-    assert +rig.engine.server.scheduler.states == counts
+    assert +rig.sidecar.scheduler.states == counts
     assert disk.rows(path, "select * from states where timers") == [
         ("cancelled", 1), ("pending", 1),
     ]  # fmt: skip

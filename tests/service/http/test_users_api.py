@@ -28,7 +28,9 @@ async def user(rig: Rig, uid: str | int, query: str = "") -> dict[str, Any]:
 
 async def ask_for(rig: Rig, name: str) -> Answer:
     """As a server has it: the path read, and beside it the bytes that came."""
-    user_pages = UsersApi(rig.engine, rig.log_writer, wall_ms=Clock().wall_ms)
+    user_pages = UsersApi(
+        rig.engine, rig.sidecar.parts, rig.log_writer, wall_ms=Clock().wall_ms
+    )
     pages = Starlette(routes=user_pages.routes(may_change=False))
 
     async def with_path(scope: Any, receive: Any, send: Any) -> None:
@@ -121,7 +123,7 @@ async def test_it_is_shown_whether_the_gateway_that_lost_a_user_knows_it(
     await gateway.records(2)
     assert [await shown(uid) for uid in uids[:2]] == [None, ("gw-1", "sent")]
     gateway.close()
-    await rig.until(lambda: rig.engine.registry.linked("gateway") == 1)
+    await rig.until(lambda: rig.registry.linked("gateway") == 1)
     assert await shown("u10") == ("gw-1", "not-linked")
     await rig.until(lambda: not rig.presence.gateways.by_name["gw-1"].users)
     rig.engine.forget("gateway", "gw-1")

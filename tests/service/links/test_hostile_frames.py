@@ -64,7 +64,7 @@ async def test_a_frame_that_is_cut_off_is_not_applied_and_is_no_offence(
             link = await rig.gateway("gw")
             await link.send_bytes(FRAME[:size])
             link.close()
-            await rig.until(lambda: not rig.engine.registry.named, LONG_S)
+            await rig.until(lambda: not rig.registry.named, LONG_S)
         (down,) = [line for line in lines if line["event"] == "link down"]
         assert down["why"] == "closed by the other side"
         assert not rig.counts.refused.total()

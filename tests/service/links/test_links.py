@@ -225,7 +225,7 @@ async def test_no_record_comes_before_welcome(rig: Rig) -> None:
     await gateway.send(["login", "u"], ["logout", "u"])
     await gateway.records(1)  # and not acknowledged
     gateway.close()
-    await rig.until(lambda: rig.engine.registry.linked("gateway") == 1)
+    await rig.until(lambda: rig.registry.linked("gateway") == 1)
     again = await rig.connect()
     with rig.disk_full():
         await other.send(["login", crowd(3_000)])
@@ -251,11 +251,11 @@ async def test_a_window_bounds_what_is_unacknowledged(rig: Rig) -> None:
     without_acks = await rig.gateway("h", kinds=["online"], ack=False)
     await without_acks.send(["login", crowd(25, "h")])
     assert seqs(await without_acks.records(25)) == list(range(1, 26))
-    assert rig.engine.registry.unacked("h") == 0
+    assert rig.registry.unacked("h") == 0
     await gateway.send(["login", crowd(25)])
     assert seqs(await gateway.records(10)) == list(range(26, 36))
     assert await gateway.is_told_nothing(10)
-    assert rig.engine.registry.unacked("g") == 10
+    assert rig.registry.unacked("g") == 10
     await gateway.send(["ack", 29])
     assert seqs(await gateway.records(4)) == [36, 37, 38, 39]
     await gateway.send(["ack", 28], ["ack", 29], ["ack", 0])
@@ -272,10 +272,10 @@ async def test_unacknowledged_records_come_again_to_the_next_link(rig: Rig) -> N
     await gateway.send(["ack", 11])  # a record that was not delivered
     (error,) = await gateway.expect("error")
     assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
-    assert rig.engine.registry.unacked("g") == 10
+    assert rig.registry.unacked("g") == 10
     await gateway.send(["ack", 6])
     await gateway.sync()
-    assert rig.engine.registry.unacked("g") == 4
+    assert rig.registry.unacked("g") == 4
     gateway.close()
     again = await rig.gateway("g", kinds=["online"])
     assert seqs(await again.records(4)) == [7, 8, 9, 10]
@@ -339,11 +339,7 @@ async def test_a_new_link_replaces_the_one_of_its_name_and_role(
     await newer.send(["where", ["u"]])
     assert await newer.expect("where") == [[["u", "g", 1, 1]]]
     await watcher.sync()
-    assert (
-        rig.engine.registry.linked("gateway")
-        == rig.engine.registry.linked("watcher")
-        == 1
-    )
+    assert rig.registry.linked("gateway") == rig.registry.linked("watcher") == 1
 
 
 @pytest.mark.rig(pause_reading=1_200)
@@ -386,12 +382,9 @@ async def test_a_link_that_sends_little_is_read_empty_on_a_slow_disk(rig: Rig) -
 async def test_a_replaced_link_that_does_not_read_is_closed(rig: Rig) -> None:
     stuck = await rig.gateway("g")
     await stuck.send(*(["ping", LARGE] for _ in range(10)))
-    await rig.until(lambda: rig.engine.registry.links[1].outbox._is_blocked)
+    await rig.until(lambda: rig.registry.links[1].outbox._is_blocked)
     await rig.gateway("g")
-    assert (
-        await rig.until(lambda: 1 not in rig.engine.registry.links)
-        <= 2 * LINGER_S + 0.1
-    )
+    assert await rig.until(lambda: 1 not in rig.registry.links) <= 2 * LINGER_S + 0.1
 
 
 async def test_a_link_that_waits_for_the_disk_learns_why_it_ends(rig: Rig) -> None:
@@ -403,7 +396,7 @@ async def test_a_link_that_waits_for_the_disk_learns_why_it_ends(rig: Rig) -> No
         await trio.sleep(1)
         second = await rig.connect()
         await second.send(["hello", {"protocol": 1, "name": "g"}])
-        await rig.until(lambda: not rig.engine.registry.links[1].is_open)
+        await rig.until(lambda: not rig.registry.links[1].is_open)
         rig.engine.close_links("testing")
         (error,) = await gateway.expect("error")
         assert error["code"] == "replaced"
@@ -423,7 +416,7 @@ async def test_a_caller_that_sends_on_after_an_error_is_closed(rig: Rig) -> None
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_on)
-        assert await rig.until(lambda: not rig.engine.registry.links) <= LINGER_S + 0.2
+        assert await rig.until(lambda: not rig.registry.links) <= LINGER_S + 0.2
     assert (await caller.last())[1]["code"] == "not-hello"
     assert len(rig.presence) == 0
 
@@ -454,7 +447,7 @@ async def test_a_gateway_that_dies_with_unread_answers_is_away(rig: Rig) -> None
     await gateway.sync()
     await gateway.send(*(["ping", n] for n in range(5_000)))
     gateway.close()
-    await rig.until(lambda: rig.engine.registry.linked("gateway") == 0, 10)
+    await rig.until(lambda: rig.registry.linked("gateway") == 0, 10)
     (record,) = await watcher.records(1)
     assert record["reason"] == "gateway_lost"
     assert 30 <= record["silence"] <= 33
@@ -469,11 +462,11 @@ async def test_links_beyond_the_limit_are_refused(rig: Rig) -> None:
         assert "limits.max_links" in error["message"]
     assert rig.counts.limits_met["limits.max_links"] == 100
     # Although none of them has closed its end.
-    assert len(rig.engine.registry.links) == 2
+    assert len(rig.registry.links) == 2
     await first.sync()
     await second.sync()
     second.close()
-    await rig.until(lambda: len(rig.engine.registry.links) == 1)
+    await rig.until(lambda: len(rig.registry.links) == 1)
     await (await rig.gateway("c")).sync()
 
 
@@ -508,8 +501,8 @@ async def test_a_fault_of_ours_ends_its_link_and_no_other(
     assert "planted" not in error["message"]
     assert [line for line in said if line["event"] == "a fault of the sidecar"]
     assert rig.counts.refused["internal"] == 1
-    assert rig.engine.registry.linked("gateway") == 1
-    assert not rig.presence.gateways.by_name["unlucky"].is_linked
+    assert rig.registry.linked("gateway") == 1
+    assert not rig.gateways["unlucky"].is_linked
     await other.send(["list"])
     assert (await other.expect("list"))[0] == [["u", "other", 1, None]]
     again = await rig.gateway("unlucky")
@@ -521,7 +514,7 @@ async def test_a_fault_of_ours_ends_its_link_and_no_other(
 async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> None:
     gateway, watcher = await rig.gateway("g"), await rig.watcher()
     stranger = await rig.connect()
-    await rig.until(lambda: len(rig.engine.registry.links) == 3)
+    await rig.until(lambda: len(rig.registry.links) == 3)
     await gateway.send(["login", "u"], ["ping", 1], ["where", ["u"]])
     while not rig.engine.drain():
         await trio.lowlevel.checkpoint()
@@ -663,14 +656,14 @@ async def test_time_in_which_reading_is_paused_is_no_silence(rig: Rig) -> None:
     with rig.disk_full():
         await gateway.send(["login", crowd(4_000)])
         await rig.until(lambda: rig.log_writer.failure)
-        before, turns = rig.engine.attended, len(rig.turns)
+        before, turns = rig.attended.now, len(rig.turns)
         for _ in range(60):
             await other.send(["keepalive", "still there"])
             await trio.sleep(1)
         assert len(rig.turns) - turns <= 60 * WAITING_PER_S
         assert rig.presence.events["keepalive"] == 0
-        assert rig.engine.attended - before <= 1.1
-        assert rig.engine.unattended >= 55
+        assert rig.attended.now - before <= 1.1
+        assert rig.attended.unattended >= 55
         assert rig.engine.hand_lag < 1
     await other.sync()
     assert rig.presence.events["keepalive"] == 60
@@ -704,12 +697,12 @@ async def test_a_hello_unread_during_a_long_turn_is_not_too_late(
     async with running(tmp_path) as rig:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(rig.sidecar.config.socket.path))
-            await rig.until(lambda: rig.engine.registry.links)
+            await rig.until(lambda: rig.registry.links)
             sock.sendall(packed(["hello", {"protocol": 1, "name": "g"}]))
             computed_s = 6.0
             jumping.jump(computed_s)
             rig.engine.turn()
-            await rig.until(lambda: rig.engine.registry.named)
+            await rig.until(lambda: rig.registry.named)
     assert rig.counts.refused["too-slow"] == 0
 
 
@@ -760,7 +753,7 @@ async def test_users_due_after_a_restart_wait_for_their_gateway(
         await gateway.sync()
     async with running(tmp_path, timeout_s=1.0) as rig:
         # Its second, in which both come due.
-        assert await rig.until(lambda: rig.firing.held(rig.engine.attended)["away"])
+        assert await rig.until(lambda: rig.firing.held(rig.attended.now)["away"])
         gateway = await rig.gateway("g", timeout=1.0)
         for _ in range(8):
             await gateway.send(["keepalive", "v", {"conn": 2}])

@@ -37,7 +37,7 @@ def on_disk(rig: Rig) -> int:
 
 
 def in_memory(rig: Rig) -> int:
-    return rig.sidecar.server.unread.memory
+    return rig.sidecar.parts.unread.memory
 
 
 async def with_users(rig: Rig) -> Caller:
@@ -66,12 +66,12 @@ async def listed(caller: Caller) -> list[str]:
 
 
 async def users_by_http(rig: Rig) -> Answer:
-    return await ask(rig.sidecar.http_app("http", lambda _: None), "GET", "/v1/users")
+    return await ask(rig.sidecar.http.app("http", lambda _: None), "GET", "/v1/users")
 
 
 async def blocks(rig: Rig, number: int) -> None:
     """Wait until the peer of this link reads no more."""
-    (link,) = (it for it in rig.engine.registry.links.values() if it.number == number)
+    (link,) = (it for it in rig.registry.links.values() if it.number == number)
     await rig.until(lambda: link.outbox._is_blocked)
 
 
@@ -82,7 +82,7 @@ async def refusal(caller: Caller) -> dict[str, Any]:
 
 
 def is_linked(rig: Rig, name: str, role: str = "watcher") -> bool:
-    return (role, name) in rig.engine.registry.named
+    return (role, name) in rig.registry.named
 
 
 # --- in time --------------------------------------------------------------------------
@@ -102,7 +102,7 @@ async def test_a_link_that_reads_no_answers_ends_in_time(
         told = await refusal(silent)
         assert told["code"] == "overloaded"
         assert f"{least_s} s (limits.unread_s)" in told["message"]
-        await rig.until(lambda: not rig.engine.registry.links, 3 * LINGER_S)
+        await rig.until(lambda: not rig.registry.links, 3 * LINGER_S)
         assert in_memory(rig) == 0
 
 
@@ -212,7 +212,7 @@ async def test_answers_are_bounded_while_the_disk_is_full(tmp_path: Path) -> Non
                 assert MIB < in_memory(rig) < 2 * MIB
                 nursery.cancel_scope.cancel()
             assert met(rig) == {}
-            assert rig.engine.registry.linked("gateway") == 4
+            assert rig.registry.linked("gateway") == 4
 
 
 # --- on disk --------------------------------------------------------------------------

@@ -1,0 +1,162 @@
+"""HTTP as one sidecar serves it: what each listener has, and whom it admits."""
+
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
+
+import structlog
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from starlette.types import ASGIApp
+
+from liveness.config.settings import HttpSettings
+from liveness.core.links.link_registry import LinkRegistry
+from liveness.metrics.collector import Collector
+from liveness.metrics.counts import Counts, HttpRefusal
+from liveness.service.common.clock import Clock
+from liveness.service.common.logs import LogThrottle
+from liveness.service.common.turnstile import Turnstile
+from liveness.service.engine.operator_log import REFUSALS_LOG_S
+from liveness.service.http.api import Api
+from liveness.service.http.cluster_api import CLUSTER_WHERE
+from liveness.service.http.listener import HttpLimits, serve_http
+from liveness.service.http.middleware import (
+    Check,
+    Middleware,
+    Refused,
+    allow_hosts,
+    deny_all,
+    only_health,
+    read_only,
+)
+from liveness.service.http.readings import Readings
+from liveness.service.http.routes import Why, build_pages
+from liveness.service.http.sign_in import SIGN_IN, SIGN_OUT, SignIn, Token
+from liveness.service.http.users_api import WHERE, WHERE_BYTES
+from liveness.service.links.acceptor import Acceptor
+from liveness.service.links.credentials import peer_of
+
+# How long requests may go on at a stop.
+STOP_S: Final = 0.5
+
+_log = structlog.get_logger("sidecar")
+
+
+class HttpServer:
+    """Serves the same routes at the listeners `http` and `admin`, which has changes too.
+
+    Requests over TCP need *token*, if there is one. A reload may replace its content, and
+    the access that *registry* has.
+    """
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        apis: Sequence[Api],
+        token: Token | None,
+        *,
+        registry: LinkRegistry,
+        readings: Readings,
+        counts: Counts,
+        clock: Clock,
+        turnstile: Turnstile,
+        why_unhealthy: Why,
+        why_not_ready: Why,
+    ) -> None:
+        self.token = token
+        self._settings = settings
+        self._apis = apis
+        self._registry = registry
+        self._readings = readings
+        self._counts = counts
+        self._clock = clock
+        self._turnstile = turnstile
+        self._why_unhealthy = why_unhealthy
+        self._why_not_ready = why_not_ready
+
+    async def serve(
+        self, door: str, sock: socket.socket, stopped: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Serve the listener of this name until *stopped* returns, and a moment longer."""
+
+        def refused(why: HttpRefusal) -> None:
+            self._counts.http_refused[door, why] += 1
+
+        http = self._settings
+        app = self.app(door, refused)
+        checked = partial(
+            Middleware, refused=refused, max_body_bytes=http.max_body_bytes
+        )
+        log_throttled = LogThrottle(REFUSALS_LOG_S, clock=self._clock.mono)
+
+        def is_denied(connection: socket.socket) -> bool:
+            admin = self._registry.access.admin
+            return door == "admin" and not admin.admits(peer_of(connection))
+
+        def app_for(connection: socket.socket) -> ASGIApp:
+            if not is_denied(connection):
+                return app
+            peer = peer_of(connection)
+            why = self._registry.access.why_no_admin(peer)
+            log_throttled(
+                _log.warning,
+                "admin refused",
+                key=peer.unix_user,
+                pid=peer.pid,
+                unix_user=peer.unix_user,
+                detail=why,
+            )
+            return checked(app, checks=[deny_all(why)])
+
+        await serve_http(
+            app_for,
+            Acceptor(sock, door, self._counts.accepts_put_off),
+            stopped,
+            limits=HttpLimits(
+                connections=http.max_connections,
+                request_s=http.request_s,
+                head_bytes=http.max_header_bytes,
+            ),
+            refused=refused,
+            grace_s=STOP_S,
+            only_health=partial(checked, checks=[only_health(http.max_connections)]),
+            turnstile=self._turnstile,
+            is_denied=is_denied,
+        )
+
+    def app(self, door: str, refused: Refused) -> Middleware:
+        """The application of an HTTP listener, behind its checks."""
+        metrics = CollectorRegistry(auto_describe=False)
+        metrics.register(Collector(self._readings.now))
+        ProcessCollector(registry=metrics)
+        PlatformCollector(registry=metrics)
+        may_change = door == "admin"
+        routes = [
+            route for api in self._apis for route in api.routes(may_change=may_change)
+        ]
+        checks: list[Check] = []
+        http, token = self._settings, self.token if door == "http" else None
+        if door == "http":
+            posts = {WHERE, CLUSTER_WHERE}
+            if token:
+                posts |= {SIGN_IN, SIGN_OUT}
+            checks += [allow_hosts(http.names), read_only(posts)]
+        if token:
+            sign_in = SignIn(token, http.names, refused, now_s=self._clock.state_s)
+            checks.append(sign_in.check)
+            routes += sign_in.routes()
+        pages = build_pages(
+            metrics,
+            routes,
+            why_unhealthy=self._why_unhealthy,
+            why_not_ready=self._why_not_ready,
+            has_sign_out=token is not None,
+            turnstile=self._turnstile,
+        )
+        return Middleware(
+            pages,
+            checks,
+            refused,
+            max_body_bytes=http.max_body_bytes,
+            larger_bodies={WHERE: WHERE_BYTES, CLUSTER_WHERE: WHERE_BYTES},
+        )
