@@ -218,7 +218,7 @@ async def test_a_reader_of_an_older_id_is_told_what_is_no_longer_kept(
     async with life(tmp_path, "d") as rig:
         for uid in "efg":
             await rig.gateway_of(uid, uid, kinds=[])
-        rig.store.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
+        rig.store.trimmer.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
         rig.log_writer.first, _ = rig.store.bounds()
     async with life(tmp_path, "h") as rig:
         watcher = await rig.watcher(**reader.position)

@@ -272,10 +272,10 @@ def test_on_a_full_filesystem_the_reserve_lets_old_records_be_deleted(
             with pytest.raises(sqlite3.OperationalError, match="full"):
                 commits(store, 1_000)
             # Within its bound nothing of the log goes before its time.
-            assert not store.trim(oldest_ms=0, most_bytes=2**40, idle_ms=0)
+            assert not store.trimmer.trim(oldest_ms=0, most_bytes=2**40, idle_ms=0)
             assert store.reserve.path.exists()
             assert store.bounds()[0] == 1
-            assert store.trim(oldest_ms=0, most_bytes=1, idle_ms=0)
+            assert store.trimmer.trim(oldest_ms=0, most_bytes=1, idle_ms=0)
             assert store.bounds()[0] > 1
             commits(store, 1)
         assert reserved(store.folder) < RESERVE_BYTES

@@ -35,6 +35,7 @@ from liveness.service.storage import (
     outlet_schema,
 )
 from liveness.service.storage.database import (
+    PUT_META,
     check_not_lost,
     check_regular_files,
     check_wal,
@@ -151,7 +152,7 @@ class StateCopy:
             damaged = _damage_of(path, copy)
             if path.name == log_store.DATABASE:
                 copy.execute(
-                    "insert or replace into meta values (?, ?)",
+                    PUT_META,
                     [log_store.COPIED, made_ms],
                 )
             # Without a WAL the copy is one file.

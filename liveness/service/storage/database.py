@@ -40,6 +40,7 @@ ROWS_AT_ONCE: Final = (256, 16, 1)
 WAL_BYTES: Final = 64 * 2**20
 # Bytes of one read in `read_through`.
 READ_BYTES: Final = 2**20
+PUT_META: Final = "insert or replace into meta values (?, ?)"
 LARGER_THAN_MEMORY: Final = "a row seems to be larger than memory"
 _SUFFIXES: Final = ("-wal", "-shm", "-journal")
 # Errors of a file that is whole, but cannot be used now.
@@ -351,6 +352,12 @@ def meta(db: sqlite3.Connection, key: str) -> object:
 def pragma(db: sqlite3.Connection, name: str) -> int:
     """The value of a pragma that is a number."""
     return int(db.execute(f"pragma {name}").fetchone()[0])
+
+
+def bytes_in_use(db: sqlite3.Connection) -> int:
+    """Bytes of a file that are in use, by all tables."""
+    pages = pragma(db, "page_count") - pragma(db, "freelist_count")
+    return pages * pragma(db, "page_size")
 
 
 def opened(path: Path, how: str) -> sqlite3.Connection:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from liveness.core.wire.uids import is_natural
 from liveness.service.storage import log_pages
-from liveness.service.storage.database import damage_error, meta
+from liveness.service.storage.database import PUT_META, damage_error, meta
 
 # How many marks there are in a retention, at most.
 MARKS: Final = 100
@@ -70,9 +70,7 @@ class LogAges:
         return self._sampled(log_pages.END) if self._marks is None else self._marks
 
     def _store(self, marks: list[Mark]) -> None:
-        self._db.execute(
-            "insert or replace into meta values (?, ?)", [_AGES, json.dumps(marks)]
-        )
+        self._db.execute(PUT_META, [_AGES, json.dumps(marks)])
         self._marks = marks
 
     def _sampled(self, now_ms: int) -> list[Mark]:

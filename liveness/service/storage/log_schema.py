@@ -22,7 +22,7 @@ from zlib import crc32
 from liveness.core.state_time import StateTime
 from liveness.core.wire.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
 from liveness.core.wire.uids import MAX_UID_BYTES
-from liveness.service.storage.database import damage_error, meta
+from liveness.service.storage.database import PUT_META, damage_error, meta
 
 SCHEMA: Final = 4
 TABLES: Final = f"""
@@ -68,7 +68,7 @@ def store_clock(db: sqlite3.Connection, at: StateTime) -> None:
     """Store a moment from which the state's clock can continue."""
     text = json.dumps(at)
     value = f"{_checksum(text)} {text}"
-    db.execute("insert or replace into meta values (?, ?)", [_CLOCK, value])
+    db.execute(PUT_META, [_CLOCK, value])
 
 
 class WallStep(NamedTuple):
@@ -94,7 +94,7 @@ def stored_steps(db: sqlite3.Connection) -> list[WallStep]:
 
 def store_steps(db: sqlite3.Connection, steps: Sequence[WallStep]) -> None:
     """Store them, in the transaction of the record from which the last one counts."""
-    db.execute("insert or replace into meta values (?, ?)", [_STEPS, json.dumps(steps)])
+    db.execute(PUT_META, [_STEPS, json.dumps(steps)])
 
 
 def _checksum(text: str) -> str:

@@ -9,8 +9,8 @@ interpreter lock for each row; beside a busy main thread that is the difference 
 9,000 rows a second and 100,000. Only the pages of the log are written by `executemany`: a
 commit has few of them.
 
-Timers have their own file (`timer_store`), which follows the log: there may be ten
-million, and no commit of the log should wait for them.
+Timers have their own file, which follows the log: there may be ten million, and no
+commit of the log should wait for them.
 """
 
 import json
@@ -20,7 +20,6 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,8 +42,10 @@ from liveness.service.storage import log_pages, migrations, online_list
 from liveness.service.storage.checkpoints import Wal
 from liveness.service.storage.damaged_records import DamagedRecords
 from liveness.service.storage.database import (
+    PUT_META,
     WAL_BYTES,
     batches,
+    bytes_in_use,
     check_structure,
     connect,
     created_private,
@@ -52,17 +53,16 @@ from liveness.service.storage.database import (
     expecting_damage,
     meta,
     open_files,
-    pragma,
     put_rows,
     reading,
     size_of,
     transaction,
     write_ahead,
 )
-from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
+from liveness.service.storage.disk_reserve import Reserve
 from liveness.service.storage.high_water_mark import HighWaterMark
 from liveness.service.storage.log_ages import LogAges
-from liveness.service.storage.log_pages import END, PAGE_RECORDS, records_in, rows_of
+from liveness.service.storage.log_pages import PAGE_RECORDS, records_in, rows_of
 from liveness.service.storage.log_schema import (
     SCHEMA,
     TABLES,
@@ -74,6 +74,7 @@ from liveness.service.storage.log_schema import (
     stored_steps,
     unsound_rows,
 )
+from liveness.service.storage.log_trimmer import LogTrimmer
 from liveness.service.storage.private_folders import identity
 from liveness.service.storage.state_lock import LOCK, locked_folder
 from liveness.text import utc_time
@@ -88,14 +89,9 @@ ONE_NAME: Final = "one_name"
 # One read examines at most this many records, so that a reader that few records concern
 # does not keep a transaction open for long.
 SCAN_RECORDS: Final = 50_000
-# A trimming transaction deletes at most this many records and one page: about 10 ms.
-TRIM_RECORDS: Final = 2_000
 # The most earlier ids that are remembered, the newest: those of a start of the host a day
 # for nearly three years, in 32 KB.
 MOST_ANCESTORS: Final = 1_000
-# Pages of the file that are returned to the file system in one step.
-TRIM_PAGES: Final = 2_000
-
 _LOG_ID: Final = re.compile("[0-9a-f]{1,64}")
 _log = structlog.get_logger("start")
 
@@ -104,30 +100,13 @@ def _from_json(columns: int) -> str:
     return ", ".join(f"json_extract(value, '$[{n}]')" for n in range(columns))
 
 
-def _put(table: str, columns: int) -> str:
-    values = _from_json(columns)
-    return f"insert or replace into {table} select {values} from json_each(?)"
-
-
 _FORGET_ONLINE: Final = (
     "delete from online where session in (select value from json_each(?))"
 )
-_PUT_CURSORS: Final = _put("cursors", 6)
-_FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
-_PUT_META: Final = "insert or replace into meta values (?, ?)"
-
-# For a new name it is not known which trimmed records concerned it: unless it had read
-# all of them, all count as lost.
-_TRIMMED_NAMES: Final = """
-insert or ignore into trimmed select distinct name, ? from cursors
-"""
-_TRIMMED: Final = f"""{_put("trimmed", 2)}
-where json_extract(value, '$[0]') in (select name from cursors)
-"""
-_TRIMMED_UNKNOWN: Final = "update trimmed set seq = :seq where seq < :seq"
-_FORGET_TRIMMED: Final = (
-    "delete from trimmed where name not in (select name from cursors)"
+_PUT_CURSORS: Final = (
+    f"insert or replace into cursors select {_from_json(6)} from json_each(?)"
 )
+_FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
 
 
 class LogRows(NamedTuple):
@@ -219,6 +198,8 @@ class LogStore:
         else:
             migrations.migrate(db, self.path, stored, SCHEMA, migrations.LOG)
         self.wal = Wal(db, self.path, self.reserve, most_bytes=WAL_BYTES)
+        self.ages = LogAges(db)
+        self.trimmer = LogTrimmer(db, self.reserve, self.ages, self._damaged)
         log = meta(db, "log")
         try:
             ancestors = json.loads(str(meta(db, "parted") or "{}"))
@@ -236,7 +217,6 @@ class LogStore:
         # By the id of a log that this one goes on from: the last seq they share.
         self.ancestors: dict[str, int] = ancestors
         self.clock = stored_clock(db)
-        self.ages = LogAges(db)
         self.steps = stored_steps(db)
         copied_ms = meta(db, COPIED)
         if isinstance(copied_ms, int):
@@ -280,7 +260,7 @@ class LogStore:
         self.log = secrets.token_hex(8)
         values = [("log", self.log), ("parted", json.dumps(self.ancestors))]
         with transaction(db):
-            db.executemany(_PUT_META, values)
+            db.executemany(PUT_META, values)
             db.execute("delete from meta where key = ?", [COPIED])
         line(message, **about, log=self.log, was=was, seq=seq)
 
@@ -441,7 +421,7 @@ class LogStore:
 
     def begin(self, at: StateTime) -> None:
         """At the end of a start: store what the next one has to know of this one."""
-        self._db.execute(_PUT_META, [ONE_NAME, 1])
+        self._db.execute(PUT_META, [ONE_NAME, 1])
         self.store_clock(at)
 
     def store_clock(self, at: StateTime) -> None:
@@ -455,102 +435,7 @@ class LogStore:
 
     def log_bytes(self) -> int:
         """Bytes of the file that are in use, by all tables."""
-        db = self._db
-        pages = pragma(db, "page_count") - pragma(db, "freelist_count")
-        return pages * pragma(db, "page_size")
-
-    def trim(
-        self, *, oldest_ms: int, most_bytes: int, idle_ms: int, until: int = END
-    ) -> bool:
-        """Delete some of what exceeds the retention; return whether there is more.
-
-        Forgets names not used since *idle_ms*, calls `delete_oldest`, and returns free
-        pages to the file system. No cursor moves.
-        """
-        with transaction(self._db):
-            self._db.execute("delete from cursors where used < ?", [idle_ms])
-            self._db.execute(_FORGET_TRIMMED)
-        is_behind = self.delete_oldest(
-            oldest_ms=oldest_ms, most_bytes=most_bytes, until=until
-        )
-        self.reserve.lend(self._db, self._give_back, room=WAL_ROOM_BYTES)
-        return is_behind
-
-    def keep_bound(self, *, most_bytes: int, before: int, until: int) -> None:
-        """After a commit: delete twice what it added to a log of *before* bytes.
-
-        Nothing is deleted above the seq *until*, or once the log fits in *most_bytes*.
-        """
-        bound = max(most_bytes, 2 * before - self.log_bytes())
-        while self.log_bytes() > bound and self.delete_oldest(
-            oldest_ms=0, most_bytes=bound, until=until
-        ):
-            pass
-
-    def delete_oldest(
-        self, *, oldest_ms: int, most_bytes: int, until: int = END
-    ) -> bool:
-        """Delete some of the oldest pages; return whether there may be more to delete.
-
-        A page is deleted if it was written before *oldest_ms*, or if the log has more
-        than *most_bytes*; never above the seq *until*.
-
-        For each name, the newest deleted record that concerned it is noted: only a reader
-        that had not read that record gets a gap. The newest page is never deleted: it
-        says which seq comes next. A damaged page is deleted with the next whole page, and
-        counts as lost for every name.
-        """
-        db = self._db
-        is_above = self.log_bytes() > most_bytes
-        due = self.ages.written_before(oldest_ms)
-        last, count, newest, unknown = 0, 0, dict[str, int](), 0
-        reached = log_pages.oldest(db) - 1
-        end = log_pages.newest(db)
-        for page in log_pages.pages(db, after=reached, until=min(until, end - 1)):
-            is_due = is_above or page.last <= due
-            if count >= TRIM_RECORDS or not is_due or page.last >= min(end, until + 1):
-                break
-            if page.first > reached + 1:
-                unknown = page.first - 1
-                self._damaged.add(reached + 1, unknown)
-            newest |= log_pages.newest_by_name(page)
-            count += page.last - reached
-            last = reached = page.last
-        if not count:
-            return False
-        past = log_pages.trimmed(db)
-        delete = "delete from log where last > ? and last <= ?", [past, last]
-        # Damaged pages that SQLite cannot delete stay in the file, and are skipped.
-        leave = _PUT_META, [log_pages.TRIMMED, last]
-        try:
-            remove = partial(self._remove, delete, newest, unknown)
-            self.reserve.lend(self._db, remove, room=WAL_ROOM_BYTES)
-        except sqlite3.DatabaseError as error:
-            if not log_pages.is_damage(error):
-                raise
-            self._remove(leave, newest, unknown)
-        self._damaged.forget_below(last + 1)
-        return count >= TRIM_RECORDS
-
-    def _remove(
-        self, statement: tuple[str, list[Any]], newest: dict[str, int], unknown: int
-    ) -> None:
-        """Delete pages with *statement*, and store what each name has thereby lost."""
-        db = self._db
-        with transaction(db):
-            db.execute(_TRIMMED_NAMES, [log_pages.oldest(db) - 1])
-            db.execute(_TRIMMED, [json.dumps([*newest.items()], ensure_ascii=False)])
-            db.execute(_TRIMMED_UNKNOWN, {"seq": unknown})
-            db.execute(*statement)
-
-    def _give_back(self) -> None:
-        try:
-            # As a script: `execute` would stop after the first page.
-            self._db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
-        except sqlite3.DatabaseError as error:
-            if not log_pages.is_damage(error):
-                raise
-            # The free pages stay in the file, and are used again.
+        return bytes_in_use(self._db)
 
 
 def check_not_emptied(folder: Path, made_later: str) -> None:

@@ -258,7 +258,7 @@ class LogWriter:
         store, until = self.store, self._trim_until
         is_behind = False
         step = partial(
-            store.trim,
+            store.trimmer.trim,
             oldest_ms=oldest_ms,
             most_bytes=self._most_bytes,
             idle_ms=idle_ms,
@@ -327,7 +327,7 @@ class LogWriter:
         """
 
         def keep() -> tuple[int, int]:
-            self.store.keep_bound(
+            self.store.trimmer.keep_bound(
                 most_bytes=self._most_bytes, before=before, until=until
             )
             return self.store.bounds()[0], self.store.log_bytes()

@@ -341,7 +341,9 @@ async def test_each_event_of_a_stream_has_the_shape_that_the_document_says(
     await first.send(["login", ["ada", 7], {"conn": [1, 2]}])
     await first.send(["after", "order", 1, {"payload": "p", "ext": "e"}])
     await first.sync()
-    rig.store.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)  # the first thousand
+    rig.store.trimmer.trim(
+        oldest_ms=2**62, most_bytes=0, idle_ms=0
+    )  # the first thousand
     await second.send(["login", "ada"])
     await second.sync()
     await first.send(["logout", 7])

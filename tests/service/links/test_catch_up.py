@@ -33,6 +33,7 @@ from liveness.service import app
 from liveness.service.app import _catch_up
 from liveness.service.storage import log_store
 from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.timers.timer_sql import TIMER_COLUMNS
 from liveness.service.timers.timer_store import TimerStore
 from tests.core.timers_rig import Rig
 from tests.helpers import disk
@@ -58,7 +59,7 @@ def table(log: LogStore) -> Iterator[TimerStore]:
 
 def rows(table: TimerStore) -> dict[int, TimerState]:
     """Every timer that the file has."""
-    found = disk.rows(table.path, f"select {', '.join(TimerState._fields)} from timers")
+    found = disk.rows(table.path, f"select {TIMER_COLUMNS} from timers")
     return {row[0]: TimerState._make(row) for row in found}
 
 
@@ -181,7 +182,7 @@ def test_a_run_in_the_future_began_now(log: LogStore, table: TimerStore) -> None
 def test_the_rest_of_a_trimmed_log_is_applied(log: LogStore, table: TimerStore) -> None:
     table.write([after(1, "a"), after(2, "b")])
     write_log(log, *runs(fire(1, "a"), fire(4, "b")), *logins(2, 3))
-    log.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
+    log.trimmer.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
     _catch_up(table, log, now_ms=LATER_MS, ahead_ms=0)
     assert states(table) == ["pending", "fired"]
     assert table.seq == 4

@@ -100,7 +100,7 @@ async def test_a_gap_is_a_message_without_a_key(
         for first in (11, 1_011):
             page = [record(seq) for seq in range(first, first + 1_000)]
             store.write(Batch(batch_of(page)))
-        store.delete_oldest(oldest_ms=0, most_bytes=0, until=1_010)
+        store.trimmer.delete_oldest(oldest_ms=0, most_bytes=0, until=1_010)
     async with running() as service:
         await service.until_delivered()
     check(reader, 2_010, oldest=1_010)  # the gap has the seq of the last that it covers

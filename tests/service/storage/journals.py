@@ -119,7 +119,7 @@ def trim(
     idle_ms: int = 0,
     until: int = END,
 ) -> bool:
-    return store.trim(
+    return store.trimmer.trim(
         oldest_ms=oldest_ms, most_bytes=most_bytes, idle_ms=idle_ms, until=until
     )
 

@@ -364,7 +364,7 @@ def test_a_reader_that_pauses_does_not_keep_the_wal_growing(
     (busy, *_) = store._db.execute("pragma wal_checkpoint(truncate)").fetchone()
     assert not busy
     # It goes on after the records trimmed meanwhile, and finds those written meanwhile.
-    while store.trim(oldest_ms=1_000 * EVERY_MS, most_bytes=2**40, idle_ms=0):
+    while store.trimmer.trim(oldest_ms=1_000 * EVERY_MS, most_bytes=2**40, idle_ms=0):
         pass
     write(store, RECORDS[2_000:], iter([100] * 7))
     rest = [record.seq for record in found]

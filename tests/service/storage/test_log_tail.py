@@ -90,7 +90,7 @@ def trim(log: Log, *, below: int) -> None:
     """Trim the pages below *below*, as `LogWriter.trim` does."""
     store = log.log_writer.store
     store._db.execute("update log set newest = 0, crc = null where last < ?", [below])
-    store.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
+    store.trimmer.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
     log.log_writer.first, _ = store.bounds()
     assert log.log_writer.first == below
 
