@@ -31,7 +31,8 @@ from liveness.lab.compare.comparison_report import ComparisonOptions, Comparison
 from liveness.lab.compare.live_comparison import PIECE_BYTES, compare_live, record_of
 from liveness.lab.compare.offline_lines import LineReader
 from liveness.service.storage import clocks_file
-from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
+from liveness.service.storage.log_reader import LogReader, open_log
+from liveness.service.storage.record_filter import RecordFilter
 from liveness.text import from_json, local_time
 
 # A file is sorted in memory, where a valid line takes some 250 bytes. Invalid lines count

@@ -29,7 +29,8 @@ from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import json_line, text_line
 from liveness.console.terminal import write_utf_8
 from liveness.core.records import KINDS, Logged
-from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
+from liveness.service.storage.log_reader import LogReader, open_log
+from liveness.service.storage.record_filter import RecordFilter
 from liveness.text import ID_KEYS, escaped, uid_text
 
 _AGO: Final = re.compile(r"-?(\d{1,9}) ?(s|m|min|h|d)( ago)?", re.ASCII)

@@ -12,8 +12,8 @@ import pytest
 
 from liveness.cli.log import log, moment
 from liveness.core.records import Record, TimerRecord
-from liveness.service.storage.log_reader import RecordFilter
 from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.record_filter import RecordFilter
 from tests.helpers.record_batches import batch_of
 
 NOW = datetime.fromisoformat("2026-11-21T14:03:20+01:00")

@@ -26,13 +26,13 @@ from liveness.service.storage.database import reading
 from liveness.service.storage.log_pages import PAGE_RECORDS
 from liveness.service.storage.log_reader import (
     LogReader,
-    RecordFilter,
     SearchResult,
     open_log,
 )
 from liveness.service.storage.log_schema import SCHEMA
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
 from liveness.service.storage.read_only_access import opened_unchanged
+from liveness.service.storage.record_filter import OLDER_MS, RecordFilter
 from tests.helpers.disk import tear_a_leaf
 from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import online, row
@@ -235,7 +235,7 @@ def test_records_after_the_clock_was_set_back_are_found(
     with closing(LogStore(tmp_path)) as store:
         for seq, at in enumerate(stamps, 1):
             store.write(Batch(batch_of([online(seq, at=at)])))
-        late = 1_000_001 + log_reader.OLDER_MS - 1
+        late = 1_000_001 + OLDER_MS - 1
         store.write(Batch(batch_of([online(5, at=1_000_001), online(6, at=late)])))
     with open_log(tmp_path, clock=still) as book:
         found = book.records(RecordFilter(since=1_000_000, until=1_000_002))
