@@ -43,8 +43,10 @@ class ArrivedRecords:
             self._floors.pop()
         self._floors.append(floor)
 
-    def pop(self) -> ArrivedRecord:
-        """Take the first."""
+    def pop(self) -> ArrivedRecord | None:
+        """Take the first; None if none waits."""
+        if not self._records:
+            return None
         arrived = self._records.popleft()
         if self._floors[0] == arrived.floor:
             self._floors.popleft()

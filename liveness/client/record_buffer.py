@@ -89,9 +89,9 @@ class RecordBuffer:
     def take(self) -> RecordMap | None:
         """Finish the last record; return the next one if it has arrived."""
         self.finish()
-        if not self._waiting:
+        if (arrived := self._waiting.pop()) is None:
             return None
-        log, record, floor = self._waiting.pop()
+        log, record, floor = arrived
         self._given = log, floor - 1, record["seq"]
         return record
 
