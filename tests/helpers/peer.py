@@ -93,6 +93,11 @@ class Caller(Endpoint):
         await self.send(["ping", 0])
         assert await self.expect("pong") == [0]
 
+    async def apply(self, *frames: Frame) -> None:
+        """Sends frames, and waits until they are applied."""
+        await self.send(*frames)
+        await self.sync()
+
 
 class Link(Endpoint):
     """One gateway's link, from its hello on."""

@@ -179,8 +179,7 @@ class Rig:
     ) -> Caller:
         """A gateway that was welcomed, and whose users are online and on disk."""
         gateway = await self.gateway(name, **options)
-        await gateway.send(["login", users])
-        await gateway.sync()
+        await gateway.apply(["login", users])
         return gateway
 
     async def watcher(self, name: str = "w", **options: Any) -> Caller:

@@ -62,8 +62,7 @@ async def nothing_of(watch: Watch, seconds: float) -> None:
 
 
 async def does(gateway: Caller, name: str, *uids: str) -> None:
-    await gateway.send([name, [*uids]])
-    await gateway.sync()
+    await gateway.apply([name, [*uids]])
 
 
 def cursor(rig: Rig) -> int:
@@ -109,8 +108,7 @@ async def test_a_disk_that_writes_late_makes_no_short_absence_a_long_one(
 @virtual
 async def test_a_user_who_is_back_through_another_gateway_has_moved(rig: Rig) -> None:
     gateway = await rig.gateway("g", kinds=[])
-    await gateway.send(["login", "ada", {"conn": 7}])
-    await gateway.sync()
+    await gateway.apply(["login", "ada", {"conn": 7}])
     other = await rig.gateway("h", kinds=[])
     async with reading(rig, kinds=["moved"]) as watch:
         await does(gateway, "logout", "ada")

@@ -70,8 +70,7 @@ async def test_links_go_on_while_the_state_folder_is_elsewhere(rig: Rig) -> None
     back = removed(rig.store.folder)
     await trio.sleep(SEEN_S)
     assert len(rig.sidecar.why_not_ready()) == 1
-    await gateway.send(["login", "ada", {"conn": 1}])
-    await gateway.sync()
+    await gateway.apply(["login", "ada", {"conn": 1}])
     back()
     await trio.sleep(SEEN_S)
     assert rig.sidecar.why_not_ready() == []

@@ -59,8 +59,7 @@ def host(tmp_path: Path, jumping: MockClock) -> Host:
 
 
 async def asks(gateway: Caller, key: str, seconds: float) -> None:
-    await gateway.send(["after", key, seconds])
-    await gateway.sync()
+    await gateway.apply(["after", key, seconds])
 
 
 async def fires_at(gateway: Caller, key: str) -> float:
@@ -368,19 +367,17 @@ USERS: Final = ["login", "keepalive", "login again"]  # by what their sessions b
 
 
 async def comes_online(gateway: Caller) -> None:
-    await gateway.send(
+    await gateway.apply(
         ["login", "login", {"conn": 1}],
         ["keepalive", "keepalive", {"conn": 1}],
         ["login", "login again"],
         ["login", "login again", {"conn": 1}],
     )
-    await gateway.sync()
 
 
 async def logs_in(gateway: Caller, conn: int, age_s: float) -> None:
     """The same users connect to another gateway, and that is said late."""
-    await gateway.send(["login", USERS, {"conn": [conn] * len(USERS), "age": age_s}])
-    await gateway.sync()
+    await gateway.apply(["login", USERS, {"conn": [conn] * len(USERS), "age": age_s}])
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])

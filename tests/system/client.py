@@ -84,6 +84,11 @@ class Client:
         self.send("ping", number)
         assert self.expect("pong") == [number]
 
+    def apply(self, *frame: Any) -> None:
+        """Sends one frame, and waits until it is applied."""
+        self.send(*frame)
+        self.sync()
+
     # --- from the sidecar -----------------------------------------------------
 
     def receive(self, within_s: float = SOON_S) -> Frame | None:

@@ -195,8 +195,7 @@ def test_a_name_that_is_tied_is_used_by_its_user_only_and_the_link_goes_on(
     )
     mine = as_person(sidecar, STRANGER)
     mine.hello("gw-1")
-    mine.send("login", ["u"])
-    mine.sync()
+    mine.apply("login", ["u"])
     for thief in (ROOT_USER, OTHER_MEMBER):
         for role in ("gateway", "watcher"):
             message = refused(as_person(sidecar, thief), role=role)

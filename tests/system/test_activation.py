@@ -96,8 +96,7 @@ def test_a_gateway_that_connects_before_during_or_after_a_stop_is_served(
         early.say_hello("early")
         sidecar.launch()
         early.expect("welcome")
-        early.send("login", "ada", {"conn": 1})
-        early.sync()
+        early.apply("login", "ada", {"conn": 1})
         sidecar.signal(signal.SIGTERM)
         early.expect("bye")
         # It is still stopping, as this link stays: the next process gets what is sent now.
@@ -173,8 +172,7 @@ def test_systemd_activates_it_when_the_first_gateway_connects(make: Start) -> No
     assert not sidecar.admin.exists()
     with Client(sidecar.socket) as gateway:
         gateway.hello("gw-1")
-        gateway.send("login", "ada", {"conn": 1})
-        gateway.sync()
+        gateway.apply("login", "ada", {"conn": 1})
         sidecar.signal(signal.SIGTERM)
         gateway.leave()
         assert sidecar.ended() == 0

@@ -122,8 +122,7 @@ def test_each_backup_of_a_busy_sidecar_can_be_restored_and_its_gateways_go_on(
     assert disk.runs(copy / "liveness.db"), "no timer fired at all"
 
     # What comes after the backup has numbers that the copy will give again.
-    gateway.send("login", "late", {"conn": 1})
-    gateway.sync()
+    gateway.apply("login", "late", {"conn": 1})
     was, newest = gateway.log, sidecar.log()[-1].seq
     sidecar.kill()
 

@@ -214,8 +214,7 @@ def test_while_redis_is_away_the_host_goes_on_and_then_catches_up(
         assert away["error"].endswith(
             "; is the address right, and does Redis run there?"
         )
-        gateway.send("login", ["bob"])
-        gateway.sync()
+        gateway.apply("login", ["bob"])
         assert [row[0] for row in gateway.where("ada", "bob")] == ["ada", "bob"]
         own.start()
         eventually(lambda: sorted(map(str, state.users())) == ["ada", "bob"])

@@ -36,8 +36,7 @@ def host_a(start: Callable[..., Sidecar], redis: RedisServer) -> Sidecar:
         cluster_url=redis.url, cluster_host="a", presence_device_separator="/"
     )
     gateway = sidecar.gateway("gw-1")
-    gateway.send("login", ["ada", "zoe/phone"], {"conn": [5, 6]})
-    gateway.sync()
+    gateway.apply("login", ["ada", "zoe/phone"], {"conn": [5, 6]})
     return sidecar
 
 
@@ -143,8 +142,7 @@ def test_without_redis_all_answers_have_this_host_and_say_so(
     sidecar = host_a(start, redis)
     gateway = sidecar.gateway("gw-3")
     redis.pause()
-    gateway.send("where", ["ada", "bob"], ANYWHERE)
-    gateway.sync()  # it is answered meanwhile
+    gateway.apply("where", ["ada", "bob"], ANYWHERE)
     rows, terms = gateway.expect("where")
     assert [row[:5] for row in rows] == [["ada", "gw-1", 1, 5, "a"]]
     assert terms == ANYWHERE | {"partial": "slow"}

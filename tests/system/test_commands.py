@@ -32,8 +32,7 @@ def test_a_timer_is_shown_retried_and_cancelled_by_key(
     sidecar: Sidecar, name: str, run: Run, key: str
 ) -> None:
     gateway = sidecar.gateway(name)
-    gateway.send("after", key, 3_600, {"payload": "to do", "ext": key})
-    gateway.sync()
+    gateway.apply("after", key, 3_600, {"payload": "to do", "ext": key})
     listed = run("timers", "list", "--gateway", name, f"--ext={key}", "--json")[1]
     assert json.loads(listed)["key"] == key
     shown = run("timers", "show", "--json", "--", key)[1]

@@ -63,8 +63,7 @@ def test_what_was_not_acknowledged_comes_again_after_a_reconnect(
     link.close()
     link = sidecar.gateway("again")
     assert link.take(1) == first[3:]
-    link.send("ack", first[3]["seq"])
-    link.sync()
+    link.apply("ack", first[3]["seq"])
     link.close()
     assert nothing_more(sidecar.gateway("again"))
 
@@ -80,8 +79,7 @@ def test_a_gateway_without_acks_gets_what_came_while_it_was_away(
     assert [r["uid"] for r in link.take(1)] == ["m"]
     link.close()
     sidecar.line("link down", name="away")
-    other.send("login", "n")
-    other.sync()
+    other.apply("login", "n")
     link = sidecar.gateway("away", ack=False)
     assert [(r["kind"], r["uid"], r["gateway"]) for r in link.take(1)] == [
         ("moved", "n", "taker")
@@ -123,8 +121,7 @@ def test_reading_on_from_a_named_place_leaves_the_stored_cursor_alone(
     link = sidecar.gateway("stays")
     come_and_go(link, "s", "t")
     told = link.take(2)
-    link.send("ack", told[1]["seq"])
-    link.sync()
+    link.apply("ack", told[1]["seq"])
     link.close()
     reader = sidecar.gateway("stays", after=0)
     assert reader.take(2) == told
@@ -169,8 +166,7 @@ def test_watchers_see_what_they_asked_for(sidecar: Sidecar) -> None:
     own = sidecar.gateway("left", scope="own", **watch)
     moves = sidecar.gateway("w-moved", scope="all", kinds=["moved"], **watch)
     nobodys = sidecar.gateway("w-own", scope="own", **watch)
-    a.send("login", "x")
-    a.sync()
+    a.apply("login", "x")
     b.send("login", ["x", "y"])
     b.send("logout", "y")
     b.sync()
@@ -203,8 +199,7 @@ def test_a_watcher_without_acks_has_no_cursor_and_one_with_them_has(
         come_and_go(link, "while here")
         (_, last) = reader.take(2)
         if ack:
-            reader.send("ack", last["seq"])
-            reader.sync()
+            reader.apply("ack", last["seq"])
         reader.close()
 
 
@@ -216,8 +211,7 @@ def test_list_gives_a_gateway_its_own_and_a_watcher_everyone(start: Start) -> No
     many, few = sidecar.gateway("many"), sidecar.gateway("few")
     users = [f"user-{n}" for n in range(2_500)]
     many.send("login", users, {"conn": list(range(2_500))})
-    few.send("login", ["last", "gone"])
-    few.sync()
+    few.apply("login", ["last", "gone"])
     many.sync()
     few.send("logout", "gone")
     own, seq = few.listed()
@@ -250,8 +244,7 @@ def test_where_finds_online_users_of_every_gateway_and_no_others(
     a, b = sidecar.gateway("here"), sidecar.gateway("there")
     a.send("login", ["one", "two"], {"conn": [1, None]})
     b.send("login", "three", {"conn": 3})
-    a.send("logout", "two")
-    a.sync()
+    a.apply("logout", "two")
     b.sync()
     rows = a.where("three", "two", "never", "one")
     assert [[row[0], row[1], row[3]] for row in rows] == [
@@ -300,8 +293,7 @@ def test_a_gateway_gets_a_gap_only_if_a_deleted_record_concerned_it(
     assert gap == {"kind": "gap", "seq": 7, "first": 4, "until": 8}
     assert (kept["seq"], kept["uid"]) == (8, "u-8")
     assert nothing_more(left)
-    right.send("ack", 7)
-    right.sync()
+    right.apply("ack", 7)
     right.close()
     assert aged.gateway("right").take(1) == [kept]
 

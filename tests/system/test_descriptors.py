@@ -91,11 +91,9 @@ class Scraper:
 
 def goes_on(gateway: Client, watcher: Client, uid: str) -> None:
     """Checks that a link is read, its events decided, and others told."""
-    gateway.send("login", uid)
-    gateway.sync()
+    gateway.apply("login", uid)
     assert gateway.where(uid)[0][0] == uid
-    gateway.send("logout", uid)
-    gateway.sync()
+    gateway.apply("logout", uid)
     kinds = [(record["kind"], record["uid"]) for record in watcher.take(2)]
     assert kinds == [("online", uid), ("offline", uid)]
 
@@ -171,8 +169,7 @@ def test_what_is_read_from_disk_waits_for_a_descriptor_and_holds_up_nothing_else
     sidecar = start(limits_tail=1_000)
     gateway = sidecar.gateway("g")
     for part in range(5):
-        gateway.send("login", [f"u{part}-{n}" for n in range(1_000)])
-        gateway.sync()
+        gateway.apply("login", [f"u{part}-{n}" for n in range(1_000)])
     fire(gateway, "early")  # timers have their files open by then
     watcher, other = sidecar.connect(), sidecar.gateway("other")
     with few_files(sidecar, 0):
@@ -200,20 +197,17 @@ def test_what_is_read_from_disk_waits_for_a_descriptor_and_holds_up_nothing_else
 def test_a_timer_that_comes_due_without_a_descriptor_fires(start: Start) -> None:
     sidecar = start()
     gateway = sidecar.gateway("g")
-    gateway.send("after", "key", 1.0)
-    gateway.sync()
+    gateway.apply("after", "key", 1.0)
     with few_files(sidecar, 0):
         (fired,) = gateway.take(1)
         assert fired["key"] == "key"
-        gateway.send("done", "key", None, {"seq": fired["seq"]})
-        gateway.sync()
+        gateway.apply("done", "key", None, {"seq": fired["seq"]})
 
 
 def test_a_stop_without_a_descriptor_ends_as_any(start: Start) -> None:
     sidecar = start()
     gateway = sidecar.gateway("g")
-    gateway.send("login", "u")
-    gateway.sync()
+    gateway.apply("login", "u")
     with few_files(sidecar, 0):
         crowd = [sidecar.connect() for _ in range(CROWD)]
         sidecar.line(REFUSED, socket="gateway")

@@ -64,8 +64,7 @@ def test_a_stop_while_the_disk_is_full_says_bye_and_takes_no_longer_than_any(
 ) -> None:
     sidecar = start(60)
     gateway = sidecar.gateway("g")
-    gateway.send("login", crowd("kept", 500))
-    gateway.sync()
+    gateway.apply("login", crowd("kept", 500))
     allow_file_bytes(sidecar, FULL_BYTES)
     gateway.send("login", crowd("lost", 2_000))
     gateway.send("ping", "after the login")
@@ -104,8 +103,7 @@ def test_a_stop_while_the_database_is_locked_takes_no_longer_nor_does_a_second_s
 def test_a_stop_keeps_the_clocks_whatever_was_asked_of_timers(start: Start) -> None:
     sidecar = start(60)
     gateway = sidecar.gateway("g")
-    gateway.send("login", "u")
-    gateway.sync()
+    gateway.apply("login", "u")
     with closing(sqlite3.connect(sidecar.timers, isolation_level=None)) as other:
         other.execute("begin immediate")
         gateway.send("after", "k", 100)
@@ -124,14 +122,12 @@ def test_a_process_that_opens_and_closes_the_database_loses_it_no_commit(
 ) -> None:
     sidecar = start()
     gateway = sidecar.gateway("g")
-    gateway.send("login", "before")
-    gateway.sync()
+    gateway.apply("login", "before")
     # A list is read over a connection of its own.
     assert gateway.listed()[0].keys() == {"before"}
     with closing(sqlite3.connect(sidecar.database)) as other:
         assert other.execute("select count(*) from online").fetchall() == [(1,)]
-    gateway.send("login", "after")
-    gateway.sync()
+    gateway.apply("login", "after")
     sidecar.kill()
     assert uids([record._asdict() for record in sidecar.log()], "online") == [
         "before",

@@ -498,8 +498,7 @@ def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> 
             assert (record["kind"], record["uid"]) == ("online", "ada")
             assert watch.process.returncode == 0
         with linked(environ, "gw-1") as gateway:
-            gateway.send("after", "order:17", 3_600)
-            gateway.sync()
+            gateway.apply("after", "order:17", 3_600)
             for line in SHOWN:
                 if line.startswith("liveness timers"):
                     assert "order:17" in run(line, environ)

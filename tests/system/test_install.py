@@ -218,12 +218,10 @@ def test_it_is_backed_up_and_restored_as_the_manual_says(host: Host) -> None:
     text = (ROOT / "docs/backups.md").read_text()
     backup, restore = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)[:2]
     with serving(host) as gateway:
-        gateway.send("login", "of then", {"conn": 1, "timeout": 3_600})
-        gateway.sync()
+        gateway.apply("login", "of then", {"conn": 1, "timeout": 3_600})
         *_, line = follow(host, backup)
         assert ": records up to " in line
-        gateway.send("login", "of later", {"conn": 2, "timeout": 3_600})
-        gateway.sync()
+        gateway.apply("login", "of later", {"conn": 2, "timeout": 3_600})
     told(host)
     follow(host, restore)
     units = "liveness.socket liveness.service"

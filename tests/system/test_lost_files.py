@@ -37,8 +37,7 @@ def test_sockets_that_were_removed_are_made_anew_and_links_go_on(make: Start) ->
         sidecar.metric_until(lambda it: it == 1, "liveness_files_lost_total", file=name)
     late = sidecar.gateway("late")
     for gateway in (early, late):
-        gateway.send("login", f"of-{gateway}", {"conn": 1})
-        gateway.sync()
+        gateway.apply("login", f"of-{gateway}", {"conn": 1})
     assert sidecar.get("/readyz", admin=True)[0] == 200
     assert sidecar.stop() == 0
     assert not sidecar.socket.exists()

@@ -146,10 +146,8 @@ def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_
 ) -> None:
     watcher = sidecar.watcher("late-w")
     old, new = sidecar.gateway("late-a"), sidecar.gateway("late-b")
-    old.send("login", "late", {"conn": 1})
-    old.sync()
-    new.send("login", "late", {"conn": 9})
-    new.sync()
+    old.apply("login", "late", {"conn": 1})
+    new.apply("login", "late", {"conn": 9})
     online, moved = watcher.take(2)
     assert moved.items() >= {
         "kind": "moved", "uid": "late", "gateway": "late-b", "conn": 9,
@@ -166,8 +164,7 @@ def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_
     old.sync()
     assert new.where("late") == [["late", "late-b", moved["seq"], 9]]
     assert ignored(sidecar, "other_gateway") == before + 4
-    new.send("logout", "late", {"conn": 9})
-    new.sync()
+    new.apply("logout", "late", {"conn": 9})
     (offline,) = watcher.take(1)
     assert (offline["reason"], offline["session"]) == ("logout", moved["seq"])
 
@@ -210,11 +207,9 @@ def test_broken_bytes_close_their_link_only_and_end_nobody(sidecar: Sidecar) -> 
     broken.send_bytes(packed(["login", ["a-1", "a-2"]]) + b"\xc1garbage")
     assert broken.refusal()["code"] == "bad-msgpack"
     assert broken.receive() is None
-    other.send("login", "b-2")
-    other.sync()
+    other.apply("login", "b-2")
     again = sidecar.gateway("broken-a")
-    again.send("keepalive", ["a-1", "a-2"])
-    again.sync()
+    again.apply("keepalive", ["a-1", "a-2"])
     found = {
         uid: gateway for uid, gateway, *_ in other.where("a-1", "a-2", "b-1", "b-2")
     }

@@ -49,8 +49,7 @@ def test_of_connections_that_began_at_one_moment_the_login_read_later_wins(
     for number, (first, second) in enumerate(permutations(links, 2)):
         uid = f"{name}-u-{number}"
         for conn, link in enumerate((first, second)):
-            link.send("login", uid, {"conn": conn, "began": began})
-            link.sync()
+            link.apply("login", uid, {"conn": conn, "began": began})
         ((*_, conn),) = second.where(uid)
         assert conn == 1
 
@@ -101,11 +100,9 @@ def test_a_beginning_by_another_clock_or_in_the_future_is_counted_and_not_used(
     sidecar: Sidecar,
 ) -> None:
     link, shifted = linked(sidecar, "g"), linked(sidecar, "h", 3_600.0)
-    link.send("login", ["a", "b"], {"conn": [1, 2], "began": monotonic() + 60})
-    link.sync()
+    link.apply("login", ["a", "b"], {"conn": [1, 2], "began": monotonic() + 60})
     # It came later, and began before all of them if its `began` was used.
-    shifted.send("login", "a", {"conn": 3, "began": 0.5})
-    shifted.sync()
+    shifted.apply("login", "a", {"conn": 3, "began": 0.5})
     assert [row[1] for row in shifted.where("a")] == ["h"]
     for why, count in (("future", 2), ("other_clock", 1)):
         assert sidecar.metric("liveness_began_unused_total", why=why) == count

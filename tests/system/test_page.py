@@ -117,8 +117,7 @@ def is_live(page: Page) -> None:
 
 def arrive(sidecar: Sidecar, name: str, *uids: str | int) -> Client:
     gateway = sidecar.gateway(name)
-    gateway.send("login", list(uids))
-    gateway.sync()
+    gateway.apply("login", list(uids))
     return gateway
 
 
@@ -169,8 +168,7 @@ def test_the_figures_move_with_real_traffic(
     expect(drawn).to_have_attribute("d", re.compile(f"^M.*{ABOVE_THE_BASE}"))
     # In one second, which stays in the history; no other second has as many logins.
     assert max(read_back(plot, "login")) > 10
-    gateway.send("logout", [f"{name}-{n}" for n in range(30)])
-    gateway.sync()
+    gateway.apply("logout", [f"{name}-{n}" for n in range(30)])
     expect(users).to_have_text(str(before + 10))
     expect(row).to_contain_text("users 10")
     ready = page.locator("#ready")
@@ -252,8 +250,7 @@ def test_the_feed_is_filtered_and_pauses(
     expect(page.locator("#records .record")).to_have_count(0)
     is_live(page)
     for gateway, uid in ((one, f"a-{name}"), (other, "b")):
-        gateway.send("logout", [uid])
-        gateway.sync()
+        gateway.apply("logout", [uid])
     assert "logged out" in record(page, f"a-{name}")
     expect(page.locator("#records .record")).to_have_count(1)
     pause = page.locator("#pause")
@@ -293,8 +290,7 @@ def test_the_feed_of_users_has_their_first_devices_and_their_last(
     page.get_by_label("users only").check()
     expect(page.locator("#records .record")).to_have_count(2)
     is_live(page)
-    gateway.send("logout", ["ada/a", "ada/b"])
-    gateway.sync()
+    gateway.apply("logout", ["ada/a", "ada/b"])
     expect(page.locator("#records .record")).to_have_count(3)
     assert "0 devices online" in record(page, "ada/b")
 
@@ -359,8 +355,7 @@ def test_a_list_that_is_not_whole_says_so(
     page.get_by_label("online", exact=True).uncheck()
     expect(rows).to_have_count(0)
     expect(page.locator("#feed-note")).to_have_text("Nothing yet: offline and moved.")
-    gateway.send("logout", [f"{name}-0"])
-    gateway.sync()
+    gateway.apply("logout", [f"{name}-0"])
     expect(records).to_have_count(1)
     # Another filter, and another page, begin with the newest records that match it.
     page.get_by_label("online", exact=True).check()
@@ -388,8 +383,7 @@ def test_a_page_opens_with_the_newest_records_and_goes_on_behind_them(
     page = open_page(quick)
     users = page.locator("#records .record", has_text=name)
     expect(users).to_have_count(2)
-    gateway.send("login", f"later {name}", {"timeout": 3_600})  # it stays
-    gateway.sync()
+    gateway.apply("login", f"later {name}", {"timeout": 3_600})  # it stays
     expect(users.first).to_contain_text(f"later {name}")
     expect(users).to_have_count(3)
 
@@ -435,8 +429,7 @@ def test_a_connection_is_shown_to_its_last_digit(
     # As the protocol advises; and two that no double holds.
     conns = [1_785_000_000 << 20, 2**53 + 1, 2**63 - 1]
     gateway = sidecar.gateway(name)
-    gateway.send("login", [f"{name}-{n}" for n in range(3)], {"conn": conns})
-    gateway.sync()
+    gateway.apply("login", [f"{name}-{n}" for n in range(3)], {"conn": conns})
     page = open_page(sidecar, viewport={"width": width, "height": 800})
     shown = page.locator("#explained .facts div", has_text="Connection").locator("dd")
     for n, conn in enumerate(conns):
@@ -549,10 +542,9 @@ def test_a_logout_that_ends_no_session_is_no_users(
     page = open_page(sidecar)
     gateway = arrive(sidecar, "gw", *(f"u{n}" for n in range(5)))
     # Five users, and the connections that records had the gateway close.
-    gateway.send(
+    gateway.apply(
         "logout", [f"u{n}" for n in range(5)] + [f"gone{n}" for n in range(90)]
     )
-    gateway.sync()
     record(page, "u4")
     expect(page.locator("#users")).to_have_text("0")
     # The areas of events are stacked, so that logins raise that of logouts too. A bar of

@@ -331,13 +331,10 @@ def users_go(scene: Scene) -> None:
     quiet = scene.sidecar.gateway("quiet", timeout=1)
     quiet.send("login", ["q1", "q2", "q3"], {"conn": [1, 2, 3]})
     former = scene.sidecar.gateway("former")
-    former.send("login", "moves", {"conn": 1})
-    former.sync()
+    former.apply("login", "moves", {"conn": 1})
     other = scene.sidecar.gateway("other")
-    other.send("login", "moves", {"conn": 2})
-    other.sync()
-    former.send("keepalive", "moves", {"conn": 1})
-    former.sync()
+    other.apply("login", "moves", {"conn": 2})
+    former.apply("keepalive", "moves", {"conn": 1})
     assert len(quiet.take(3)) == 3
     scene.until('liveness_offline_total{reason="silence"} == 3')
     scene.until('sum(liveness_events_ignored_total{why!="offline"}) > 0')
@@ -357,8 +354,7 @@ def users_speak_seldom(scene: Scene) -> None:
         # Some scrapes later: so often they speak.
         spoken = now_s()
         scene.until(f"min(timestamp(liveness_users_online)) > {spoken + SELDOM_S}")
-    gateway.send("logout", users)
-    gateway.sync()
+    gateway.apply("logout", users)
 
 
 def somebody_watches(scene: Scene) -> None:
@@ -418,8 +414,7 @@ def a_page_of_the_log_is_damaged(scene: Scene) -> None:
 
 def a_gateway_starts_anew(scene: Scene) -> None:
     gateway = scene.sidecar.gateway("anew")
-    gateway.send("login", [f"lost-{number}" for number in range(LOST)])
-    gateway.sync()
+    gateway.apply("login", [f"lost-{number}" for number in range(LOST)])
     scene.until(f'liveness_gateway_users{{gateway="anew"}} == {LOST}')
     scene.sidecar.gateway("anew", fresh=True)
     scene.until(f'liveness_offline_total{{reason="gateway_lost"}} >= {LOST}')
@@ -482,8 +477,7 @@ def a_sidecar_is_stopped(scene: Scene) -> None:
         finally:
             scene.hasty.signal(signal.SIGCONT)
         scene.until("min(up) == 1")
-    gateway.send("after", "due", 1)
-    gateway.sync()
+    gateway.apply("after", "due", 1)
     # The highest lag is shown for a while, and a lost host was stopped just before: this
     # absence is the longer one.
     (unattended,) = scene.prometheus.now(f"max({UNATTENDED})")
@@ -537,8 +531,7 @@ def users_come_one_by_one(scene: Scene) -> None:
     applied = 'liveness_cluster_calls_total{function="apply",answer="ok"}'
     rate, numbers = f"rate({applied}[{RATE_S * 1000:.0f}ms])", count()
     while not scene.prometheus.now(f"{rate} > 5"):
-        gateway.send("login", f"singly-{next(numbers)}")
-        gateway.sync()
+        gateway.apply("login", f"singly-{next(numbers)}")
 
 
 def redis_has_other_sessions(scene: Scene) -> None:
@@ -554,8 +547,7 @@ def redis_has_other_sessions(scene: Scene) -> None:
 def redis_is_away(scene: Scene) -> None:
     gateway = scene.sidecar.gateway("unshared")
     scene.redis.kill()
-    gateway.send("login", [f"unshared-{number}" for number in range(20)])
-    gateway.sync()
+    gateway.apply("login", [f"unshared-{number}" for number in range(20)])
     scene.until("max(liveness_cluster_up) == 0")
     scene.until("max(liveness_cluster_lag_records) > 0")
     scene.until("liveness_cluster_lag_seconds > 1")
@@ -567,8 +559,7 @@ def redis_is_away(scene: Scene) -> None:
 
 def a_host_is_lost(scene: Scene) -> None:
     gateway = scene.hasty.gateway("lost")
-    gateway.send("login", ["gone-1", "gone-2"])
-    gateway.sync()
+    gateway.apply("login", ["gone-1", "gone-2"])
     # What Redis does not have yet cannot be reaped.
     eventually(lambda: not scene.hasty.metric("liveness_cluster_lag_records"))
     scene.until('liveness_gateway_users{gateway="lost"} == 2')

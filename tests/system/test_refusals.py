@@ -110,8 +110,7 @@ N: Final = 4  # hello is frame 1, and two come before the offence
 def watchful(sidecar: Sidecar) -> Iterator[Client]:
     """A gateway whose link and user do not notice what others do."""
     link = sidecar.gateway("watchful", timeout=600)  # however long this file takes
-    link.send("login", "unharmed")
-    link.sync()
+    link.apply("login", "unharmed")
     yield link
     assert online(link, ["unharmed"]) == {"unharmed"}
     assert not link.records
@@ -122,8 +121,7 @@ def offender(sidecar: Sidecar) -> Iterator[Client]:
     """A gateway of which nothing is left behind."""
     yield sidecar.gateway("offender")
     with sidecar.gateway("offender") as again:
-        again.send("logout", NAMED)
-        again.sync()
+        again.apply("logout", NAMED)
 
 
 def online(link: Client, uids: list[str]) -> set[str | int]:
@@ -191,15 +189,12 @@ def test_a_watcher_that_sends_events_is_refused_them_and_goes_on(
 
 def test_an_ack_is_taken_below_next_and_refused_at_it(sidecar: Sidecar) -> None:
     link = sidecar.gateway("acking")
-    link.send("ack", link.next - 1)
-    link.sync()
+    link.apply("ack", link.next - 1)
     link.send("ack", link.next)
     refusal = link.refusal()
     assert (refusal["code"], refusal["n"]) == ("bad-option", 4)
-    link.send("login", "acked")
-    link.sync()
-    link.send("ack", link.next)
-    link.sync()
+    link.apply("login", "acked")
+    link.apply("ack", link.next)
 
 
 def test_each_bad_frame_of_a_run_is_refused_by_its_own_number(
@@ -231,8 +226,7 @@ def test_a_newer_link_of_the_same_name_replaces_the_older_after_what_that_had_se
     refusal = offender.refusal()
     assert (refusal["code"], refusal["fatal"]) == ("replaced", True)
     assert offender.receive() is None
-    newer.send("login", "behind")
-    newer.sync()
+    newer.apply("login", "behind")
     watcher.sync()
     assert online(watchful, NAMED) == {"before", "behind"}
 
@@ -261,10 +255,8 @@ def test_a_timer_too_many_is_not_taken_until_another_has_ended(tight: Sidecar) -
             assert (refusal["fatal"], refusal["frame"]) == (False, "after")
             assert refusal["key"] == "one more"
             assert "timers.max_live" in refusal["message"]
-    link.send("cancel", {"key": "k0"})
-    link.sync()
-    other.send("after", "one more", 600)
-    other.sync()
+    link.apply("cancel", {"key": "k0"})
+    other.apply("after", "one more", 600)
     rows = tight.timer_rows("select gateway, key from timers where next is not null")
     assert sorted(rows) == [("g", "k1"), ("h", "one more")]
 

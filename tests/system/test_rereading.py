@@ -60,8 +60,7 @@ def test_access_changes_for_new_links_and_older_ones_stay(plain: Sidecar) -> Non
     assert said["after_a_restart"] == []
     with Client(MEMBER.connect(plain.socket)) as allowed:
         allowed.hello("theirs")
-    gateway.send("login", "ada")
-    gateway.sync()
+    gateway.apply("login", "ada")
     assert plain.metric("liveness_users_online") == 1
 
 

@@ -63,8 +63,7 @@ def test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record(
 ) -> None:
     sidecar = start()
     link = sidecar.gateway("a")
-    link.send("login", ["u", "v"], {"conn": [1, 2]})
-    link.sync()
+    link.apply("login", ["u", "v"], {"conn": [1, 2]})
     before, _ = link.listed()
     sidecar.stop()
     sidecar.start()
@@ -110,8 +109,7 @@ def test_after_a_crash_users_sessions_and_conns_are_as_they_were(start: Start) -
     a.send("login", "adopting", {"conn": 77})  # takes the conn; no record says so
     a.send("logout", "gone")
     a.sync()
-    b.send("login", "v", {"conn": 9})
-    b.sync()
+    b.apply("login", "v", {"conn": 9})
     before, seq = sidecar.watcher().listed()
     assert before["adopting"] == ("a", 4, 77)
     assert before["v"] == ("b", 7, 9)
@@ -122,8 +120,7 @@ def test_after_a_crash_users_sessions_and_conns_are_as_they_were(start: Start) -
     assert watcher.log == a.log
     # A late logout of a connection before the crash still ends only its own session.
     a = sidecar.gateway("a")
-    a.send("logout", ["adopting", "v", "u"], {"conn": [76, 2, 1]})
-    a.sync()
+    a.apply("logout", ["adopting", "v", "u"], {"conn": [76, 2, 1]})
     (offline,) = watcher.take(1)
     assert (offline["seq"], offline["uid"], offline["session"]) == (8, "u", 1)
 
@@ -139,17 +136,14 @@ def test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse(
     first, second, third = link.take(3)
     link.send("ack", first["seq"])
     everything = watcher.take(6)
-    watcher.send("ack", 5)
-    watcher.sync()
+    watcher.apply("ack", 5)
     # A commit takes the cursors along.
-    link.send("login", "x")
-    link.sync()
+    link.apply("login", "x")
     crash_and_restart(sidecar)
     link = sidecar.gateway("a")
     assert link.next == 8
     assert link.take(2) == [second, third]
-    link.send("login", "y")
-    link.sync()
+    link.apply("login", "y")
     again = sidecar.gateway("w", role="watcher", scope="all").take(3)
     assert again[0] == everything[5]
     assert [(r["seq"], r["uid"]) for r in again[1:]] == [(7, "x"), (8, "y")]
@@ -167,8 +161,7 @@ def test_a_gateway_that_starts_anew_ends_what_it_left_and_begins_at_now(
     watcher = sidecar.watcher()
     link = sidecar.gateway("a", fresh=True)
     assert link.next == 5
-    link.send("login", "u", {"conn": 3})
-    link.sync()
+    link.apply("login", "u", {"conn": 3})
     lost, online = watcher.take(2)
     assert lost.items() >= {"uid": "u", "reason": "gateway_lost", "conn": 1}.items()
     assert online.items() >= {"uid": "u", "kind": "online", "conn": 3}.items()
@@ -208,8 +201,7 @@ def test_a_fresh_gateway_ends_its_old_sessions_before_anything_else(
 def test_a_fresh_gateway_ends_no_session_of_another_gateway(sidecar: Sidecar) -> None:
     users = [f"of another {n}" for n in range(2_000)]
     other = sidecar.gateway("other")
-    other.send("login", users)
-    other.sync()
+    other.apply("login", users)
     sidecar.gateway("fresh", fresh=True)
     assert len(other.where(*users)) == 2_000
 
@@ -268,8 +260,7 @@ def test_damaged_timers_met_while_running_are_said_and_not_overwritten(
     for suffix in ("-wal", "-shm"):
         (sidecar.state / f"timers.db{suffix}").unlink(missing_ok=True)
     link = sidecar.start().gateway("a")
-    link.send("after", "another", 86_400)
-    link.sync()
+    link.apply("after", "another", 86_400)
 
 
 def test_who_was_shown_a_commit_that_is_lost_misses_nothing_that_comes_in_its_place(
@@ -278,8 +269,7 @@ def test_who_was_shown_a_commit_that_is_lost_misses_nothing_that_comes_in_its_pl
     sidecar = start()
     gateway, watcher = sidecar.gateway("gw"), sidecar.watcher()
     for users in (["a"], ["b", "c"]):
-        gateway.send("login", users)
-        gateway.sync()
+        gateway.apply("login", users)
     shown = watcher.take(3)[-1]["seq"]
     log = watcher.log
     sidecar.kill()
@@ -323,8 +313,7 @@ def test_devices_are_counted_from_a_restart_on_and_no_more_from_another(
 ) -> None:
     def ended(uid: str) -> dict[str, object]:
         link, watcher = sidecar.gateway("a"), sidecar.watcher()
-        link.send("logout", uid)
-        link.sync()
+        link.apply("logout", uid)
         watcher.sync()
         (record,) = watcher.records
         assert record["uid"] == uid
@@ -332,8 +321,7 @@ def test_devices_are_counted_from_a_restart_on_and_no_more_from_another(
 
     sidecar = start()
     link = sidecar.gateway("a")
-    link.send("login", ["ada/a", "ada/b", "ada/c", "eve"])
-    link.sync()
+    link.apply("login", ["ada/a", "ada/b", "ada/c", "eve"])
     assert ended("eve") == {"user": None, "devices": None}
     sidecar.kill()
     sidecar.start(presence_device_separator="/")

@@ -70,8 +70,7 @@ def test_a_sidecar_that_stands_still_for_four_timeouts_ends_no_user_who_spoke(
         ]
         watcher = sidecar.watcher(kinds=["offline"])
         quiet = sidecar.gateway("quiet")
-        quiet.send("login", ["silent before", "silent during"], {"conn": [1, 2]})
-        quiet.sync()
+        quiet.apply("login", ["silent before", "silent during"], {"conn": [1, 2]})
         before = sidecar.metric("liveness_unattended_seconds_total")
         with standing_still(sidecar) as stopped_at:
             # While nobody reads: a sign of life, and those of others until none fits.

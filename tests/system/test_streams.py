@@ -52,8 +52,7 @@ def test_a_feed_goes_on_over_a_restart_without_a_gap(start: Start, kills: bool) 
         received = events(response)
         last, name, begin = next(received)
         assert (name, begin["seq"], begin["new"]) == ("log", 0, False)
-        gateway.send("login", ["a", "b", "c"])
-        gateway.sync()
+        gateway.apply("login", ["a", "b", "c"])
         for uid in "abc":
             last, _, record = next(received)
             assert record["uid"] == uid
@@ -104,6 +103,5 @@ def test_a_client_that_reads_nothing_is_cut_off_and_the_others_are_not(
 
         eventually(is_cut)
         eventually(partial(streams_are, sidecar, "feed", 1))
-        gateway.send("login", "the last")
-        gateway.sync()
+        gateway.apply("login", "the last")
         assert next(received)[2]["uid"] == "the last"

@@ -69,8 +69,7 @@ def test_watch_is_coloured_on_a_terminal_unless_told_not_to_and_json_is_not(
     sidecar: Sidecar, name: str, flags: str, is_painted: bool
 ) -> None:
     with sidecar.gateway(name) as gateway:
-        gateway.send("login", f"of {name}")
-        gateway.sync()
+        gateway.apply("login", f"of {name}")
     command = ("-m", "liveness", "watch", "--socket", sidecar.socket, "--after", "0")
     flags += " --color always" if flags == "--json" else ""
     with Tty(*command, "--count", "1", *flags.split(), size=(24, 80)) as tty:

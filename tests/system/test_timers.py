@@ -60,8 +60,7 @@ def test_a_cancelled_timer_never_fires_nor_does_one_of_a_cancelled_ext(
     sidecar: Sidecar, name: str
 ) -> None:
     link, other = sidecar.gateway(name), sidecar.gateway(f"{name}-other")
-    other.send("after", "theirs", 0.2, {"ext": "room"})
-    other.sync()
+    other.apply("after", "theirs", 0.2, {"ext": "room"})
     for key, ext in (("one", None), ("two", "room"), ("three", "room")):
         link.send("after", key, 0.1, {"ext": ext} if ext else {})
     link.send("cancel", {"key": "one"})

@@ -83,8 +83,7 @@ def test_a_kill_in_the_middle_of_a_request_loses_nothing(
     with Sidecar(tmp_path, config=path) as sidecar:
         sidecar.start()
         gateway = sidecar.gateway("g")
-        gateway.send("login", [f"u{number}" for number in range(USERS)])
-        gateway.sync()
+        gateway.apply("login", [f"u{number}" for number in range(USERS)])
         eventually(lambda: len(hook.requests) == 5)
         sidecar.kill()
         hook.accepts = 100

@@ -103,8 +103,7 @@ def test_a_watch_asks_an_older_sidecar_and_reads_all_gateways(
     sidecar = started(make, previous, 60)
     for name, uid in (("g", "ada"), ("h", "bob")):
         link = sidecar.gateway(name, kinds=[])
-        link.send("login", uid, {"conn": 1})
-        link.sync()
+        link.apply("login", uid, {"conn": 1})
 
     async def main() -> None:
         with anyio.fail_after(BOUND_S):

@@ -61,8 +61,7 @@ def test_users_timers_and_cursors_go_on_after_an_upgrade(
     link.send("after", "far", 3_600)
     link.sync()
     kept = reader.take(5)
-    reader.send("ack", 3)
-    reader.sync()
+    reader.apply("ack", 3)
     online, _ = reader.listed()
     if end == "stop":
         sidecar.stop()

@@ -25,8 +25,7 @@ def feed(rig: Rig, query: str = "", last: str | None = None) -> Any:
 
 
 async def does(gateway: Caller, name: str, *uids: str) -> None:
-    await gateway.send([name, [*uids]])
-    await gateway.sync()
+    await gateway.apply([name, [*uids]])
 
 
 def seqs_of(events: list[Event]) -> list[int]:

@@ -86,8 +86,7 @@ async def test_a_reader_goes_on_after_the_last_record_it_saw(
 ) -> None:
     gateway = await rig.gateway("gw")
     for first in range(0, 2_500, 500):
-        await gateway.send(["login", [*range(first, first + 500)]])
-        await gateway.sync()
+        await gateway.apply(["login", [*range(first, first + 500)]])
     async with AsyncExitStack() as stack:
         readers = []
         for seen in (0, 1, 1_250, 2_499, 2_500):
@@ -157,10 +156,8 @@ async def test_a_reader_gets_what_it_asks_for(
 ) -> None:
     one = await rig.gateway_of(["7", 8, "b"], "one")
     two = await rig.gateway_of(["c"], "two")
-    await one.send(["logout", "b"])
-    await one.sync()
-    await two.send(["login", 7])
-    await two.sync()
+    await one.apply(["logout", "b"])
+    await two.apply(["login", 7])
     assert [record.seq for record in rig.log()] == [*range(1, 7)]
     async with feed(rig, 0, f"?after=0{query}") as reader:
         assert await seqs(reader, len(expected)) == expected
@@ -187,8 +184,7 @@ async def test_a_reader_that_falls_back_too_far_is_let_go(rig: Rig) -> None:
         # A reader that begins far behind, and comes nearer, is not slow.
         assert await seqs(far, 1_000) == [*range(1, 1_001)]
         for n in range(3):
-            await gateway.send(["login", [f"{n}-{m}" for m in range(100)]])
-            await gateway.sync()
+            await gateway.apply(["login", [f"{n}-{m}" for m in range(100)]])
             assert len(await seqs(fast, 100)) == 100
             assert len(await seqs(far, 100)) == 100
         *some, end = await slow.rest()
@@ -310,8 +306,7 @@ async def test_a_stop_ends_every_stream_after_its_last_record(rig: Rig) -> None:
     async with feed(rig, 0) as records, reading(rig.door(), "/v1/live") as live:
         gateway = await rig.gateway("gw")
         for uid in "ab":  # the first waits to be read, the second for that
-            await gateway.send(["login", uid])
-            await gateway.sync()
+            await gateway.apply(["login", uid])
         rig.sidecar.streams.stop()
         with trio.fail_after(LONG_S):
             *sent, end = await records.rest()
@@ -333,8 +328,7 @@ async def test_a_summary_comes_every_second_whatever_the_load(rig: Rig) -> None:
         assert history.name == "history"
         count = 3 * MAX_RECORDS
         began = trio.current_time()
-        await gateway.send(["login", [f"u-{n}" for n in range(count)]])
-        await gateway.sync()
+        await gateway.apply(["login", [f"u-{n}" for n in range(count)]])
         full, *_, last = [event.data for event in await reader.events(8)]
         assert trio.current_time() - began == pytest.approx(8, abs=1.1)
         seqs = [record["seq"] for record in full["records"]]
@@ -397,14 +391,12 @@ async def test_a_stream_begins_with_the_newest_records(
 ) -> None:
     assert await opening(rig) == ([], 0)
     gateway = await rig.gateway_of(["first", "second"], kinds=[])
-    await gateway.send(["logout", "first"])
-    await gateway.sync()
+    await gateway.apply(["logout", "first"])
     assert await opening(rig) == ([1, 2, 3], 0)
     # Most are no longer in memory.
     for start in range(0, 2_500, 500):
         uids = [f"u{number}" for number in range(start, start + 500)]
-        await gateway.send(["login", uids])
-        await gateway.sync()
+        await gateway.apply(["login", uids])
     assert await opening(rig) == ([*range(2_454, 2_504)], 2_453)
     assert await opening(rig, "?kind=offline") == ([3], 0)
     assert await opening(rig, "?uid=second") == ([2], 0)
@@ -422,8 +414,7 @@ async def test_after_a_restart_a_stream_begins_with_the_end_of_the_log(
     async with running(tmp_path) as rig:
         assert await opening(rig) == ([*range(11, 61)], 10)
         gateway = await rig.gateway("other")
-        await gateway.send(["login", "new"])
-        await gateway.sync()
+        await gateway.apply(["login", "new"])
         assert await opening(rig) == ([*range(12, 62)], 11)
         assert await opening(rig, "?kind=moved") == ([], 0)
 
@@ -550,8 +541,7 @@ async def test_every_user_online_is_a_line(rig: Rig) -> None:
 async def test_a_name_with_ends_of_lines_in_it_is_in_one_line(rig: Rig) -> None:
     uid = "Zoë\u2028/ph\u2029one\x85"
     gateway = await rig.gateway("gw")
-    await gateway.send(["login", uid])
-    await gateway.sync()
+    await gateway.apply(["login", uid])
     lines, last = await users(rig)
     assert ([line["uid"] for line in lines], last["users"]) == ([uid], 1)
 

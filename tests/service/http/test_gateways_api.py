@@ -34,8 +34,7 @@ async def test_names_are_listed_with_what_is_known_of_them(
     doors: Doors, door: str
 ) -> None:
     gateway = await doors.rig.gateway("gw-1", timeout=7)
-    await gateway.send(["login", ["a", "b"]])
-    await gateway.sync()
+    await gateway.apply(["login", ["a", "b"]])
     await close(doors, await doors.rig.gateway("gw-0"))
     away, linked = await doors.listed(GATEWAYS, door)
     assert away.pop("used") > 1_700_000_000_000
@@ -95,8 +94,7 @@ async def test_a_name_is_forgotten_for_good_and_begins_anew(
     async with running(tmp_path) as rig:
         doors = Doors(rig)
         gateway = await rig.gateway("gw-1", kinds=["online", "offline"])
-        await gateway.send(["login", ["u"]])
-        await gateway.sync()
+        await gateway.apply(["login", ["u"]])
         status, answer = await forget(doors, "gw-1")
         assert status == 409
         assert "is connected" in answer["error"]
@@ -105,8 +103,7 @@ async def test_a_name_is_forgotten_for_good_and_begins_anew(
         assert status == 409
         assert "1 users online" in answer["error"]
         other = await rig.gateway("gw-2")
-        await other.send(["login", ["u"], {"age": 0}], ["logout", ["u"]])
-        await other.sync()
+        await other.apply(["login", ["u"], {"age": 0}], ["logout", ["u"]])
         status, answer = await forget(doors, "gw-1")
         assert (status, answer["name"], answer["users"]) == (200, "gw-1", 0)
         # On disk when it is answered, so that a crash changes nothing of it.

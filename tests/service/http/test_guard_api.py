@@ -25,8 +25,7 @@ async def storm(folder: Path) -> AsyncIterator[Rig]:
     async with running(folder, guard=GUARDED) as rig:
         await rig.gateway("calm")
         gateway = await rig.gateway("gw-1")
-        await gateway.send(["login", [f"u{n}" for n in range(40)]])
-        await gateway.sync()
+        await gateway.apply(["login", [f"u{n}" for n in range(40)]])
         await trio.sleep(31)
         yield rig
 

@@ -82,8 +82,7 @@ async def test_no_user_is_a_series(doors: Doors) -> None:
 
     gateway = await doors.rig.gateway_of("one")
     before, many = await series(), [f"u{n}" for n in range(1_000)]
-    await gateway.send(["login", many], ["logout", many[:500]])
-    await gateway.sync()
+    await gateway.apply(["login", many], ["logout", many[:500]])
     assert await series() == before
 
 

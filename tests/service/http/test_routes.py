@@ -278,8 +278,7 @@ async def test_each_line_of_users_has_the_shape_that_the_document_says(
     rig: Rig,
 ) -> None:
     gateway = await rig.gateway("gw-1")
-    await gateway.send(["login", ["ada", 7, 2**60]], ["login", "bob", {"conn": 4}])
-    await gateway.sync()
+    await gateway.apply(["login", ["ada", 7, 2**60]], ["login", "bob", {"conn": 4}])
     schemas = DOCUMENT["paths"]["/v1/users"]["get"]["x-lines"]
     *lines, last = (await ask(rig.door(), "GET", "/v1/users")).body.splitlines()
     assert len(lines) == 4
@@ -336,16 +335,14 @@ async def test_each_event_of_a_stream_has_the_shape_that_the_document_says(
     rig: Rig, jumping: MockClock
 ) -> None:
     first, second = await rig.gateway("gw-1"), await rig.gateway("gw-2")
-    await first.send(["login", [f"u{n}" for n in range(1_000)]])
-    await first.sync()
+    await first.apply(["login", [f"u{n}" for n in range(1_000)]])
     await first.send(["login", ["ada", 7], {"conn": [1, 2]}])
     await first.send(["after", "order", 1, {"payload": "p", "ext": "e"}])
     await first.sync()
     rig.store.trimmer.trim(
         oldest_ms=2**62, most_bytes=0, idle_ms=0
     )  # the first thousand
-    await second.send(["login", "ada"])
-    await second.sync()
+    await second.apply(["login", "ada"])
     await first.send(["logout", 7])
     await trio.sleep(10)  # silence
     async with (

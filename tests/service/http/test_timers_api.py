@@ -77,8 +77,7 @@ async def test_each_state_is_shown_with_what_led_to_it(doors: Doors) -> None:
     await gateway.send(["done", "done", "mailed"])
     await gateway.send(["fail", "failed", "no route", {"final": True}])
     await after(gateway, "pending", "cancelled", "replaced", "replaced")
-    await gateway.send(["cancel", {"key": "cancelled"}])
-    await gateway.sync()
+    await gateway.apply(["cancel", {"key": "cancelled"}])
     # The table waits a moment for the answer to a run.
     await doors.rig.until(lambda: states(doors)["g", "fired"] == "fired")
     by_state = {
@@ -215,13 +214,11 @@ async def test_a_failed_timer_that_is_retried_begins_anew_and_can_be_done(
 ) -> None:
     gateway = await doors.rig.gateway("g")
     await fired(gateway, "again")
-    await gateway.send(["fail", "again", "no route", {"final": True}])
-    await gateway.sync()
+    await gateway.apply(["fail", "again", "no route", {"final": True}])
     assert (await order(doors, "retry", "g", "again"))[0] == 200
     (record,) = await gateway.records(1)
     assert (record["key"], record["attempt"]) == ("again", 1)
-    await gateway.send(["done", "again"])
-    await gateway.sync()
+    await gateway.apply(["done", "again"])
     await doors.rig.until(lambda: states(doors) == {("g", "again"): "done"})
 
 

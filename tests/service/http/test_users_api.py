@@ -43,8 +43,7 @@ async def ask_for(rig: Rig, name: str) -> Answer:
 async def test_a_user_is_shown_from_login_to_silence(rig: Rig) -> None:
     gateway = await rig.gateway("gw-1")
     assert (await user(rig, "eve"))["told"] == "never heard of: the log is empty"
-    await gateway.send(["login", "eve", {"conn": 4}])
-    await gateway.sync()
+    await gateway.apply(["login", "eve", {"conn": 4}])
     found = await user(rig, "eve")
     (opening,) = found.pop("records")
     assert (opening["kind"], opening["seq"]) == ("online", 1)
@@ -88,8 +87,7 @@ async def test_a_user_is_shown_with_all_devices(rig: Rig) -> None:
     eve = await user(rig, "eve")
     assert (eve["session"], eve["user"], eve["devices_online"]) == (3, "eve", 1)
     assert eve["told"].startswith("online through gw-1; ")
-    await gateway.send(["logout", ["ada/a", "ada/b"]])
-    await gateway.sync()
+    await gateway.apply(["logout", ["ada/a", "ada/b"]])
     ada = await user(rig, "ada")
     assert (ada["online"], ada["devices_online"], ada["devices"]) == (False, 0, [])
     assert " by a logout through gw-1" in ada["told"]

@@ -52,8 +52,9 @@ async def test_those_online_are_shown_once_in_the_order_asked_for(
     rig: Rig, door: str
 ) -> None:
     gateway = await rig.gateway("gw-1")
-    await gateway.send(["login", ["ada", 7], {"conn": [4, None]}], ["login", 2**63 - 1])
-    await gateway.sync()
+    await gateway.apply(
+        ["login", ["ada", 7], {"conn": [4, None]}], ["login", 2**63 - 1]
+    )
     found = await where(
         rig, "eve", "int:7", "ada", "7", 7, f"int:{2**63 - 1}", door=door
     )
@@ -83,8 +84,7 @@ async def test_a_user_is_shown_by_each_device(rig: Rig) -> None:
     answer = await asked(rig, b'{"uids": ["ada", "many"]}')
     assert answer.status == 413
     assert b"more than 10000 devices online; ask for fewer" in answer.body
-    await gateway.send(["logout", [f"many/2-{n}" for n in range(4_000)]])
-    await gateway.sync()
+    await gateway.apply(["logout", [f"many/2-{n}" for n in range(4_000)]])
     async with counted_turns() as turns:
         found = await where(rig, "many")
     assert len(found["users"]) == 8_000

@@ -81,7 +81,7 @@ async def test_a_gateway_cannot_log_out_list_acknowledge_or_cancel_for_another(
         await victim.send(["login", ["u"], {"conn": [5]}], ["after", "k", 600])
         (record,) = await victim.records(1)
         assert record["seq"] == 1
-        await thief.send(
+        await thief.apply(
             ["logout", ["u"]],
             ["logout", ["u"], {"conn": [5]}],
             ["keepalive", ["u"], {"conn": [5]}],
@@ -89,7 +89,6 @@ async def test_a_gateway_cannot_log_out_list_acknowledge_or_cancel_for_another(
             ["done", "k"],
             ["ack", 1],
         )
-        await thief.sync()
         await victim.sync()
         for caller, rows in ((thief, []), (victim, [["u", "victim", 1, 5]])):
             await caller.send(["list"])

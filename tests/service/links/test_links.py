@@ -112,12 +112,10 @@ async def test_an_ack_is_on_disk_before_the_pong_behind_it_also_beside_a_timer(
 
 async def test_a_pong_with_nothing_before_it_waits_for_no_disk(rig: Rig) -> None:
     gateway = await rig.gateway("g")
-    await gateway.send(["keepalive", "u"])
-    await gateway.sync()
+    await gateway.apply(["keepalive", "u"])
     await trio.sleep(5)  # by then its cursor is stored too
     before = rig.log_writer._decided.ticket
-    await gateway.send(["keepalive", "u"])
-    await gateway.sync()
+    await gateway.apply(["keepalive", "u"])
     assert rig.log_writer._decided.ticket == before
 
 
@@ -140,8 +138,7 @@ async def test_before_a_second_pong_come_records_that_the_first_one_covers(
         (other, crowd(2_500)),
         (gateway, ["last"]),
     ):
-        await caller.send(["login", uids])
-        await caller.sync()
+        await caller.apply(["login", uids])
     reader = await rig.connect()
     asked = {"after": 0, "log": rig.store.log, "ack": False}
     await reader.send(hello("g", role="watcher", scope=scope, **asked), ["ping", 0])
@@ -273,8 +270,7 @@ async def test_unacknowledged_records_come_again_to_the_next_link(rig: Rig) -> N
     (error,) = await gateway.expect("error")
     assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
     assert rig.registry.unacked("g") == 10
-    await gateway.send(["ack", 6])
-    await gateway.sync()
+    await gateway.apply(["ack", 6])
     assert rig.registry.unacked("g") == 4
     gateway.close()
     again = await rig.gateway("g", kinds=["online"])
@@ -425,8 +421,7 @@ async def test_a_caller_that_sends_on_after_an_error_is_closed(rig: Rig) -> None
 async def test_a_log_that_cannot_be_read_is_logged_once_a_minute(rig: Rig) -> None:
     gateway = await rig.gateway_of(crowd(1_000, "a"))
     for prefix in "bc":
-        await gateway.send(["login", crowd(1_000, prefix)])
-        await gateway.sync()
+        await gateway.apply(["login", crowd(1_000, prefix)])
     rig.store._db.execute("alter table log rename to gone")
     with structlog.testing.capture_logs() as said:
         for number in range(5):
@@ -443,8 +438,7 @@ async def test_a_log_that_cannot_be_read_is_logged_once_a_minute(rig: Rig) -> No
 
 async def test_a_gateway_that_dies_with_unread_answers_is_away(rig: Rig) -> None:
     gateway, watcher = await rig.gateway("g"), await rig.watcher(kinds=["offline"])
-    await gateway.send(["login", "u"])
-    await gateway.sync()
+    await gateway.apply(["login", "u"])
     await gateway.send(*(["ping", n] for n in range(5_000)))
     gateway.close()
     await rig.until(lambda: rig.registry.linked("gateway") == 0, 10)
@@ -561,8 +555,7 @@ async def test_old_sessions_of_a_fresh_gateway_end_first(rig: Rig) -> None:
 async def test_frames_of_a_fresh_gateway_wait_for_its_old_sessions(rig: Rig) -> None:
     users = crowd(8_000)
     old = await rig.gateway_of(users[:4_000])
-    await old.send(["login", users[4_000:]])
-    await old.sync()
+    await old.apply(["login", users[4_000:]])
     gateway = await fresh(rig, "g", ["keepalive", users[0]], ["where", users[:2]])
     (welcome,) = await gateway.expect("welcome")
     assert welcome["next"] == 16_001
@@ -622,8 +615,7 @@ async def test_one_walk_over_the_table_serves_many_fresh_gateways(
 async def test_firing_pauses_while_too_much_waits_for_the_disk(rig: Rig) -> None:
     users = 4_000
     gateway = await rig.gateway("g")
-    await gateway.send(["login", crowd(users)])
-    await gateway.sync()
+    await gateway.apply(["login", crowd(users)])
     with rig.disk_full():
         await trio.sleep(60)
         assert rig.log_writer.failure
@@ -673,8 +665,7 @@ async def test_time_in_which_reading_is_paused_is_no_silence(rig: Rig) -> None:
 @pytest.mark.rig(pause_reading=4_000)
 async def test_a_socket_that_was_read_in_part_is_not_empty(rig: Rig) -> None:
     gateway, other = await rig.gateway("g"), await rig.gateway("other")
-    await gateway.send(["login", ["still there", "silent"]])
-    await gateway.sync()
+    await gateway.apply(["login", ["still there", "silent"]])
     with rig.disk_full():
         await other.send(["login", crowd(3_000)])
         await rig.until(lambda: rig.log_writer.failure)
@@ -731,8 +722,7 @@ async def test_a_silent_user_goes_offline_one_timeout_after_a_crash(
 ) -> None:
     async with running(tmp_path) as rig:
         gateway = await rig.gateway("g")
-        await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
-        await gateway.sync()
+        await gateway.apply(["login", ["u", "v"], {"conn": [1, 2]}])
     async with running(tmp_path) as rig:
         began = trio.current_time()
         gateway = await rig.gateway("g")
@@ -749,8 +739,7 @@ async def test_users_due_after_a_restart_wait_for_their_gateway(
 ) -> None:
     async with running(tmp_path, timeout_s=1.0) as rig:
         gateway = await rig.gateway("g", timeout=1.0)
-        await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
-        await gateway.sync()
+        await gateway.apply(["login", ["u", "v"], {"conn": [1, 2]}])
     async with running(tmp_path, timeout_s=1.0) as rig:
         # Its second, in which both come due.
         assert await rig.until(lambda: rig.firing.held(rig.attended.now)["away"])

@@ -43,8 +43,7 @@ def in_memory(rig: Rig) -> int:
 async def with_users(rig: Rig) -> Caller:
     """A gateway with users, all on disk."""
     gateway = await rig.gateway("users")
-    await gateway.send(["login", USERS])
-    await gateway.sync()
+    await gateway.apply(["login", USERS])
     return gateway
 
 
@@ -144,8 +143,7 @@ async def test_a_gateway_with_only_unread_records_is_kept(tmp_path: Path) -> Non
 async def test_a_link_keeps_one_frame_of_unread_records(tmp_path: Path) -> None:
     async with running(tmp_path, tail=1_000) as rig:
         gateway = await with_users(rig)
-        await gateway.send(["login", ["last"]])
-        await gateway.sync()
+        await gateway.apply(["login", ["last"]])
         before = _encoded_bytes()
         await rig.watcher("hung", after=0, ack=False)
         await blocks(rig, 2)
@@ -184,8 +182,7 @@ async def test_links_end_at_once_at_twice_the_bound(tmp_path: Path) -> None:
     many = [*range(4_000)]  # an answer is some 300 KB
     async with running(tmp_path, max_unread_bytes=MIB // 4) as rig:
         gateway = await rig.gateway("g" * 64)
-        await gateway.send(["login", many])
-        await gateway.sync()
+        await gateway.apply(["login", many])
         silent = [await rig.watcher(f"silent {n}", kinds=["moved"]) for n in range(8)]
         began = trio.current_time()
         for caller in silent:

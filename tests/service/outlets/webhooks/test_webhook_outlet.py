@@ -329,8 +329,7 @@ async def test_a_receiver_that_hangs_delays_no_gateway(
         gateway = await rig.gateway_of("ada")
         await rig.until(lambda: receiver.received)
         began = trio.current_time()
-        await gateway.send(["login", "bob"], ["logout", "ada"])
-        await gateway.sync()
+        await gateway.apply(["login", "bob"], ["logout", "ada"])
         await watcher.records(3)
         # All of that was in less time than the receiver is given.
         assert trio.current_time() - began < settings.timeout_s
