@@ -19,11 +19,11 @@ from liveness.core.records import Record
 from liveness.core.timer_states import LIVE, CancelTimer, CreateTimer, TimerState
 from liveness.errors import StateError
 from liveness.service.common.logs import REPEAT_LOG_S
-from liveness.service.storage.checkpoints import MOST_GROWTH_BYTES
 from liveness.service.storage.database import companions, is_full
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import COMMIT_RECORDS
+from liveness.service.storage.wal import MOST_GROWTH_BYTES
 from liveness.service.timers.timer_store import (
     PAGE_BYTES,
     TRIM_ROWS,

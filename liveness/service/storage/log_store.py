@@ -39,7 +39,6 @@ from liveness.core.wheel.record_batch import RecordBatch
 from liveness.core.wire.framing import encode
 from liveness.core.wire.uids import is_natural, names_of
 from liveness.service.storage import log_pages, migrations, online_list
-from liveness.service.storage.checkpoints import Wal
 from liveness.service.storage.damaged_records import DamagedRecords
 from liveness.service.storage.database import (
     PUT_META,
@@ -77,6 +76,7 @@ from liveness.service.storage.log_schema import (
 from liveness.service.storage.log_trimmer import LogTrimmer
 from liveness.service.storage.private_folders import identity
 from liveness.service.storage.state_lock import LOCK, locked_folder
+from liveness.service.storage.wal import Wal
 from liveness.text import utc_time
 
 DATABASE: Final = "liveness.db"

@@ -29,11 +29,10 @@ from liveness.service.common import threads
 from liveness.service.common.clock import STEP_MS, Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
-from liveness.service.storage.checkpoints import Checkpoints
 from liveness.service.storage.log_pages import END, PAGE_RECORDS
 from liveness.service.storage.log_schema import WallStep
 from liveness.service.storage.log_store import Batch, LogStore
-from liveness.service.storage.writer import Writer
+from liveness.service.storage.writer import Checkpoints, Writer
 
 # The most records of one transaction. They take about 25 ms to write, the longest that a
 # new record should wait for those before it.

@@ -37,7 +37,6 @@ from liveness.core.timer_states import (
 )
 from liveness.core.timers.timer_commands import Named
 from liveness.service.storage import migrations
-from liveness.service.storage.checkpoints import SHORT_BYTES, Wal
 from liveness.service.storage.database import (
     check_structure,
     connect,
@@ -56,6 +55,7 @@ from liveness.service.storage.database import (
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_schema import store_clock, stored_clock
 from liveness.service.storage.private_folders import bytes_left
+from liveness.service.storage.wal import SHORT_BYTES, Wal
 from liveness.service.timers import timer_damage, timer_sql
 from liveness.service.timers.timer_sql import single_value
 

@@ -39,8 +39,7 @@ from liveness.core.timer_states import (
 )
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
-from liveness.service.storage.checkpoints import Checkpoints
-from liveness.service.storage.writer import RETRY_S, Writer
+from liveness.service.storage.writer import RETRY_S, Checkpoints, Writer
 from liveness.service.timers.timer_store import TimerStore, WriteResult
 
 # The weight of one transaction: this many commands, or 4 MB of text. That is about a

@@ -9,14 +9,10 @@ import trio
 from trio.testing import MockClock
 
 from liveness.service.common.clock import Clock
-from liveness.service.storage.checkpoints import (
-    CHECKPOINT_EVERY_S,
-    MOST_GROWTH_BYTES,
-    Checkpoints,
-)
 from liveness.service.storage.database import WAL_BYTES, companions, pragma, reading
 from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.writer import Writer
+from liveness.service.storage.wal import MOST_GROWTH_BYTES
+from liveness.service.storage.writer import CHECKPOINT_EVERY_S, Checkpoints, Writer
 from tests.helpers import disk
 from tests.service.storage.journals import fill
 

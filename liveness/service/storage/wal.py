@@ -19,22 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import structlog
-import trio
-
-from liveness.service.common.clock import Clock
-from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
-from liveness.service.common.threads import in_thread
 from liveness.service.storage.database import companions, connect, pragma
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, Reserve
 from liveness.service.storage.private_folders import bytes_left
-from liveness.service.storage.writer import Writer
 
-# The pause between two checkpoints, and between two comparisons of a WAL with its bound. A
-# page that is written several times meanwhile is written back once; but the more is written
-# at once, the longer the commits beside it wait for the disk. After 5 s with many logins that
-# is some 40 MB, and one commit took 20 ms instead of one.
-CHECKPOINT_EVERY_S: Final = 1.0
 # A WAL may take this share of the free disk space.
 MOST_SHARE: Final = 1 / 4
 # With less free disk space than this, the WAL is written back before the database has to
@@ -42,8 +30,6 @@ MOST_SHARE: Final = 1 / 4
 # transaction.
 SHORT_BYTES: Final = 256 * 2**20
 MOST_GROWTH_BYTES: Final = RESERVE_BYTES // 4
-
-_log = structlog.get_logger("journal")
 
 
 class Wal:
@@ -63,7 +49,7 @@ class Wal:
         self._path = path
         self._reserve = reserve
         self._most_bytes = most_bytes
-        self.overflows = 0  # how often `Checkpoints` found that it `is_large`
+        self.overflows = 0  # how often it was found too large
         # Open from the start, as the writer's: the path may lead to another file later, and
         # a connection to that one would, on closing, delete the WAL.
         self._own = connect(path)
@@ -115,43 +101,6 @@ class Wal:
                 and bytes_left(self._path.parent) < SHORT_BYTES
             ):
                 _write_back(self._db)
-
-
-class Checkpoints:
-    """Writes a WAL back from time to time.
-
-    Args:
-        wal: The WAL.
-        writer: The only writer of its database.
-        clock: Limits how often a failure is logged.
-    """
-
-    def __init__(self, wal: Wal, writer: Writer, *, clock: Clock) -> None:
-        self._wal = wal
-        self._writer = writer
-        self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
-
-    async def run(self) -> None:
-        """Write back for ever, as long as there is something new in the WAL."""
-        wal, writer = self._wal, self._writer
-        while True:
-            await trio.sleep(CHECKPOINT_EVERY_S)
-            # On a full disk no commit succeeds until the WAL begins anew: so this goes on
-            # while the writer fails.
-            if not writer.has_written and writer.failure is None:
-                continue
-            try:
-                is_large = await in_thread(lambda: wal.is_large)
-                wal.overflows += is_large
-                writer.has_written = False
-                await in_thread(wal.write_back)
-                if is_large or writer.failure is not None:
-                    await writer.once(wal.write_back_the_rest)
-            except (OSError, sqlite3.Error) as error:
-                # The writer meets the same fault and reports it.
-                message = "the WAL was not written back"
-                self._every(_log.warning, message, key=message, error=str(error))
-                writer.has_written = True
 
 
 def _write_back(db: sqlite3.Connection) -> None:
