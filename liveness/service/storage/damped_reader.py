@@ -4,7 +4,7 @@ Records may leave it in another order than that of their seqs, as offlines wait
 (`core.sessions.damping`). So it has a position of its own, before everything that waits.
 
 An offline settles when the log was read up to a later moment. At the end of the log that is
-the moment up to which everything decided is on disk. Stamps are compared in milliseconds of
+the moment up to which everything decided is durable. Stamps are compared in milliseconds of
 the monotonic clock, so that steps of the wall clock change nothing.
 """
 

@@ -8,7 +8,7 @@ since a crash leaves a torn transaction there. A frame that was damaged later lo
 same: SQLite would silently drop all commits after it, and soon overwrite them.
 `hides_commits` tells the two apart. The checksum of a frame continues that of the frame
 before it, and a transaction begins only after the one before it was synced. So if a frame
-continues from a commit, that commit was on disk, with all frames before it.
+continues from a commit, that commit was durable, with all frames before it.
 
 Source: https://sqlite.org/walformat.html
 """

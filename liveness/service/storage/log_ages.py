@@ -50,7 +50,7 @@ class LogAges:
         """Add a mark, if it says enough that is new; forget those that are not needed.
 
         Args:
-            mark: The newest record on disk, and now.
+            mark: The newest durable record, and now.
             oldest_ms: What was written before this moment is deleted.
             retention_ms: For how long records are kept.
         """

@@ -76,7 +76,7 @@ class Writer:
                 break
             except sqlite3.IntegrityError as error:
                 # Repeating cannot help. Ending is safe: nothing in this transaction was
-                # delivered, and the next start continues from what is on disk.
+                # delivered, and the next start continues from what is durable.
                 self.failure = f"{self._what} cannot be written: {error}"
                 raise StateError(
                     f"{self._path}: another process writes there too ({error}): stop that "

@@ -57,7 +57,7 @@ class SkippedAttempts:
         while True:
             await self.wake.wait()
             while self._ranges.gateways():
-                # Ranges are read from disk, and may not be there yet.
+                # Ranges are read from disk, and may not be durable yet.
                 await self._log_writer.flushed_for(None)
                 for gateway in self._ranges.gateways():
                     await self._read_on(gateway, fire_again)
@@ -66,7 +66,7 @@ class SkippedAttempts:
         self, gateway: str, fire_again: Callable[[list[TimerRecord]], object]
     ) -> None:
         after, until = self._ranges.next(gateway)
-        # A range added since may not be on disk yet.
+        # A range added since may not be durable yet.
         until = min(until, self._log_writer.durable_seq)
         try:
             if after is None:

@@ -116,13 +116,13 @@ class TimerWriter:
 
     @property
     def oldest_ticket(self) -> int | None:
-        """The lowest ticket of the unwritten commands, except those without room."""
+        """The lowest ticket not durable, except that of commands without room."""
         tickets = [*self._writing.values()]
         tickets += [queue[0].ticket for queue in self._queues.values()]
         return min(tickets, default=None)
 
     def oldest_ticket_of(self, gateway: str) -> int | None:
-        """The lowest ticket of a gateway's unwritten commands."""
+        """The lowest ticket of a gateway's commands that are not durable."""
         tickets = list[int]()
         if gateway in self._writing:
             tickets.append(self._writing[gateway])
@@ -133,7 +133,7 @@ class TimerWriter:
         return min(tickets, default=None)
 
     def writes(self, gateway: str | None, ticket: int) -> bool:
-        """Whether a gateway has unwritten commands up to *ticket* that have room."""
+        """Whether commands of a gateway up to *ticket*, that have room, are not durable."""
         if gateway is None:
             return False
         queue = self._queues.get(gateway)
@@ -160,7 +160,7 @@ class TimerWriter:
             self._queue(gateway, ticket, queued, weight)
 
     def add_fires(self, fires: list[Fire], *, until: int) -> None:
-        """Take the attempts of the log up to the seq *until*, which is on disk."""
+        """Take the attempts of the log up to the seq *until*, which is durable."""
         self._fires_until = until
         waits_until = self._clock.mono() + FIRE_WAIT_S
         for fire in fires:
