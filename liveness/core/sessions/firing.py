@@ -155,8 +155,6 @@ class Firing:
             devices=entry.user_devices[1] or 0,
         )
 
-    # --- within ---------------------------------------------------------------
-
     def _fire_gateway(self, gateway: GatewayState, at: Instant, limit: int) -> int:
         """End or renew the sessions of due users of a gateway, up to its clearance."""
         cleared = gateway.clearance(at.now, hold=self._hold)

@@ -396,8 +396,9 @@ class Presence:
             exact=exact,
         )
         gateway.users += 1
-        kind, from_gateway, from_session, from_conn = ONLINE, None, None, None
+        from_gateway = from_session = from_conn = None
         if before is None:
+            kind = ONLINE
             self.opened[event] += 1
         else:
             kind = MOVED
