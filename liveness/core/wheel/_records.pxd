@@ -1,5 +1,6 @@
 """What `_wheel` uses of `_records`, and how a reader's records are searched for."""
 
+cimport cython
 from libc.stdint cimport int32_t, int64_t
 
 from liveness.core.wheel._record_columns cimport Item, RecordColumns
@@ -19,6 +20,7 @@ cdef struct Search:
     Py_ssize_t at, stop, least
 
 
+@cython.final
 cdef class RecordBatch(RecordColumns):
     cdef int begin(self, Search *search, int64_t after, object wanted) except -1
     cdef Py_ssize_t next_place(self, Search *search) noexcept

@@ -5,6 +5,7 @@
 msgpack is written here by hand, byte for byte as msgpack-python writes it.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.math cimport INFINITY, isnan
@@ -88,6 +89,7 @@ cdef bytes USER = encode("user"), DEVICES = encode("devices")
 cdef list KIND_PACKED = [encode(kind) for kind in KINDS]
 
 
+@cython.final
 cdef class RecordBatch(RecordColumns):
     """The same as msgpack, and by reader; see `record_batch.RecordBatch`."""
 
