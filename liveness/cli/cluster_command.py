@@ -4,11 +4,9 @@ No sidecar is asked, so it works while none runs.
 """
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Annotated, Any, Final, NamedTuple, TextIO
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Final, NamedTuple
 
 import trio
 from cyclopts import Parameter, Token
@@ -63,13 +61,14 @@ async def _terms(redis: Redis) -> ClusterTerms:
     return terms
 
 
-@contextmanager
-def in_time(settings: ClusterSettings) -> Iterator[None]:
-    """Turn errors and timeouts of Redis into a CommandError."""
+@asynccontextmanager
+async def _redis_of(settings: ClusterSettings) -> AsyncIterator[Redis]:
+    """Redis for a block; its errors and timeouts are a CommandError."""
     where = settings.url or settings.nodes
     try:
         with cluster_errors(), trio.fail_after(TIMEOUT_S):
-            yield
+            async with connected(settings) as redis:
+                yield redis
     except trio.TooSlowError:
         late = f"{where}: Redis did not answer within {TIMEOUT_S:g} s"
         raise CommandError(f"{late}; see its log, and its load") from None
@@ -190,50 +189,48 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def users_of(_kind: Any, tokens: Sequence[Token]) -> list[str | int]:
+def _users_of(_kind: Any, tokens: Sequence[Token]) -> list[str | int]:
     """Users: `7` is the string, `int:7` the integer."""
     return [uid_of(token.value) for token in tokens]
 
 
-async def show_status(settings: ClusterSettings, *, as_json: bool, out: TextIO) -> None:
-    """Writes the picture of a cluster.
+async def show_status(settings: ClusterSettings, as_json: bool) -> None:
+    """Prints the picture of a cluster.
 
     Raises:
         CommandError: Redis did not answer, or no host has published yet.
     """
-    with in_time(settings):
-        async with connected(settings) as redis:
-            picture = await picture_of(redis)
+    async with _redis_of(settings) as redis:
+        picture = await picture_of(redis)
     text = f"{json.dumps(as_map(picture), indent=2)}\n" if as_json else as_text(picture)
-    out.write(text)
+    print(text, end="")
 
 
 async def show_places(
-    settings: ClusterSettings, users: Sequence[Uid], *, as_json: bool, out: TextIO
+    settings: ClusterSettings, users: Sequence[Uid], as_json: bool
 ) -> bool:
-    """Writes a line for each session of *users*; returns whether there is one.
+    """Prints a line for each session of *users*; returns whether there is one.
 
     Raises:
         CommandError: As `show_status`.
     """
-    with in_time(settings):
-        async with connected(settings) as redis:
-            terms = await _terms(redis)
-            found = await places_of(
-                redis,
-                users,
-                partitions=terms.partitions,
-                limit=MOST_PLACES,
-                separator=terms.separator,
-            )
+    async with _redis_of(settings) as redis:
+        terms = await _terms(redis)
+        found = await places_of(
+            redis,
+            users,
+            partitions=terms.partitions,
+            limit=MOST_PLACES,
+            separator=terms.separator,
+        )
     for place in found:
         if as_json:
-            out.write(f"{ascii_json(json_ready(place_map(place)))}\n")
+            print(ascii_json(json_ready(place_map(place))))
             continue
         who = escaped(uid_text(place.uid))
         where = f"{escaped(place.gateway)} on {escaped(place.host)}"
         since = utc_time(place.since)
-        out.write(f"{who}  {where}  session {place.session}  since {since}\n")
+        print(f"{who}  {where}  session {place.session}  since {since}")
     return bool(found)
 
 
@@ -247,8 +244,7 @@ command: Final = declared(
 @command.command(name="status", help_epilogue="Example: liveness cluster status --json")
 def status_command(*, json: Json = False) -> None:
     """Show all hosts, partitions and servers, as Redis has them."""
-    settings = configured_cluster()
-    trio.run(partial(show_status, settings, as_json=json, out=sys.stdout))
+    trio.run(show_status, configured_cluster(), json)
 
 
 @command.command(name="where", help_epilogue="Example: liveness cluster where ada bob")
@@ -258,7 +254,7 @@ def where_command(
         Parameter(
             help="the users",
             metavar="UID",
-            converter=users_of,
+            converter=_users_of,
         ),
     ],
     /,
@@ -266,6 +262,4 @@ def where_command(
     json: Json = False,
 ) -> int:
     """Show the sessions of users on all hosts; the exit code is 1 if there is none."""
-    settings = configured_cluster()
-    show = partial(show_places, settings, users, as_json=json, out=sys.stdout)
-    return 0 if trio.run(show) else 1
+    return 0 if trio.run(show_places, configured_cluster(), users, json) else 1

@@ -255,13 +255,9 @@ class Chain:
         return _name_of(*(yield ReadNewest()))
 
     def _entries(
-        self, after: int, limit: int = PAGE
+        self, request: ReadEntries | ReadEarlier
     ) -> Generator[Request, Any, list[StreamEntry]]:
-        found: Sequence[tuple[bytes, Fields]] = yield ReadEntries(after, limit)
-        return [entry_of(self.partition, *entry) for entry in found]
-
-    def _earlier(self, until: int) -> Generator[Request, Any, list[StreamEntry]]:
-        found: Sequence[tuple[bytes, Fields]] = yield ReadEarlier(until, PAGE)
+        found: Sequence[tuple[bytes, Fields]] = yield request
         return [entry_of(self.partition, *entry) for entry in found]
 
     def _follow(self) -> _Steps:
@@ -271,7 +267,8 @@ class Chain:
         self.is_caught_up = newest in ("", self.name)
         if self.is_caught_up:
             return
-        entries = yield from self._entries(max(self.version, self._after))
+        after = max(self.version, self._after)
+        entries = yield from self._entries(ReadEntries(after, PAGE))
         for entry in entries:
             if entry.before != self.name:
                 break
@@ -345,7 +342,7 @@ class Chain:
         known, name = set(self._names), (yield from self._newest())
         until = version_of(name)
         while name not in known:
-            entries = yield from self._earlier(until)
+            entries = yield from self._entries(ReadEarlier(until, PAGE))
             for entry in entries:
                 if entry.name != name:
                     return name, until

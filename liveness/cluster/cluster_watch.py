@@ -253,24 +253,15 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
             self._positions = self._positions or dict.fromkeys(numbers, start)
         self._terms = terms
         chains = [
-            self._chain(terms, number, self._positions.get(number), lists=self._lists)
+            Chain(
+                number,
+                position=self._positions.get(number),
+                lists=self._lists,
+                lease_s=terms.lease_s,
+            )
             for number in numbers
         ]
         self._turns = Turns(chains, troubles=self._troubles, take=self._take)
-
-    @staticmethod
-    def _chain(
-        terms: ClusterTerms,
-        number: int,
-        position: str | None,
-        *,
-        lists: bool,
-        waits: bool = True,
-    ) -> Chain:
-        lease_s = terms.lease_s
-        return Chain(
-            number, position=position, lists=lists, lease_s=lease_s, waits=waits
-        )
 
     def _take(self, chain: Chain, found: list[DeliveredEvent]) -> int:
         """Take the events of a partition; return how many events wait."""
@@ -368,7 +359,8 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     async def _listed(self, number: int, redis: Redis) -> tuple[Listed, str]:
         """List a partition."""
-        chain = self._chain(await self._begun(), number, None, lists=True, waits=False)
+        terms = await self._begun()
+        chain = Chain(number, lists=True, lease_s=terms.lease_s, waits=False)
         while True:
             answer = await answer_to(redis, number, chain.request)
             for event, position in chain.answer(answer, anyio.current_time()):

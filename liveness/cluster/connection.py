@@ -173,12 +173,13 @@ class Redis:
     async def information(self) -> list[dict[str, str]]:
         """The INFO of each master, and its `address`; empty if the user may not see it."""
         addresses = [self._only] if self._only else sorted(await self._masters())
-        return [await self._information(address) for address in addresses]
+        sections = ("server", "memory")
+        return [await self._information(address, *sections) for address in addresses]
 
-    async def _information(self, address: Address) -> dict[str, str]:
+    async def _information(self, address: Address, *sections: str) -> dict[str, str]:
         found = {"address": str(address)}
         try:
-            for section in ("server", "memory"):
+            for section in sections:
                 text = (await self._server(address).send(b"INFO", section)).decode()
                 pairs = (line.partition(":") for line in text.splitlines())
                 found |= {name: value for name, colon, value in pairs if colon}
@@ -187,39 +188,22 @@ class Redis:
                 raise
         return found
 
-    async def check_policy(self) -> str:
-        """The policy of the servers for full memory (`maxmemory-policy`).
-
-        If the policies differ, a wrong one if there is any; empty if the user may not see
-        them.
-        """
-        policies, failure = await self.policies()
-        if failure is not None:
-            raise failure
-        return max(policies, key=lambda policy: bool(why_policy_is_wrong(policy)))
-
     async def policies(self) -> tuple[list[str], CallError | None]:
-        """The policies of masters that answer, and the failure of one that does not."""
+        """The policies of masters for full memory, and the failure of one that is away.
+
+        The policy (`maxmemory-policy`) is empty if the user may not see it.
+        """
         policies, failure = list[str](), None
         for address in [self._only] if self._only else sorted(await self._masters()):
             try:
-                policies.append(await self._policy(self._server(address)))
+                found = await self._information(address, "memory")
+                policies.append(found.get("maxmemory_policy", ""))
             except CallError as error:
                 failure = error
         return policies, failure
 
     async def _masters(self) -> set[Address]:
         return await self._slots.masters(self._timeout_s)
-
-    async def _policy(self, server: RedisNode) -> str:
-        try:
-            lines = (await server.send(b"INFO", "memory")).decode().splitlines()
-        except CallError as failure:
-            if failure.kind == "permission":
-                return ""
-            raise
-        policies = (line.partition("maxmemory_policy:")[2] for line in lines)
-        return next(filter(None, policies), "")
 
     # --- sending ------------------------------------------------------------------
 

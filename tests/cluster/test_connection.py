@@ -438,10 +438,10 @@ async def test_tls_with_certificates_of_both_sides(
 async def test_the_policy_is_that_of_the_server(redis: RedisServer) -> None:
     redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
     async with redis_of(redis.settings()) as conn:
-        assert await conn.check_policy() == "allkeys-lfu"
+        assert await conn.policies() == (["allkeys-lfu"], None)
     redis("ACL", "SETUSER", "ada", "on", "nopass", "~*", "+@all", "-info")
     async with redis_of(redis.settings(user="ada")) as conn:
-        assert await conn.check_policy() == ""
+        assert await conn.policies() == ([""], None)
 
 
 async def test_a_master_that_is_away_hides_no_policy_of_the_others(
@@ -457,7 +457,6 @@ async def test_a_master_that_is_away_hides_no_policy_of_the_others(
     async with redis_of(ClusterSettings(nodes=nodes)) as conn:
         policies, failure = await conn.policies()
         assert (policies, failure and failure.kind) == (["noeviction"], "connection")
-        await failure_of(conn.check_policy())
 
 
 @pytest.mark.parametrize("policy", ["noeviction", "volatile-lru", ""])

@@ -88,11 +88,11 @@ async def test_their_rights_are_enough(guarded: RedisServer, tmp_path: Path) -> 
         assert [answers[name][0] for name in TAKEN] == [b"ok"] * len(TAKEN), answers
         for read in READS:
             await read(redis)
-        assert await redis.check_policy() == "noeviction"
+        assert await redis.policies() == (["noeviction"], None)
     async with connected(settings(guarded, tmp_path, "liveness-reader")) as redis:
         for read in READS:
             await read(redis)
-        assert await redis.check_policy() == ""
+        assert await redis.policies() == ([""], None)
 
 
 def test_every_function_is_called_here_and_every_command_is_allowed() -> None:

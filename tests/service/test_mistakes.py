@@ -652,7 +652,7 @@ EXCUSED: Final = {
     "cluster/terms.py:read_terms": "of another version: tests/cluster/test_watch.py",
     "cluster/terms.py:of_another_form": "takes Redis: tests/cli/test_cluster_command.py",
     "cli/cluster_command.py:_terms": "takes Redis: tests/cli/test_cluster_command.py",
-    "cli/cluster_command.py:in_time": "takes Redis: tests/cli/test_cluster_command.py",
+    "cli/cluster_command.py:_redis_of": "takes Redis: tests/cli/test_cluster_command.py",
     "config/settings_file.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
     "config/sources.py:value": "the rows of bad values: its text is the setting's",
     "config/sources.py:_between_outlets": "the row of a webhook that is not encrypted: its text is the setting's",
