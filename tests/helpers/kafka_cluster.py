@@ -25,9 +25,7 @@ UNKNOWN_TOPIC: Final = 3
 NOT_LEADER: Final = 6
 TIMED_OUT: Final = 7
 TOO_LARGE: Final = 10
-TOPIC_REFUSED: Final = 29
 CLUSTER_REFUSED: Final = 31
-OUT_OF_ORDER: Final = 45
 _PRODUCER: Final = 0
 
 

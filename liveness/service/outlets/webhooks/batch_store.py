@@ -149,15 +149,19 @@ def count_letters(db: sqlite3.Connection, outlet: str) -> int:
 
 
 def letters(
-    db: sqlite3.Connection, outlet: str, *, before: int | None, limit: int
-) -> list[DeadLetter]:
-    """The dead letters of an outlet below a number, the newest first."""
-    query = f"select {_LETTER} from dead where outlet = ? and number < ?"
+    db: sqlite3.Connection, outlet: str | None, *, before: int, limit: int
+) -> list[tuple[str, DeadLetter]]:
+    """The dead letters below a number, the newest first, each with its outlet.
+
+    Those of one outlet, or of all.
+    """
+    whose = "" if outlet is None else "and outlet = :outlet"
     found = db.execute(
-        f"{query} order by number desc limit ?",
-        [outlet, 2**63 - 1 if before is None else before, limit],
+        f"select outlet, {_LETTER} from dead where number < :before {whose} "
+        "order by number desc limit :limit",
+        {"before": before, "outlet": outlet, "limit": limit},
     )
-    return [DeadLetter(*row) for row in found]
+    return [(owner, DeadLetter(*row)) for owner, *row in found]
 
 
 def delete_letter(db: sqlite3.Connection, outlet: str, number: int) -> int:
@@ -178,18 +182,6 @@ def newest_letter(db: sqlite3.Connection, outlet: str) -> int:
     query = "select max(number) from dead where outlet = ?"
     (found,) = db.execute(query, [outlet]).fetchone()
     return found or 0
-
-
-def letters_of_all(
-    db: sqlite3.Connection, *, before: int, limit: int
-) -> list[tuple[str, DeadLetter]]:
-    """The dead letters of all outlets below a number, the newest first; their outlets."""
-    found = db.execute(
-        f"select outlet, {_LETTER} from dead where number < ? "
-        "order by number desc limit ?",
-        [before, limit],
-    )
-    return [(outlet, DeadLetter(*row)) for outlet, *row in found]
 
 
 def outlet_of_letter(db: sqlite3.Connection, number: int) -> str | None:

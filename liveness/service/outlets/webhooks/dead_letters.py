@@ -44,16 +44,11 @@ class DeadLetters:
             limit: At most this many.
         """
         self._check_open()
-        if name is None:
-            find = partial(batch_store.letters_of_all, before=before, limit=limit)
-            found = await self._store.run(find)
-            return [(outlet.removeprefix(_KIND), letter) for outlet, letter in found]
-        outlet = _KIND + name
-
-        def of_one(db: sqlite3.Connection) -> list[DeadLetter]:
-            return batch_store.letters(db, outlet, before=before, limit=limit)
-
-        return [(name, letter) for letter in await self._store.run(of_one)]
+        outlet = None if name is None else _KIND + name
+        found = await self._store.run(
+            lambda db: batch_store.letters(db, outlet, before=before, limit=limit)
+        )
+        return [(owner.removeprefix(_KIND), letter) for owner, letter in found]
 
     async def owner(self, number: int) -> str | None:
         """The webhook that has a dead letter; None: there is no such letter."""

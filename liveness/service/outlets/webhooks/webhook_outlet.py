@@ -149,8 +149,10 @@ class WebhookOutlet:
             sqlite3.Error: It cannot be read now.
         """
         self._check_open()
-        find = partial(batch_store.letters, before=before, limit=limit)
-        return await self._access.store.run(lambda db: find(db, self.name))
+        below = 2**63 - 1 if before is None else before
+        find = partial(batch_store.letters, before=below, limit=limit)
+        found = await self._access.store.run(lambda db: find(db, self.name))
+        return [letter for _, letter in found]
 
     async def next_dead(self, after: int) -> int | None:
         """The number of this outlet's oldest dead letter above a number; None: no more.
@@ -369,7 +371,7 @@ class WebhookOutlet:
             OutletState.RETRYING,
             f"attempt {batch.attempts}: {batch.error}; the next is in "
             f"{self._wait.left_s(batch):.0f} s, and {more} more may follow; "
-            f"`liveness webhooks test {self._short_name}` tries the receiver, and ends "
+            f"`liveness webhooks test {self.name.partition('.')[2]}` tries the receiver, and ends "
             "the wait if it accepts",
         )
 
@@ -400,10 +402,6 @@ class WebhookOutlet:
             oldest_deleted=deleted,
         )  # fmt: skip
         return left
-
-    @property
-    def _short_name(self) -> str:
-        return self.name.partition(".")[2]
 
     # --- the disk ---------------------------------------------------------------------
 
