@@ -3,20 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from liveness.client.sidecar import (
-        ConfigError,
-        End,
-        LinkState,
-        LivenessError,
-        Refused,
-        Replaced,
-        ReportError,
-        Sidecar,
-        Stats,
-        TaskFailed,
-        Timer,
-        connect,
-    )
+    from liveness.client.fired_timer import Timer
+    from liveness.client.inbox import End
+    from liveness.client.link_state import LinkState
+    from liveness.client.sidecar import Sidecar, Stats, connect
     from liveness.client.sync import SyncSidecar, connect_sync
     from liveness.client.sync_cluster import SyncClusterWatch
     from liveness.client.sync_watch import SyncWatch
@@ -24,6 +14,14 @@ if TYPE_CHECKING:
     from liveness.client.watches import watch, watch_sync
     from liveness.cluster.cluster_watch import ClusterWatch
     from liveness.config.cluster import ClusterSettings
+    from liveness.errors import (
+        ConfigError,
+        LivenessError,
+        Refused,
+        Replaced,
+        ReportError,
+        TaskFailed,
+    )
 
 __version__ = "0.2.0"
 __all__ = [
@@ -57,6 +55,11 @@ __all__ = [
 _MODULES = {
     "ClusterSettings": "config.cluster",
     "ClusterWatch": "cluster.cluster_watch",
+    **dict.fromkeys(("ConfigError", "LivenessError", "ReportError"), "errors"),
+    **dict.fromkeys(("Refused", "Replaced", "TaskFailed"), "errors"),
+    "End": "client.inbox",
+    "LinkState": "client.link_state",
+    "Timer": "client.fired_timer",
     "SyncClusterWatch": "client.sync_cluster",
     "SyncSidecar": "client.sync",
     "connect_sync": "client.sync",

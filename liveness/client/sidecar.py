@@ -41,29 +41,7 @@ from liveness.client.task_runner import F, TaskRunner, is_async
 from liveness.client.tasks import DEFAULT_AT_ONCE
 from liveness.core.records import MOVED, OFFLINE, Uid
 from liveness.core.wire.frames import MAX_AGE_S
-from liveness.errors import (
-    ConfigError,
-    LivenessError,
-    Refused,
-    Replaced,
-    ReportError,
-    TaskFailed,
-)
-
-__all__ = [
-    "ConfigError",
-    "End",
-    "LinkState",
-    "LivenessError",
-    "Refused",
-    "Replaced",
-    "ReportError",
-    "Sidecar",
-    "Stats",
-    "TaskFailed",
-    "Timer",
-    "connect",
-]
+from liveness.errors import ReportError
 
 
 class Stats(NamedTuple):
