@@ -4,7 +4,7 @@ They show an operator that a gateway is not watched: a log line of half an hour 
 easily missed, and the gateway itself keeps serving.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from liveness.core.access import Peer
@@ -50,17 +50,8 @@ class LinkTrouble:
 
     def as_map(self, ahead_ms: int) -> dict[str, object]:
         """The row for JSON, with wall times: that clock is *ahead_ms* ahead."""
-        return {
-            "role": self.role,
-            "name": self.name,
-            "what": self.what,
-            "code": self.code,
-            "since": self.since + ahead_ms,
-            "at": self.at + ahead_ms,
-            "times": self.times,
-            "pid": self.pid,
-            "unix_user": self.unix_user,
-        }
+        times = {"since": self.since + ahead_ms, "at": self.at + ahead_ms}
+        return {**asdict(self), "what": self.what, **times}
 
 
 class LinkTroubles:
