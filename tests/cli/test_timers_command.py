@@ -2,17 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
-from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
 from liveness.cli import timers as commands
-from liveness.cli.main import main
-from tests.helpers.admin_server import Admin, answering
+from tests.helpers.admin_server import Admin
 
+GROUP = "timers"
 NOW_MS = int(datetime.now(UTC).timestamp() * 1_000)
 HOUR_MS = 3_600_000
 PENDING = {
@@ -42,23 +40,6 @@ def _standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
             return cls.fromtimestamp(NOW_MS / 1_000, tz)
 
     monkeypatch.setattr(commands, "datetime", Standing)
-
-
-@pytest.fixture
-def admin(tmp_path: Path) -> Iterator[Admin]:
-    with answering(tmp_path, {}) as server:
-        yield server
-
-
-@pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        what, *others = arguments
-        place = ["--socket", str(tmp_path / "gateway.sock")]
-        code = main(["timers", what, *place, *others])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_a_list_has_a_line_for_each_timer(admin: Admin, run: Any) -> None:

@@ -2,15 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from liveness.cli.main import main
-from tests.helpers.admin_server import Admin, answering
+from tests.helpers.admin_server import Admin
 
+GROUP = "webhooks"
 WEBHOOK = {
     "webhook": "mail", "url": "https://example.org/hook", "kinds": ["online", "offline"],
     "gateways": [], "users_only": False, "settle_s": 0.0, "batch": 500,
@@ -39,23 +37,6 @@ REFUSED = {
 
 def answer(**found: Any) -> tuple[int, bytes]:
     return 200, json.dumps(found).encode()
-
-
-@pytest.fixture
-def admin(tmp_path: Path) -> Iterator[Admin]:
-    with answering(tmp_path, {}) as server:
-        yield server
-
-
-@pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        what, *others = arguments
-        place = ["--socket", str(tmp_path / "gateway.sock")]
-        code = main(["webhooks", what, *place, *others])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_a_list_has_a_line_for_each_webhook(admin: Admin, run: Any) -> None:

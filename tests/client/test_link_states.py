@@ -55,6 +55,11 @@ async def replaced(sidecar: liveness.Sidecar, script: ScriptedSidecar) -> None:
         await reached(sidecar, "replaced")
 
 
+async def read(sidecar: liveness.Sidecar, use: Callable[[liveness.End], None]) -> None:
+    async for end in sidecar.ended():
+        use(end)
+
+
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line.message for line in caplog.records if line.levelno == logging.ERROR]
 
@@ -176,12 +181,7 @@ async def test_users_that_seemed_lost_while_their_gateway_was_refused_keep_their
         anyio.create_task_group() as tasks,
     ):
         ends = list[liveness.End]()
-
-        async def read() -> None:
-            async for end in sidecar.ended():
-                ends.append(end)
-
-        tasks.start_soon(read)
+        tasks.start_soon(read, sidecar, ends.append)
         sidecar.login("ada", conn=1)
         await sidecar.flush()
         script.refuse("gw", "not-allowed")
@@ -216,12 +216,7 @@ async def test_a_gateway_whose_name_is_taken_serves_on_and_takes_it_over_again(
         anyio.create_task_group() as tasks,
     ):
         ends = list[liveness.End]()
-
-        async def read() -> None:
-            async for end in sidecar.ended():
-                ends.append(end)
-
-        tasks.start_soon(read)
+        tasks.start_soon(read, sidecar, ends.append)
         for conn, uid in enumerate(("ada", "eve", "bob")):
             sidecar.login(uid, conn=conn)
         await sidecar.flush()

@@ -92,6 +92,12 @@ async def scene(folder: Path, *names: str) -> AsyncIterator[Scene]:
             yield Scene(Doors(rig), receiver, await rig.gateway("g"))
 
 
+@pytest.fixture
+async def here(tmp_path: Path, jumping: MockClock) -> AsyncIterator[Scene]:
+    async with scene(tmp_path) as here:
+        yield here
+
+
 async def ids(scene: Scene, **query: str) -> list[int]:
     return [letter["id"] for letter in await scene.doors.listed(DEAD, **query)]
 
@@ -109,42 +115,38 @@ MAIL: Final[dict[str, Any]] = {"webhook": "mail"}
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_each_webhook_is_listed_without_its_secret_and_query(
-    tmp_path: Path, jumping: MockClock, door: str
+    here: Scene, door: str
 ) -> None:
-    async with scene(tmp_path) as here:
-        answer = await here.doors.get(WEBHOOKS, door)
-        found = json.loads(answer.body)
-        validate(found, schema_of(WEBHOOKS, 200))
-        assert [webhook["webhook"] for webhook in found["webhooks"]] == [
-            "mail",
-            "other",
-        ]
-        mail = found["webhooks"][0]
-        assert mail["url"] == here.receiver.url.removesuffix("?x=1")
-        assert (mail["kinds"], mail["batch"]) == (["online"], 500)
-        assert (mail["outlet"], mail["state"]) == ("webhooks.mail", "following")
-        assert SECRET.encode() not in answer.body
-        assert b"x=1" not in answer.body
+    answer = await here.doors.get(WEBHOOKS, door)
+    found = json.loads(answer.body)
+    validate(found, schema_of(WEBHOOKS, 200))
+    assert [webhook["webhook"] for webhook in found["webhooks"]] == [
+        "mail",
+        "other",
+    ]
+    mail = found["webhooks"][0]
+    assert mail["url"] == here.receiver.url.removesuffix("?x=1")
+    assert (mail["kinds"], mail["batch"]) == (["online"], 500)
+    assert (mail["outlet"], mail["state"]) == ("webhooks.mail", "following")
+    assert SECRET.encode() not in answer.body
+    assert b"x=1" not in answer.body
 
 
-async def test_a_test_says_what_the_receiver_answered(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    async with scene(tmp_path) as here:
-        answer = await here.post("test", webhook="other")
-        assert answer.pop("seconds") < 1
-        accepted = {"webhook": "other", "accepted": True, "status": 204, "answer": ""}
-        assert answer == accepted
-        (request,) = here.receiver.received
-        assert [event["type"] for event in request.events] == ["liveness.test"]
-        here.receiver.usually = REFUSING
-        answer = await here.post("test", webhook="mail")
-        shown = (answer["accepted"], answer["status"], answer["answer"])
-        assert shown == (False, 422, "no")
-        here.receiver.usually = hanging
-        answer = await here.post("test", webhook="mail")
-        assert (answer["accepted"], answer["status"]) == (False, None)
-        assert answer["answer"]
+async def test_a_test_says_what_the_receiver_answered(here: Scene) -> None:
+    answer = await here.post("test", webhook="other")
+    assert answer.pop("seconds") < 1
+    accepted = {"webhook": "other", "accepted": True, "status": 204, "answer": ""}
+    assert answer == accepted
+    (request,) = here.receiver.received
+    assert [event["type"] for event in request.events] == ["liveness.test"]
+    here.receiver.usually = REFUSING
+    answer = await here.post("test", webhook="mail")
+    shown = (answer["accepted"], answer["status"], answer["answer"])
+    assert shown == (False, 422, "no")
+    here.receiver.usually = hanging
+    answer = await here.post("test", webhook="mail")
+    assert (answer["accepted"], answer["status"]) == (False, None)
+    assert answer["answer"]
 
 
 @pytest.mark.parametrize(
@@ -183,12 +185,11 @@ async def test_a_test_says_what_the_receiver_answered(
     ],
 )
 async def test_what_does_not_exist_is_refused(
-    tmp_path: Path, jumping: MockClock, what: str, body: dict[str, str], message: str
+    here: Scene, what: str, body: dict[str, str], message: str
 ) -> None:
-    async with scene(tmp_path) as here:
-        status = 404 if "no " in message[:3] else 400
-        assert message in (await here.post(what, status, **body))["error"]
-        assert not here.receiver.received
+    status = 404 if "no " in message[:3] else 400
+    assert message in (await here.post(what, status, **body))["error"]
+    assert not here.receiver.received
 
 
 async def test_without_webhooks_the_error_says_so(doors: Doors) -> None:
@@ -201,136 +202,127 @@ async def test_without_webhooks_the_error_says_so(doors: Doors) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_dead_letters_come_newest_first_page_by_page(
-    tmp_path: Path, jumping: MockClock, door: str
+    here: Scene, door: str
 ) -> None:
-    async with scene(tmp_path) as here:
-        await here.refuse("a", "b")
-        await here.refuse("c")
-        everyone, query = list[dict[str, Any]](), "limit=4"
-        for size in (4, 2):
-            page = json.loads((await here.doors.get(f"{DEAD}?{query}", door)).body)
-            validate(page, schema_of(DEAD, 200))
-            assert len(page["dead"]) == size
-            everyone += page["dead"]
-            query = f"limit=4&before={page['next']}"
-        assert page["next"] is None
-        assert [letter["id"] for letter in everyone] == [6, 5, 4, 3, 2, 1]
-        newest = everyone[0]
-        assert newest["record"]["uid"] == "c"
-        assert (newest["status"], newest["answer"]) == (422, "no")
-        for name in ("mail", "other"):
-            found = [row["id"] for row in everyone if row["webhook"] == name]
-            assert len(found) == 3
-            assert await ids(here, webhook=name) == found
-        answer = await here.doors.get(f"{DEAD}?webhook=none", door)
-        assert answer.status == 404
+    await here.refuse("a", "b")
+    await here.refuse("c")
+    everyone, query = list[dict[str, Any]](), "limit=4"
+    for size in (4, 2):
+        page = json.loads((await here.doors.get(f"{DEAD}?{query}", door)).body)
+        validate(page, schema_of(DEAD, 200))
+        assert len(page["dead"]) == size
+        everyone += page["dead"]
+        query = f"limit=4&before={page['next']}"
+    assert page["next"] is None
+    assert [letter["id"] for letter in everyone] == [6, 5, 4, 3, 2, 1]
+    newest = everyone[0]
+    assert newest["record"]["uid"] == "c"
+    assert (newest["status"], newest["answer"]) == (422, "no")
+    for name in ("mail", "other"):
+        found = [row["id"] for row in everyone if row["webhook"] == name]
+        assert len(found) == 3
+        assert await ids(here, webhook=name) == found
+    answer = await here.doors.get(f"{DEAD}?webhook=none", door)
+    assert answer.status == 404
 
 
-async def test_a_dead_letter_is_deleted_once_it_is_accepted(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    async with scene(tmp_path) as here:
-        await here.refuse("a")
-        (letter,) = await here.doors.listed(DEAD, webhook="other")
-        here.receiver.usually = REFUSING
-        answer = await here.post("retry", id=str(letter["id"]))
-        assert (answer["webhook"], answer["accepted"]) == ("other", False)
-        here.receiver.usually = OK
-        answer = await here.post("retry", id=str(letter["id"]))
-        assert (answer["id"], answer["accepted"]) == (letter["id"], True)
-        (mail,) = await here.doors.listed(DEAD)
-        assert mail["webhook"] == "mail"
-        await here.post("retry", 404, id=str(letter["id"]))
+async def test_a_dead_letter_is_deleted_once_it_is_accepted(here: Scene) -> None:
+    await here.refuse("a")
+    (letter,) = await here.doors.listed(DEAD, webhook="other")
+    here.receiver.usually = REFUSING
+    answer = await here.post("retry", id=str(letter["id"]))
+    assert (answer["webhook"], answer["accepted"]) == ("other", False)
+    here.receiver.usually = OK
+    answer = await here.post("retry", id=str(letter["id"]))
+    assert (answer["id"], answer["accepted"]) == (letter["id"], True)
+    (mail,) = await here.doors.listed(DEAD)
+    assert mail["webhook"] == "mail"
+    await here.post("retry", 404, id=str(letter["id"]))
 
 
 async def test_all_are_retried_oldest_first_until_the_receiver_fails(
-    tmp_path: Path, jumping: MockClock
+    here: Scene,
 ) -> None:
-    async with scene(tmp_path) as here:
-        await here.refuse("a", "b", "c", "d")
-        dead = await ids(here, webhook="mail")
-        here.receiver.next.extend([OK, REFUSING, BUSY])
-        answer = await here.post("retry-all", webhook="mail")
-        failed = answer.pop("failed")
-        assert (failed["id"], failed["status"]) == (dead[-3], 503)
-        counts = {"accepted": 1, "refused": 1, "left": 3, "next": None}
-        assert answer == {"webhook": "mail", **counts}
-        here.receiver.next.append(REFUSING)
-        answer = await here.post("retry-all", webhook="mail")
-        counts = {"accepted": 2, "refused": 1, "left": 1, "next": None}
-        assert answer == {"webhook": "mail", **counts, "failed": None}
-        users = [it.events[0]["data"]["uid"] for it in here.receiver.received]
-        assert users == ["a", "b", "c", "b", "c", "d"]
-        assert len(await ids(here, webhook="other")) == 4
+    await here.refuse("a", "b", "c", "d")
+    dead = await ids(here, webhook="mail")
+    here.receiver.next.extend([OK, REFUSING, BUSY])
+    answer = await here.post("retry-all", webhook="mail")
+    failed = answer.pop("failed")
+    assert (failed["id"], failed["status"]) == (dead[-3], 503)
+    counts = {"accepted": 1, "refused": 1, "left": 3, "next": None}
+    assert answer == {"webhook": "mail", **counts}
+    here.receiver.next.append(REFUSING)
+    answer = await here.post("retry-all", webhook="mail")
+    counts = {"accepted": 2, "refused": 1, "left": 1, "next": None}
+    assert answer == {"webhook": "mail", **counts, "failed": None}
+    users = [it.events[0]["data"]["uid"] for it in here.receiver.received]
+    assert users == ["a", "b", "c", "b", "c", "d"]
+    assert len(await ids(here, webhook="other")) == 4
 
 
 async def test_what_the_disk_refuses_after_an_accepted_request_is_said(
-    tmp_path: Path, jumping: MockClock
+    here: Scene,
 ) -> None:
-    async with scene(tmp_path) as here:
-        await here.refuse("a")
-        (letter,) = await ids(here, webhook="mail")
-        with here.undeletable():
-            for what, body in by_id_and_name("retry", letter):
-                error = (await here.post(what, 503, **body))["error"]
-                accepted = (
-                    f"the receiver has accepted the dead letter {letter}, and it cannot"
-                )
-                assert error.startswith(accepted)
-                assert "nothing was changed" not in error
-            error = (await here.post("drop", 503, id=str(letter)))["error"]
-            assert error.endswith("; nothing was changed, ask again")
-            error = (await here.post("drop-all", 503, **MAIL))["error"]
-            assert error.endswith("; 0 dead letters were deleted, ask again")
-        assert len(here.receiver.received) == 2
-        assert await ids(here, webhook="mail") == [letter]
+    await here.refuse("a")
+    (letter,) = await ids(here, webhook="mail")
+    with here.undeletable():
+        for what, body in by_id_and_name("retry", letter):
+            error = (await here.post(what, 503, **body))["error"]
+            accepted = (
+                f"the receiver has accepted the dead letter {letter}, and it cannot"
+            )
+            assert error.startswith(accepted)
+            assert "nothing was changed" not in error
+        error = (await here.post("drop", 503, id=str(letter)))["error"]
+        assert error.endswith("; nothing was changed, ask again")
+        error = (await here.post("drop-all", 503, **MAIL))["error"]
+        assert error.endswith("; 0 dead letters were deleted, ask again")
+    assert len(here.receiver.received) == 2
+    assert await ids(here, webhook="mail") == [letter]
 
 
 async def test_an_error_amid_a_retry_of_all_says_what_was_done_before(
-    tmp_path: Path, jumping: MockClock
+    here: Scene,
 ) -> None:
-    async with scene(tmp_path) as here:
-        await here.refuse("a", "b")
-        here.receiver.next.append(REFUSING)
-        with here.undeletable():
-            error = (await here.post("retry-all", 503, **MAIL))["error"]
-        assert error.endswith("; 0 were accepted and 1 refused before that")
+    await here.refuse("a", "b")
+    here.receiver.next.append(REFUSING)
+    with here.undeletable():
+        error = (await here.post("retry-all", 503, **MAIL))["error"]
+    assert error.endswith("; 0 were accepted and 1 refused before that")
 
 
 async def test_dropped_letters_are_gone_and_their_numbers_are_not_used_again(
-    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+    here: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "DELETED_AT_ONCE", 2)
-    async with scene(tmp_path) as here:
-        await here.refuse("a", "b", "c", "d", "e", "f")
-        newest, *others = await ids(here)
-        owner = "mail" if newest in await ids(here, webhook="mail") else "other"
-        answer = await here.post("drop", id=str(newest))
-        assert answer == {"webhook": owner, "id": newest, "left": 5}
-        await here.post("drop", 404, id=str(newest))
-        assert (await ids(here), here.dead(owner)) == (others, 5)
-        kept = await ids(here, webhook="other")
-        answer = await here.post("drop-all", **MAIL)
-        assert answer == {"webhook": "mail", "deleted": 11 - len(kept), "left": 0}
-        assert (await ids(here), here.dead("mail")) == (kept, 0)
-        assert (await here.post("drop-all", **MAIL))["deleted"] == 0
-        await here.post("drop-all", webhook="other")
-        assert not here.receiver.received
-        await here.refuse("g")
-        assert await ids(here) == [newest + 2, newest + 1]
+    await here.refuse("a", "b", "c", "d", "e", "f")
+    newest, *others = await ids(here)
+    owner = "mail" if newest in await ids(here, webhook="mail") else "other"
+    answer = await here.post("drop", id=str(newest))
+    assert answer == {"webhook": owner, "id": newest, "left": 5}
+    await here.post("drop", 404, id=str(newest))
+    assert (await ids(here), here.dead(owner)) == (others, 5)
+    kept = await ids(here, webhook="other")
+    answer = await here.post("drop-all", **MAIL)
+    assert answer == {"webhook": "mail", "deleted": 11 - len(kept), "left": 0}
+    assert (await ids(here), here.dead("mail")) == (kept, 0)
+    assert (await here.post("drop-all", **MAIL))["deleted"] == 0
+    await here.post("drop-all", webhook="other")
+    assert not here.receiver.received
+    await here.refuse("g")
+    assert await ids(here) == [newest + 2, newest + 1]
 
 
 async def test_letters_that_were_dropped_before_an_error_do_not_count(
-    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+    here: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "DELETED_AT_ONCE", 2)
-    async with scene(tmp_path) as here:
-        await here.refuse("a", "b", "c")
-        newest, *_ = await ids(here, webhook="mail")
-        with here.undeletable(newest):
-            error = (await here.post("drop-all", 503, **MAIL))["error"]
-        assert "; 2 dead letters were deleted, ask again" in error
-        assert (await ids(here, webhook="mail"), here.dead("mail")) == ([newest], 1)
+    await here.refuse("a", "b", "c")
+    newest, *_ = await ids(here, webhook="mail")
+    with here.undeletable(newest):
+        error = (await here.post("drop-all", 503, **MAIL))["error"]
+    assert "; 2 dead letters were deleted, ask again" in error
+    assert (await ids(here, webhook="mail"), here.dead("mail")) == ([newest], 1)
 
 
 async def test_letters_of_a_removed_webhook_are_shown_and_dropped_but_not_sent(
@@ -354,53 +346,49 @@ async def test_letters_of_a_removed_webhook_are_shown_and_dropped_but_not_sent(
         assert await ids(here) == []
 
 
-async def test_a_drop_waits_for_no_retry(tmp_path: Path, jumping: MockClock) -> None:
-    async with scene(tmp_path) as here:
-        await here.refuse("a")
-        (letter,) = await ids(here, webhook="mail")
-        here.receiver.usually = hanging
-        async with trio.open_nursery() as nursery:
+async def test_a_drop_waits_for_no_retry(here: Scene) -> None:
+    await here.refuse("a")
+    (letter,) = await ids(here, webhook="mail")
+    here.receiver.usually = hanging
+    async with trio.open_nursery() as nursery:
 
-            async def retry() -> None:
-                await here.post("retry-all", **MAIL)
+        async def retry() -> None:
+            await here.post("retry-all", **MAIL)
 
-            nursery.start_soon(retry)
-            await trio.sleep(1)
-            for what, body in by_id_and_name("drop", letter):
-                refusal = await here.post(what, 409, **body)
-                assert "are being sent or dropped already" in refusal["error"]
-        assert await ids(here, webhook="mail") == [letter]
-
-
-async def test_a_retry_of_all_ends_after_a_while_and_is_alone(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    async with scene(tmp_path) as here:
-        await here.refuse(*(f"u{n}" for n in range(20)))
-
-        async def slow(stream: trio.abc.Stream, request: Any) -> None:
-            await trio.sleep(4)
-            await OK(stream, request)
-
-        here.receiver.usually = slow
-        async with trio.open_nursery() as nursery:
-            answers = list[dict[str, Any]]()
-
-            async def retry() -> None:
-                answers.append(await here.post("retry-all", webhook="mail"))
-
-            nursery.start_soon(retry)
-            await trio.sleep(1)
-            refusal = await here.post("retry-all", 409, webhook="mail")
+        nursery.start_soon(retry)
+        await trio.sleep(1)
+        for what, body in by_id_and_name("drop", letter):
+            refusal = await here.post(what, 409, **body)
             assert "are being sent or dropped already" in refusal["error"]
-            await here.post("test", webhook="mail")
-            await here.post("retry", id=str((await ids(here, webhook="other"))[0]))
-        (answer,) = answers
-        accepted = webhooks_api.RETRY_ALL_S / 4
-        assert (answer["accepted"], answer["left"]) == (accepted, 20 - accepted)
-        assert (answer["refused"], answer["failed"]) == (0, None)
-        rest = await here.post("retry-all", webhook="mail", after=answer["next"])
-        assert rest["accepted"] == accepted
+    assert await ids(here, webhook="mail") == [letter]
+
+
+async def test_a_retry_of_all_ends_after_a_while_and_is_alone(here: Scene) -> None:
+    await here.refuse(*(f"u{n}" for n in range(20)))
+
+    async def slow(stream: trio.abc.Stream, request: Any) -> None:
+        await trio.sleep(4)
+        await OK(stream, request)
+
+    here.receiver.usually = slow
+    async with trio.open_nursery() as nursery:
+        answers = list[dict[str, Any]]()
+
+        async def retry() -> None:
+            answers.append(await here.post("retry-all", webhook="mail"))
+
+        nursery.start_soon(retry)
+        await trio.sleep(1)
+        refusal = await here.post("retry-all", 409, webhook="mail")
+        assert "are being sent or dropped already" in refusal["error"]
+        await here.post("test", webhook="mail")
+        await here.post("retry", id=str((await ids(here, webhook="other"))[0]))
+    (answer,) = answers
+    accepted = webhooks_api.RETRY_ALL_S / 4
+    assert (answer["accepted"], answer["left"]) == (accepted, 20 - accepted)
+    assert (answer["refused"], answer["failed"]) == (0, None)
+    rest = await here.post("retry-all", webhook="mail", after=answer["next"])
+    assert rest["accepted"] == accepted
 
 
 async def test_requests_say_that_the_database_is_not_open(
