@@ -193,8 +193,7 @@ def aged(sidecar: Scripted) -> Scripted:
 def watchful(sidecar: Scripted) -> Iterator[Client]:
     """A gateway whose link and user do not notice what others do."""
     link = sidecar.gateway("watchful")
-    link.send("login", "unharmed")
-    link.sync()
+    link.apply("login", "unharmed")
     yield link
     assert online(link, ["unharmed"]) == {"unharmed"}
     assert not link.records

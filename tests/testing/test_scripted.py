@@ -200,20 +200,15 @@ async def test_the_newer_connection_is_found_by_the_clock_of_the_host() -> None:
     ):
         gateway, other = linked
         (older, _), (newer, _) = host_clock(), host_clock()
-        await other.send(["login", "ada", {"conn": 2, "began": newer}])
-        await other.sync()
-        await gateway.send(["login", "ada", {"conn": 1, "began": older}])
-        await gateway.sync()
+        await other.apply(["login", "ada", {"conn": 2, "began": newer}])
+        await gateway.apply(["login", "ada", {"conn": 1, "began": older}])
         assert script.users == {"ada": ("other", 1, 2)}
         await script.pass_time(5)
         newest, _ = host_clock()
-        await gateway.send(["login", "ada", {"conn": 3, "began": newest}])
-        await gateway.sync()
-        await other.send(["login", "ada", {"conn": 4, "began": newer}])
-        await other.sync()
+        await gateway.apply(["login", "ada", {"conn": 3, "began": newest}])
+        await other.apply(["login", "ada", {"conn": 4, "began": newer}])
         assert script.users == {"ada": ("gw", 3, 3)}
-        await other.send(["login", "ada", {"conn": 5, "began": newest + 60}])
-        await other.sync()
+        await other.apply(["login", "ada", {"conn": 5, "began": newest + 60}])
         assert script.users == {"ada": ("other", 5, 5)}, "no word on what is to come"
 
 
@@ -272,8 +267,7 @@ async def test_waits_end_when_the_event_comes(
         tasks.start_soon(script.linked, "late")
         tasks.start_soon(script.offline, "ada")
         await anyio.sleep(0.01)  # idle: with a clock that jumps, for ever if not
-        await gateway.send(["login", "ada"])
-        await gateway.sync()
+        await gateway.apply(["login", "ada"])
         await gateway.send(["logout", "ada"])
         async with gateways(script, "late"):
             pass
@@ -408,8 +402,7 @@ async def test_events_of_a_replaced_link_count_even_if_the_newer_is_read_first(
 async def test_while_the_disk_is_full_nothing_is_delivered_and_afterwards_everything(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    await gateway.send(["login", "ada", {"conn": 1}])
-    await gateway.sync()
+    await gateway.apply(["login", "ada", {"conn": 1}])
     with script.disk_full():
         await script.pass_time(30)
         await gateway.send(["login", "ada", {"conn": 2}], ["ping", 1], ["list"])
@@ -427,8 +420,7 @@ async def test_while_the_disk_is_full_nothing_is_delivered_and_afterwards_everyt
 async def test_a_crash_forgets_what_no_pong_has_covered(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    await gateway.send(["login", "ada"], ["after", "kept", 1])
-    await gateway.sync()
+    await gateway.apply(["login", "ada"], ["after", "kept", 1])
     with script.disk_full():
         await gateway.send(["login", "eve"], ["logout", "ada"], ["ping", 1])
         await gateway.send(["cancel", {"key": "kept"}], ["after", "lost", 1])
@@ -476,8 +468,7 @@ async def test_trimmed_records_are_a_gap_for_the_gateways_they_concerned(
         assert (gap["kind"], gap["first"], gap["until"]) == ("gap", 1, 5)
         for gateway in (late, done, other):
             assert await gateway.has_nothing_to_read()
-        await late.send(["ack", gap["seq"]])
-        await late.sync()
+        await late.apply(["ack", gap["seq"]])
         script.drop("late")
     async with gateways(script, "late") as late:
         assert await late.has_nothing_to_read()
@@ -521,8 +512,7 @@ async def test_a_gateway_that_comes_back_fresh_replaces_its_older_link(
 async def test_two_new_names_on_a_full_disk_are_welcomed_afterwards(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    await gateway.send(["login", "ada"])
-    await gateway.sync()
+    await gateway.apply(["login", "ada"])
     async with (
         await anyio.connect_unix(script.path) as one,
         await anyio.connect_unix(script.path) as other,
@@ -539,8 +529,7 @@ async def test_after_a_crash_no_timeout_counts_that_is_over(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     async with gateways(script, "long", timeout=60) as long:
-        await long.send(["login", "ada"])
-        await long.sync()
+        await long.apply(["login", "ada"])
     async with gateways(script, "long", timeout=10) as long:
         for _ in range(14):
             await long.send(["keepalive", "ada"])
@@ -696,8 +685,7 @@ async def test_a_crash_forgets_what_a_fresh_gateway_skipped(
     script: ScriptedSidecar,
 ) -> None:
     async with gateways(script, "gw", kinds=["moved"]) as gateway:
-        await gateway.send(["after", "k", 1])
-        await gateway.sync()
+        await gateway.apply(["after", "k", 1])
     await script.until(lambda: not script.links)
     await script.pass_time(1)
     with script.disk_full():
@@ -736,8 +724,7 @@ async def test_a_run_that_was_not_delivered_does_not_end(
     script: ScriptedSidecar,
 ) -> None:
     async with gateways(script, "gw") as gateway:
-        await gateway.send(["after", "tea", 1])
-        await gateway.sync()
+        await gateway.apply(["after", "tea", 1])
     await script.until(lambda: not script.links)
     await script.pass_time(3_600)
     assert (await script.timer("gw", "tea", "fired")).attempts == 1
@@ -748,8 +735,7 @@ async def test_a_run_that_was_not_delivered_does_not_end(
 async def test_timers_due_while_the_sidecar_was_away_fire_once_when_it_is_back(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    await gateway.send(["after", "soon", 10], ["after", "later", 100])
-    await gateway.sync()
+    await gateway.apply(["after", "soon", 10], ["after", "later", 100])
     script.stop()
     await script.pass_time(60)
     script.start()
@@ -765,8 +751,7 @@ async def test_timers_due_while_the_sidecar_was_away_fire_once_when_it_is_back(
 async def test_with_a_full_disk_timers_fire_and_requests_wait(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    await gateway.send(["after", "known", 1])
-    await gateway.sync()
+    await gateway.apply(["after", "known", 1])
     with script.disk_full():
         await gateway.send(["after", "asked", 1])
         await script.pass_time(3_600)
@@ -840,8 +825,7 @@ async def test_a_timer_too_many_is_refused_and_taken_once_there_is_room() -> Non
         assert "as many timers as timers.max_live allows" in error.pop("message")
         expected = {"code": "too-many-timers", "fatal": False, "n": 3}
         assert error == {**expected, "frame": "after", "key": "two"}
-        await gateway.send(["cancel", {"key": "one"}])
-        await gateway.sync()
+        await gateway.apply(["cancel", {"key": "one"}])
         await gateway.send(["after", "two", 1])
         await script.timer("gw", "two", "pending")
 

@@ -77,8 +77,7 @@ async def test_users_that_speak_are_saved_and_end_the_storm(
     assert len(await other.records(10)) == 10
     await trio.sleep(10)
     assert rig.firing.held(rig.attended.now)["storm"] == 50
-    await gateway.send(["keepalive", USERS[:49]])
-    await gateway.sync()
+    await gateway.apply(["keepalive", USERS[:49]])
     await trio.sleep(1)
     assert rig.firing.held(rig.attended.now)["storm"] == 1
     await gateway.send(["logout", USERS[49]])

@@ -200,8 +200,7 @@ async def test_a_forgotten_gateway_leaves_nothing_in_memory(rig: Rig) -> None:
         gateway = await rig.gateway("gw", timeout=5 + number)
         name = f"gw-{number}"
         other = await rig.gateway_of(["u"], name, timeout=7)
-        await other.send(["logout", ["u"]])
-        await other.sync()
+        await other.apply(["logout", ["u"]])
         other.close()
         await rig.until(partial(can_go, rig, name))
         rig.engine.forget("gateway", name)
@@ -247,11 +246,9 @@ async def test_users_of_a_gateway_are_at_most_so_many(rig: Rig) -> None:
     assert told["index"] == 0
     assert rig.presence.where(["x"])[0][1] == "other"
     # A keepalive opens no session beyond the bound; as soon as there is room it does.
-    await gateway.send(["keepalive", "d"])
-    await gateway.sync()
+    await gateway.apply(["keepalive", "d"])
     assert rig.presence.where(["d"]) == []
-    await gateway.send(["logout", "a"], ["keepalive", "d"])
-    await gateway.sync()
+    await gateway.apply(["logout", "a"], ["keepalive", "d"])
     assert [row[0] for row in rig.presence.where(["a", "d"])] == ["d"]
 
 

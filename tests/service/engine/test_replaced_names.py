@@ -210,8 +210,7 @@ async def test_two_sessions_of_a_user_in_a_state_of_version_0_2_become_one(
         store.write(Batch(batch_of(records), online=rows))
     async with running(tmp_path) as rig:
         gateway = await rig.gateway("g", ping=None)
-        await gateway.send(["keepalive", "7", {"conn": 5}])
-        await gateway.sync()
+        await gateway.apply(["keepalive", "7", {"conn": 5}])
         assert [found[:2] for found in rig.store.online()] == [(2, "8"), (3, 7)]
         (moved,) = [record.as_map() for record in rig.log()]
     assert (moved["kind"], moved["uid"], moved["session"]) == ("moved", 7, 3)

@@ -38,8 +38,7 @@ def fails(**_: object) -> LogRows:
 async def leave(rig: Rig, *timers: list[Any]) -> None:
     """Have a gateway ask for these timers and go."""
     gateway = await rig.gateway("g")
-    await gateway.send(*timers)
-    await gateway.sync()
+    await gateway.apply(*timers)
     gateway.close()
     await rig.until(lambda: not rig.registry.links)
 
@@ -107,14 +106,12 @@ async def test_a_last_attempt_that_was_not_delivered_is_not_over(rig: Rig) -> No
     gateway = await rig.gateway("g")
     await gateway.send(["after", "k", 1], ["after", "answered", 1])
     await gateway.records(2)
-    await gateway.send(["fail", "k", "no"], ["fail", "answered", "no"])
-    await gateway.sync()
+    await gateway.apply(["fail", "k", "no"], ["fail", "answered", "no"])
     gateway.close()
     await trio.sleep(700)  # each attempt has been looked at several times meanwhile
     gateway = await rig.gateway("g", fresh=True)
     assert runs_of(await gateway.records(2)) == [("k", 2), ("answered", 2)]
-    await gateway.send(["done", "answered"])
-    await gateway.sync()
+    await gateway.apply(["done", "answered"])
     gateway.close()
     # This attempt was delivered: it counts, whichever link comes back.
     gateway = await rig.gateway("g", fresh=True)
@@ -254,8 +251,7 @@ async def test_a_gateway_with_too_many_timers_holds_up_no_other(rig: Rig) -> Non
     other = await rig.gateway("other")
     await other.send(["after", "once", 1], ["after", "later", 50])
     await other.records(1)
-    await other.send(["done", "once"])
-    await other.sync()
+    await other.apply(["done", "once"])
     with rig.no_room_for_timers():
         greedy = await asks_without_end(rig)
         pending = rig.log_writer.timers.pending
@@ -312,8 +308,7 @@ async def test_a_timer_made_again_during_a_commit_is_not_late(
 ) -> None:
     writer = rig.log_writer._writer
     gateway = await rig.gateway("g")
-    await gateway.send(["after", "k", 1])
-    await gateway.sync()
+    await gateway.apply(["after", "k", 1])
     monkeypatch.setattr(writer, "write", slowed(writer.write, 0.1))
     await rig.until(lambda: rig.log_writer.records_pending)
     await gateway.send(["after", "k", 0.1])

@@ -24,8 +24,7 @@ async def speak(gateway: Caller, every_s: float, for_s: float) -> None:
     began = trio.current_time()
     for number in range(1, round(for_s / every_s) + 1):
         await trio.sleep_until(began + number * every_s)
-        await gateway.send(["keepalive", USERS])
-        await gateway.sync()
+        await gateway.apply(["keepalive", USERS])
 
 
 def shown(rig: Rig) -> list[tuple[str, float, float | None]]:
