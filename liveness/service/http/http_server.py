@@ -19,7 +19,7 @@ from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.operator_log import REFUSALS_LOG_S
 from liveness.service.http.api import Api
 from liveness.service.http.cluster_api import CLUSTER_WHERE
-from liveness.service.http.listener import HttpLimits, serve_http
+from liveness.service.http.listener import HttpLimits, HttpListener
 from liveness.service.http.middleware import (
     Check,
     Middleware,
@@ -108,10 +108,8 @@ class HttpServer:
             )
             return checked(app, checks=[deny_all(why)])
 
-        await serve_http(
-            app_for,
-            Acceptor(sock, door, self._counts.accepts_put_off),
-            stopped,
+        listener = HttpListener(
+            app_for=app_for,
             limits=HttpLimits(
                 connections=http.max_connections,
                 request_s=http.request_s,
@@ -123,6 +121,8 @@ class HttpServer:
             turnstile=self._turnstile,
             is_denied=is_denied,
         )
+        acceptor = Acceptor(sock, door, self._counts.accepts_put_off)
+        await listener.run(acceptor, stopped)
 
     def app(self, door: str, refused: Refused) -> Middleware:
         """The application of an HTTP listener, behind its checks."""

@@ -301,8 +301,19 @@ class _ConnectionSlots:
 
 
 @dataclass(eq=False, kw_only=True)
-class _Listener:
-    """Serves each connection in a task of its own; `serve_http` has the fields."""
+class HttpListener:
+    """Serves each connection in a task of its own.
+
+    Args:
+        app_for: Returns the application for a connection.
+        limits: The limits of this listener.
+        refused: Counts requests and connections that are refused, by reason.
+        grace_s: How long open connections may go on once the listener is stopped.
+        only_health: Wraps an application so that it answers health checks only.
+        turnstile: Passed by each received piece, and by each request.
+        is_denied: Whether a client has no access; its application answers with the
+            reason. Such connections have slots of their own, and take none from others.
+    """
 
     app_for: Callable[[socket.socket], ASGIApp]
     limits: HttpLimits
@@ -310,6 +321,7 @@ class _Listener:
     grace_s: float
     only_health: Callable[[ASGIApp], ASGIApp]
     turnstile: Turnstile
+    is_denied: Callable[[socket.socket], bool] = lambda _: False
 
     def __post_init__(self) -> None:
         self._config = config = Config()
@@ -320,21 +332,31 @@ class _Listener:
         config.keep_alive_timeout = self.limits.request_s
         # An incomplete head of exactly the limit is too large once its rest arrives.
         config.h11_max_incomplete_size = self.limits.head_bytes - 1
-        self.context = WorkerContext(None)
+        self._context = WorkerContext(None)
         self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
         self._slots = _ConnectionSlots(self.limits.connections)
         self._denied = trio.Semaphore(min(DENIED_CONNECTIONS, self.limits.connections))
 
-    async def accept(
-        self,
-        acceptor: Acceptor,
-        is_denied: Callable[[socket.socket], bool],
-        connections: trio.Nursery,
+    async def run(
+        self, acceptor: Acceptor, stopped: Callable[[], Awaitable[object]]
     ) -> None:
+        """Serve connections until *stopped* returns, then finish those that are open.
+
+        The listening socket of the acceptor stays open afterwards.
+        """
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as accepting:
+                accepting.start_soon(self._accept, acceptor, connections)
+                await stopped()
+                accepting.cancel_scope.cancel()
+            await self._context.terminated.set()
+            connections.cancel_scope.deadline = trio.current_time() + self.grace_s
+
+    async def _accept(self, acceptor: Acceptor, connections: trio.Nursery) -> None:
         """Accept connections forever, and serve them in a nursery."""
         while True:
             sock = await acceptor.accept()
-            if not is_denied(sock):
+            if not self.is_denied(sock):
                 slot = trio.CancelScope()
                 is_for_all = self._slots.take(slot)
                 connections.start_soon(self._serve_in_slot, sock, slot, is_for_all)
@@ -371,7 +393,7 @@ class _Listener:
         try:
             await _Connection(
                 ASGIWrapper(app),  # type: ignore[arg-type]  # same type, other library
-                *(self._config, self.context, ConnectionState({}), stream),
+                *(self._config, self._context, ConnectionState({}), stream),
                 limits=self.limits,
                 refused=self.refused,
                 turnstile=self.turnstile,
@@ -387,49 +409,6 @@ class _Listener:
             )
         finally:
             stream.socket.close()
-
-
-async def serve_http(
-    app_for: Callable[[socket.socket], ASGIApp],
-    acceptor: Acceptor,
-    stopped: Callable[[], Awaitable[object]],
-    *,
-    limits: HttpLimits,
-    refused: Refused,
-    grace_s: float,
-    only_health: Callable[[ASGIApp], ASGIApp],
-    turnstile: Turnstile,
-    is_denied: Callable[[socket.socket], bool] = lambda _: False,
-) -> None:
-    """Serve connections until *stopped* returns, then finish those that are open.
-
-    Args:
-        app_for: Returns the application for a connection.
-        acceptor: Accepts from the listening socket, which stays open afterwards.
-        stopped: Returns when no more connections are to be accepted.
-        limits: The limits of this listener.
-        refused: Counts requests and connections that are refused, by reason.
-        grace_s: How long open connections may go on after *stopped* has returned.
-        only_health: Wraps an application so that it answers health checks only.
-        turnstile: Passed by each received piece, and by each request.
-        is_denied: Whether a client has no access; its application answers with the
-            reason. Such connections have slots of their own, and take none from others.
-    """
-    listener = _Listener(
-        app_for=app_for,
-        limits=limits,
-        refused=refused,
-        grace_s=grace_s,
-        only_health=only_health,
-        turnstile=turnstile,
-    )
-    async with trio.open_nursery() as connections:
-        async with trio.open_nursery() as accepting:
-            accepting.start_soon(listener.accept, acceptor, is_denied, connections)
-            await stopped()
-            accepting.cancel_scope.cancel()
-        await listener.context.terminated.set()
-        connections.cancel_scope.deadline = trio.current_time() + grace_s
 
 
 def _turn_away(sock: socket.socket) -> None:

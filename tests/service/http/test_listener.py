@@ -18,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.metrics.counts import HttpRefusal
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.http.listener import HEALTH_CONNECTIONS, HttpLimits, serve_http
+from liveness.service.http.listener import HEALTH_CONNECTIONS, HttpLimits, HttpListener
 from liveness.service.http.middleware import Middleware, only_health
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.sockets import listening
@@ -87,10 +87,8 @@ class Door:
             self.asked.append(sock)
             return gate
 
-        await serve_http(
-            app_for,
-            Acceptor(listener, "http", {}),  # type: ignore[arg-type]  # nothing is put off
-            self.stop.wait,
+        served = HttpListener(
+            app_for=app_for,
             limits=self.limits,
             refused=self.refused.append,
             grace_s=GRACE_S,
@@ -101,6 +99,10 @@ class Door:
                 max_body_bytes=BODY_BYTES,
             ),
             turnstile=Turnstile(),
+        )
+        await served.run(
+            Acceptor(listener, "http", {}),  # type: ignore[arg-type]  # nothing is put off
+            self.stop.wait,
         )
 
     def note(self, _: Request) -> None:
