@@ -85,7 +85,7 @@ class Client:
         assert self.expect("pong") == [number]
 
     def apply(self, *frame: Any) -> None:
-        """Sends one frame, and waits until it is applied."""
+        """Sends one frame, and waits until all that was sent is applied."""
         self.send(*frame)
         self.sync()
 

@@ -66,8 +66,7 @@ class Traffic:
         new = [f"{self._name}-{next(self._numbers)}" for _ in range(users)]
         leave = sorted(map(str, self.online))[:leaving]
         self._gateway.send("login", new)
-        self._gateway.send("logout", leave)
-        self._gateway.sync()
+        self._gateway.apply("logout", leave)
         self.online = (self.online | set(new)) - set(leave)
 
 

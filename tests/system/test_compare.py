@@ -108,8 +108,7 @@ def test_a_detector_that_runs_is_compared_line_by_line(start: Start) -> None:
     gateway = sidecar.gateway("gw-1")
     with beside(sidecar) as shadow:
         gateway.send("login", ["ada", "bob", 7], {"conn": [1, 2, 3]})
-        gateway.send("login", ["liz", "out"], {"conn": [4, 5], "timeout": 3_600})
-        gateway.sync()
+        gateway.apply("login", ["liz", "out"], {"conn": [4, 5], "timeout": 3_600})
         eventually(lambda: len(offlines(sidecar)) == 3)
         at = offlines(sidecar)
         shadow.offline("ada", at["ada"] + 50)

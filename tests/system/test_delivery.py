@@ -30,8 +30,7 @@ def seqs(records: list[Record]) -> list[int]:
 def come_and_go(link: Client, *uids: Uid) -> None:
     """One offline for each, on disk."""
     link.send("login", list(uids))
-    link.send("logout", list(uids))
-    link.sync()
+    link.apply("logout", list(uids))
 
 
 def nothing_more(link: Client) -> bool:
@@ -58,8 +57,7 @@ def test_what_was_not_acknowledged_comes_again_after_a_reconnect(
     link = sidecar.gateway("again")
     assert link.take(4) == first
     link.send("ack", first[2]["seq"])
-    link.send("ack", first[0]["seq"])  # never back
-    link.sync()
+    link.apply("ack", first[0]["seq"])  # never back
     link.close()
     link = sidecar.gateway("again")
     assert link.take(1) == first[3:]
@@ -74,8 +72,7 @@ def test_a_gateway_without_acks_gets_what_came_while_it_was_away(
     other = sidecar.gateway("taker")
     link = sidecar.gateway("away", ack=False)
     link.send("login", ["m", "n"])
-    link.send("logout", "m")
-    link.sync()
+    link.apply("logout", "m")
     assert [r["uid"] for r in link.take(1)] == ["m"]
     link.close()
     sidecar.line("link down", name="away")
@@ -168,8 +165,7 @@ def test_watchers_see_what_they_asked_for(sidecar: Sidecar) -> None:
     nobodys = sidecar.gateway("w-own", scope="own", **watch)
     a.apply("login", "x")
     b.send("login", ["x", "y"])
-    b.send("logout", "y")
-    b.sync()
+    b.apply("logout", "y")
     kinds = ["online", "moved", "online", "offline"]
     told = everything.take(4)
     assert [r["kind"] for r in told] == kinds

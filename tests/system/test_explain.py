@@ -53,11 +53,9 @@ def acted(sidecar: Sidecar) -> Sidecar:
     one, two = sidecar.gateway("gw-1"), sidecar.gateway("gw-2")
     whole_h = {"timeout": 3_600}
     one.send("login", ["eve", "bob", "ada"], {"conn": [1, 2, 3], **whole_h})
-    one.send("logout", "ada", {"conn": 3})
-    one.sync()
+    one.apply("logout", "ada", {"conn": 3})
     two.send("login", ["bob", 7], {"conn": [1, 2], **whole_h})
-    two.send("after", "order:17", 0.1, {"payload": "=1+1\x1b[31m", "ext": "eve"})
-    two.sync()
+    two.apply("after", "order:17", 0.1, {"payload": "=1+1\x1b[31m", "ext": "eve"})
     eventually(lambda: sidecar.metric("liveness_log_seq") == 7)
     # Only behind all else, however long that took: now the sidecar's timeout holds.
     one.send("login", "eve", {"conn": 1})
@@ -185,8 +183,7 @@ def test_the_log_is_read_in_order_while_it_is_written(start: Start, run: Run) ->
     def flood() -> None:
         while not is_over.is_set():
             gateway.send("login", ["eve", *range(50)])
-            gateway.send("logout", ["eve", *range(50)])
-            gateway.sync()
+            gateway.apply("logout", ["eve", *range(50)])
 
     thread = threading.Thread(target=flood)
     thread.start()

@@ -140,8 +140,7 @@ def is_survived(
     gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
     early, late = crowd("early", 100), crowd("late", LATE)
     gateway.send("login", early)
-    gateway.send("after", "early", 86_400)
-    gateway.sync()
+    gateway.apply("after", "early", 86_400)
     watcher.take(100)
     began = perf_counter()
     with trouble as again:
@@ -224,8 +223,7 @@ def test_with_a_disk_that_fails_now_and_then_each_pong_is_true(
     failures = 0.0
     while failures < 3 or ponged < 5:
         gateway.send("login", f"user-{ponged}")
-        gateway.send("after", f"key-{ponged}", 86_400)
-        gateway.sync()
+        gateway.apply("after", f"key-{ponged}", 86_400)
         # It is on disk for every reader.
         assert sidecar.rows("select max(last) from log") == [(ponged + 1,)]
         ponged += 1

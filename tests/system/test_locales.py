@@ -33,8 +33,7 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     with LocalSidecar(folder, http_token_file=token) as running:
         gateway = running.start().gateway(GATEWAY)
         gateway.send("login", [USER, 7])
-        gateway.send("after", USER, 3_600)
-        gateway.sync()
+        gateway.apply("after", USER, 3_600)
         yield running
 
 

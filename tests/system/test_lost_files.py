@@ -47,16 +47,14 @@ def test_the_state_that_was_removed_is_said_and_can_be_copied_out(make: Start) -
     sidecar = make().start()
     gateway = sidecar.gateway("gw")
     gateway.send("login", "ada", {"conn": 1})
-    gateway.send("after", "remind", 3_600)
-    gateway.sync()
+    gateway.apply("after", "remind", 3_600)
     shutil.rmtree(sidecar.state)
     eventually(lambda: ready(sidecar)[0] == 503)
     assert f"state directory {sidecar.state}: liveness.db, " in ready(sidecar)[1]
     sidecar.line("what is in use is not where it was")
     gateway.send("login", "bob", {"conn": 2})
     gateway.send("after", "soon", 0.1)
-    gateway.send("after", "remind again", 3_600)
-    gateway.sync()
+    gateway.apply("after", "remind again", 3_600)
     gateway.until(
         lambda records: [record for record in records if record["kind"] == "timer"]
     )

@@ -185,8 +185,7 @@ def test_a_silent_user_leaves_and_the_feed_says_why(
     page.evaluate(WATCH_FIRED)
     gateway = arrive(quick, name, "silent", 4711)
     gateway.send("login", "leaving", {"timeout": 3_600})  # longer than any test takes
-    gateway.send("logout", ["leaving"])
-    gateway.sync()
+    gateway.apply("logout", ["leaving"])
     page.wait_for_selector("#records .record[data-reason=silence]")
     told = page.locator("#records .record", has_text="silence").first.inner_text()
     assert re.search(r"\d s of silence, last login", told)
@@ -213,8 +212,7 @@ def test_an_older_connection_that_is_read_last_looks_like_no_move(
     began = clock[0]
     gateway.send("login", ["moves", "stays"], {"conn": [1, 2], "began": began})
     gateway.send("login", "moves", {"conn": 3, "began": began})
-    gateway.send("login", "stays", {"conn": 1, "began": began - 1})
-    gateway.sync()
+    gateway.apply("login", "stays", {"conn": 1, "began": began - 1})
     for uid, why in told.items():
         moved = page.locator('#records [data-kind="moved"]', has_text=uid)
         expect(moved.locator(".why")).to_have_text(why)
@@ -256,8 +254,7 @@ def test_the_feed_is_filtered_and_pauses(
     pause = page.locator("#pause")
     pause.click()
     one.send("login", [f"c-{name}"])
-    one.send("logout", [f"c-{name}"])
-    one.sync()
+    one.apply("logout", [f"c-{name}"])
     expect(pause).to_have_text("Resume (1)")
     expect(page.locator("#records .record")).to_have_count(1)
     pause.click()
@@ -378,8 +375,7 @@ def test_a_page_opens_with_the_newest_records_and_goes_on_behind_them(
 ) -> None:
     gateway = arrive(quick, name, f"before {name}")
     gateway.send("after", "reminder", 0.1)  # a record of no user
-    gateway.send("logout", [f"before {name}"])
-    gateway.sync()
+    gateway.apply("logout", [f"before {name}"])
     page = open_page(quick)
     users = page.locator("#records .record", has_text=name)
     expect(users).to_have_count(2)

@@ -590,8 +590,7 @@ def users_are_soon_back(scene: Scene) -> None:
     users = [f"tunnel-{number}" for number in range(STORM)]
     gateway = scene.sidecar.gateway("tunnel")
     gateway.send("login", users, {"conn": [*range(1, STORM + 1)]})
-    gateway.send("logout", users)
-    gateway.sync()
+    gateway.apply("logout", users)
     scene.until("liveness_outlet_settling > 50")
     gateway.send("login", users, {"conn": [*range(STORM + 1, 2 * STORM + 1)]})
     scene.until("liveness_outlet_records_damped_total > 0")

@@ -45,8 +45,7 @@ def crowd(number: int) -> list[str]:
 def come_and_go(link: Client, number: int) -> None:
     """Twice as many records as there are in a crowd, all on disk."""
     link.send("login", crowd(number))
-    link.send("logout", crowd(number))
-    link.sync()
+    link.apply("logout", crowd(number))
 
 
 def told_in(link: Client, uid: str) -> float:

@@ -96,8 +96,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_the_others_are_not(
             number = int(sidecar.metric("liveness_log_seq"))
             crowd = [f"{'long' * 50}-{number}-{n}" for n in range(CROWD)]
             gateway.send("login", crowd)
-            gateway.send("logout", crowd)
-            gateway.sync()
+            gateway.apply("logout", crowd)
             labels = {"door": "http", "why": "slow"}
             return sidecar.metric("liveness_http_refused_total", **labels) == 1
 

@@ -66,8 +66,7 @@ def test_a_step_changes_stamps_and_neither_silence_nor_timers(
     watcher = sidecar.watcher(kinds=["offline"])
     gateway.send("login", ["quiet", "talks"])
     gateway.send("after", "soon", 1.5)
-    gateway.send("after", "tomorrow", DAY_S - 60)
-    gateway.sync()
+    gateway.apply("after", "tomorrow", DAY_S - 60)
     asked = perf_counter()
     clock.step(step_s)
     gateway.send("message", "talks")
@@ -111,8 +110,7 @@ def test_a_step_over_a_restart_changes_stamps_and_neither_silence_nor_timers(
     sent = perf_counter()
     gateway.send("login", "u", {"conn": 1})
     gateway.send("after", "in an hour", 3_600)
-    gateway.send("after", "soon", 5)
-    gateway.sync()
+    gateway.apply("after", "soon", 5)
     if how == "stop":
         sidecar.stop()
     else:

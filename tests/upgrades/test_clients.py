@@ -86,8 +86,7 @@ def test_the_command_watch_reads_across_releases(
     sidecar = started(make, server, 60)
     link = sidecar.gateway("gw", kinds=[])
     link.send("login", ["ada", "bob"], {"conn": [1, 2]})
-    link.send("logout", "bob", {"conn": 2})
-    link.sync()
+    link.apply("logout", "bob", {"conn": 2})
     words = ["-m", "liveness", "watch", "--socket", str(sidecar.socket), "--json"]
     records = printed(command, *words, "--after", "0", "--count", "3")
     assert [(r["seq"], r["kind"], r["uid"], r["conn"]) for r in records] == [
