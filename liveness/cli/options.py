@@ -15,8 +15,7 @@ from liveness.config.settings import SETTINGS
 from liveness.config.sources import load
 from liveness.console.terminal import report_line
 from liveness.core.records import KINDS, ROLES
-from liveness.core.wire.frames import MAX_NAME_BYTES
-from liveness.core.wire.uids import is_text
+from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
 from liveness.errors import ConfigError
 from liveness.text import uid_of
 

@@ -25,8 +25,14 @@ from typing import Final, TypeVar
 from liveness.client.report_frames import UidByConn, encode_frames, rounded_age, split
 from liveness.client.timer_requests import TimerRequests
 from liveness.core.records import KEEPALIVE, LOGIN, LOGOUT, MESSAGE, Uid, identity
-from liveness.core.wire.frames import MAX_TIMEOUT_S, MIN_TIMEOUT_S
-from liveness.core.wire.uids import bad_uid_text, is_natural, is_uid, is_within
+from liveness.core.wire.uids import (
+    MAX_TIMEOUT_S,
+    MIN_TIMEOUT_S,
+    bad_uid_text,
+    is_natural,
+    is_uid,
+    is_within,
+)
 from liveness.errors import ReportError
 
 T = TypeVar("T")

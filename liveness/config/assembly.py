@@ -10,7 +10,8 @@ from typing import Final
 from liveness.config.compiled import CommandsUnderWay, Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access, Peer
-from liveness.core.changes import Decisions, Disk
+from liveness.core.changes import Decisions
+from liveness.core.disk import Disk
 from liveness.core.effects import Effect
 from liveness.core.links.back_pressure import BackPressure, DiskLimits
 from liveness.core.links.cluster_questions import QuestionLimits
@@ -26,8 +27,7 @@ from liveness.core.links.link_registry import (
 from liveness.core.links.outbox import Outbox, OutboxLimits, UnreadReplies
 from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import Instant
-from liveness.core.server import Server
-from liveness.core.server_parts import ServerParts
+from liveness.core.server import Server, ServerParts
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.gateway_table import GatewayTable
@@ -186,13 +186,7 @@ def _scheduler(config: Config, decided: Decisions, at: Instant) -> TimerSchedule
 
 
 def make_attended_clock(config: Config, *, mono: float, cpu: float) -> AttendedClock:
-    """The clock of deadlines, stopped.
-
-    Args:
-        config: The settings.
-        mono: Monotonic seconds now.
-        cpu: CPU seconds that this process has used so far.
-    """
+    """The clock of deadlines, stopped; *cpu* is what this process has used so far."""
     return AttendedClock(
         mono=mono,
         cpu=cpu,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from liveness.core.wheel.devices import MAX_SEPARATOR_CHARS
-from liveness.core.wire.frames import MAX_NAME_BYTES
-from liveness.core.wire.uids import is_text
+from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
 
 # `sockaddr_un.sun_path` is 108 bytes on Linux, the last of them a NUL.
 MAX_SOCKET_PATH_BYTES: Final = 107

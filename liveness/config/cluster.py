@@ -9,8 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from liveness.config.checks import ADDRESSES, as_list, check_addresses, split_address
 from liveness.config.schema import about, fixed, setting
-from liveness.core.wire.frames import MAX_NAME_BYTES
-from liveness.core.wire.uids import is_text
+from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
 
 SCHEMES: Final = ("redis", "rediss")
 REDIS_PORT: Final = 6379

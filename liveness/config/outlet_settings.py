@@ -23,8 +23,7 @@ from liveness.config.checks import (
 from liveness.config.schema import about, fixed, setting, shown
 from liveness.core.records import KINDS, SESSION_KINDS
 from liveness.core.sessions.damping import MOST_SETTLE_S
-from liveness.core.wire.frames import MAX_NAME_BYTES
-from liveness.core.wire.uids import is_text
+from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
 
 OUTLET_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 NAME_RULE: Final = "1 to 32 of a-z, 0-9, - and _, beginning with a letter or a digit"

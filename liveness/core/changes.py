@@ -5,9 +5,9 @@ one pass over all links becomes one commit. A *ticket* is the number of a commit
 that depends on a decision is sent once its ticket is durable.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from liveness.core.cursors import Cursors
 from liveness.core.records import Instant, Logged, OnlineRow
@@ -54,60 +54,10 @@ class Commit(NamedTuple):
     with_cursors: bool = False  # the ticket also covers moved cursors
 
 
-class Disk(Protocol):
-    """Which commits are durable. The server reads this; the disk's owner updates it."""
-
-    @property
-    def log(self) -> str:
-        """The log's id."""
-
-    @property
-    def ancestors(self) -> Mapping[str, int]:
-        """The logs that this one continues, each with the last seq in common."""
-
-    @property
-    def first(self) -> int:
-        """The seq of the oldest kept record."""
-
-    @property
-    def durable_seq(self) -> int:
-        """The seq of the newest durable record."""
-
-    @property
-    def log_ticket(self) -> int:
-        """All changes up to this ticket are durable, except timer commands."""
-
-    @property
-    def records_pending(self) -> int:
-        """The weight of the records that wait for the disk."""
-
-    @property
-    def pending_ends(self) -> int:
-        """How many of these end a session or begin an attempt."""
-
-    @property
-    def commands_pending(self) -> int:
-        """The weight of the timer commands that wait for the disk."""
-
-    @property
-    def commands_by_gateway(self) -> Mapping[str, int]:
-        """The same, by gateway; only those that have any."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why nothing can be written at present; None if it can."""
-
-    def ticket_of(self, gateway: str) -> int:
-        """All changes up to this ticket are durable, with timer commands of *gateway*."""
-
-
 class Decisions:
     """Numbers records in the order in which they are decided, and commits.
 
-    Args:
-        next_seq: The seq of the next record.
-        cursors: The cursors; those that moved are part of the next commit.
-        new_batch: Makes an empty batch of records.
+    Cursors that moved are part of the next commit.
     """
 
     def __init__(
@@ -144,9 +94,8 @@ class Decisions:
     def commit(self, *, with_cursors: bool) -> Commit | None:
         """Take all decisions under a new ticket; None if there are none.
 
-        Args:
-            with_cursors: Make a commit also if only cursors moved, so that the ticket
-                covers them. Otherwise they wait for the next one.
+        *with_cursors*: also if only cursors moved, so that the ticket covers them.
+        Otherwise they wait for the next one.
         """
         with_cursors = with_cursors and self.cursors.has_moved
         if not self.changes and not with_cursors:

@@ -12,26 +12,33 @@ Reading comes before firing: a silent user goes offline only after its gateway's
 was read empty past the user's deadline.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from liveness.core.access import Peer
-from liveness.core.changes import Decisions, Disk
+from liveness.core.changes import Decisions
+from liveness.core.disk import Disk
 from liveness.core.effects import Effect, LogLine, WriteAttempt
+from liveness.core.links.back_pressure import BackPressure
 from liveness.core.links.cluster_questions import (
     ClusterSession,
     Partial,
     QuestionLimits,
 )
 from liveness.core.links.handshake import Handshake, Terms
+from liveness.core.links.known_names import KnownNames
 from liveness.core.links.link import Link
 from liveness.core.links.link_registry import (
     LinkCounts,
+    LinkRegistry,
 )
 from liveness.core.links.operator_warnings import OperatorWarnings
+from liveness.core.links.outbox import UnreadReplies
 from liveness.core.links.requests import Requests
+from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import (
     GATEWAY,
     HostReading,
@@ -39,11 +46,14 @@ from liveness.core.records import (
     OnlineFields,
     TimerRecord,
 )
-from liveness.core.server_parts import ServerParts
+from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.firing import Firing
+from liveness.core.sessions.gateway_table import GatewayTable
+from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.restore import restore_sessions
 from liveness.core.sessions.storm_guard import Storm
-from liveness.core.timers.timer_scheduler import Due
+from liveness.core.timers.timer_scheduler import Due, TimerScheduler
 from liveness.core.wheel.restart import SessionRestorer
 from liveness.core.wire.link_requests import Cancel
 from liveness.errors import Code
@@ -60,18 +70,29 @@ class MayRead(Enum):
     NO = 3  # it has ended, or is not welcomed yet
 
 
+class ServerParts(NamedTuple):
+    """What the server consists of, for others to read.
+
+    Whatever has effects is changed by the server, which is called through a `Shell`.
+    """
+
+    gateways: GatewayTable
+    presence: Presence
+    firing: Firing
+    scheduler: TimerScheduler
+    registry: LinkRegistry
+    names: KnownNames
+    pressure: BackPressure
+    skipped: SkippedRanges
+    unread: UnreadReplies
+    attended: AttendedClock
+
+
 class Server:
     """Links, users and timers, and the rules for all of them.
 
-    Args:
-        parts: What it consists of.
-        effects: Where it and its parts put what the shell is to do.
-        decided: Where they put their decisions.
-        disk: How far the disk is.
-        counts: What is counted of links.
-        terms: What `welcome` says.
-        limits: What requests may ask for.
-        new_link: Makes a link of its number, its peer and attended seconds.
+    It and its parts share *effects* and *decided*. *new_link* makes a link of its number,
+    its peer and attended seconds.
     """
 
     def __init__(
@@ -117,10 +138,9 @@ class Server:
     ) -> None:
         """Resume the sessions that were open when the last process ended.
 
-        Args:
-            online: The online set on disk, in order of sessions.
-            at: Now.
-            restorer: New, with their clocks at a planned stop, which a crash leaves empty.
+        *online* is the online set on disk, in order of sessions. *restorer* is new, with
+        their clocks at a planned stop, which a crash leaves empty.
+
         Raises:
             ValueError: A row of the online set is damaged.
         """
@@ -136,13 +156,7 @@ class Server:
     # --- links ----------------------------------------------------------------
 
     def connected(self, number: int, peer: Peer, at: Instant) -> Link:
-        """Take a new link, or refuse it.
-
-        Args:
-            number: Identifies it; unique.
-            peer: The process that connected.
-            at: Now.
-        """
+        """Take a new link of a process, or refuse it; no other may have its number."""
         link = self._new_link(number, peer, at.now)
         # Read it after the links that have waited longer: otherwise an endless stream of
         # new links would keep others from being read.
@@ -151,12 +165,7 @@ class Server:
         return link
 
     def may_read(self, link: Link, *, must: bool = False) -> MayRead:
-        """Whether to read a link now.
-
-        Args:
-            link: The link.
-            must: Read it although its timer commands wait for the disk.
-        """
+        """Whether to read a link now; if it *must*, although timer commands wait."""
         if not link.is_open or self._requests.defers(link):
             return MayRead.NO
         if not must and link.is_held_back:
@@ -172,13 +181,9 @@ class Server:
     def received(
         self, link: Link, data: bytes, at: Instant, host: HostReading | None
     ) -> None:
-        """Apply the requests that these bytes complete.
+        """Apply the requests that these bytes complete; b"" is the end of the stream.
 
-        Args:
-            link: The link.
-            data: What was read; b"" at the end of the stream.
-            at: Now.
-            host: The host's clocks now, for a hello; None if they cannot be read.
+        A hello needs the host's clocks now, which are None if they cannot be read.
         """
         link.must_read_bytes = max(0, link.must_read_bytes - len(data))
         link.read_at = at.mono
@@ -231,13 +236,7 @@ class Server:
     def cluster_answered(
         self, ticket: int, found: Sequence[ClusterSession] | Partial, at: Instant
     ) -> None:
-        """Go on after `AskCluster`: answer the question.
-
-        Args:
-            ticket: That of the effect.
-            found: The sessions on all hosts; or why they are not known.
-            at: Now.
-        """
+        """Answer the question of `AskCluster`, or say why the answer is not known."""
         self._requests.cluster_questions.answered(ticket, found, at)
 
     def failed(self, link: Link, error: Exception) -> None:
@@ -273,10 +272,8 @@ class Server:
     def advance(self, at: Instant, *, cpu: float, asked: float) -> None:
         """Account for the time since the last turn, and find the users that are due.
 
-        Args:
-            at: Now; at the attended second of the last turn.
-            cpu: CPU seconds that this process has used so far.
-            asked: For how long the shell meant to sleep, in seconds.
+        *at* has the attended second of the last turn. This process has used *cpu* seconds
+        so far, and the shell *asked* for a sleep of so many seconds.
         """
         attended, pressure = self._attended, self._pressure
         now = attended.turn(
@@ -295,9 +292,7 @@ class Server:
     def caught_up(self, mono: float, *, all_accepted: bool) -> None:
         """Let attended time run again, if it is paused and everything was read.
 
-        Args:
-            mono: Monotonic seconds now.
-            all_accepted: No link waits in the backlog from before the start.
+        *all_accepted*: no link waits in the backlog from before the start.
         """
         if self._attended.is_paused:
             links = self._registry.links.values()
@@ -323,11 +318,7 @@ class Server:
     def fire(self, at: Instant, *, limit: int | None = None) -> int:
         """End the sessions of users that are due, and find the timers that are due.
 
-        Args:
-            at: Now.
-            limit: How many users at most; None: as many as the disk allows.
-        Returns:
-            How many users were judged.
+        Returns how many users were judged, at most *limit*; None: as the disk allows.
         """
         self._scheduler.advance(at)
         fired = 0
@@ -415,12 +406,9 @@ class Server:
         self.effects.append(LogLine("link", "info", "name forgotten", fields))
 
     def release(self, name: str | None) -> list[Storm]:
-        """Let the users that the storm guard holds go offline.
+        """Let the users that the storm guard holds go offline, of one gateway or of all.
 
-        Args:
-            name: The gateway; None for all.
-        Returns:
-            The storms that this ended; none without a guard or such a gateway.
+        Returns the storms that this ended; none without a guard or such a gateway.
         """
         guard, now = self._firing.guard, self._attended.now
         gateway = None if name is None else self._gateways.by_name.get(name)
@@ -429,3 +417,30 @@ class Server:
         released = guard.release(gateway, now)
         self._warnings.storms(now)
         return released
+
+
+class Shell(ABC):
+    """Calls a server, and carries out its effects.
+
+        with shell as server:
+            server.forget(role, name)
+
+    The effects are carried out at the end of the block, in order. Blocks may be nested:
+    to carry out `ReadFirst`, for one, a shell calls the server again.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._effects = server.effects
+
+    def __enter__(self) -> Server:
+        return self._server
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        effects = self._effects
+        while effects:
+            self._carry_out(effects.popleft())
+
+    @abstractmethod
+    def _carry_out(self, effect: Effect) -> None:
+        """Do what an effect says."""

@@ -18,16 +18,14 @@ from liveness.core.access import Access
 from liveness.core.changes import Decisions
 from liveness.core.cursors import Cursors
 from liveness.core.links.conversation import Conversation
-from liveness.core.server import Server
-from liveness.core.server_parts import ServerParts
+from liveness.core.server import Server, ServerParts
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.errors import StateError
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.turnstile import Turnstile
 from liveness.service.engine.accept import accept_links
-from liveness.service.engine.cluster_asker import ask_cluster
-from liveness.service.engine.engine import Engine, run_turns
+from liveness.service.engine.engine import Engine, ask_cluster, run_turns
 from liveness.service.engine.orderly_stop import OrderlyStop
 from liveness.service.file_watch import FileWatch
 from liveness.service.http.api import Api
@@ -71,15 +69,8 @@ _log = structlog.get_logger("sidecar")
 class SidecarService:
     """All parts of one sidecar; call `restore`, then `run`.
 
-    Args:
-        config: The settings.
-        store: The log in the open state directory.
-        table: The timers in it.
-        clock: The clocks.
-        access: What each user and group may do.
-        token: The token that HTTP requests over TCP need; None if they need none.
-
-    A reload may change `http.token` and the access that the registry of links has.
+    HTTP requests over TCP need the token; None if they need none. A reload may change
+    `http.token` and the access that the registry of links has.
     """
 
     def __init__(
@@ -256,12 +247,10 @@ class SidecarService:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve until asked to stop, then stop in order; started once links are accepted.
+        """Serve until *asked_to_stop* returns, then stop in order.
 
-        Args:
-            asked_to_stop: Returns when the sidecar is to stop.
-            listener: The socket of gateways and watchers.
-            doors: The HTTP sockets, `http` and `admin`.
+        It has started once links are accepted. *doors* are the HTTP sockets, `http` and
+        `admin`.
         """
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -276,7 +265,12 @@ class SidecarService:
             if self.outlets is not None:
                 nursery.start_soon(self.outlets.run)
             if self._cluster_questions is not None:
-                nursery.start_soon(self._ask_cluster, self._cluster_questions)
+                nursery.start_soon(
+                    ask_cluster,
+                    self.engine,
+                    self._cluster_questions,
+                    self.config.limits.max_where_rows,
+                )
             timers = trio.CancelScope()
             nursery.start_soon(_within, timers, self._timer_loop.run)
             async with trio.open_nursery() as http:
@@ -317,10 +311,6 @@ class SidecarService:
         )
         await accept_links(listener, self.engine, self.parts.registry, delivery)
 
-    async def _ask_cluster(self, questions: ClusterQuestions) -> None:
-        max_rows = self.config.limits.max_where_rows
-        await ask_cluster(self.engine, questions, max_rows=max_rows)
-
     async def _trim(self) -> None:
         await self.log_writer.trim(
             retention_s=self.config.state.retention_s,
@@ -342,9 +332,9 @@ class SidecarService:
     def restore(self, catch_up: Callable[[], None]) -> None:
         """Resume the sessions and timers of the last process.
 
-        Args:
-            catch_up: Has the timers' table follow the log. It is called once the sessions
-                were read: a start that is refused leaves every file as it was.
+        *catch_up* has the timers' table follow the log. It is called once the sessions
+        were read: a start that is refused leaves every file as it was.
+
         Raises:
             sqlite3.DatabaseError: The open sessions cannot be read.
         """

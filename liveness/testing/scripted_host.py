@@ -47,8 +47,7 @@ from liveness.core.wire.uids import is_uid
 from liveness.errors import Code
 from liveness.testing.scripted_clock import ScriptedClock
 from liveness.testing.scripted_disk import ScriptedDisk
-from liveness.testing.scripted_link import LinkCounters, ScriptedSocket
-from liveness.testing.scripted_shell import ScriptedShell
+from liveness.testing.scripted_shell import LinkCounters, ScriptedShell, ScriptedSocket
 
 BACKLOG: Final = 512
 # What the script does not bound. The core works in bounded steps; here one does all.
@@ -94,12 +93,7 @@ class ScriptedConversation(Conversation):
 
 
 class ScriptedHost:
-    """Runs the server; `ScriptedSidecar` is its interface for tests.
-
-    Args:
-        config: The settings.
-        on_event: Called with event, uid, conn and gateway of all that is reported.
-    """
+    """Runs the server; `ScriptedSidecar` is its interface for tests."""
 
     def __init__(
         self, config: Config, on_event: Callable[[str, Uid, int | None, str], None]

@@ -1,28 +1,78 @@
 """Carries the effects of a scripted sidecar out; reads and writes its links."""
 
+from array import array
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from fcntl import ioctl
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from socket import SHUT_WR
+from socket import socket as Socket
+from termios import FIONREAD
 from typing import Final, assert_never
 
 from liveness.core import effects
 from liveness.core.changes import Commit
-from liveness.core.cursors import Cursors
+from liveness.core.cursors import Cursors, ReadPosition
 from liveness.core.effects import Effect
 from liveness.core.links.link import Link
 from liveness.core.records import Instant
-from liveness.core.server import MayRead, Server
-from liveness.core.server_parts import ServerParts
-from liveness.core.shell import Shell
+from liveness.core.server import MayRead, Server, ServerParts, Shell
 from liveness.core.wire.framing import encode_notices
 from liveness.core.wire.link_requests import Refusal
 from liveness.testing.scripted_clock import ScriptedClock
 from liveness.testing.scripted_disk import ScriptedDisk
-from liveness.testing.scripted_link import LinkTap, ScriptedSocket
 
 RECEIVE_BYTES: Final = 16_384
+
+
+class LinkTap:
+    """Sees the bytes of all links, as they pass; this one looks away."""
+
+    def opened(self, link: int, sock: Socket) -> None:
+        """A link was accepted."""
+
+    def received(self, link: int, data: bytes) -> None:
+        """The peer has sent these bytes; b"": it has closed the link."""
+
+    def sent(self, link: int, data: bytes) -> None:
+        """These bytes were written to the peer."""
+
+    def closed(self, link: int) -> None:
+        """The sidecar has closed the link."""
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """What is counted of links; nobody reads it."""
+
+    refused: Counter[str] = field(default_factory=Counter)
+    limits_met: Counter[str] = field(default_factory=Counter)
+    notices_acked: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class ScriptedSocket:
+    """A connected socket, and what is to be written to it."""
+
+    sock: Socket
+    link: Link
+    unsent: bytes = b""
+    position: ReadPosition | None = None
+    sent: Callable[[], object] = bool  # to be called once `unsent` is written
+    watched: int = 0  # the events that the selector waits for
+    is_shut: bool = False
+    extra: bytes = b""  # frames of the script, before the next of the server
+    most_bytes: int | None = None  # of one write; None: as many as the socket takes
+
+    @property
+    def unread_bytes(self) -> int:
+        """How many bytes the peer has written that were not read."""
+        count = array("i", [0])
+        ioctl(self.sock, FIONREAD, count)
+        return count[0]
 
 
 class ScriptedShell(Shell):

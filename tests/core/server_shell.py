@@ -24,7 +24,7 @@ from liveness.core.links.link import Link
 from liveness.core.records import Instant
 from liveness.core.wire.framing import encode
 from liveness.testing.scripted_disk import ScriptedDisk
-from liveness.testing.scripted_link import LinkCounters
+from liveness.testing.scripted_shell import LinkCounters
 
 NO_CLUSTER: Final = ClusterSettings()
 TIMERS: Final = TimerSettings()

@@ -20,7 +20,6 @@ import msgpack
 from liveness.core.links.conversation import Conversation, ConversationLimits
 from liveness.core.records import GATEWAY, Uid
 from liveness.core.wheel.wheel import Wheel
-from liveness.core.wire.frames import MIN_TIMEOUT_S
 from liveness.core.wire.framing import (
     MAX_DEPTH,
     Frame,
@@ -37,7 +36,7 @@ from liveness.core.wire.link_requests import (
     Request,
     Where,
 )
-from liveness.core.wire.uids import bad_uid_text
+from liveness.core.wire.uids import MIN_TIMEOUT_S, bad_uid_text
 from liveness.errors import Code, WireError
 from tests.core.conftest import READERS, WHEELS
 from tests.core.link_trace import told

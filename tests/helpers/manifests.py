@@ -18,7 +18,8 @@ from liveness import __version__
 from liveness.cli.backup import ROOM, SPARE_BYTES
 from liveness.config.settings import Config
 from liveness.config.sources import DEFAULT_FILE
-from liveness.core.wire.frames import MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES
+from liveness.core.wire.frames import MAX_KEY_BYTES, MAX_TEXT_BYTES
+from liveness.core.wire.uids import MAX_NAME_BYTES
 from liveness.errors import LivenessError
 from liveness.lab.bench.floors import STOP_S
 from liveness.service.storage.database import WAL_BYTES

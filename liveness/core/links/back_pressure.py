@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from liveness.core.changes import Disk
+from liveness.core.disk import Disk
 from liveness.core.effects import Effect, LogLine
 from liveness.core.links.link_registry import LinkCounts, LinkRegistry
 from liveness.core.records import GATEWAY

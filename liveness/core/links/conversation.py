@@ -22,7 +22,6 @@ from liveness.core.records import (
     WATCHER,
 )
 from liveness.core.wire.frames import (
-    MAX_NAME_BYTES,
     BadFrame,
     claimed_name,
     conns_of,
@@ -48,6 +47,7 @@ from liveness.core.wire.link_requests import (
     Request,
     TimerBatch,
 )
+from liveness.core.wire.uids import MAX_NAME_BYTES
 from liveness.errors import NOT_FATAL, Code, WireError
 
 # `limits.max_refused` bounds the refusals within this many seconds.
@@ -72,12 +72,7 @@ class ConversationLimits:
 
 
 class Conversation:
-    """A gateway's or watcher's link, as a state machine without I/O.
-
-    Args:
-        limits: Its limits.
-        reader: The class that finds frames in its bytes.
-    """
+    """A gateway's or watcher's link, as a state machine without I/O."""
 
     def __init__(
         self, limits: ConversationLimits, reader: type[Reader] = Reader
@@ -104,9 +99,7 @@ class Conversation:
     def receive(self, data: bytes, now: float) -> Iterator[Request]:
         """Yield the request, or refusal, of each frame that *data* completes, in order.
 
-        Args:
-            data: Bytes as received, in pieces of any size.
-            now: Attended seconds, for the limit on refused frames.
+        *now*, in attended seconds, is for the limit on refused frames.
         """
         for request in self._requests(data, now):
             yield request
@@ -143,10 +136,7 @@ class Conversation:
     def close(self, code: Code, message: str, *, limit: str | None = None) -> Refusal:
         """End the link for *code*; return the refusal to send before closing.
 
-        Args:
-            code: The reason.
-            message: The reason, for a person.
-            limit: The setting that was exceeded, if any.
+        *message* is for a person; *limit* is the setting that was exceeded, if any.
         """
         self.is_closed = True
         return Refusal(code, message, self.n, fatal=True, limit=limit)

@@ -3,8 +3,9 @@
 from collections import deque
 from dataclasses import dataclass
 
-from liveness.core.changes import Decisions, Disk
+from liveness.core.changes import Decisions
 from liveness.core.cursors import ReadPosition
+from liveness.core.disk import Disk
 from liveness.core.effects import Effect, SearchSkipped
 from liveness.core.links.conversation import ConversationLimits
 from liveness.core.links.link import Link
@@ -60,13 +61,7 @@ class Handshake:
     def answer(
         self, link: Link, hello: Hello, at_ms: int
     ) -> tuple[dict[str, object], ReadPosition]:
-        """Store the cursor of a name; return the terms, and where its link begins.
-
-        Args:
-            link: The link that said hello.
-            hello: The content of the hello.
-            at_ms: Now, in milliseconds of the state's clock.
-        """
+        """Store the cursor of a name; return the terms, and where its link begins."""
         newest = self._decided.next_seq - 1  # it may not be durable yet
         position = self._start_position(hello, newest)
         terms = self._shown(link, hello, newest + 1)

@@ -1,6 +1,5 @@
 """The names that links have said hello with: what uses each, and how far it has read."""
 
-from liveness.core.changes import Disk
 from liveness.core.cursors import (
     FORGOTTEN,
     NOT_LINKED,
@@ -11,6 +10,7 @@ from liveness.core.cursors import (
     Unacknowledged,
     losing_gateway,
 )
+from liveness.core.disk import Disk
 from liveness.core.links.link_registry import LinkRegistry
 from liveness.core.links.skipped_ranges import SkippedRanges
 from liveness.core.records import GATEWAY, Logged

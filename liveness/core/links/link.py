@@ -1,7 +1,6 @@
 """The server's view of a link: one connection of a gateway or watcher."""
 
 from liveness.core.access import Peer
-from liveness.core.effects import WakeWriter
 from liveness.core.links.conversation import Conversation
 from liveness.core.links.outbox import Outbox
 from liveness.core.sessions.clearance import GatewayState
@@ -9,15 +8,7 @@ from liveness.core.wire.link_requests import Hello
 
 
 class Link:
-    """One connection, its conversation and its outbox.
-
-    Args:
-        number: Identifies the link.
-        peer: The process that connected.
-        opened_at: In attended seconds.
-        conversation: Parses received bytes, and checks the order of frames.
-        outbox: Holds replies to write, and the position in the log.
-    """
+    """One connection, with its conversation and its outbox."""
 
     def __init__(
         self,
@@ -28,7 +19,6 @@ class Link:
         outbox: Outbox,
     ) -> None:
         self.number = number
-        self.wake_writer = WakeWriter(number)  # made once, as each reply needs it
         self.peer = peer
         self.opened_at = opened_at
         self.conversation = conversation
@@ -59,3 +49,31 @@ class Link:
     def name(self) -> str | None:
         """The name in its hello."""
         return None if self.hello is None else self.hello.name
+
+
+class PartialFrames:
+    """Limits the incomplete frames of all links; the link with the oldest one ends first.
+
+    A working link completes its frame within milliseconds, so the oldest frame is soon that
+    of a link that sends byte by byte.
+    """
+
+    def __init__(self, *, most_bytes: int) -> None:
+        self.bytes = 0
+        self.most_bytes = most_bytes
+        # By link, oldest first: the complete frames before it, and its bytes.
+        self._frames: dict[Link, tuple[int, int]] = {}
+
+    def update(self, link: Link) -> None:
+        """Note how many bytes of an incomplete frame a link has sent."""
+        frames, size = link.conversation.n, link.conversation.unfinished_bytes
+        frames_before, counted = self._frames.get(link, (frames, 0))
+        self.bytes += size - counted
+        if not size or frames != frames_before:
+            self._frames.pop(link, None)
+        if size:
+            self._frames[link] = frames, size
+
+    def excess(self) -> Link | None:
+        """The link with the oldest incomplete frame, if there are too many bytes."""
+        return next(iter(self._frames)) if self.bytes > self.most_bytes else None

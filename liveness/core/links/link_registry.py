@@ -8,11 +8,10 @@ from typing import Final, Protocol
 
 from liveness.core.access import Access
 from liveness.core.changes import Decisions
-from liveness.core.effects import Close, Effect, LogLine, LogRefusal
-from liveness.core.links.link import Link
+from liveness.core.effects import Close, Effect, LogLine, LogRefusal, WakeWriter
+from liveness.core.links.link import Link, PartialFrames
 from liveness.core.links.link_troubles import LinkTroubles
 from liveness.core.links.outbox import LimitMet, Outbox, Reply, UnreadReplies
-from liveness.core.links.partial_frames import PartialFrames
 from liveness.core.records import GATEWAY
 from liveness.core.sessions.attended_clock import AttendedClock
 from liveness.core.wire.framing import encode
@@ -46,16 +45,9 @@ class LinkRegistryLimits:
 
 
 class LinkRegistry:
-    """All links, from accept to close.
+    """All links, from accept to close; `at_ms` is now, by the state's clock.
 
-    Args:
-        effects: Gets the effects for the shell.
-        decided: Has the cursors.
-        attended: The clock of deadlines.
-        unread: Unread replies of all links.
-        counts: The counters.
-        access: The rights of each user of the host; a reload may replace it.
-        limits: How many links there may be.
+    A reload may replace `access`.
     """
 
     def __init__(
@@ -100,12 +92,7 @@ class LinkRegistry:
         return 0 if link is None else link.outbox.unacked
 
     def opened(self, link: Link, at_ms: int) -> None:
-        """Register a link that was accepted; refuse it if there is no room.
-
-        Args:
-            link: The link.
-            at_ms: Now, in milliseconds of the state's clock.
-        """
+        """Register a link that was accepted; refuse it if there is no room."""
         is_full = len(self.links) >= self._limits.max_links
         self.links[link.number] = link
         if (why := self.access.why_no_link(link.peer)) is not None:
@@ -219,26 +206,14 @@ class LinkRegistry:
             self.send(link, refusal.as_frame())
 
     def refuse_hello(self, link: Link, refusal: Refusal, at_ms: int) -> None:
-        """Refuse a link that was not welcomed, and note its name for the operator.
-
-        Args:
-            link: The link.
-            refusal: The refusal.
-            at_ms: Now, in milliseconds of the state's clock.
-        """
+        """Refuse a link that was not welcomed, and note its name for the operator."""
         claimed = link.conversation.claimed
         role, name = (None, None) if claimed is None else claimed
         self.troubles.note(role, name, refusal.code, link.peer, at_ms)
         self.refuse(link, refusal)
 
     def replace(self, older: Link, newer: Link, at_ms: int) -> None:
-        """End a link whose name another one takes; log both processes.
-
-        Args:
-            older: The link that ends.
-            newer: The link that has said hello with its role and name.
-            at_ms: Now, in milliseconds of the state's clock.
-        """
+        """End a link whose name another one takes; log both processes."""
         assert older.hello is not None
         role, name = older.hello.role, older.hello.name
         self.troubles.note(role, name, Code.REPLACED, older.peer, at_ms)
@@ -275,7 +250,7 @@ class LinkRegistry:
         """Send a frame once all changes up to the ticket *after* are durable."""
         if not link.outbox.is_broken:
             link.outbox.queue(Reply(encode(frame), after, is_log_only))
-            self._effects.append(link.wake_writer)
+            self._effects.append(WakeWriter(link.number))
 
     def end(self, link: Link, frame: object | None = None, *, why: str) -> None:
         """Read no more from a link; it closes once its outbox is written."""
@@ -330,12 +305,9 @@ class LinkRegistry:
 
         For unread records it only notes the time: they wait in the log.
 
-        Call this once a second: a link whose socket takes no bytes between two calls counts
-        as not reading.
-
-        Args:
-            now: Attended seconds, as nothing is sent at other times.
-            is_disk_short: Whether a list found no room on the disk since the last call.
+        Call this once a second: a link whose socket takes no bytes between two calls
+        counts as not reading. *now* is in attended seconds, as nothing is sent at other
+        times; *is_disk_short*: a list found no room on the disk since the last call.
         """
         elapsed, self._unread_checked_at = now - self._unread_checked_at, now
         for link in self._open_links():

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from liveness.core.changes import Disk
 from liveness.core.cursors import (
     NOT_READING,
     UNACKNOWLEDGED,
     Cursors,
     ReadPosition,
 )
+from liveness.core.disk import Disk
 from liveness.core.records import GATEWAY
 from liveness.core.wire.framing import encode
 from liveness.core.wire.link_requests import Ack, Hello
@@ -79,14 +79,7 @@ class UnreadReplies:
 
 
 class Outbox:
-    """The writing half of a link, without its socket.
-
-    Args:
-        limits: How much the link may leave unread.
-        unread: Counts the replies of all links.
-        disk: Says what is durable.
-        cursors: Holds what the link acknowledges.
-    """
+    """The writing half of a link, without its socket."""
 
     def __init__(
         self,

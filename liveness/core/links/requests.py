@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, assert_never
 
-from liveness.core.changes import Disk
-from liveness.core.effects import Deliver, Effect, LogLine, ReadFirst
+from liveness.core.disk import Disk
+from liveness.core.effects import Deliver, Effect, LogLine, ReadFirst, WakeWriter
 from liveness.core.links.cluster_questions import (
     ClusterQuestion,
     PendingQuestions,
@@ -277,7 +277,7 @@ class Requests:
         if not link.outbox.is_broken:
             gateway = None if is_all else hello.name
             link.outbox.queue(ListReply(gateway, ticket))
-            self._effects.append(link.wake_writer)
+            self._effects.append(WakeWriter(link.number))
 
     def _acknowledge(self, link: Link, ack: Ack, at: Instant) -> None:
         following = self._disk.durable_seq + 1
@@ -294,7 +294,7 @@ class Requests:
             acked = link.outbox.acknowledge(ack, at.state_ms)
             self._counts.notices_acked += acked
             if link.outbox.room > 0:
-                self._effects.append(link.wake_writer)
+                self._effects.append(WakeWriter(link.number))
 
     # --- hello ----------------------------------------------------------------
 

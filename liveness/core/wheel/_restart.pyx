@@ -9,7 +9,7 @@ from array import array
 
 from liveness.core.wheel._table cimport Table, User
 from liveness.core.wire._wire cimport NO_CONN
-from liveness.core.wire.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
+from liveness.core.wire.uids import MAX_NAME_BYTES, MAX_TIMEOUT_S
 from liveness.core.wheel.restart import Clocks
 from liveness.core.wheel.table import OWN_TIMEOUT
 from liveness.core.wire.uids import is_text

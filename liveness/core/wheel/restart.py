@@ -17,8 +17,13 @@ from typing import Any, Final, NamedTuple
 
 from liveness.core.records import EVENTS, Instant, OnlineFields
 from liveness.core.wheel.table import OWN_TIMEOUT, EntryFields
-from liveness.core.wire.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
-from liveness.core.wire.uids import is_natural, is_text, is_uid
+from liveness.core.wire.uids import (
+    MAX_NAME_BYTES,
+    MAX_TIMEOUT_S,
+    is_natural,
+    is_text,
+    is_uid,
+)
 
 _NUMBERS: Final = (int, float)
 # More than any clock of a host ever shows, and few enough for 64 bits of milliseconds.
@@ -80,10 +85,8 @@ class RestoredGateway:
 class SessionRestorer:
     """Makes the entries of sessions that were open before a restart.
 
-    Args:
-        clocks: Of the planned stop; after a crash, empty.
-        at: Now.
-        next_seq: Of the next record: each session's number is lower.
+    *clocks* are of the planned stop; after a crash, empty. Each session's number is below
+    *next_seq*.
     """
 
     def __init__(self, clocks: Clocks, *, at: Instant, next_seq: int) -> None:

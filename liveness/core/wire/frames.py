@@ -31,6 +31,9 @@ from liveness.core.wire.link_requests import (
     Where,
 )
 from liveness.core.wire.uids import (
+    MAX_NAME_BYTES,
+    MAX_TIMEOUT_S,
+    MIN_TIMEOUT_S,
     bad_uid_text,
     is_natural,
     is_text,
@@ -40,9 +43,6 @@ from liveness.core.wire.uids import (
 from liveness.errors import Code
 
 PROTOCOL: Final = 1
-MAX_NAME_BYTES: Final = 64
-MIN_TIMEOUT_S: Final = 1
-MAX_TIMEOUT_S: Final = 86_400
 MIN_PING_S: Final = 0.1
 MAX_PING_S: Final = 60
 MAX_KEY_BYTES: Final = 255

@@ -6,6 +6,9 @@ from typing import Final, TypeGuard
 from liveness.core.records import Uid, identity
 
 MAX_UID_BYTES: Final = 255
+MAX_NAME_BYTES: Final = 64
+MIN_TIMEOUT_S: Final = 1  # of a user's silence
+MAX_TIMEOUT_S: Final = 86_400
 MAX_INTEGER: Final = 2**63 - 1
 
 _CONTROL = re.compile("[\x00-\x1f\x7f]")

@@ -21,8 +21,8 @@ from liveness.core.wire.framing import encode
 from liveness.errors import Code
 from liveness.lab.conformance.rules import BrokeOff
 from liveness.lab.conformance.tape import Tape
-from liveness.testing import ScriptedSidecar
-from liveness.testing.scripted_link import ScriptedSocket
+from liveness.testing.scripted import ScriptedSidecar
+from liveness.testing.scripted_shell import ScriptedSocket
 
 FLUSH_S: Final = 0.1
 TIMEOUT_S: Final = 30.0  # scripted seconds: they cost no time

@@ -16,7 +16,7 @@ from liveness.core.records import identity
 from liveness.core.wire.framing import Frame, Reader
 from liveness.core.wire.uids import is_uid
 from liveness.errors import WireError
-from liveness.testing.scripted_link import LinkTap
+from liveness.testing.scripted_shell import LinkTap
 
 # A gateway that exceeds every limit is still shown.
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024

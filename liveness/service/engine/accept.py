@@ -14,8 +14,12 @@ from liveness.core.links.link_registry import LinkRegistry
 from liveness.service.engine.engine import Engine
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
-from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
-from liveness.service.links.link_writer import LINGER_S, Delivery
+from liveness.service.links.link_writer import (
+    LINGER_S,
+    PIECE_BYTES,
+    Delivery,
+    LinkSocket,
+)
 
 _log = structlog.get_logger("link")
 

@@ -12,10 +12,13 @@ from typing import Final, NoReturn
 
 import trio
 
+from liveness.cluster.format import Place
+from liveness.cluster.questions import ClusterQuestions, Unanswered
 from liveness.core.access import Peer
+from liveness.core.effects import AskCluster
+from liveness.core.links.cluster_questions import ClusterSession, Partial
 from liveness.core.records import GATEWAY, Instant, TimerRecord, Uid
-from liveness.core.server import Server
-from liveness.core.server_parts import ServerParts
+from liveness.core.server import Server, ServerParts
 from liveness.core.sessions.attended_clock import WindowedMax
 from liveness.core.sessions.clearance import DISK, PAUSED
 from liveness.core.sessions.firing import UserStatus
@@ -23,8 +26,12 @@ from liveness.core.sessions.storm_guard import Storm
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 from liveness.service.engine.engine_shell import EngineShell
-from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
-from liveness.service.links.link_writer import Delivery, LinkWriter
+from liveness.service.links.link_writer import (
+    PIECE_BYTES,
+    Delivery,
+    LinkSocket,
+    LinkWriter,
+)
 from liveness.service.storage.log_tail import LogTail
 from liveness.service.storage.spools import Spools
 from liveness.service.timers.skipped_attempts import SkippedAttempts
@@ -53,17 +60,7 @@ CURSORS_EVERY_S: Final = 10.0
 
 
 class Engine:
-    """Decides when to call the server.
-
-    Args:
-        server: The server.
-        parts: Its parts.
-        clock: The clocks of this process.
-        log_writer: Writes its commits.
-        feed: Says when there was a commit.
-        skipped_attempts: Searches what gateways skip.
-        spools: Lists on disk.
-    """
+    """Decides when to call the server."""
 
     def __init__(
         self,
@@ -382,3 +379,36 @@ async def run_turns(engine: Engine) -> NoReturn:
         if trio.current_time() < due_at:
             with trio.move_on_at(due_at):
                 await engine.turn_wanted.wait()
+
+
+async def ask_cluster(
+    engine: Engine, questions: ClusterQuestions, max_rows: int
+) -> NoReturn:
+    """Ask what the engine wants asked, all at once; the server bounds how many there are.
+
+    An answer has at most *max_rows* sessions, unless there are more users.
+    """
+
+    async def ask(question: AskCluster) -> None:
+        most = max(max_rows, len(question.uids))
+        found: list[ClusterSession] | Partial
+        try:
+            places = await questions.places(question.uids, limit=most + 1)
+        except Unanswered as error:
+            found = Partial.SLOW if error.is_slow else Partial.AWAY
+        else:
+            found = Partial.LARGE if len(places) > most else [*map(_session, places)]
+        with engine.shell as server:
+            server.cluster_answered(question.ticket, found, engine.instant())
+
+    async with trio.open_nursery() as nursery:
+        while True:
+            await engine.shell.cluster_wanted.wait()
+            while engine.shell.cluster_questions:
+                nursery.start_soon(ask, engine.shell.cluster_questions.popleft())
+
+
+def _session(place: Place) -> ClusterSession:
+    return ClusterSession(
+        place.uid, place.gateway, place.session, place.host, place.since
+    )

@@ -8,11 +8,9 @@ that sends less is still read empty, so that its due users can go offline.
 from typing import Final
 
 from liveness.core.links.link import Link
-from liveness.core.server import MayRead
-from liveness.core.server_parts import ServerParts
-from liveness.core.shell import Shell
+from liveness.core.server import MayRead, ServerParts, Shell
 from liveness.service.common.clock import Clock
-from liveness.service.links.link_socket import PIECE_BYTES, LinkSocket
+from liveness.service.links.link_writer import PIECE_BYTES, LinkSocket
 
 # A turn reads gateways for no longer than this; links it did not reach come first in the
 # next turn. So a flooding gateway delays the others by this and one receive at most.
@@ -22,14 +20,7 @@ OTHERS_S: Final = 0.001
 
 
 class LinkReader:
-    """Reads sockets, and gives the server what was read.
-
-    Args:
-        shell: Has the server that applies what is read.
-        parts: Its parts.
-        sockets: All sockets, by number of the link.
-        clock: The clocks.
-    """
+    """Reads sockets, and gives the server what was read."""
 
     def __init__(
         self,
@@ -105,10 +96,7 @@ class LinkReader:
     def read_sent(self, link: Link, now: float, *, most: int | None = None) -> None:
         """Read what a link has sent up to now, and not what it goes on to send.
 
-        Args:
-            link: The link.
-            now: Attended seconds.
-            most: At most about so many bytes; None: all.
+        If *most* is given, at most about so many bytes.
         """
         unread = self._sockets[link.number].unread()
         must_read = unread if most is None else min(unread, most)
@@ -124,11 +112,8 @@ class LinkReader:
     ) -> bool:
         """Read one link; return whether it was read empty or ended.
 
-        Args:
-            link: The link.
-            now: Attended seconds.
-            until: When the budget ends, in monotonic seconds.
-            must_read_bytes: Read so many bytes whatever the budget and the disk.
+        The budget ends at *until*, in monotonic seconds; *must_read_bytes* are read
+        whatever the budget and the disk.
         """
         shell, pressure, clock = self._shell, self._pressure, self._clock
         socket = self._sockets[link.number]

@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from liveness.core.records import KINDS, ROLES, Subscription, Uid
 from liveness.core.timer_states import STATES
-from liveness.core.wire.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
-from liveness.core.wire.uids import is_text
+from liveness.core.wire.frames import MAX_KEY_BYTES
+from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
 from liveness.errors import LivenessError
 from liveness.service.timers.state_writer import StateWriter
 from liveness.text import uid_of

@@ -20,6 +20,7 @@ from liveness.cluster.questions import ClusterQuestions, Unanswered
 from liveness.core.records import Uid
 from liveness.service.http.api import ApiError, answering, json_text, query_of
 from liveness.service.http.users_api import (
+    CLUSTER_WHERE,
     MOST_UIDS,
     UIDS_A_STEP,
     uid_of_path,
@@ -27,7 +28,6 @@ from liveness.service.http.users_api import (
 )
 from liveness.text import json_line, json_ready
 
-CLUSTER_WHERE: Final = "/v1/cluster/where"
 _USERS: Final = "/v1/cluster/users/"
 
 T = TypeVar("T")

@@ -12,16 +12,15 @@ with new records.
 Storms are not durable, so a release is answered at once.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.records import GATEWAY
-from liveness.core.server_parts import ServerParts
-from liveness.core.sessions.storm_guard import Storm
+from liveness.core.server import ServerParts
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine
 from liveness.service.http.api import (
@@ -34,10 +33,8 @@ from liveness.service.http.api import (
     query_of,
     written,
 )
+from liveness.service.http.summary import storms_shown
 from liveness.service.timers.state_writer import StateWriter
-
-# Most storms in an answer; `more` has the number of others.
-MAX_STORMS: Final = 1_000
 
 
 class GatewaysApi:
@@ -158,18 +155,3 @@ class GuardApi:
             message = f"no users of {name!r} are held by a storm; "
             raise ApiError(404, message + "`liveness status` shows the storms")
         return JSONResponse(storms_shown(released))
-
-
-def storms_shown(storms: Sequence[Storm]) -> dict[str, Any]:
-    """The largest storms as JSON, and how many more there are."""
-    return {
-        "storms": [
-            {
-                "gateway": storm.gateway,
-                "users": storm.users,
-                "left_s": round(storm.left, 3),
-            }
-            for storm in storms[:MAX_STORMS]
-        ],
-        "more": max(0, len(storms) - MAX_STORMS),
-    }

@@ -16,9 +16,8 @@ from liveness.metrics.counts import Counts, HttpRefusal
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import LogThrottle
 from liveness.service.common.turnstile import Turnstile
-from liveness.service.engine.operator_log import REFUSALS_LOG_S
+from liveness.service.engine.engine_shell import REFUSALS_LOG_S
 from liveness.service.http.api import Api
-from liveness.service.http.cluster_api import CLUSTER_WHERE
 from liveness.service.http.listener import HttpLimits, HttpListener
 from liveness.service.http.middleware import (
     Check,
@@ -32,7 +31,7 @@ from liveness.service.http.middleware import (
 from liveness.service.http.readings import Readings
 from liveness.service.http.routes import Why, build_pages
 from liveness.service.http.sign_in import SIGN_IN, SIGN_OUT, SignIn, Token
-from liveness.service.http.users_api import WHERE, WHERE_BYTES
+from liveness.service.http.users_api import CLUSTER_WHERE, WHERE, WHERE_BYTES
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
 

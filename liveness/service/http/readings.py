@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from liveness import __version__
 from liveness.config.compiled import WHEEL
 from liveness.core.records import GATEWAY, LOGOUT, WATCHER
-from liveness.core.server_parts import ServerParts
+from liveness.core.server import ServerParts
 from liveness.metrics.counts import Counts
 from liveness.metrics.now import GatewayNow, Now
 from liveness.service.engine.engine import Engine

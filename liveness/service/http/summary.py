@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from liveness.core.server_parts import ServerParts
+from liveness.core.server import ServerParts
 from liveness.core.sessions.clearance import GatewayState
+from liveness.core.sessions.storm_guard import Storm
 from liveness.metrics.collector import MOST_GATEWAYS
 from liveness.metrics.histogram import quantile
 from liveness.metrics.now import Now
 from liveness.service.common.clock import Clock
-from liveness.service.http.gateways_api import storms_shown
 from liveness.service.timers.state_writer import StateWriter
 from liveness.text import json_line, utc_offset_s
 
@@ -28,6 +28,8 @@ KEPT_S: Final = 300
 RATES_S: Final = 10
 # The promise for the 99th percentile of `decided` (proto/README.md, "promises").
 PROMISE_S: Final = 0.05
+# Most storms in an answer; `more` has the number of others.
+MAX_STORMS: Final = 1_000
 
 Counted = Mapping[str, int]
 CumulativeCounts = Sequence[tuple[str, float]]  # by upper bound
@@ -310,4 +312,19 @@ def _rates(before: SummarySample, after: SummarySample) -> dict[str, Any]:
         "onlines": rates(before.opened, after.opened),
         "offlines": rates(before.ended, after.ended),
         "moved": rate(after.moved - before.moved),
+    }
+
+
+def storms_shown(storms: Sequence[Storm]) -> dict[str, Any]:
+    """The largest storms as JSON, and how many more there are."""
+    return {
+        "storms": [
+            {
+                "gateway": storm.gateway,
+                "users": storm.users,
+                "left_s": round(storm.left, 3),
+            }
+            for storm in storms[:MAX_STORMS]
+        ],
+        "more": max(0, len(storms) - MAX_STORMS),
     }

@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.records import Uid, identity
-from liveness.core.server_parts import ServerParts
+from liveness.core.server import ServerParts
 from liveness.core.wire.uids import bad_uid_text, is_natural
 from liveness.explanation import DEVICES, RECORDS, Known, UserDevices, answer
 from liveness.metrics.counts import Counts
@@ -59,6 +59,7 @@ MAX_RECORDS: Final = 100
 # Roughly the longest time of a search that does not find enough records.
 SEARCH_S: Final = 2.0
 WHERE: Final = "/v1/where"
+CLUSTER_WHERE: Final = "/v1/cluster/where"  # see `cluster_api`
 # Most uids of a request, and sessions in its answer: a page of a large chat, not all users.
 MOST_UIDS: Final = 10_000
 # Room for that many uids of 255 bytes without escapes.

@@ -1,4 +1,4 @@
-"""Writes the outbox of a link to its socket.
+"""The socket of a link, and what writes the outbox of the link to it.
 
 A list that must wait for its turn, for room on the disk or for a file descriptor does not
 delay other replies. Records are read from the log at the link's position, as many as the
@@ -7,18 +7,25 @@ window has room for: there is no queue of them that could grow or be lost.
 
 import socket
 import sqlite3
+from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
+from fcntl import ioctl
 from functools import partial
 from math import inf
+from termios import FIONREAD
 from typing import Final
 
 import structlog
 import trio
 
 from liveness.core.cursors import ReadPosition
+from liveness.core.links.link import Link
 from liveness.core.links.outbox import NOTICES_BYTES, LimitMet, Outbox
 from liveness.core.wheel.record_batch import Encoded
-from liveness.core.wire.framing import encode_notices
+from liveness.core.wire.framing import encode, encode_notices
+from liveness.core.wire.link_requests import Refusal
+from liveness.errors import Code
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
@@ -31,6 +38,11 @@ from liveness.service.storage.spools import SpoolFull, Spools, TooLarge
 RETRY_S: Final = 1.0
 # How long a link that ends may take to read its last frames.
 LINGER_S: Final = 1.0
+# Bytes read at once: as many as take `PIECE_S` to process, from some hundred logins to some
+# two thousand keepalives.
+PIECE_BYTES: Final = 4_096
+MOST_PIECE_BYTES: Final = 65_536
+PIECE_S: Final = 0.002
 
 _log = structlog.get_logger("link")
 
@@ -222,3 +234,48 @@ class LinkWriter:
             except OSError as error:
                 self._outbox.broken()
                 raise _BrokenLink from error
+
+
+class LinkSocket:
+    """A connected socket, which it owns, with its link and the writer of its outbox."""
+
+    def __init__(self, sock: socket.socket, link: Link, writer: LinkWriter) -> None:
+        self.sock = sock
+        self.link = link
+        self.writer = writer
+        self.piece_bytes = PIECE_BYTES
+        self.drained = Notifier()
+
+    def receive(self, most: int) -> bytes | None:
+        """Read at most *most* bytes; None if there are none now, b"" at the end."""
+        try:
+            return self.sock.recv(most)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def unread(self) -> int:
+        """How many bytes have arrived and are unread."""
+        count = array("i", [0])
+        ioctl(self.sock, FIONREAD, count)
+        return count[0]
+
+    def measure(self, took_s: float, *, was_full: bool) -> None:
+        """Adapt how much to read at once to how long the last piece took.
+
+        Only a full piece raises it: otherwise the first burst of a quiet link would be read
+        whole, and its thousands of requests would delay all others.
+        """
+        if took_s > PIECE_S:
+            self.piece_bytes = max(PIECE_BYTES, self.piece_bytes // 2)
+        elif was_full:
+            self.piece_bytes = min(MOST_PIECE_BYTES, self.piece_bytes * 2)
+
+    def send_fault(self) -> None:
+        """Send a refusal without the outbox, which may have failed, if there is room."""
+        message = "a fault of the sidecar, see its log; connect anew"
+        n = self.link.conversation.n
+        refusal = Refusal(Code.INTERNAL, message, n, fatal=True)
+        with suppress(OSError):
+            self.sock.send(encode(refusal.as_frame()))

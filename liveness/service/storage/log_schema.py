@@ -20,8 +20,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from liveness.core.state_time import StateTime
-from liveness.core.wire.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
-from liveness.core.wire.uids import MAX_UID_BYTES
+from liveness.core.wire.uids import MAX_NAME_BYTES, MAX_TIMEOUT_S, MAX_UID_BYTES
 from liveness.service.storage.database import PUT_META, damage_error, meta
 
 SCHEMA: Final = 4

@@ -60,7 +60,6 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.disk_reserve import Reserve
 from liveness.service.storage.high_water_mark import HighWaterMark
-from liveness.service.storage.log_ages import LogAges
 from liveness.service.storage.log_pages import PAGE_RECORDS, records_in, rows_of
 from liveness.service.storage.log_schema import (
     SCHEMA,
@@ -73,7 +72,7 @@ from liveness.service.storage.log_schema import (
     stored_steps,
     unsound_rows,
 )
-from liveness.service.storage.log_trimmer import LogTrimmer
+from liveness.service.storage.log_trimmer import LogAges, LogTrimmer
 from liveness.service.storage.private_folders import identity
 from liveness.service.storage.state_lock import LOCK, locked_folder
 from liveness.service.storage.wal import Wal
@@ -385,9 +384,8 @@ class LogStore:
     def write(self, batch: Batch, steps: Sequence[WallStep] = ()) -> None:
         """Write a batch in one transaction.
 
-        Args:
-            batch: What is decided.
-            steps: How the wall clock was set, up to these records.
+        *steps* say how the wall clock was set, up to these records.
+
         Raises:
             sqlite3.Error: It cannot be written; an `IntegrityError` if another process
                 has written to the log.

@@ -17,8 +17,8 @@ from liveness.core.changes import Commit, Decisions
 from liveness.core.timer_states import Fire, TimerCommand
 from liveness.metrics.counts import Counts
 from liveness.service.common.clock import Clock
-from liveness.service.storage.log_ages import Mark
 from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_trimmer import Mark
 from liveness.service.storage.log_writer import LogWriter
 from liveness.service.timers.timer_writer import TimerWriter
 
@@ -38,16 +38,7 @@ _log = structlog.get_logger("journal")
 
 
 class StateWriter(LogWriter):
-    """A writer of the log that also passes timer commands to theirs.
-
-    Args:
-        store: The open state directory.
-        timers: Writes the commands about timers.
-        decided: The decisions, with the cursors that are stored.
-        clock: For durations and stamps.
-        counts: Counts commits and lateness.
-        published: Called with each durable batch of the log.
-    """
+    """A writer of the log that also passes timer commands to theirs."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from liveness.core.records import Instant
-from liveness.core.shell import Shell
+from liveness.core.server import Shell
 from liveness.core.timer_states import TimerCommand
 from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.timers.timer_scheduler import TimerScheduler
@@ -35,15 +35,8 @@ _log = structlog.get_logger("timers")
 class TimerLoop:
     """Fires timers whenever some are due.
 
-    Args:
-        shell: The way to the server.
-        scheduler: The timers.
-        log_writer: Has the table of timers.
-        feed: Has tasks that wait for the disk.
-        counts: Counts how late timers fire.
-        instant: The time now.
-        wanted: Notified when timers are due, or must be loaded.
-        changed: Called when timers were loaded or changed: one may be due soon.
+    *wanted* is notified when timers are due, or must be loaded. *changed* is called when
+    timers were loaded or changed: one may be due soon.
     """
 
     def __init__(

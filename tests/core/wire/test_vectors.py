@@ -25,16 +25,18 @@ from liveness.core.wire.frames import (
     FEATURES,
     MAX_AFTER_S,
     MAX_KEY_BYTES,
-    MAX_NAME_BYTES,
     MAX_PING_S,
     MAX_TEXT_BYTES,
-    MAX_TIMEOUT_S,
     MIN_AFTER_S,
     MIN_PING_S,
-    MIN_TIMEOUT_S,
     PROTOCOL,
 )
-from liveness.core.wire.uids import bad_uid_text
+from liveness.core.wire.uids import (
+    MAX_NAME_BYTES,
+    MAX_TIMEOUT_S,
+    MIN_TIMEOUT_S,
+    bad_uid_text,
+)
 from liveness.errors import NOT_FATAL, Code
 from tests.core.conftest import READERS
 from tests.helpers.strategies import pieces

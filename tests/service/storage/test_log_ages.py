@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from liveness.errors import StateError
-from liveness.service.storage.log_ages import MARKS, Mark
 from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_trimmer import MARKS, Mark
 from tests.helpers.record_batches import batch_of
 from tests.service.storage.journals import online, page, trim
 
