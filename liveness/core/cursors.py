@@ -113,10 +113,8 @@ class Cursors(dict[tuple[str, str], CursorRow]):
     def note_use(self, key: tuple[str, str], now_ms: int, *, every_ms: float) -> None:
         """Note that a name has a link, users, or a new record to read.
 
-        Args:
-            key: Role and name.
-            now_ms: Now, in milliseconds of the state's clock.
-            every_ms: The last use is stored no more often than this.
+        *now_ms* is of the state's clock. The last use is stored at most once in
+        *every_ms*.
         """
         known = self.get(key)
         if known is not None and now_ms - known.used_ms > every_ms:

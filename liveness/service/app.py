@@ -304,14 +304,9 @@ async def wait_for_stop(
     stop_signals: Container[int],
     reload: Callable[[], Awaitable[None]],
 ) -> int:
-    """Wait for a signal that stops the sidecar, also while a reload is running.
+    """Wait for a signal that stops the sidecar, also while a reload is running; return it.
 
-    Args:
-        signals: The signals that this process receives.
-        stop_signals: The numbers of those that stop it.
-        reload: Called for each other signal, one call at a time.
-    Returns:
-        The signal that stops it.
+    *reload* is called for each other signal, one call at a time.
     """
     # One waiting reload is enough: it sees every change made before it begins.
     send, requests = trio.open_memory_channel[None](1)

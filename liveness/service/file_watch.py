@@ -32,12 +32,7 @@ _log = structlog.get_logger("files")
 
 
 class FileWatch:
-    """Checks that sockets and state files are still at their paths.
-
-    Args:
-        files: The open files of the state directory, by path.
-        counts: Counts losses.
-    """
+    """Checks that sockets and state files are still at their paths."""
 
     def __init__(self, files: Mapping[Path, Identity], *, counts: Counts) -> None:
         self._files = files

@@ -39,9 +39,6 @@ _log = structlog.get_logger("manager")
 class ServiceManager:
     """The service manager that started this process, if one did.
 
-    Args:
-        environ: The environment.
-        pid: The number of this process.
     Raises:
         StartError: A variable of the protocols has an invalid value.
     """
@@ -55,9 +52,8 @@ class ServiceManager:
     def socket(self, name: str, path: Path) -> UnixListener | None:
         """The listening socket of this name; None if the manager passed none.
 
-        Args:
-            name: One of `PASSED_NAMES`.
-            path: The path that clients connect to.
+        Clients connect to *path*.
+
         Raises:
             StartError: It is no listening Unix socket, or *path* leads to another one.
         """

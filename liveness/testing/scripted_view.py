@@ -44,9 +44,7 @@ class Timer(NamedTuple):
 class ScriptedView:
     """The state of a scripted host, and the events that gateways have reported to it.
 
-    Args:
-        config: The settings of the host, which is made here.
-        within: After this many seconds of the event loop's clock a wait fails.
+    After *within* seconds of the event loop's clock a wait fails.
     """
 
     def __init__(self, config: Config, within: float) -> None:
@@ -104,15 +102,9 @@ class ScriptedView:
         within: float | None,
         known: Callable[[], str] | None = None,
     ) -> None:
-        """Wait until *is_so* returns something true.
+        """Wait until *is_so*, which is called after each change, returns something true.
 
-        Args:
-            is_so: Called after each change.
-            otherwise: What to raise if it does not come true.
-            within: As the argument of the class; None: that one.
-            known: Says what may explain that.
-        Raises:
-            AssertionError: It did not, in that time.
+        If it does not, that is raised as *otherwise*, with what is *known* to explain it.
         """
         await checkpoint()
         self.host.turn()

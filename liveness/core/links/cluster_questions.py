@@ -71,14 +71,7 @@ class ClusterQuestion:
 
 
 class PendingQuestions:
-    """The questions under way.
-
-    Args:
-        effects: Where it adds what the shell is to ask.
-        answer: Sends the answer to a question that has one.
-        limits_met: Counts the limits that were met, by name.
-        limits: How many there may be.
-    """
+    """The questions under way; *answer* sends the answer to a question that has one."""
 
     def __init__(
         self,
@@ -169,15 +162,10 @@ def cluster_answer(
     host: str,
     most: int,
 ) -> list[object]:
-    """The answer to a question, as a frame.
+    """The answer to a question, as a frame, with at most *most* sessions.
 
-    Args:
-        question: The question, with its `found`.
-        here: The current sessions on this host.
-        host: The name of this host.
-        most: The most sessions in an answer.
-    Returns:
-        The frame. The cluster lags behind this host: only `since` is from there.
+    *here* are the current sessions on this *host*. The cluster lags behind it: only
+    `since` is from there.
     """
     found, partial = question.found or (), question.partial
     since = {

@@ -73,15 +73,7 @@ class LinkTroubles:
         peer: Peer,
         at_ms: int,
     ) -> None:
-        """Note that a link was refused or replaced.
-
-        Args:
-            role: The role in its hello; None if it was refused before.
-            name: The name in its hello; None if it was refused before.
-            code: Why.
-            peer: The process at its other end.
-            at_ms: Now, in milliseconds of the state's clock.
-        """
+        """Note that a link was refused or replaced; its role is None before its hello."""
         self._drop_old(at_ms)
         # Links without a hello are distinguished by their user: nothing else is known.
         key = (role, name, code, peer.unix_user if name is None else None)

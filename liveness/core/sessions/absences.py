@@ -10,10 +10,7 @@ MOST_ABSENCES: Final = 100
 class Absences:
     """Spans of time in which one gateway, or every gateway, was not read.
 
-    All seconds are those of the state's clock.
-
-    Args:
-        since: The start: no gateway was read before.
+    All seconds are those of the state's clock. No gateway was read before the start.
     """
 
     def __init__(self, since: float) -> None:
@@ -24,10 +21,7 @@ class Absences:
     def add(self, since: float, until: float, gateway: str | None) -> None:
         """Note an absence, which begins no earlier than the gateway's last one.
 
-        Args:
-            since: When it began.
-            until: When it ended, or will end.
-            gateway: Its name; None: all. No moment may be noted both for one and for all.
+        Without a gateway it is of all. No moment may be noted both for one and for all.
         """
         spans = self._spans.setdefault(gateway, deque())
         if spans and spans[-1][1] >= since:

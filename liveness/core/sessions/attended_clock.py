@@ -28,11 +28,8 @@ LONG_ABSENCE_S: Final = 1.0
 class AttendedClock:
     """Turns monotonic time and this process's CPU time into attended seconds.
 
-    Args:
-        mono: Monotonic seconds now.
-        cpu: CPU seconds this process has used so far.
-        reconnect_grace: Seconds to pause after a long absence.
-        patience: Longest pause for links that cannot be read.
+    It pauses for *reconnect_grace* seconds after a long absence, and for *patience*
+    seconds at most if links cannot be read.
     """
 
     def __init__(
@@ -48,21 +45,14 @@ class AttendedClock:
         self.paused_since: float | None = None  # monotonic; None: it is not paused
 
     def begin(self, *, mono: float, cpu: float) -> None:
-        """Start to run now; the time before was unattended.
-
-        Args:
-            mono: Monotonic seconds now.
-            cpu: CPU seconds used so far.
-        """
+        """Start to run now; the time before was unattended."""
         self.unattended += mono - self._mono
         self._mono, self._cpu = mono, cpu
 
     def pause(self, mono: float, *, reconnect_grace: float | None = None) -> None:
         """Pause from *mono* on, as after a long absence, until `resume_if_caught_up`.
 
-        Args:
-            mono: Monotonic seconds.
-            reconnect_grace: The least seconds of the pause; None: those after an absence.
+        The pause lasts *reconnect_grace* seconds at least; None: those after an absence.
         """
         self.paused_since = mono
         self._pause_s = (
@@ -84,11 +74,8 @@ class AttendedClock:
     ) -> float:
         """Account for the time since the last turn; return attended seconds.
 
-        Args:
-            mono: Monotonic seconds now.
-            cpu: CPU seconds used so far.
-            asked: Seconds that the process intended to sleep in between.
-            reading_paused: Whether links were not read, on purpose: then nothing counts.
+        The process *asked* for a sleep of so many seconds in between. If links were not
+        read, on purpose, nothing counts.
         """
         elapsed, used = mono - self._mono, cpu - self._cpu
         attended = min(elapsed, asked + used + SLACK_S)
@@ -115,9 +102,7 @@ class AttendedClock:
     def resume_if_caught_up(self, *, mono: float, all_read: bool) -> None:
         """Resume a paused clock, if its time is over and the gateways were read.
 
-        Args:
-            mono: Monotonic seconds now.
-            all_read: Whether every byte was read that was in a socket at the pause.
+        *all_read*: every byte was read that was in a socket at the pause.
         """
         if self.paused_since is None:
             return
@@ -129,11 +114,8 @@ class AttendedClock:
 class WindowedMax:
     """The highest of the recent values, for a reader that reads it at intervals.
 
-    A value counts for one to two spans. Only the maxima of the current and the previous
-    span are stored.
-
-    Args:
-        span: Seconds; at least the interval at which it is read.
+    A value counts for one to two spans, of seconds; the reader's interval is no longer.
+    Only the maxima of the current and the previous span are stored.
     """
 
     def __init__(self, span: float) -> None:

@@ -124,9 +124,8 @@ class Damper(Generic[T]):
     def pop_settled(self, now_ms: int) -> Passed[T] | None:
         """The next offline that has settled by now; None if none has.
 
-        Args:
-            now_ms: The time of the next record in the log; at the end of the log, the
-                moment up to which it is complete.
+        *now_ms* is the time of the next record in the log; at the end of the log, the
+        moment up to which it is complete.
         """
         if self.next_at is None:
             return None
@@ -193,12 +192,9 @@ class Damper(Generic[T]):
 
 
 def damped_record(record: Record, *, users: bool, at: int) -> DampedRecord:
-    """The parts of a record that a damper needs.
+    """The parts of a record, of a user or a device, that a damper needs.
 
-    Args:
-        record: The record.
-        users: Whether it is about the user, not the device.
-        at: When it was decided, in milliseconds of the reader's clock.
+    *at* is when it was decided, in milliseconds of the reader's clock.
     """
     user = record.user if users else record.uid
     return DampedRecord(record.seq, record.kind, identity(user), record.gateway, at)

@@ -9,13 +9,9 @@ T = TypeVar("T")
 def fair_share(waiting: Sequence[T], limit: int, take: Callable[[T, int], int]) -> int:
     """Give each queue an equal share of *limit*; the others use what one leaves.
 
-    Args:
-        waiting: The queues, in the order of their turns.
-        limit: How many items may be taken in all.
-        take: Takes up to a number of items from a queue and returns how many. The last
-            item may count for several.
-    Returns:
-        How many items were taken.
+    The queues are in the order of their turns. *take* takes up to a number of items from
+    a queue and returns how many; the last item may count for several. Returns how many
+    were taken.
     """
     taken = 0
     while waiting and taken < limit:

@@ -42,12 +42,7 @@ class UserStatus:
 class Firing:
     """Which users are due, and which of them go offline.
 
-    Args:
-        wheel: Has the sessions.
-        gateways: Their gateways.
-        decided: Where decisions go.
-        gateway_hold: Longest that a due user waits for its gateway, in seconds.
-        guard: The rules of the storm guard; None: there is none.
+    A due user waits for its gateway for *gateway_hold* seconds at most.
     """
 
     def __init__(

@@ -12,10 +12,7 @@ CADENCES_PER_LOOK: Final = 200
 class GatewayTable:
     """The gateways that have a link or users, by name and by number on the wheel.
 
-    Args:
-        wheel: The wheel of their users.
-        timeout: The server's silence timeout, in seconds.
-        reconnect_grace: Seconds a gateway has to catch up after its link began or ended.
+    A gateway has *reconnect_grace* seconds to catch up after its link began or ended.
     """
 
     def __init__(self, wheel: Wheel, *, timeout: float, reconnect_grace: float) -> None:
@@ -62,11 +59,8 @@ class GatewayTable:
     ) -> None:
         """Set a gateway's silence timeout, or the server's again with None.
 
-        Args:
-            gateway: The gateway.
-            timeout: For each of its users, from the user's next event on.
-            now: Attended seconds.
-            in_force: The longest timeout of the sessions that are to be restored.
+        It holds for each of its users from the user's next event on. *in_force* is the
+        longest timeout of the sessions that are to be restored.
         """
         gateway.timeout = timeout
         before, whole = self._wheel.timeout_of(gateway.number), timeout or self.timeout

@@ -71,16 +71,7 @@ class NoRoom:
 
 
 class Presence:
-    """Which users are online, and through which gateway.
-
-    Args:
-        wheel: Has the sessions; empty at first.
-        gateways: Their gateways.
-        decided: Where decisions go.
-        max_users: Users online above which no session is opened.
-        max_gateway_users: The same, of one gateway.
-        device_separator: The wheel's; "": devices are not counted.
-    """
+    """Which users are online, and through which gateway; at first, none."""
 
     def __init__(
         self,

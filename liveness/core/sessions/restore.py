@@ -22,12 +22,10 @@ def restore_sessions(
 ) -> None:
     """Open the sessions of the online set; each gateway gets time to reconnect.
 
-    Args:
-        presence: Nobody may be online.
-        rows: The online set, in order of sessions.
-        at: Now.
-        restorer: New, with the clocks of a planned stop. A session without one, as after a
-            crash, gets a whole timeout, and nothing is known of its last event.
+    Nobody may be online. The rows are in order of sessions. *restorer* is new, with the
+    clocks of a planned stop. A session without one, as after a crash, gets a whole
+    timeout, and nothing is known of its last event.
+
     Raises:
         ValueError: A row is damaged.
     """

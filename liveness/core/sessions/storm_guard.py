@@ -101,9 +101,7 @@ StormNews: TypeAlias = StormBegun | StormEnded
 class SlidingCount:
     """A count over about the last revolution, in constant memory.
 
-    Args:
-        revolution: Seconds. What is added counts for that long, and up to a thirtieth
-            longer.
+    What is added counts for that many seconds, and up to a thirtieth longer.
     """
 
     def __init__(self, revolution: float) -> None:
@@ -153,13 +151,7 @@ class _Watch:
 
 
 class Guard:
-    """The storm guard over all gateways.
-
-    Args:
-        rules: Decide when a storm begins and ends.
-        wheel: The wheel whose due lists are counted; the guard changes nothing there.
-        gateways: All gateways, by name.
-    """
+    """The storm guard over all gateways; it changes nothing on the wheel."""
 
     def __init__(
         self, rules: GuardRules, wheel: Wheel, gateways: Mapping[str, GatewayState]
@@ -199,11 +191,8 @@ class Guard:
     ) -> tuple[Clearance, Clearance]:
         """Limit a gateway's clearances by its storm; this may begin one.
 
-        Args:
-            gateway: A gateway with due users, none of which is to be renewed.
-            cleared: Its own clearance.
-            renewed: The same for users that have had a fresh timeout.
-            now: Attended seconds.
+        The gateway has due users, none of which is to be renewed. *cleared* is its own
+        clearance, *renewed* that for users that have had a fresh timeout.
         """
         watch = self._watch(gateway)
         limit = max(watch.released, now - self._rules.hold)
@@ -233,11 +222,7 @@ class Guard:
     ) -> None:
         """Count users of a gateway that went offline by silence, or with the gateway.
 
-        Args:
-            gateway: The gateway.
-            users: How many.
-            counted: How many of them had a deadline above `counted_above`.
-            now: Attended seconds.
+        *counted* of them had a deadline above `counted_above`.
         """
         watch = self._watch(gateway)
         watch.ended_in_storm += users

@@ -227,10 +227,8 @@ class TimerScheduler:
     ) -> None:
         """Account for the time since the last call: whether gateways could answer in it.
 
-        Args:
-            at: Now.
-            is_absent: Whether no gateway was read.
-            absent: Gateways that were not read; while the host sleeps, none is.
+        *is_absent*: no gateway was read. *absent* are those that were not read; while the
+        host sleeps, none is.
         """
         before, self._turned_at = self._turned_at, at
         since, until = before.state_s, at.state_s
@@ -249,10 +247,8 @@ class TimerScheduler:
     def advance(self, at: Instant, *, ahead_s: float = 0.0) -> None:
         """Move the hand; never back.
 
-        Args:
-            at: Now.
-            ahead_s: Move the ring this far ahead, so that a timer due now need not wait for
-                the end of its bucket.
+        *ahead_s* moves the ring that far ahead, so that a timer due now need not wait for
+        the end of its bucket.
         """
         self._now = max(self._now, at.state_s)
         self._wheel.advance(self._now + ahead_s, self._wheel.steps)
@@ -309,12 +305,8 @@ class TimerScheduler:
     def take(self, limit: int, held_back: Container[str] = ()) -> list[int]:
         """Claim due timers, and return their numbers; pass their rows to `fire`.
 
-        Gateways get equal shares: a hundred thousand timers of one do not delay the
-        only timer of another.
-
-        Args:
-            limit: How many, over all gateways.
-            held_back: The names of gateways whose timers may not fire now.
+        Gateways get equal shares of *limit*: a hundred thousand timers of one do not
+        delay the only timer of another. The timers of those *held_back* may not fire now.
         """
         if self._is_reading:
             return []
@@ -341,13 +333,10 @@ class TimerScheduler:
     def fire(
         self, rows: Iterable[Due], at: Instant, delivered: Mapping[str, int]
     ) -> Fired:
-        """Fire the claimed timers that are due, or end their attempts.
+        """Fire the claimed timers that are due, by their rows, or end their attempts.
 
-        Args:
-            rows: Their rows in the table.
-            at: Now.
-            delivered: By gateway of these rows: the seq up to which records were sent to
-                it. An attempt whose record was not sent yet is not given up.
+        *delivered* has by gateway the seq up to which records were sent to it: an attempt
+        whose record was not sent yet is not given up.
         """
         fired = Fired([], [])
         claimed, self._claimed = self._claimed, {}

@@ -169,9 +169,7 @@ class TimingWheel:
     def longest_due(self, gateway: int, *, renewed: bool = False) -> float:
         """The deadline of the user of *gateway* that fires next; infinity without one.
 
-        Args:
-            gateway: Its number.
-            renewed: On which due list: of renewed users, or of the others.
+        There is a due list of renewed users, and one of the others.
         """
         table, sentinel = self._table, self._due[2 * gateway + renewed]
         return table.deadline[table.next[sentinel]] if table.count[sentinel] else inf
@@ -181,11 +179,8 @@ class TimingWheel:
     ) -> list[Entry]:
         """End the sessions of due users of *gateway*; return them, longest due first.
 
-        Args:
-            gateway: Its number.
-            until: Only deadlines at or before this, in attended seconds.
-            limit: At most this many.
-            renewed: From which due list: of renewed users, or of the others.
+        These are at most *limit* users of one due list, with deadlines at or before
+        *until*, in attended seconds.
         """
         places = self._due_places(2 * gateway + renewed, until, limit)
         return [self._remove(place) for place in places]
@@ -195,13 +190,9 @@ class TimingWheel:
     ) -> int:
         """Give due users of *gateway* a fresh timeout from *until* on, once each.
 
-        Args:
-            gateway: Its number.
-            until: Only deadlines at or before this, in attended seconds.
-            limit: At most this many.
-            most: No deadline is put off by more seconds than this.
-        Returns:
-            How many users.
+        These are at most *limit* users, with deadlines at or before *until*, in attended
+        seconds. No deadline is put off by more than *most* seconds. Returns how many
+        users.
         """
         table, number = self._table, 0
         for place in self._due_places(2 * gateway, until, limit):
@@ -261,12 +252,7 @@ class TimingWheel:
         return self._layers.layer_users()
 
     def clocks(self, now: float, mono: float) -> Clocks:
-        """Return every user's clock, in the order of their sessions.
-
-        Args:
-            now: Attended seconds.
-            mono: Monotonic seconds of the same moment.
-        """
+        """Return every user's clock, in the order of their sessions, at one moment."""
         table = self._table
         places = sorted(table.index.values(), key=table.session.__getitem__)
         return Clocks(

@@ -181,15 +181,11 @@ class Wheel(TimingWheel):
         seq: int,
         at: Instant,
     ) -> int:
-        """Begin the sessions of users that have none, and record their onlines.
+        """Begin the sessions of users that have none, and record their onlines in *batch*.
 
-        Args:
-            batch: Gets the records.
-            logins: The users.
-            first: Index of the first of them to look at.
-            limit: Begin at most this many.
-            seq: Of the first record.
-            at: Now.
+        It looks at the logins from index *first* on, and begins at most *limit*. The
+        first record has this *seq*.
+
         Returns:
             How many: up to the limit, the end, or a user that has a session.
         """
@@ -297,13 +293,8 @@ class Wheel(TimingWheel):
         """End sessions of due users, longest due first, and record their offlines.
 
         A record of an ordinary silence has a deadline, by which lateness is measured. One
-        of a user that was held has none, nor one of a lost gateway.
-
-        Args:
-            batch: Gets the records.
-            endings: Which, and why.
-            seq: Of the first record.
-            at: Now.
+        of a user that was held has none, nor one of a lost gateway. The first record has
+        this *seq*.
         """
         early = counted = 0
         entries = self.fire(

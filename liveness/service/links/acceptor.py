@@ -34,12 +34,10 @@ _log = structlog.get_logger("socket")
 
 
 class Acceptor:
-    """Accepts the connections of one listening socket.
+    """Accepts the connections of one listening socket, which is made non-blocking.
 
-    Args:
-        listener: Is made non-blocking; the caller closes it.
-        name: The socket's name in the log and in the metrics.
-        put_off: Counts, by that name, how often there was no room.
+    The log and the metrics know it by *name*. *put_off* counts how often there was no
+    room.
     """
 
     def __init__(

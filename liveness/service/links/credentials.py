@@ -66,9 +66,8 @@ def _groups_by_name(unix_user: int, gid: int) -> list[int]:
 def access_to(settings: AccessSettings, *, group: int) -> Access:
     """Look up every user and group in the access settings.
 
-    Args:
-        settings: The rights of users and groups.
-        group: The group of the gateways' socket, which `@own` stands for.
+    `@own` stands for *group*, that of the gateways' socket.
+
     Raises:
         StartError: Users or groups do not exist on this host; it names all of them.
     """

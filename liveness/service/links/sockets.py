@@ -26,11 +26,9 @@ BACKLOG: Final = 512
 
 
 class UnixListener(socket.socket):
-    """A listening Unix socket, and its file.
+    """A listening Unix socket, and its file, at the *path* where clients look for it.
 
-    Args:
-        path: Where clients look for it.
-        fileno: The descriptor of a socket that systemd made.
+    *fileno* is the descriptor of a socket that systemd made.
     """
 
     def __init__(self, path: Path, *, fileno: int | None = None) -> None:
@@ -92,12 +90,8 @@ class UnixListener(socket.socket):
 def listening(
     path: Path, *, mode: int = SOCKET_MODE, group: int | None = None
 ) -> Iterator[UnixListener]:
-    """Listen on *path* until the block is left.
+    """Listen on *path* until the block is left; a file without a group has its folder's.
 
-    Args:
-        path: Where the file is made.
-        mode: The file's permissions.
-        group: The file's group; None: the default of its folder.
     Raises:
         StartError: Another process serves there, or the file cannot be made.
     """

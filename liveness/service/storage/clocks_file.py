@@ -28,14 +28,9 @@ _log = structlog.get_logger("start")
 
 
 def write(folder: Path, *, log: str, seq: int, at_ms: int, clocks: Clocks) -> None:
-    """Write the file, synced.
+    """Write the file, synced, with the clocks of the wheel.
 
-    Args:
-        folder: The state directory.
-        log: The log's id.
-        seq: Its newest record. A start can use the file only if the log ends there.
-        at_ms: Now, in milliseconds of the state's clock.
-        clocks: Those of the wheel.
+    A start can use it only if the log ends with *seq*.
     """
     body = encode([column.tobytes() for column in clocks.columns])
     head = encode([_VERSION, log, seq, at_ms])
@@ -62,13 +57,9 @@ def taken(
 ) -> Iterator[Clocks]:
     """Use the file in the block, and delete it at its end; an error leaves the file.
 
-    Args:
-        folder: The state directory.
-        logs: The ids that the log has, or had while it ended with *seq*.
-        seq: Its newest record.
-        at_ms: Milliseconds of the state's clock now.
-    Yields:
-        The clocks; empty if there is no file, or it cannot be used for this log and seq.
+    *logs* are the ids that the log has, or had while it ended with *seq*. Gives the
+    clocks; empty if there is no file, or it cannot be used for this log and seq.
+
     Raises:
         StateError: The file cannot be read.
     """

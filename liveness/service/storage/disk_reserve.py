@@ -27,11 +27,7 @@ WAL_ROOM_BYTES: Final = 4 * 2**20
 
 
 class Reserve:
-    """A file without content that takes space on the disk.
-
-    Args:
-        folder: The state directory.
-    """
+    """A file without content, in the state directory, that takes space on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -60,8 +56,7 @@ class Reserve:
     def restore(self, room: int = 0) -> None:
         """Reserve as much as was released, if the disk still has it.
 
-        Args:
-            room: Bytes to leave free, but at most half of the free space.
+        *room* bytes are left free, but at most half of the free space.
         """
         with suppress(OSError, StartError):
             left = bytes_left(self.path.parent) + self._bytes

@@ -35,11 +35,7 @@ def mark_of(folder: Path, log: str) -> Path:
 
 
 class HighWaterMark:
-    """The mark of the log that this process writes.
-
-    Args:
-        folder: The runtime folder.
-    """
+    """The mark, in the runtime folder, of the log that this process writes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -195,11 +195,7 @@ class LogTail:
 class TailReader:
     """Reads the log for one reader.
 
-    Args:
-        log_writer: The log.
-        feed: Its tail.
-        reading: Which records concern the reader, and how far it is.
-        is_guest: It is an HTTP reader: its reads from disk must not delay those of links.
+    *is_guest*: it is an HTTP reader, whose reads from disk must not delay those of links.
     """
 
     def __init__(
@@ -241,13 +237,10 @@ class TailReader:
     async def take(
         self, limit: int, *, wall_ms: int, most_bytes: float = inf
     ) -> list[TailEntry]:
-        """Take the next entries that concern this reader, in order.
+        """Take the next entries that concern this reader, in order; at most *limit*.
 
-        Args:
-            limit: At most this many.
-            wall_ms: The time now, as the stamp of a gap.
-            most_bytes: Stop once the encoded entries have this many bytes; when reading
-                from disk, at the end of that page.
+        A gap has the stamp *wall_ms*. It stops once the encoded entries have
+        *most_bytes*; when reading from disk, at the end of that page.
         """
         if self._feed.reaches(self.position):
             return self._from_memory(limit, most_bytes)
@@ -258,11 +251,7 @@ class TailReader:
     ) -> Encoded:
         """As `take`, for a link: the records as msgpack maps.
 
-        Args:
-            limit: At most this many.
-            wall_ms: The time now, as the stamp of a gap.
-            most_bytes: As in `take`.
-            own: The link's own gateway; None: it has none.
+        *own* is the link's own gateway; None: it has none.
         """
         if self._feed.reaches(self.position):
             return self._encoded_from_memory(limit, most_bytes, own)

@@ -59,15 +59,7 @@ _log = structlog.get_logger("journal")
 
 
 class LogWriter:
-    """Queues changes, writes them in order, and publishes each batch once it is durable.
-
-    Args:
-        store: The open state directory.
-        decided: The decisions, with the cursors that are stored.
-        clock: For durations and stamps.
-        counts: Counts commits and lateness.
-        published: Called with each durable batch.
-    """
+    """Queues changes, writes them in order, and publishes each batch once it is durable."""
 
     def __init__(
         self,

@@ -93,12 +93,8 @@ def read_rows(
 ) -> int:
     """Give every session of the online set to *take*, a page at a time.
 
-    Args:
-        path: The log's database.
-        take: Called with the rows, their starts as wall time.
-        ahead_ms: How far the wall clock is ahead of the state's clock.
-    Returns:
-        The log's newest seq at the time of the list.
+    Their starts are wall time, which is *ahead_ms* ahead of the state's clock. Returns
+    the log's newest seq at the time of the list.
     """
     with reading(path) as db:
         db.execute("begin")

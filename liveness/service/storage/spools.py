@@ -96,12 +96,7 @@ class Spool:
 
 
 class Spools:
-    """All spools, and the room for them.
-
-    Args:
-        folder: Where the files are.
-        most_bytes: How much all of them together may take.
-    """
+    """All spools, and the room for them."""
 
     def __init__(self, folder: Path, *, most_bytes: int) -> None:
         self.folder = folder
@@ -129,10 +124,9 @@ class Spools:
     ) -> Spool:
         """Fill a spool in a thread; the caller closes it.
 
-        Args:
-            fill: Writes the reply, with the function that it is given.
-            limiter: Limits the threads.
-            needed_bytes: Bytes that the reply needs, as far as is known.
+        *fill* writes the reply, with the function that it is given. The reply needs
+        *needed_bytes*, as far as is known.
+
         Raises:
             SpoolFull: There is no room at present.
             TooLarge: There will never be room.

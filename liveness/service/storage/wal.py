@@ -33,13 +33,9 @@ MOST_GROWTH_BYTES: Final = RESERVE_BYTES // 4
 
 
 class Wal:
-    """The WAL of a database.
+    """The WAL of a database, whose writer's connection is *db*.
 
-    Args:
-        db: The writer's connection.
-        path: The database.
-        reserve: Lends room on a full disk.
-        most_bytes: Above this size the writer itself writes the rest back.
+    Above *most_bytes* the writer itself writes the rest back.
     """
 
     def __init__(

@@ -28,13 +28,7 @@ _log = structlog.get_logger("journal")
 
 
 class Writer:
-    """Writes in a thread, one transaction at a time.
-
-    Args:
-        what: What is written, for messages.
-        path: The file.
-        clock: Limits how often a lasting failure is logged.
-    """
+    """Writes in a thread, one transaction at a time; *what*, for messages, is written."""
 
     def __init__(self, what: str, path: Path, *, clock: Clock) -> None:
         self.failure: str | None = None  # why the file cannot be written at present
@@ -63,10 +57,9 @@ class Writer:
     ) -> T:
         """Repeat a call every second until it succeeds, and log that it fails.
 
-        Args:
-            call: Writes one transaction.
-            pending: How much waits to be written, for messages.
-            left: Given the result, returns the error if part was left unwritten.
+        *call* writes one transaction. *pending* gives how much waits, for messages;
+        *left*, given the result, the error if part was left unwritten.
+
         Raises:
             StateError: Another process writes to the file.
         """
@@ -109,13 +102,7 @@ class Writer:
 
 
 class Checkpoints:
-    """Writes a WAL back from time to time.
-
-    Args:
-        wal: The WAL.
-        writer: The only writer of its database.
-        clock: Limits how often a failure is logged.
-    """
+    """Writes the WAL of a database back from time to time, beside its only writer."""
 
     def __init__(self, wal: Wal, writer: Writer, *, clock: Clock) -> None:
         self._wal = wal

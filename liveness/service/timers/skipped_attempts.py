@@ -29,14 +29,7 @@ _log = structlog.get_logger("timers")
 
 
 class SkippedAttempts:
-    """Reads the skipped ranges of the log.
-
-    Args:
-        ranges: What to search.
-        log_writer: The log.
-        limiter: Bounds the threads that read the log from disk.
-        clock: Limits how often a lasting failure is logged.
-    """
+    """Reads the skipped ranges of the log."""
 
     def __init__(
         self,

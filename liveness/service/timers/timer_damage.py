@@ -51,10 +51,6 @@ def end_damaged(
     In its texts, bytes that are not UTF-8 are replaced. All timers are read: some seconds
     for a million.
 
-    Args:
-        db: The writer's connection.
-        timer_id: The timer.
-        at: Now, on the timers' clock.
     Returns:
         By how many the count of each state falls; None if the timer is not damaged or
         does not exist.

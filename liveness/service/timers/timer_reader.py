@@ -175,14 +175,11 @@ def list_timers(
     limit: int,
     ahead_ms: int,
 ) -> TimerPage:
-    """List timers, newest first.
+    """List at most *limit* timers, newest first; fewer above `PAYLOAD_CHARACTERS`.
 
-    Args:
-        db: A reader's connection.
-        wanted: The filter: values of `gateway`, `state`, `ext`, `key` and `id`.
-        before: Only ids below this: the `next` of the previous page.
-        limit: The most timers; fewer if their payloads exceed `PAYLOAD_CHARACTERS`.
-        ahead_ms: How far the wall clock is ahead of the state's: times are shown in it.
+    *wanted* filters by values of `gateway`, `state`, `ext`, `key` and `id`. Only ids
+    below *before* are listed: the `next` of the previous page. Times are shown in wall
+    time, which is *ahead_ms* ahead of the state's clock.
     """
     db.execute("begin")  # one snapshot for all queries
     few = _few_ids(db, wanted)

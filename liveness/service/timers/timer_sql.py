@@ -97,10 +97,8 @@ TIMER_COLUMNS: Final = ", ".join(
 class RowsStatement:
     """A statement for any number of rows, some of them at a time.
 
-    Args:
-        before: The statement up to its rows.
-        row: A row, with a `?` for each value.
-        after: The rest of the statement.
+    *row* has a `?` for each value; the rest of the statement is *before* and *after* its
+    rows.
     """
 
     def __init__(self, before: str, row: str, after: str = "") -> None:

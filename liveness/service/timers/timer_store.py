@@ -86,9 +86,8 @@ _Ext: TypeAlias = tuple[str, str, int]
 def check_not_emptied(path: Path, *, next_seq: int) -> None:
     """Check that the file was not emptied: it never is once the log has records.
 
-    Args:
-        path: The file; a missing one was moved away, which is allowed.
-        next_seq: The next seq of the log beside it.
+    A missing file was moved away, which is allowed.
+
     Raises:
         sqlite3.DatabaseError: It is empty, and the log is not.
     """

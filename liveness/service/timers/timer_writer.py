@@ -71,14 +71,9 @@ class _WaitingFire(NamedTuple):
 
 
 class TimerWriter:
-    """Writes commands, and reports their outcome.
+    """Writes commands, and calls *on_applied* with them and their outcome.
 
     A ticket stands for all commands queued with it or before it.
-
-    Args:
-        table: The open table.
-        clock: Limits how long a `Fire` waits, and how often a failure is logged.
-        on_applied: Called with applied commands, and their outcome.
     """
 
     def __init__(
