@@ -39,14 +39,7 @@ SETTLED_AT_ONCE: Final = 1_000
 
 
 class DampedRecords:
-    """The waiting records of one watch.
-
-    Args:
-        settle_s: How long a user must be away.
-        kinds: The kinds that the program reads; empty: all.
-        users: Whether it reads about users, not about devices.
-        wall_s: Reads the wall clock, in Unix seconds.
-    """
+    """The waiting records of one watch."""
 
     def __init__(
         self,

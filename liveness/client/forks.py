@@ -28,9 +28,7 @@ _made_in = 0  # the process that made the originals
 def refuse_after_fork(made: object, remedy: str) -> None:
     """Have every use of *made* in a forked child raise a `ReportError`.
 
-    Args:
-        made: The object to protect.
-        remedy: Advice for the error; the same for all objects of this class.
+    The remedy is advice for the error, the same for all objects of this class.
     """
     own = type(made)
     if own not in _classes_in_child:

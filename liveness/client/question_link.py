@@ -103,10 +103,7 @@ class _Question:
 class Questions:
     """The link of questions.
 
-    Args:
-        redial: Makes links.
-        scope: The scope in the hello: "all", or "own".
-        anywhere: Whether to ask about all hosts.
+    *anywhere*: whether to ask about all hosts.
     """
 
     def __init__(self, redial: Redial, scope: str, *, anywhere: bool = False) -> None:
@@ -224,13 +221,7 @@ class Questions:
 async def _answer_all(
     link: WatcherLink, questions: Sequence[_Question], options: Sequence[object]
 ) -> None:
-    """Ask these questions together, and give each its answer or refusal.
-
-    Args:
-        link: The link.
-        questions: The waiting ones.
-        options: The options after the uids in a frame.
-    """
+    """Ask these questions together, and give each its answer or refusal."""
     uids = [*{identity(uid): uid for each in questions for uid in each.uids}.values()]
     welcome, rows = link.welcome, list[HostSession]()
     if separator := welcome.device_separator:
@@ -262,12 +253,7 @@ def _first(texts: dict[str, str], uids: Iterable[Uid]) -> str | None:
 
 
 class _Asking:
-    """Asks in frames, and collects the answers.
-
-    Args:
-        link: The link.
-        options: What follows the uids in a frame.
-    """
+    """Asks in frames, with *options* after the uids, and collects the answers."""
 
     def __init__(self, link: WatcherLink, options: Sequence[object]) -> None:
         self._link = link

@@ -225,9 +225,7 @@ class ReconnectingLink:
     ) -> None:
         """Note why a link has ended, and wait before the next.
 
-        Args:
-            reason: Why; None if its stream has just ended.
-            pause_s: The shortest and longest pause, in seconds, if it was no refusal.
+        *pause_s* has the shortest and longest pause, in seconds, if it was no refusal.
         """
         is_refusal = isinstance(reason, Refused)
         final = reason if isinstance(reason, Refused) else None

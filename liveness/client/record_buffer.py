@@ -14,13 +14,7 @@ CURSOR: Final = "cursor"  # in `welcome.features`
 
 
 class RecordBuffer:
-    """The records of a watch, until its loop has finished them.
-
-    Args:
-        position: Where the reader is in the log.
-        damped: The offlines that wait for `settle_s`; None: it was not given.
-        say: Logs a line.
-    """
+    """The records of a watch, until its loop has finished them."""
 
     def __init__(
         self,

@@ -20,10 +20,7 @@ from liveness.errors import LivenessError, Replaced, ReportError
 class RecordLink:
     """The link on which a watch reads.
 
-    Args:
-        redial: Makes links.
-        options: Those of every hello; with a cursor if they have an `ack`.
-        records: What has arrived, and where the reader is in the log.
+    The options are those of every hello; with a cursor if they have an `ack`.
 
     Attributes:
         since: When this link began, by the event loop's clock; infinity if there is none.

@@ -47,12 +47,7 @@ def background_loop() -> Iterator[tuple[BlockingPortal, ExitStack]]:
 
 
 class ThreadedWatch(Generic[B]):
-    """Runs a watch in the thread of a portal, for one loop at a time.
-
-    Args:
-        watch: The watch.
-        portal: Calls into the thread.
-    """
+    """Runs a watch in the thread of a portal, for one loop at a time."""
 
     def __init__(self, watch: Batched[B], portal: BlockingPortal) -> None:
         self._batched = watch

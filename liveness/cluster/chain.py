@@ -221,9 +221,8 @@ class Chain:
     def answer(self, answer: Any, now: float) -> list[DeliveredEvent]:
         """Take the answer to `request`; return the events in it.
 
-        Args:
-            answer: In the form that the class of the request describes.
-            now: Seconds of the caller's clock.
+        It has the form that the class of the request describes.
+
         Raises:
             ValueError: The answer is not of this schema. The chain cannot be used again.
         """

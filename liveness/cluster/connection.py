@@ -46,10 +46,8 @@ class Redis:
 
     Calls may be made by many tasks at once, in trio and asyncio, while `run` runs.
 
-    Args:
-        settings: Where it is, and how to connect.
-        timeout_s: The longest time to connect, and to wait for an answer.
-        functions: The library that `call` loads where it is missing.
+    *timeout_s* is the longest time to connect, and to wait for an answer. `call` loads
+    the library where it is missing.
 
     Raises:
         StartError: coredis is not installed, or a file of the settings is unusable.

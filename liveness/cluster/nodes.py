@@ -124,11 +124,8 @@ class _Attempt:
 class RedisNode:
     """A Redis server.
 
-    Args:
-        address: Where it listens.
-        settings: How to connect.
-        timeout_s: The longest time to connect, and to wait for an answer.
-        tasks: Where the connection runs.
+    *timeout_s* is the longest time to connect, and to wait for an answer. The
+    connection runs in *tasks*.
     """
 
     def __init__(

@@ -78,12 +78,8 @@ async def places_of(
 ) -> list[Place]:
     """The sessions of these users on all hosts, each once.
 
-    Args:
-        redis: The connection.
-        uids: The name of a user stands for all of its devices.
-        partitions: How many the cluster has.
-        limit: The most sessions to return.
-        separator: What separates a device from its user; empty: no devices.
+    The name of a user stands for all of its devices.
+
     Returns:
         The sessions in the order of the users, the newest of a user first.
     Raises:
@@ -194,13 +190,7 @@ async def _each(ask: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None
 
 
 class ClusterQuestions:
-    """Asks about all hosts, with a bound of time.
-
-    Args:
-        redis: The connection.
-        partitions: How many the cluster has.
-        separator: What separates a device from its user; empty: no devices.
-    """
+    """Asks about all hosts, with a bound of time."""
 
     def __init__(self, redis: Reading, *, partitions: int, separator: str) -> None:
         self.answers = Counter[str]()  # how many were answered, slow, away

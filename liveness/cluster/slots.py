@@ -20,12 +20,7 @@ def slot_of(partition: int) -> int:
 
 
 class SlotMap:
-    """The masters of a Cluster and their slots, as one of the nodes sees them.
-
-    Args:
-        seeds: Nodes to ask first.
-        server: The server at an address.
-    """
+    """The masters of a Cluster and their slots, as one of the nodes sees them."""
 
     def __init__(
         self, seeds: Iterable[Address], server: Callable[[Address], RedisNode]

@@ -25,11 +25,7 @@ class RedisConnection(BaseConnection):
 
     The TCP connection of coredis itself never closes its buffers if it cannot connect.
 
-    Args:
-        stream: Open; it is closed at the end of `run`.
-        host: The server, for messages of coredis.
-        port: Its port, for the same.
-        options: Those of `BaseConnection`.
+    The stream is closed at the end of `run`; host and port are for messages of coredis.
     """
 
     def __init__(
@@ -62,9 +58,7 @@ class RedisConnection(BaseConnection):
 class _BoundedStream(ByteStream):
     """A stream that is read in pieces, between which other tasks run.
 
-    Args:
-        stream: The stream.
-        check: Called before each piece is read.
+    *check* is called before each piece is read.
     """
 
     def __init__(self, stream: ByteStream, check: Callable[[], None]) -> None:

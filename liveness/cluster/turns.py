@@ -98,10 +98,7 @@ class _Reading:
 class Turns:
     """The partitions, each read in its turn.
 
-    Args:
-        chains: One for each partition.
-        troubles: Gets failures.
-        take: Called with the events of a partition; returns how many events wait.
+    *take* is called with the events of a partition, and returns how many events wait.
     """
 
     def __init__(self, chains: list[Chain], *, troubles: Troubles, take: Take) -> None:

@@ -18,10 +18,8 @@ MOST_NESTED: Final = 20
 def read_tables(path: Path, *, must_exist: bool, is_reload: bool) -> dict[str, Any]:
     """The tables of a settings file; none if it is missing and need not exist.
 
-    Args:
-        path: The file.
-        must_exist: Whether it is an error if it is missing.
-        is_reload: Whether a running process reads it again; see `sources.load`.
+    See `sources.load` for *is_reload*.
+
     Raises:
         ConfigError: It cannot be read, or is not TOML.
     """

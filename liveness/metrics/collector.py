@@ -34,11 +34,7 @@ _NOT_SUMMED: Final = ("timeout_s", "interval_s")
 
 
 class Collector:
-    """Builds the families when Prometheus asks.
-
-    Args:
-        now: Reads the numbers.
-    """
+    """Builds the families when Prometheus asks."""
 
     def __init__(self, now: Callable[[], Now]) -> None:
         self._now = now

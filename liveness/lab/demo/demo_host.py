@@ -200,11 +200,7 @@ def flush_s(folder: Path, timeout_s: float) -> float:
 class DemoCluster(KeptProgram):
     """A Redis, which starts empty, and the judge of the records that hosts publish there.
 
-    Args:
-        folder: For its files.
-        program: The path of redis-server, or of valkey-server.
-        hosts: The judge of each host, by its name.
-        on_end: Gets records that end or move a session.
+    *on_end* gets records that end or move a session.
     """
 
     def __init__(

@@ -141,11 +141,9 @@ async def body_of(
 ) -> dict[str, str]:
     """The values in a JSON body, by key.
 
-    Args:
-        request: Its body; the middleware has bounded it.
-        names: The keys that it must have.
-        or_none: Whether `{}` is allowed as well.
-        optional: Keys that it may have.
+    Its keys are *names*, and perhaps some *optional* ones; with *or_none*, `{}` is
+    allowed.
+
     Raises:
         ApiError: The body is not such an object, or a value is invalid.
     """

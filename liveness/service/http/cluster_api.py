@@ -34,11 +34,7 @@ T = TypeVar("T")
 
 
 class ClusterApi:
-    """The routes.
-
-    Args:
-        questions: Asks the cluster; None if there is none.
-    """
+    """The routes."""
 
     def __init__(self, questions: ClusterQuestions | None) -> None:
         self._questions = questions

@@ -60,12 +60,7 @@ class StreamEnded(Exception):
 class StreamWriter:
     """Sends one stream to its reader.
 
-    Args:
-        send: ASGI's send to the client.
-        media: The content type.
-        is_stopping: Whether the sidecar stops.
-        is_allowed: Whether the reader's token or sign-in is still valid.
-        turnstile: Passed before each new batch of data.
+    The turnstile is passed before each new batch of data.
     """
 
     def __init__(
@@ -148,10 +143,8 @@ Produce = Callable[[StreamWriter], Awaitable[object]]
 class Streams:
     """The open streams of all listeners.
 
-    Args:
-        most: How many may be open at a time.
-        counts: Counts the streams that were refused.
-        turnstile: Passed by each stream before each new batch of data.
+    At most *most* are open at a time. Each stream passes the turnstile before each new
+    batch of data.
     """
 
     def __init__(self, *, most: int, counts: Counts, turnstile: Turnstile) -> None:

@@ -253,9 +253,6 @@ class _ConnectionSlots:
     """The connections of a listener: how many are free, and which are idle.
 
     Each connection is represented by the cancel scope that ends it. A new one is idle.
-
-    Args:
-        connections: How many there may be, besides those for health checks only.
     """
 
     def __init__(self, connections: int) -> None:

@@ -79,12 +79,8 @@ def refusal(
 class Middleware:
     """An ASGI application that passes on requests that pass all checks.
 
-    Args:
-        pages: The application that answers them.
-        checks: Run in this order on each request.
-        refused: Called with the reason of each refusal.
-        max_body_bytes: The largest body.
-        larger_bodies: For each path that takes a larger one, its most bytes.
+    The checks run in this order on each request. *refused* is called with the reason of
+    each refusal. *larger_bodies* has the most bytes of each path that takes more.
     """
 
     def __init__(
@@ -179,13 +175,10 @@ class Middleware:
 
 
 def allow_hosts(names: Collection[str]) -> Check:
-    """Refuse a request whose Host is neither an IP address nor one of *names*.
+    """Refuse a request whose Host is neither an IP address nor a lower-case name of these.
 
     This stops DNS rebinding: a web page that makes its own name resolve to this host, to
     read what only this host may read, sends that name as Host.
-
-    Args:
-        names: In lower case.
     """
 
     def check(request: Request) -> Rejection | None:

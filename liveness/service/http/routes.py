@@ -44,13 +44,8 @@ def build_pages(
 ) -> Starlette:
     """Build the application of a listener.
 
-    Args:
-        registry: The metrics for `/metrics`.
-        routes: The other routes of this listener.
-        why_unhealthy: What is wrong with the process; empty if it is healthy.
-        why_not_ready: Why the sidecar is not ready; empty if it is.
-        has_sign_out: Whether browsers sign in and out at this listener.
-        turnstile: A request that has waited for the metrics passes it.
+    The two functions return why the sidecar is unhealthy or not ready; nothing if it
+    is. A request that has waited for the metrics passes the turnstile.
     """
     pages = Starlette(
         routes=[

@@ -149,11 +149,8 @@ def read_token(path: Path | None) -> Token | None:
 class SignIn:
     """The check of the token, and the pages to sign in and out.
 
-    Args:
-        token: The token.
-        names: The names of the listener in Host headers.
-        refused: Called with the reason of each refusal.
-        now_s: The state's clock, in seconds: it continues over restarts, and is never set.
+    *names* are those of the listener in Host headers. *now_s* is the state's clock, in
+    seconds: it continues over restarts, and is never set.
     """
 
     def __init__(

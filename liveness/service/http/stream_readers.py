@@ -47,12 +47,7 @@ def settle_s_in(query: dict[str, str]) -> float:
 class StreamReaders:
     """Opens the readers of streams.
 
-    Args:
-        log_writer: The log.
-        feed: Its tail.
-        clock: Decides which offlines have settled.
-        counts: Counts offlines that were passed on early.
-        max_settling: Offlines that may wait, of all readers together.
+    At most *max_settling* offlines wait, in all readers together.
     """
 
     def __init__(
@@ -123,13 +118,8 @@ class NewestSettled(NamedTuple):
 class SettledRecords:
     """The records of one damped stream of summaries: offlines wait in a reader of its own.
 
-    Args:
-        readers: Opens it.
-        log_writer: The log.
-        wanted: Which records concern the stream.
-        settle_s: How long a user must be away.
-        max_searched: The newest records since the last summary that are searched.
-        turnstile: Passed before each part of the search.
+    Of the newest records since the last summary, *max_searched* are searched; the
+    turnstile is passed before each part of that.
     """
 
     def __init__(

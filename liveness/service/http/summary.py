@@ -49,15 +49,7 @@ class SummarySample(NamedTuple):
 
 
 class Summaries:
-    """Samples the counters once a second, and builds summaries of them.
-
-    Args:
-        now: Reads all metrics.
-        parts: The parts of the server.
-        log_writer: The writer of the log.
-        clock: The clocks.
-        why_not_ready: Why the sidecar is not ready; empty if it is.
-    """
+    """Samples the counters once a second, and builds summaries of them."""
 
     def __init__(
         self,

@@ -55,9 +55,7 @@ T = TypeVar("T")
 class WebhooksApi:
     """The routes of webhooks.
 
-    Args:
-        webhooks: Those in the settings.
-        letters: All dead letters, also of removed webhooks; None: there is no outlet.
+    The letters are also those of removed webhooks; None: there is no outlet.
     """
 
     def __init__(

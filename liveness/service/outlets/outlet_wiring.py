@@ -62,12 +62,7 @@ def is_superseded(
 
     Only records that the reader gets count: without moves, a move supersedes nothing.
 
-    Args:
-        presence: The users that are online.
-        log_writer: The log.
-        record: The record.
-        log: The id of its log: another one if a backup was restored since.
-        settings: The reader's settings.
+    *log* is the id of its log: another one if a backup was restored since.
     """
     gateways = settings.gateway_set
     of_user = settings.users_only and record.devices is not None

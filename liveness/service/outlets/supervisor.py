@@ -33,10 +33,6 @@ _log = structlog.get_logger("outlet")
 def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets":
     """The outlets in the settings, not running yet.
 
-    Args:
-        config: The settings.
-        access: What outlets share.
-        spools: For the cluster's lists of all sessions.
     Raises:
         StartError: An outlet's package is not installed, or a file or setting of Kafka
             cannot be used.

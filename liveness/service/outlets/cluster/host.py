@@ -16,14 +16,7 @@ from liveness.service.outlets.cluster.session_changes import LIMITS, Change, Lim
 
 
 class ClusterHost:
-    """All partitions of one host.
-
-    Args:
-        identity: What they share.
-        partitions: How many there are.
-        separator: What separates a device from its user; empty: no devices.
-        limits: How much each partition does at a time.
-    """
+    """All partitions of one host."""
 
     def __init__(
         self,
@@ -59,12 +52,8 @@ class ClusterHost:
     ) -> None:
         """Give each partition its records of the log.
 
-        Args:
-            start: The records follow this seq, which `read_from` gave.
-            records: All records of sessions up to *reached*, in order.
-            reached: The seq up to which the log was read.
-            now: Seconds of the caller's clock.
-            decided_ms: When a record was decided, as `Change.at`.
+        These are all records of sessions behind *start*, from `read_from`, up to
+        *reached*. *decided_ms* returns `Change.at` of a record.
         """
         reading = [part.has_room and part.read_to >= start for part in self.partitions]
         counting = [
@@ -120,9 +109,7 @@ class ClusterHost:
     def session_of(self, row: OnlineRow, offset_ms: int) -> tuple[int, Change]:
         """The partition of a row of the online set, and what it means for it.
 
-        Args:
-            row: The row.
-            offset_ms: Makes `Change.at` of Unix milliseconds.
+        *offset_ms* makes `Change.at` of Unix milliseconds.
         """
         user = user_of(row.uid, self._separator) if self._separator else row.uid
         field = field_of(user)

@@ -70,13 +70,7 @@ class _Schedule:
 
 
 class Partition:
-    """Publishes one partition of a host.
-
-    Args:
-        number: Its number.
-        host: What all partitions of the host share.
-        limits: How much it does at a time.
-    """
+    """Publishes one partition of a host."""
 
     def __init__(
         self, number: int, host: HostIdentity, limits: Limits = LIMITS
@@ -176,9 +170,7 @@ class Partition:
     def next_call(self, now: float, now_ms: int) -> Call | None:
         """The call to make now, if any; the caller then calls `answered` or `failed`.
 
-        Args:
-            now: Seconds of the caller's clock.
-            now_ms: The same in milliseconds, as `Change.at`.
+        *now_ms* is *now* in milliseconds, as `Change.at`.
         """
         call = self._next_call(now, now_ms)
         if self._under_way is not None:
@@ -272,9 +264,6 @@ class Partition:
     def answered(self, answer: Sequence[Any], now: float) -> str:
         """Take the answer to the call.
 
-        Args:
-            answer: As the function gave it.
-            now: Seconds of the caller's clock.
         Returns:
             The word that the answer begins with, or `MALFORMED`.
         """

@@ -109,15 +109,7 @@ def _malformed(function: str, partition: int, answer: object) -> CallError:
 
 
 class Publisher:
-    """Publishes the log of one sidecar.
-
-    Args:
-        host: What to call, and what the answers mean.
-        redis: The servers.
-        questions: What others ask them, over the same connection.
-        access: What outlets share.
-        spools: Where lists of all sessions wait.
-    """
+    """Publishes the log of one sidecar."""
 
     def __init__(
         self,

@@ -92,12 +92,7 @@ def packed_changes(
 ) -> list[bytes]:
     """The arguments that name changes: all users, all values, all records.
 
-    Args:
-        changes: In the order of the log.
-        host: The name of this host.
-        incarnation: What its sessions belong to.
-        clock_ms: Milliseconds of the partition's clock now.
-        now_ms: Now, as `Change.at`.
+    *clock_ms* is the partition's clock; *now_ms* is now, as `Change.at`.
     """
     values = list[bytes]()
     bodies = list[bytes]()

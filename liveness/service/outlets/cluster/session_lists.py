@@ -42,10 +42,7 @@ class SessionList:
 class SessionLists:
     """Makes the lists.
 
-    Args:
-        store: The log, with the online set.
-        spools: Where they are until they are sent.
-        session_of: The partition of a row, and the session as its change.
+    *session_of* returns the partition of a row, and the session as its change.
     """
 
     def __init__(

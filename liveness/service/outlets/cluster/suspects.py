@@ -13,12 +13,7 @@ Suspect = tuple[bytes, int, int]  # host, epoch, and its newest beat
 
 
 class Suspects:
-    """The hosts that we watch in one partition.
-
-    Args:
-        lease_s: The time after which a silent host is lost: half of it quiet by Redis'
-            clock, half of it watched.
-    """
+    """The hosts that we watch in one partition."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -30,13 +25,8 @@ class Suspects:
     ) -> None:
         """Watch a host from now on, unless we do already.
 
-        Args:
-            host: Its name.
-            epoch: Of its process, as Redis has it.
-            beat: The newest that Redis has of it.
-            now: The time.
-            is_quiet: Redis' clock, which was not set meanwhile, says that it was quiet
-                for half a lease.
+        *is_quiet*: Redis' clock, which was not set meanwhile, says that it was quiet
+        for half a lease.
         """
         if self._hosts.get(host, ())[:2] == (epoch, beat):
             return

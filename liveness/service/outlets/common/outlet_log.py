@@ -69,13 +69,7 @@ class LogAccess(NamedTuple):
 
 
 class OutletLog:
-    """The log, as one outlet reads it.
-
-    Args:
-        name: The outlet's, such as `webhooks.mail`.
-        settings: Which records concern it.
-        access: What outlets share.
-    """
+    """The log, as one outlet reads it."""
 
     def __init__(self, name: str, settings: OutletSettings, access: LogAccess) -> None:
         self.name = name

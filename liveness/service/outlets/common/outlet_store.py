@@ -37,12 +37,7 @@ class StoredCursor(NamedTuple):
 
 
 class OutletStore:
-    """The open database. Its calls run in a thread, one at a time.
-
-    Args:
-        folder: The state directory.
-        clock: The clocks.
-    """
+    """The open database. Its calls run in a thread, one at a time."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.path = folder / DATABASE
@@ -53,10 +48,9 @@ class OutletStore:
     async def open(self, *, keep: Collection[str], unused_s: float) -> None:
         """Open the database, or make it.
 
-        Args:
-            keep: The outlets in the settings.
-            unused_s: Other outlets are forgotten after their cursor was unused for this
-                long.
+        All but those to *keep* are forgotten after *unused_s* without use of their
+        cursor.
+
         Raises:
             StateError: It is damaged, or of a newer version.
             StartError: It cannot be used now.
@@ -182,12 +176,8 @@ def position_in(
 ) -> int:
     """The seq after which a stored cursor continues in the current log.
 
-    Args:
-        found: The cursor.
-        log: The log's id.
-        ancestors: By the id of a log that this one is a copy of: the last seq they share.
-        newest: The log's newest seq.
-        oldest: The seq before its oldest record.
+    *ancestors* has the last shared seq by the id of a log that this one is a copy of;
+    *oldest* is the seq before the log's oldest record.
     """
     if found.log == log and found.seq <= newest:
         return found.seq

@@ -51,10 +51,6 @@ _log = structlog.get_logger("kafka")
 def check_client(name: str, settings: KafkaSettings) -> None:
     """Check the client's settings and files of one outlet, without connecting.
 
-    Args:
-        name: The outlet's name in the settings.
-        settings: Its settings.
-
     Raises:
         StartError: A file cannot be read, or librdkafka refuses a setting.
     """
@@ -62,13 +58,7 @@ def check_client(name: str, settings: KafkaSettings) -> None:
 
 
 class KafkaClients:
-    """Makes the clients of one outlet, one after the other.
-
-    Args:
-        name: The outlet's name in the settings.
-        settings: Its settings.
-        log_throttled: Logs the lines of librdkafka.
-    """
+    """Makes the clients of one outlet, one after the other."""
 
     def __init__(
         self, name: str, settings: KafkaSettings, log_throttled: LogThrottle
@@ -85,8 +75,7 @@ class KafkaClients:
     def make(self, on_error: OnError) -> Producer:
         """A new client, with the current content of the secrets' files; takes some time.
 
-        Args:
-            on_error: Called from `poll` with each error that concerns no record.
+        `poll` calls *on_error* with each error that concerns no record.
 
         Raises:
             StartError: A file cannot be read, or librdkafka refuses a setting.
@@ -163,10 +152,7 @@ class KafkaClients:
 class LibraryLog:
     """Takes the log lines of librdkafka, as a `logging.Logger` would.
 
-    Args:
-        outlet: The name of the outlet.
-        cleaned: Takes secrets out of a text.
-        throttled: Lines of one kind are logged through it.
+    *cleaned* takes secrets out of a text.
     """
 
     def __init__(

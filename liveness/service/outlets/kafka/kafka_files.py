@@ -8,9 +8,8 @@ from liveness.config.secret_file import SecretFile
 def value_in(place: str, path: Path) -> str:
     """The value in a file.
 
-    Args:
-        place: The setting that names it, for errors.
-        path: The file.
+    *place* is the setting that names it, for errors.
+
     Raises:
         StartError: It cannot be read, or has no value.
     """

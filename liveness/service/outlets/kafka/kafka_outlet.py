@@ -66,13 +66,7 @@ def make_kafka(config: Config, access: LogAccess) -> "list[KafkaOutlet]":
 
 
 class KafkaOutlet:
-    """One outlet.
-
-    Args:
-        name: The name in its section.
-        settings: Its settings.
-        access: What outlets share.
-    """
+    """One outlet."""
 
     def __init__(self, name: str, settings: KafkaSettings, access: LogAccess) -> None:
         self.name = f"kafka.{name}"

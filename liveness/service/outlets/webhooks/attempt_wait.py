@@ -17,9 +17,6 @@ class AttemptWait:
 
     The state's clock decides. No wait takes longer than planned: earlier versions may have
     stored a time of a wrong wall clock.
-
-    Args:
-        clock: The clocks.
     """
 
     def __init__(self, clock: Clock) -> None:

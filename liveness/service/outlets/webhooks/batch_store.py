@@ -111,14 +111,9 @@ def bury_batch(
 ) -> tuple[StoredBatch | None, int]:
     """Turn a request's records into dead letters, and forget it.
 
-    Args:
-        db: The database.
-        outlet: The outlet.
-        batch: The request, with its last attempt counted.
-        result: The result of that attempt.
-        excess: How many of the oldest dead letters to delete.
-        wall_ms: The time to show, Unix milliseconds.
-        now_ms: The same moment by the state's clock.
+    *batch* counts its last attempt. *wall_ms* is the time to show, and *now_ms* the
+    same moment by the state's clock.
+
     Returns:
         The next request, and how many of the oldest dead letters were deleted.
     """

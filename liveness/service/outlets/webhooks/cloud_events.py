@@ -30,15 +30,7 @@ def event_of(
     users_only: bool = False,
     is_superseded: bool = False,
 ) -> str:
-    """A record as an event.
-
-    Args:
-        record: The record.
-        log: The id of its log.
-        json: The record as JSON.
-        users_only: Whether it is about a user, not a device.
-        is_superseded: Whether a later record has made it untrue.
-    """
+    """A record as an event."""
     subject = None
     if isinstance(record, Record):
         subject = uid_text(record.user if users_only else record.uid)
@@ -53,11 +45,7 @@ def event_of(
 def check_event(log: str, outlet: str, name: str, at_ms: int) -> str:
     """An event of type `liveness.test`, to try a receiver.
 
-    Args:
-        log: The id of the log, for its source.
-        outlet: The outlet that sends it.
-        name: Makes its id unique.
-        at_ms: The time, Unix milliseconds.
+    *name* makes its id unique; *at_ms* is the time, in Unix milliseconds.
     """
     data = json_line({"kind": _TEST, "outlet": outlet, "at": at_ms})
     return _event(f"{log}:{_TEST}:{name}", log, _TEST, at_ms, data=data)

@@ -25,9 +25,6 @@ class DeadLetters:
 
     Every method raises `StateError` if the database is not open, and `sqlite3.Error` if it
     cannot be read or written now.
-
-    Args:
-        store: The outlets' database.
     """
 
     def __init__(self, store: OutletStore) -> None:
@@ -36,13 +33,7 @@ class DeadLetters:
     async def page(
         self, name: str | None, before: int, limit: int
     ) -> list[tuple[str, DeadLetter]]:
-        """Dead letters below a number, the newest first, each with its webhook.
-
-        Args:
-            name: Only those of this webhook; None: all.
-            before: The number.
-            limit: At most this many.
-        """
+        """Dead letters below a number, the newest first; of all webhooks if *name* is None."""
         self._check_open()
         outlet = None if name is None else _KIND + name
         found = await self._store.run(
@@ -73,9 +64,8 @@ class DeadLetters:
     ) -> tuple[int, int]:
         """Delete for good the dead letters that a webhook has now.
 
-        Args:
-            name: The webhook.
-            note_left: Called with how many are left, each time that some were deleted.
+        Each time that some were deleted, *note_left* is called with how many are left.
+
         Returns:
             How many were deleted, and how many the webhook has now.
         Raises:

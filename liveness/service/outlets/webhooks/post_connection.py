@@ -33,11 +33,7 @@ class ClosedUnanswered(NoAnswer):
 class PostConnection:
     """A connection, which may be kept for the next request.
 
-    Args:
-        stream: Is connected to the receiver.
-        sock: Its socket.
-        address: The receiver's address.
-        turnstile: Passed before each piece of an answer is parsed.
+    The turnstile is passed before each piece of an answer is parsed.
     """
 
     def __init__(

@@ -41,12 +41,7 @@ def next_try(
 
 
 def asked_wait_s(header: str, now_ms: int) -> float | None:
-    """The wait requested by `Retry-After`, in seconds; None: it is not valid.
-
-    Args:
-        header: Seconds, or an HTTP date.
-        now_ms: The time, Unix milliseconds.
-    """
+    """The wait requested by `Retry-After`, in seconds; None: it is not valid."""
     text = header.strip()
     if text.isascii() and text.isdigit():
         return float(text)

@@ -64,11 +64,7 @@ _IN_TARGETS: Final = "%/?:@!$&'()*+,;=-._~[]"
 class WebhookSender:
     """Signs, connects, posts, and reads the answer.
 
-    Args:
-        name: The outlet, such as `webhooks.mail`.
-        settings: Its settings.
-        clock: The clocks.
-        turnstile: Passed before each piece of an answer is parsed.
+    The turnstile is passed before each piece of an answer is parsed.
     """
 
     def __init__(

@@ -13,9 +13,6 @@ from liveness.errors import StartError
 class Signer:
     """The current secrets of one outlet.
 
-    Args:
-        name: The outlet, such as `webhooks.mail`.
-        settings: Name the files of its secrets.
     Raises:
         StartError: They cannot be read, or one is not valid. It never shows them.
     """
@@ -26,10 +23,7 @@ class Signer:
     def headers(self, webhook_id: str, body: bytes, now_ms: int) -> dict[str, str]:
         """The headers to send with a body.
 
-        Args:
-            webhook_id: Its id, the same at each attempt.
-            body: The bytes.
-            now_ms: When this attempt begins, Unix milliseconds.
+        The id is the same at each attempt; *now_ms* is when this one begins.
         """
         at, text = datetime.fromtimestamp(now_ms // 1000, UTC), body.decode()
         signatures = (secret.sign(webhook_id, at, text) for secret in self._secrets)

@@ -74,13 +74,7 @@ def make_webhooks(config: Config, access: LogAccess) -> "list[WebhookOutlet]":
 
 
 class WebhookOutlet:
-    """One outlet.
-
-    Args:
-        name: The name in its section.
-        settings: Its settings.
-        access: What outlets share.
-    """
+    """One outlet."""
 
     def __init__(self, name: str, settings: WebhookSettings, access: LogAccess) -> None:
         from liveness.service.outlets.webhooks.sender import WebhookSender
@@ -141,9 +135,6 @@ class WebhookOutlet:
     async def dead_letters(self, before: int | None, limit: int) -> list[DeadLetter]:
         """The dead letters of this outlet, newest first.
 
-        Args:
-            before: Only those with a number below this one; None: from the newest on.
-            limit: At most this many.
         Raises:
             StateError: The database is not open.
             sqlite3.Error: It cannot be read now.
