@@ -119,16 +119,7 @@ class SidecarService:
             clock=clock,
             turnstile=self._turnstile,
         )
-        self._timer_loop = TimerLoop(
-            self.engine.shell,
-            self.scheduler,
-            log_writer,
-            feed,
-            counts,
-            instant=self.engine.instant,
-            wanted=self.engine.timers_wanted,
-            changed=self.engine.timers_changed,
-        )
+        self._timer_loop = self._make_timer_loop()
         self._file_watch = FileWatch(store.files | table.files, counts=counts)
         self.streams = Streams(
             most=config.http.streams, counts=counts, turnstile=self._turnstile
@@ -169,6 +160,19 @@ class SidecarService:
             at=clock.instant(attended.now, clock.mono()),
             new_conversation=lambda limits: Conversation(limits, Reader),
             host=config.cluster.host_name if config.cluster.is_on else "",
+        )
+
+    def _make_timer_loop(self) -> TimerLoop:
+        engine = self.engine
+        return TimerLoop(
+            engine.shell,
+            self.scheduler,
+            self.log_writer,
+            self.feed,
+            self.counts,
+            instant=engine.instant,
+            wanted=engine.timers_wanted,
+            changed=engine.timers_changed,
         )
 
     def _make_readings(self) -> tuple[Readings, Summaries]:
@@ -254,23 +258,7 @@ class SidecarService:
         """
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write, self.log_writer.run)
-            nursery.start_soon(self._trim)
-            nursery.start_soon(self.log_writer.keep_clock)
-            nursery.start_soon(self._write, self.log_writer.timers.run)
-            nursery.start_soon(self.log_writer.checkpoints.run)
-            nursery.start_soon(self.log_writer.timers.checkpoints.run)
-            nursery.start_soon(self._skipped_attempts.run, self.engine.fire_again)
-            nursery.start_soon(self._summaries.run)
-            if self.outlets is not None:
-                nursery.start_soon(self.outlets.run)
-            if self._cluster_questions is not None:
-                nursery.start_soon(
-                    ask_cluster,
-                    self.engine,
-                    self._cluster_questions,
-                    self.config.limits.max_where_rows,
-                )
+            self._start_background_tasks(nursery)
             timers = trio.CancelScope()
             nursery.start_soon(_within, timers, self._timer_loop.run)
             async with trio.open_nursery() as http:
@@ -300,6 +288,26 @@ class SidecarService:
             nursery.cancel_scope.cancel()
         seq = self.log_writer.durable_seq
         _log.info("stopped", users=len(self.presence), log_seq=seq)
+
+    def _start_background_tasks(self, nursery: trio.Nursery) -> None:
+        """Start the tasks that run until the stop is over, and depend on no other."""
+        nursery.start_soon(self._write, self.log_writer.run)
+        nursery.start_soon(self._trim)
+        nursery.start_soon(self.log_writer.keep_clock)
+        nursery.start_soon(self._write, self.log_writer.timers.run)
+        nursery.start_soon(self.log_writer.checkpoints.run)
+        nursery.start_soon(self.log_writer.timers.checkpoints.run)
+        nursery.start_soon(self._skipped_attempts.run, self.engine.fire_again)
+        nursery.start_soon(self._summaries.run)
+        if self.outlets is not None:
+            nursery.start_soon(self.outlets.run)
+        if self._cluster_questions is not None:
+            nursery.start_soon(
+                ask_cluster,
+                self.engine,
+                self._cluster_questions,
+                self.config.limits.max_where_rows,
+            )
 
     async def _accept_links(self, listener: socket.socket) -> None:
         delivery = Delivery(
