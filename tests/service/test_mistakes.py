@@ -654,7 +654,7 @@ EXCUSED: Final = {
     "cli/cluster_command.py:_terms": "takes Redis: tests/cli/test_cluster_command.py",
     "cli/cluster_command.py:_redis_of": "takes Redis: tests/cli/test_cluster_command.py",
     "config/settings_file.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
-    "config/sources.py:value": "the rows of bad values: its text is the setting's",
+    "config/source_readers.py:value": "the rows of bad values: its text is the setting's",
     "config/sources.py:_between_outlets": "the row of a webhook that is not encrypted: its text is the setting's",
     "config/sources.py:_between_settings": "the row of an address for everyone: its text is the setting's",
     "config/sources.py:loaded": "all that the sources have: tests/config/test_settings.py",
