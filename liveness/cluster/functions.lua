@@ -34,7 +34,7 @@ local LIVE, ASSERTING, FENCED = 1, 2, 3
 -- epoch inc state last n beat nonce log; a nonce grows with the start of a process; n: all its sessions; g: those of inc; s: their sum
 local HOST = '>dI4BdI4I4I4dd'
 local ONLINE, OFFLINE, MOVED = '\146\1', '\146\2', '\147\3'  -- msgpack: the head of a record
-local MALFORMED = {}  -- thrown: another program wrote the sessions of a user
+local MALFORMED = {}  -- thrown: another program wrote the sessions of a user, or deleted their host
 local HEAD = 18  -- bytes of a session in front of its gateway
 local FIELDS = 4000  -- the most arguments of one command: Lua's stack is bounded
 -- A host knows when a session began within half of a round trip: a second at most. Of two
@@ -567,7 +567,10 @@ local function reaper(hosts, owner)
     local inc = sub(e, 1, 4)
     local why = known[inc]
     if why == nil then
-      local host = hosts[owner[(unpack_('>I4', inc))] or '']
+      local name = owner[(unpack_('>I4', inc))]
+      -- Nobody could take it off the count of its host, which would be reaped for ever.
+      if not name then error(MALFORMED) end
+      local host = hosts[name]
       if not host or host.state == FENCED then why = 'host_lost'
       else why = host.state == LIVE and pack('>I4', host.inc) ~= inc and 'resync' end
       known[inc] = why
@@ -589,12 +592,12 @@ local function reap(keys, args)
     elseif byte(field) == 104 then hosts[sub(field, 2)] = load(value)  -- h
     elseif byte(field) == 105 then owner[tonumber(sub(field, 2))] = owner_of(value) end
   end
-  if is_damaged(count, version, call('HLEN', keys[2])) or lacks_owner(hosts, owner) then
+  if is_damaged(count, version, call('HLEN', keys[2])) then
     forget(keys)
     return {'damaged'}
   end
   local why_ended = reaper(hosts, owner)
-  local function name_of(e) return owner[(unpack_('>I4', e))] or '' end
+  local function name_of(e) return owner[(unpack_('>I4', e))] end
   local function count_ended(e)
     local host = hosts[name_of(e)]
     if host then host.n, host.dirty = host.n - 1, true end

@@ -374,6 +374,18 @@ def test_a_partition_that_has_lost_whose_its_sessions_are_begins_anew(
     assert hosts[1].beat() == "unknown"
 
 
+def test_a_session_of_an_earlier_list_whose_host_was_deleted_is_damage(
+    partition: Partition, hosts: tuple[Host, Host]
+) -> None:
+    host = hosts[1]
+    host.login(1)
+    partition.redis("HDEL", KEYS.meta, "i2")  # by another program
+    assert (host.begin(log="new"), host.list()) == ("reset", "ok")
+    assert partition.look()[1] == 1  # to be reaped
+    assert partition.call("reap", [0, 100, 0, 1]) == [b"damaged"]
+    assert host.beat() == "unknown"
+
+
 @pytest.mark.parametrize("step_s", [-1e9, -3_600.0, 3_600.0, 1e9])
 def test_a_clock_that_jumps_trims_nothing_that_is_new(
     partition: Partition, hosts: tuple[Host, Host], step_s: float
