@@ -60,7 +60,7 @@ def outlet_faults(config: Config) -> Iterator[StartError]:
                 "were not checked"
             )
         else:
-            from liveness.service.outlets.webhooks.webhook_check import check_webhook
+            from liveness.service.outlets.webhooks.sender import check_webhook
 
             for name, webhook in config.webhooks.items():
                 yield from check_webhook(name, webhook)

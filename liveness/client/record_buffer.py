@@ -1,9 +1,9 @@
 """The records that have arrived at a watch, and how far its loop is with them."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from liveness.client.arrived_records import ArrivedRecords
 from liveness.client.damped_records import MAX_SETTLING, DampedRecords
 from liveness.client.inbox import RecordMap
 from liveness.client.reader_position import LOG_SEQ, ReaderPosition
@@ -11,6 +11,56 @@ from liveness.client.sidecar_frames import Welcome
 from liveness.core.sessions.damping import Passed
 
 CURSOR: Final = "cursor"  # in `welcome.features`
+
+
+class ArrivedRecord(NamedTuple):
+    """A record, in its form on the wire."""
+
+    log: int  # the number of its log, counted from the first one of the watch
+    record: RecordMap
+    floor: (
+        int  # until the loop has finished it, the watch's position stays below this seq
+    )
+
+
+class ArrivedRecords:
+    """A queue of records; their floors may be in any order."""
+
+    def __init__(self) -> None:
+        self._records = deque[ArrivedRecord]()
+        # Only floors without a lower one after them: so the first is the least.
+        self._floors = deque[int]()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def least_floor(self) -> int | None:
+        """The least floor of the records that wait; None if none does."""
+        return self._floors[0] if self._floors else None
+
+    def add(self, log: int, record: RecordMap, floor: int) -> None:
+        """Add a record after the others."""
+        self._records.append(ArrivedRecord(log, record, floor))
+        while self._floors and self._floors[-1] > floor:
+            self._floors.pop()
+        self._floors.append(floor)
+
+    def pop(self) -> ArrivedRecord | None:
+        """Take the first; None if none waits."""
+        if not self._records:
+            return None
+        arrived = self._records.popleft()
+        if self._floors[0] == arrived.floor:
+            self._floors.popleft()
+        return arrived
+
+    def pop_all(self) -> list[ArrivedRecord]:
+        """Take all."""
+        arrived = [*self._records]
+        self._records.clear()
+        self._floors.clear()
+        return arrived
 
 
 class RecordBuffer:

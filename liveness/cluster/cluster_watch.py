@@ -11,11 +11,12 @@ has not read for `cluster.keep_s`.
 """
 
 import logging
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -24,7 +25,6 @@ from liveness.cluster.chain import UNLISTED, Chain
 from liveness.cluster.connection import CallError, Redis, connected
 from liveness.cluster.events import ClusterEvent, DeliveredEvent, Listed
 from liveness.cluster.format import ClusterRecord, Place
-from liveness.cluster.positions import OLDEST, Positions, parsed, text_of
 from liveness.cluster.questions import HostRow, hosts, places_of
 from liveness.cluster.terms import ClusterTerms, read_terms
 from liveness.cluster.turns import (
@@ -43,7 +43,14 @@ __all__ = ["OLDEST", "ClusterBatches", "ClusterListing", "ClusterWatch"]
 
 # Most sessions in an answer to `where`: far more than the users in it have.
 MOST_PLACES: Final = 1_000_000
+# The position of the oldest kept entries.
+OLDEST: Final = "oldest"
 
+_PART: Final = re.compile(r"([0-9]{1,4}):((?:[0-9]{1,20}\.[0-9-]{1,60})?!?)")
+
+# By partition; as text "0:VERSION.TOKEN,1:VERSION.TOKEN". An exclamation mark after one
+# means that its list is still to come; an empty one, that there was no host yet.
+Positions: TypeAlias = dict[int, str]
 
 R = TypeVar("R")
 logger: Final = logging.getLogger("liveness.client")
@@ -378,3 +385,25 @@ class ClusterBatches(AsyncIterator[list[ClusterEvent]]):
 
     async def __anext__(self) -> list[ClusterEvent]:
         return await self._watch._next_batch()
+
+
+def text_of(positions: Positions) -> str:
+    """The text of positions."""
+    return ",".join(f"{number}:{name}" for number, name in sorted(positions.items()))
+
+
+def parsed(position: str) -> Positions:
+    """The positions of partitions in one text.
+
+    Raises:
+        ReportError: The text is not valid.
+    """
+    positions = Positions()
+    for part in position.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ReportError(
+                f"position {position!r:.80} is none: it has to be as `position` had it"
+            )
+        positions[int(match[1])] = match[2]
+    return positions

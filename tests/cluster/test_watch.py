@@ -8,11 +8,10 @@ import anyio
 import pytest
 
 import liveness
-from liveness.cluster.cluster_watch import ClusterWatch
+from liveness.cluster.cluster_watch import OLDEST, ClusterWatch
 from liveness.cluster.connection import CallError
 from liveness.cluster.events import ClusterEvent, Listed
 from liveness.cluster.format import ClusterRecord, HostState, keys_of
-from liveness.cluster.positions import OLDEST
 from liveness.errors import LivenessError, ReportError
 from tests.helpers.cluster_publisher import ClusterPublisher
 from tests.helpers.redis_servers import SOON_S, RedisServer

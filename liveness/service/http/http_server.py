@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -41,6 +42,7 @@ STOP_S: Final = 0.5
 _log = structlog.get_logger("sidecar")
 
 
+@dataclass(eq=False, slots=True)
 class HttpServer:
     """Serves the same routes at the listeners `http` and `admin`, which has changes too.
 
@@ -48,30 +50,16 @@ class HttpServer:
     the access that *registry* has.
     """
 
-    def __init__(
-        self,
-        settings: HttpSettings,
-        apis: Sequence[Api],
-        token: Token | None,
-        *,
-        registry: LinkRegistry,
-        readings: Readings,
-        counts: Counts,
-        clock: Clock,
-        turnstile: Turnstile,
-        why_unhealthy: Why,
-        why_not_ready: Why,
-    ) -> None:
-        self.token = token
-        self._settings = settings
-        self._apis = apis
-        self._registry = registry
-        self._readings = readings
-        self._counts = counts
-        self._clock = clock
-        self._turnstile = turnstile
-        self._why_unhealthy = why_unhealthy
-        self._why_not_ready = why_not_ready
+    settings: HttpSettings
+    apis: Sequence[Api]
+    token: Token | None
+    registry: LinkRegistry
+    readings: Readings
+    counts: Counts
+    clock: Clock
+    turnstile: Turnstile
+    why_unhealthy: Why
+    why_not_ready: Why
 
     async def serve(
         self, door: str, sock: socket.socket, stopped: Callable[[], Awaitable[None]]
@@ -79,24 +67,24 @@ class HttpServer:
         """Serve the listener of this name until *stopped* returns, and a moment longer."""
 
         def refused(why: HttpRefusal) -> None:
-            self._counts.http_refused[door, why] += 1
+            self.counts.http_refused[door, why] += 1
 
-        http = self._settings
+        http = self.settings
         app = self.app(door, refused)
         checked = partial(
             Middleware, refused=refused, max_body_bytes=http.max_body_bytes
         )
-        log_throttled = LogThrottle(REFUSALS_LOG_S, clock=self._clock.mono)
+        log_throttled = LogThrottle(REFUSALS_LOG_S, clock=self.clock.mono)
 
         def is_denied(connection: socket.socket) -> bool:
-            admin = self._registry.access.admin
+            admin = self.registry.access.admin
             return door == "admin" and not admin.admits(peer_of(connection))
 
         def app_for(connection: socket.socket) -> ASGIApp:
             if not is_denied(connection):
                 return app
             peer = peer_of(connection)
-            why = self._registry.access.why_no_admin(peer)
+            why = self.registry.access.why_no_admin(peer)
             log_throttled(
                 _log.warning,
                 "admin refused",
@@ -117,40 +105,40 @@ class HttpServer:
             refused=refused,
             grace_s=STOP_S,
             only_health=partial(checked, checks=[only_health(http.max_connections)]),
-            turnstile=self._turnstile,
+            turnstile=self.turnstile,
             is_denied=is_denied,
         )
-        acceptor = Acceptor(sock, door, self._counts.accepts_put_off)
+        acceptor = Acceptor(sock, door, self.counts.accepts_put_off)
         await listener.run(acceptor, stopped)
 
     def app(self, door: str, refused: Refused) -> Middleware:
         """The application of an HTTP listener, behind its checks."""
         metrics = CollectorRegistry(auto_describe=False)
-        metrics.register(Collector(self._readings.now))
+        metrics.register(Collector(self.readings.now))
         ProcessCollector(registry=metrics)
         PlatformCollector(registry=metrics)
         may_change = door == "admin"
         routes = [
-            route for api in self._apis for route in api.routes(may_change=may_change)
+            route for api in self.apis for route in api.routes(may_change=may_change)
         ]
         checks: list[Check] = []
-        http, token = self._settings, self.token if door == "http" else None
+        http, token = self.settings, self.token if door == "http" else None
         if door == "http":
             posts = {WHERE, CLUSTER_WHERE}
             if token:
                 posts |= {SIGN_IN, SIGN_OUT}
             checks += [allow_hosts(http.names), read_only(posts)]
         if token:
-            sign_in = SignIn(token, http.names, refused, now_s=self._clock.state_s)
+            sign_in = SignIn(token, http.names, refused, now_s=self.clock.state_s)
             checks.append(sign_in.check)
             routes += sign_in.routes()
         pages = build_pages(
             metrics,
             routes,
-            why_unhealthy=self._why_unhealthy,
-            why_not_ready=self._why_not_ready,
+            why_unhealthy=self.why_unhealthy,
+            why_not_ready=self.why_not_ready,
             has_sign_out=token is not None,
-            turnstile=self._turnstile,
+            turnstile=self.turnstile,
         )
         return Middleware(
             pages,

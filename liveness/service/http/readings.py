@@ -1,6 +1,7 @@
 """Reads the values of the metrics and the summary at one moment."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from liveness import __version__
@@ -18,34 +19,23 @@ if TYPE_CHECKING:
     from liveness.service.outlets.supervisor import Outlets
 
 
+@dataclass(eq=False, slots=True)
 class Readings:
     """Reads all values of a scrape from the parts that have them."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        parts: ServerParts,
-        log_writer: StateWriter,
-        *,
-        spools: Spools,
-        streams: Streams,
-        counts: Counts,
-        outlets: "Outlets | None",
-        why_not_ready: Callable[[], list[str]],
-    ) -> None:
-        self._engine = engine
-        self._parts = parts
-        self._log_writer = log_writer
-        self._spools = spools
-        self._streams = streams
-        self._counts = counts
-        self._outlets = outlets
-        self._why_not_ready = why_not_ready
+    engine: Engine
+    parts: ServerParts
+    log_writer: StateWriter
+    spools: Spools
+    streams: Streams
+    counts: Counts
+    outlets: "Outlets | None"
+    why_not_ready: Callable[[], list[str]]
 
     def now(self) -> Now:
         """All values at this moment."""
-        log_writer, outlets = self._log_writer, self._outlets
-        parts, cluster = self._parts, None if outlets is None else outlets.cluster
+        log_writer, outlets = self.log_writer, self.outlets
+        parts, cluster = self.parts, None if outlets is None else outlets.cluster
         presence, firing, registry = parts.presence, parts.firing, parts.registry
         return Now(
             events=presence.events,
@@ -58,12 +48,12 @@ class Readings:
             moved=presence.moved,
             early=firing.early,
             slot_users=presence.wheel.slot_users(),
-            hand_lag_s=self._engine.hand_lag,
+            hand_lag_s=self.engine.hand_lag,
             unattended_s=parts.attended.unattended,
             held=firing.held(parts.attended.now),
             storms=0 if firing.guard is None else firing.guard.begun,
             links={role: registry.linked(role) for role in (GATEWAY, WATCHER)},
-            unread={"memory": parts.unread.memory, "disk": self._spools.bytes},
+            unread={"memory": parts.unread.memory, "disk": self.spools.bytes},
             unfinished_bytes=registry.unfinished.bytes,
             gateways=self._gateways(),
             log_seq=log_writer.durable_seq,
@@ -73,19 +63,19 @@ class Readings:
             log_bytes=log_writer.log_bytes,
             log_damaged=log_writer.store.damaged_records,
             feed_watchers=registry.linked(WATCHER),
-            streams=dict(self._streams.open),
+            streams=dict(self.streams.open),
             timers=dict(parts.scheduler.states),
             timers_loaded=parts.scheduler.loaded,
             timer_attempts=dict(parts.scheduler.results),
-            is_ready=not self._why_not_ready(),
+            is_ready=not self.why_not_ready(),
             cluster=None if cluster is None else cluster.now(),
             outlets=[] if outlets is None else outlets.now(),
-            counts=self._counts,
+            counts=self.counts,
             build={"version": __version__, "wheel": WHEEL},
         )
 
     def _gateways(self) -> list[GatewayNow]:
-        wheel, registry = self._parts.presence.wheel, self._parts.registry
+        wheel, registry = self.parts.presence.wheel, self.parts.registry
         return [
             GatewayNow(
                 name=gateway.name,
@@ -95,6 +85,6 @@ class Readings:
                 interval_s=gateway.cadence.interval,
                 mutes=gateway.mutes,
             )
-            for gateway in self._parts.gateways.by_name.values()
+            for gateway in self.parts.gateways.by_name.values()
             if gateway.users or gateway.is_linked
         ]

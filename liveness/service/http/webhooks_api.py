@@ -38,7 +38,7 @@ from liveness.service.http.api import (
     number_in,
     query_of,
 )
-from liveness.service.outlets.webhooks.results import DeadLetter, SendResult, Unfinished
+from liveness.service.outlets.webhooks.answers import DeadLetter, SendResult, Unfinished
 
 if TYPE_CHECKING:
     from liveness.service.outlets.webhooks.dead_letters import DeadLetters

@@ -4,6 +4,7 @@ An outlet that ends with an error begins again after a pause, and continues from
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -65,35 +66,16 @@ def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets"
     )
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Outlets:
-    """Runs outlets.
+    """Runs outlets."""
 
-    Args:
-        outlets: The outlets with a cursor.
-        store: The database with their cursors.
-        retention_s: How long records are kept: as long as the cursor of an outlet that is
-            no longer in the settings.
-        cluster: The outlet to other hosts; its cursor is in Redis.
-        webhooks: The webhooks among *outlets*.
-        letters: The dead letters in *store*.
-    """
-
-    def __init__(
-        self,
-        outlets: Sequence[CursorOutlet],
-        store: OutletStore,
-        *,
-        retention_s: float,
-        cluster: "Publisher | None" = None,
-        webhooks: "Sequence[WebhookOutlet]" = (),
-        letters: "DeadLetters | None" = None,
-    ) -> None:
-        self.cluster = cluster
-        self.letters = letters
-        self.webhooks = webhooks
-        self.with_cursors = outlets
-        self._store = store
-        self._retention_s = retention_s
+    with_cursors: Sequence[CursorOutlet] = field(kw_only=False)
+    store: OutletStore = field(kw_only=False)  # of their cursors
+    retention_s: float  # of records, and of cursors of outlets that the settings lost
+    cluster: "Publisher | None" = None  # its cursor is in Redis
+    webhooks: "Sequence[WebhookOutlet]" = ()  # among those with cursors
+    letters: "DeadLetters | None" = None
 
     async def run(self) -> None:
         """Run all outlets until cancelled."""
@@ -105,7 +87,7 @@ class Outlets:
                     nursery.start_soon(self._run_alone, outlet)
         finally:
             with trio.move_on_after(CLOSE_S, shield=True):
-                await self._store.close()
+                await self.store.close()
 
     async def _run_alone(self, outlet: Outlet) -> None:
         """Run one outlet, and again whenever it fails; no error leaves this task."""
@@ -113,7 +95,7 @@ class Outlets:
             try:
                 if outlet is not self.cluster:
                     names = {other.name for other in self.with_cursors}
-                    await self._store.open(keep=names, unused_s=self._retention_s)
+                    await self.store.open(keep=names, unused_s=self.retention_s)
                 await outlet.run()
             except LivenessError as error:
                 outlet.failed(str(error))

@@ -53,7 +53,7 @@ class Scene(NamedTuple):
         """For as long as it is open, SQLite deletes no dead letter from that one on."""
         outlets = self.doors.rig.sidecar.outlets
         assert outlets is not None
-        database = outlets._store._db
+        database = outlets.store._db
         assert database is not None
         database.execute(
             "create temp trigger full before delete on dead "

@@ -12,9 +12,9 @@ from liveness.cluster.format import field_of, partition_of, sessions_of
 from liveness.core.records import ONLINE, OnlineRow, Record, Uid
 from liveness.service.outlets.cluster.host import ClusterHost
 from liveness.service.outlets.cluster.host_state import HostIdentity, HostTerms
+from liveness.service.outlets.cluster.host_watch import Suspects
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.service.outlets.cluster.session_changes import Call, Change, Piece, Tally
-from liveness.service.outlets.cluster.suspects import Suspects
 
 WALL_MS = 1_700_000_000_000
 REDIS_US = WALL_MS * 1000

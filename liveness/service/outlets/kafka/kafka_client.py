@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -10,7 +11,7 @@ import structlog
 from liveness.config.outlet_settings import FILE_SUFFIX, KafkaSettings
 from liveness.errors import StartError
 from liveness.service.common.logs import LogThrottle, shortened
-from liveness.service.outlets.kafka.kafka_files import value_in
+from liveness.service.outlets.kafka.kafka_check import value_in
 
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
@@ -149,18 +150,13 @@ class KafkaClients:
         return StartError(f"{self._place}: {self.without_secrets(text)}; correct it")
 
 
+@dataclass(frozen=True, slots=True)
 class LibraryLog:
-    """Takes the log lines of librdkafka, as a `logging.Logger` would.
+    """Takes the log lines of librdkafka, as a `logging.Logger` would."""
 
-    *cleaned* takes secrets out of a text.
-    """
-
-    def __init__(
-        self, outlet: str, cleaned: Callable[[str], str], throttled: LogThrottle
-    ) -> None:
-        self._outlet = outlet
-        self._cleaned = cleaned
-        self._throttled = throttled
+    outlet: str
+    cleaned: Callable[[str], str]  # takes secrets out of a text
+    throttled: LogThrottle
 
     def log(self, level: int, _form: str, kind: str, _client: str, text: str) -> None:
         """Log a line of a kind, such as `FAIL`."""
@@ -171,9 +167,9 @@ class LibraryLog:
             write = _log.error
         elif level <= logging.DEBUG:
             write = _log.debug
-        self._throttled(
+        self.throttled(
             write, "librdkafka", key=("librdkafka", kind, level),
-            outlet=self._outlet, kind=kind, text=self._cleaned(text),
+            outlet=self.outlet, kind=kind, text=self.cleaned(text),
         )  # fmt: skip
 
 

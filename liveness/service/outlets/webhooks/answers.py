@@ -1,14 +1,42 @@
-"""The answer to an attempt, and what to do next."""
+"""Answers to attempts, what to do next, and records that were given up."""
 
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from liveness.service.outlets.webhooks.results import SendResult
+from liveness.errors import StateError
 
 # Request timeout, too early, too many requests: none is about the records.
 AGAIN: Final = frozenset({408, 425, 429})
 # These usually mean that the url, the secret or something before the receiver is wrong.
 OF_RECEIVER: Final = frozenset({401, 403, 404, 405, 407, 410})
+
+
+class SendResult(NamedTuple):
+    """The result of one request."""
+
+    is_accepted: bool
+    status: int | None  # as in `PostAnswer`
+    answer: str  # its text
+    seconds: float
+    is_refused: bool = False  # the receiver does not want the record; else it failed
+
+
+class Unfinished(StateError):
+    """A part was done before the disk failed; the message says both."""
+
+
+class DeadLetter(NamedTuple):
+    """A record that was given up."""
+
+    number: int  # unique; a newer one has a higher number
+    log: str
+    seq: int
+    record: str  # as JSON
+    id: str  # the `webhook-id` of the last request that had it
+    attempts: int
+    at_ms: int  # when it was given up, in Unix milliseconds
+    status: int | None  # as in `SendResult`
+    answer: str
 
 
 class PostOutcome(Enum):

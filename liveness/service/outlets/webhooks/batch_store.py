@@ -13,8 +13,8 @@ from secrets import token_hex
 from typing import Final, NamedTuple
 
 from liveness.service.outlets.common.outlet_store import StoredCursor, put_cursor
+from liveness.service.outlets.webhooks.answers import DeadLetter, SendResult
 from liveness.service.outlets.webhooks.cloud_events import halves, records_in
-from liveness.service.outlets.webhooks.results import DeadLetter, SendResult
 
 _COLUMNS: Final = "place, log, until, id, body, records, oldest_ms, attempts, rung, next_ms, wait_ms, error"
 _LETTER: Final = "number, log, seq, record, id, attempts, at_ms, status, answer"

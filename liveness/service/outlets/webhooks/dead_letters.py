@@ -10,7 +10,7 @@ import structlog
 from liveness.errors import StateError
 from liveness.service.outlets.common.outlet_store import OutletStore
 from liveness.service.outlets.webhooks import batch_store
-from liveness.service.outlets.webhooks.results import DeadLetter, Unfinished
+from liveness.service.outlets.webhooks.answers import DeadLetter, Unfinished
 
 # How many one transaction deletes, for which outlets wait.
 DELETED_AT_ONCE: Final = 10_000

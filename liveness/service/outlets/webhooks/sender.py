@@ -9,7 +9,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from ipaddress import ip_address
@@ -270,6 +270,15 @@ def tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
         ) from None
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def check_webhook(name: str, settings: WebhookSettings) -> Iterator[StartError]:
+    """Try the secrets and certificates of `[webhooks.NAME]`, for `check-config`."""
+    for use in (Signer, tls_context):
+        try:
+            use(f"webhooks.{name}", settings)
+        except StartError as error:
+            yield error
 
 
 def _why(error: BaseException) -> str:

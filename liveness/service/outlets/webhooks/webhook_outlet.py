@@ -29,7 +29,13 @@ from liveness.service.outlets.common.outlet_log import (
     OutletLog,
 )
 from liveness.service.outlets.webhooks import batch_store
-from liveness.service.outlets.webhooks.answers import PostAnswer, PostOutcome
+from liveness.service.outlets.webhooks.answers import (
+    DeadLetter,
+    PostAnswer,
+    PostOutcome,
+    SendResult,
+    Unfinished,
+)
 from liveness.service.outlets.webhooks.attempt_wait import AttemptWait
 from liveness.service.outlets.webhooks.batch_store import StoredBatch, new_id
 from liveness.service.outlets.webhooks.cloud_events import (
@@ -39,7 +45,6 @@ from liveness.service.outlets.webhooks.cloud_events import (
     joined,
     record_of_json,
 )
-from liveness.service.outlets.webhooks.results import DeadLetter, SendResult, Unfinished
 from liveness.service.outlets.webhooks.retry_ladder import asked_wait_s, next_try
 
 T = TypeVar("T")
