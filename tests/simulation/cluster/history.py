@@ -230,7 +230,8 @@ class History:
 
     def _replace(self, machine: Machine) -> None:
         machine.is_alive = False
-        self.add(f"{machine.name}'")
+        # Two processes of its name are followed by two of the new one.
+        self.add(f"{machine.name}'").disturb(machine.disturbed_until)
 
     def _state(self, machine: Machine) -> None:
         machine.lose_log()
@@ -270,8 +271,8 @@ class History:
                 world.set_clock(partition, world.skew_s[partition] + by_s)
         if world.late:
             self._deliver_all()
-            # One of them may have revived a host that is gone.
-            self.pass_time(2 * lease_s)
+            # One of them may have revived a host that is gone, or have taken a name.
+            self.pass_time(MENDED * lease_s + 20)
         self._catch_up()
 
     def _catch_up(self) -> None:

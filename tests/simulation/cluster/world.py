@@ -144,14 +144,15 @@ class World:
         """Begin a call: it runs now or later, or never, and is answered or not."""
         random, now = self.random, self.now
         flight = Flight(partition, call, now, now + 0.001)
+        # With a short lease a host is lost by a few of them.
+        is_slow = self.plan.lease_s < 8 * TIMEOUT_S
         if is_cut or now < self.down_until[partition]:
-            flight.has_run = True
+            flight.has_run, flight.is_slow = True, is_slow
             flight.until += random.choice((0, TIMEOUT_S))
             return flight
         if random.random() < self.faults.get("lag", 0.05):
             flight.until += random.random() * TIMEOUT_S
-            # With a short lease a host is lost by a few of them.
-            flight.is_slow = self.plan.lease_s < 8 * TIMEOUT_S
+            flight.is_slow = is_slow
         flight.is_half = random.random() < self.faults.get("half", 0)
         if random.random() < self.faults.get("net", 0):
             kind = random.choice(("request", "reply", "late", "twice"))
