@@ -154,7 +154,8 @@ def fold(state: dict[str, Newest], record: ClusterRecord) -> str:
     if before is not None and ended is not None:
         # Another program may have deleted whose it was; the next look notices that.
         host, session = _newest(ended)
-        is_next = is_next and (host or before[0], session) == before
+        is_next = is_next and session == before[1]
+        is_next = is_next and len({host, before[0]} - {""}) < 2
     if is_next:
         return ""
     return f"{record} after {before}"
