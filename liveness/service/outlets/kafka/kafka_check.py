@@ -1,4 +1,4 @@
-"""Reads and checks the files and client settings of a Kafka outlet."""
+"""Checks the files and client settings of a Kafka outlet."""
 
 import os
 from collections.abc import Iterator
@@ -7,29 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from liveness.config.outlet_settings import FILE_SUFFIX, KafkaSettings
-from liveness.config.secret_file import NotReadable, SecretFile
+from liveness.config.secret_file import NotReadable
 from liveness.errors import StartError
+from liveness.service.outlets.kafka.kafka_files import value_in
 
 # Settings with the name of a file that librdkafka itself reads.
 _LOCATION: Final = ".location"
-
-
-def value_in(place: str, path: Path) -> str:
-    """The value in a file.
-
-    *place* is the setting that names it, for errors.
-
-    Raises:
-        StartError: It cannot be read, or has no value.
-    """
-    file = SecretFile(place, path, "value")
-    try:
-        text = file.read().decode().strip()
-    except UnicodeDecodeError:
-        raise file.refused("is not UTF-8; put only the value there") from None
-    if not text or "\0" in text:
-        raise file.refused("has no value; put it there")
-    return text
 
 
 def check_kafka(name: str, settings: KafkaSettings) -> Iterator[StartError]:

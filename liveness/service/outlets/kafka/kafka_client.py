@@ -11,7 +11,7 @@ import structlog
 from liveness.config.outlet_settings import FILE_SUFFIX, KafkaSettings
 from liveness.errors import StartError
 from liveness.service.common.logs import LogThrottle, shortened
-from liveness.service.outlets.kafka.kafka_check import value_in
+from liveness.service.outlets.kafka.kafka_files import value_in
 
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
