@@ -351,9 +351,7 @@ class Server:
             if (GATEWAY, gateway.name) not in cursors and not (
                 gateway.users or gateway.is_linked
             ):
-                self._gateways.remove(gateway)
-                if self._firing.guard is not None:
-                    self._firing.guard.forget(gateway, at.now)
+                self._firing.forget(gateway, at.now)
         for gateway in self._gateways.timeouts_over(at.now):
             cursors.store_longest_timeout(gateway.name, gateway.in_force)
 

@@ -114,6 +114,12 @@ class Firing:
             self._decided.end(entry, gateway.name, GATEWAY_LOST, at)
         return place
 
+    def forget(self, gateway: GatewayState, now: float) -> None:
+        """Forget a gateway without users."""
+        self._gateways.remove(gateway)
+        if self.guard is not None:
+            self.guard.forget(gateway, now)
+
     def held(self, now: float) -> dict[str, int]:
         """Count the due users that wait, by what they wait for."""
         held = dict.fromkeys(WHY_HELD, 0)
