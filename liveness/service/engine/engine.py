@@ -185,11 +185,14 @@ class Engine:
         mono = self._clock.mono()
         now = self._account_time(mono)
         has_more = self._read(now)
-        fired = self._fire()
+        has_resets, fired = self._fire()
+        has_more |= has_resets
         if not self._pressure.firing_was_throttled:
             has_more |= fired > 0 and bool(self._firing.due_gateways())
-        self._do_periodic_work(mono, now)
-        self._commit()
+        with self.shell as server:
+            self._do_periodic_work(server, mono, now)
+            server.commit()
+        self._committed()
         return self._next_turn(mono, now, has_more=has_more, has_fired=fired > 0)
 
     def _account_time(self, mono: float) -> float:
@@ -206,34 +209,46 @@ class Engine:
         return self._attended.now
 
     def _read(self, now: float) -> bool:
-        """Read links and apply their requests; return whether there is more to do."""
-        has_more = False
-        is_throttled = self._pressure.firing_was_throttled
-        if not is_throttled:
+        """Read links and apply their requests; return whether there is more to read."""
+        if not self._pressure.firing_was_throttled:
             self._reset_sessions()
-        if not self._pressure.reading_is_paused:
-            has_more = self._reader.read_ready(now)
+        return not self._pressure.reading_is_paused and self._reader.read_ready(now)
+
+    def _fire(self) -> tuple[bool, int]:
+        """Fire due users, and request due timers.
+
+        Returns whether there are sessions to reset, and how many users were judged.
+        """
+        scheduler, pressure = self._scheduler, self._pressure
         with self.shell as server:
-            if not self._pressure.reading_is_paused:
+            if not pressure.reading_is_paused:
                 server.caught_up(
                     self._clock.mono(), all_accepted=not self.is_draining_backlog
                 )
             # A hello that was read just now may have begun a reset.
-            return has_more or (server.has_resets and not is_throttled)
-
-    def _fire(self) -> int:
-        """Fire due users and request due timers; return how many users were judged."""
-        scheduler = self._scheduler
-        with self.shell as server:
+            has_resets = server.has_resets and not pressure.firing_was_throttled
             fired = server.fire(self.instant())
         if scheduler.has_due or scheduler.wants_filling:
             self.timers_wanted.notify()
-        return fired
+        return has_resets, fired
 
-    def _commit(self) -> None:
-        """Pass the decisions to the log's writer."""
-        with self.shell as server:
-            server.commit()
+    def _do_periodic_work(self, server: Server, mono: float, now: float) -> None:
+        if not self._pressure.reading_is_paused:
+            self._expire_handshakes(now)
+            if mono >= self._promises_at:
+                self._promises_at = mono + PROMISES_EVERY_S
+                self._check_promises(now)
+        if mono >= self._unread_at:
+            self._unread_at = mono + UNREAD_EVERY_S
+            is_short, self._spools.is_short = self._spools.is_short, False
+            server.end_unread(now, is_disk_short=is_short)
+        if mono >= self._cursors_at:
+            self._cursors_at = mono + CURSORS_EVERY_S
+            server.note_cursors(self.instant())
+        server.warn(mono, now)
+
+    def _committed(self) -> None:
+        """Have moved cursors written, and the next turn wait for the disk if it must."""
         if self._log_writer.cursors.has_moved:
             self._log_writer.cursors_moved()
         pressure = self._pressure
@@ -243,22 +258,6 @@ class Engine:
             or pressure.held_back
         ):
             self._feed.notify_at_commit(self.turn_wanted.notify)
-
-    def _do_periodic_work(self, mono: float, now: float) -> None:
-        if not self._pressure.reading_is_paused:
-            self._expire_handshakes(now)
-            if mono >= self._promises_at:
-                self._promises_at = mono + PROMISES_EVERY_S
-                self._check_promises(now)
-        with self.shell as server:
-            if mono >= self._unread_at:
-                self._unread_at = mono + UNREAD_EVERY_S
-                is_short, self._spools.is_short = self._spools.is_short, False
-                server.end_unread(now, is_disk_short=is_short)
-            if mono >= self._cursors_at:
-                self._cursors_at = mono + CURSORS_EVERY_S
-                server.note_cursors(self.instant())
-            server.warn(mono, now)
 
     def _check_promises(self, now: float) -> None:
         """Read gateways that seem to have missed a ping; count those that have."""
@@ -314,9 +313,10 @@ class Engine:
         """At a stop: read every link once; return whether all were read empty."""
         self._reset_sessions()
         is_empty = self._reader.read_all(self._attended.now)
-        self._commit()
         with self.shell as server:
-            return is_empty and not server.has_resets
+            server.commit()
+        self._committed()
+        return is_empty and not server.has_resets
 
     # --- timers ---------------------------------------------------------------
 
