@@ -9,7 +9,7 @@ A name and its cursor are kept while there are records for it to read, so that a
 that comes back misses nothing. Forgetting a name deletes its cursor: its next link begins
 with new records.
 
-Storms are not durable, so a release is answered at once.
+Storms are not stored, so a release is answered at once.
 """
 
 from collections.abc import Iterator
