@@ -18,9 +18,8 @@ class ArrivedRecord(NamedTuple):
 
     log: int  # the number of its log, counted from the first one of the watch
     record: RecordMap
-    floor: (
-        int  # until the loop has finished it, the watch's position stays below this seq
-    )
+    # Until the loop has finished it, the watch's position stays below this seq.
+    floor: int
 
 
 class ArrivedRecords:

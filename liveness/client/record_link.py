@@ -150,8 +150,8 @@ class RecordLink:
         await self.send(link, ["ack", *ack])
         self._acked, self.acked_at = ack, anyio.current_time()
 
-    def has_repeated(self) -> None:
-        """Note that records came again: what was acknowledged before counts no more."""
+    def repeated(self) -> None:
+        """Note that records came again: they are acknowledged again."""
         self._acked = (0,)
 
     async def send(self, link: WatcherLink, frame: list[object]) -> None:

@@ -231,7 +231,7 @@ class Watch(AsyncIterator[RecordMap]):
                     self._damped.arrives()
                 try:
                     if self._records.arrived(records):
-                        self._link.has_repeated()
+                        self._link.repeated()
                 except (TypeError, KeyError):
                     raise wrong_form(frame) from None
             case ("pong", ping, *_) if self._damped is not None:

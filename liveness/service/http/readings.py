@@ -35,8 +35,9 @@ class Readings:
     def now(self) -> Now:
         """All values at this moment."""
         log_writer, outlets = self.log_writer, self.outlets
-        parts, cluster = self.parts, None if outlets is None else outlets.cluster
-        presence, firing, registry = parts.presence, parts.firing, parts.registry
+        cluster = None if outlets is None else outlets.cluster
+        parts, presence, firing = self.parts, self.parts.presence, self.parts.firing
+        registry = parts.registry
         return Now(
             events=presence.events,
             ignored=presence.ignored,

@@ -94,10 +94,9 @@ class Partition:
         self._piece: Piece | None = None
         self._pieces = 0
         self._has_list = False
-        self._failures = 0  # calls without an answer, since the last one with
-        self._refusals = (
-            0  # calls with changes without an answer, since the last one with
-        )
+        # Calls without an answer since the last one with: all, and those with changes.
+        self._failures = 0
+        self._refusals = 0
         self._lists_in_vain = 0  # since an audit found all well
 
     # --- records --------------------------------------------------------------
