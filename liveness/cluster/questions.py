@@ -76,9 +76,9 @@ async def places_of(
     limit: int,
     separator: str = "",
 ) -> list[Place]:
-    """The sessions of these users on all hosts, each once.
+    """The sessions of these users on all hosts, each once, and no more than *limit*.
 
-    The name of a user stands for all of its devices.
+    The name of a user stands for all of its devices; an empty separator: there are none.
 
     Returns:
         The sessions in the order of the users, the newest of a user first.

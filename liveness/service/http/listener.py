@@ -252,7 +252,8 @@ class _Connection(TCPServer):
 class _ConnectionSlots:
     """The connections of a listener: how many are free, and which are idle.
 
-    Each connection is represented by the cancel scope that ends it. A new one is idle.
+    *connections* may be open, besides those for health checks only. Each is represented
+    by the cancel scope that ends it. A new one is idle.
     """
 
     def __init__(self, connections: int) -> None:

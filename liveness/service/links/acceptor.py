@@ -36,8 +36,8 @@ _log = structlog.get_logger("socket")
 class Acceptor:
     """Accepts the connections of one listening socket, which is made non-blocking.
 
-    The log and the metrics know it by *name*. *put_off* counts how often there was no
-    room.
+    The caller closes it. The log and the metrics know it by *name*. *put_off* counts how
+    often there was no room.
     """
 
     def __init__(

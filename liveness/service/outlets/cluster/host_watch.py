@@ -34,8 +34,7 @@ class Suspects:
     ) -> None:
         """Watch a host from now on, unless we do already.
 
-        *is_quiet*: Redis' clock, which was not set meanwhile, says that it was quiet
-        for half a lease.
+        *is_quiet*: it was quiet for half a lease by Redis' clock, which was not set since.
         """
         if self._hosts.get(host, ())[:2] == (epoch, beat):
             return
@@ -48,7 +47,7 @@ class Suspects:
             self._hosts[host] = epoch, beat, since, since + self._lease_s
 
     def clear(self) -> None:
-        """What was watched proves nothing: watch anew."""
+        """Forget the hosts: what was watched proves nothing."""
         self._hosts.clear()
 
     @property
