@@ -187,7 +187,7 @@ def watch_records(
     count: Count = None,
     color: Color = AUTO,
 ) -> None:
-    """Show each record as it is written, across restarts of the sidecar, without a gap."""
+    """Show each record once it is durable, across restarts of the sidecar, without a gap."""
     of_sidecars: dict[str, object] = {"--socket": socket, "--after": after}
     of_sidecars |= {"--users": users or None, "--settle": settle}
     given = [flag for flag, value in of_sidecars.items() if value is not None]

@@ -84,12 +84,12 @@ class LimitSettings:
     )
     pause_firing: int = fixed(
         10_000,
-        "offlines not yet on disk at which only 50 users a pass go offline; at "
+        "offlines not yet durable at which only 50 users a pass go offline; at "
         "twice as many none",
         "offlines",
     )
     pause_reading: int = fixed(
-        30_000, "records not yet on disk at which sockets are no longer read", "records"
+        30_000, "records not yet durable at which sockets are no longer read", "records"
     )
     max_settling: int = setting(
         100_000,

@@ -274,7 +274,7 @@ class TimerSettings:
     )
     max_pending: int = fixed(
         30_000,
-        "most timer commands not yet on disk, one more for each KiB that they carry; "
+        "most timer commands not yet durable, one more for each KiB that they carry; "
         "a gateway with more than its share is not read",
         "commands",
     )

@@ -84,8 +84,10 @@ class Now:
     gateways: list[GatewayNow]
     counts: Counts
     build: dict[str, str]  # version, and kind of wheel
-    log_seq: int = gauge("liveness_log_seq", "The newest record on disk.")
-    log_pending: int = gauge("liveness_log_pending", "Records waiting to be written.")
+    log_seq: int = gauge("liveness_log_seq", "The newest durable record.")
+    log_pending: int = gauge(
+        "liveness_log_pending", "Records decided and not durable yet."
+    )
     write_failures: Values = counter(
         "liveness_write_failures", "Failed tries to write to the disk.", "what"
     )
