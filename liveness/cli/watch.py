@@ -154,8 +154,8 @@ Settle = Annotated[
     number(
         float,
         "SECONDS",
-        "show an offline when its user was away for so long, and nothing of one who was "
-        "back before (default: 0)",
+        "show an offline once its user was away this long, and nothing if it was back "
+        "before (default: 0)",
         0,
         MOST_SETTLE_S,
     ),
