@@ -1,7 +1,7 @@
-"""What some host has to do in each partition for those that cannot any more.
+"""The duties of any host of a partition when another one is lost.
 
-It looks for hosts that are quiet (`look`), declares them lost (`fence`), and ends the
-sessions that are nobody's (`reap`).
+It looks for quiet hosts (`look`), declares them lost (`fence`), and ends sessions without a
+host (`reap`).
 
 Redis' clock alone declares nobody lost: after an outage, or if that clock jumps, every host
 looks quiet. So a host that was quiet for half a lease by Redis' clock is then watched for

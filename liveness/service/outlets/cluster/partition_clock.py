@@ -5,8 +5,8 @@ from typing import Final
 
 # A call takes no longer, while this process runs.
 LONGEST_CALL_S: Final = 2.0
-# A partition's clock that is ahead of Redis' clock, as that was set back, goes so much
-# slower until it is not: by 0.1 s in a pause between beats of the default.
+# A partition's clock that is ahead, as Redis' clock was set back, runs slower by this share
+# until it is not: by 0.1 s in the default pause between beats.
 SLEW: Final = 0.02
 # If Redis' clock differs from what it should be by more of a lease than this, it was set.
 CLOCK_SHARE: Final = 1 / 60
@@ -21,10 +21,10 @@ class PartitionClock:
         self._seen = 0
         self._seen_at = 0.0
         self._ahead = -inf  # Redis' clock less ours, at least
-        self._half_trip_s = 0.0  # it may be so much more, and twice
+        self._half_trip_s = 0.0  # it may be more by this, or at most by twice this
 
     def floor(self, now: float) -> int:
-        """The partition's clock, of which versions are, at least.
+        """The least that the partition's clock can be; versions are times of that clock.
 
         It is Redis' clock, but never goes back. Sessions begin by it, so it must not
         stand still either.

@@ -320,7 +320,7 @@ class Publisher:
             made.close()
 
     async def _watch_policy(self) -> None:
-        """Publish only while the servers keep what they are told.
+        """Publish only while no server may evict the cluster's keys.
 
         A part of a Cluster that is away does not hold up the others.
         """

@@ -1,4 +1,4 @@
-"""How publishing goes: what metrics and the summary show of it, and what is logged."""
+"""The status of publishing, for the metrics, the summary and the log."""
 
 from collections import Counter
 from enum import Enum
@@ -29,7 +29,7 @@ _log = structlog.get_logger("cluster")
 
 
 class ClusterState(Enum):
-    """What an operator wants to know first."""
+    """The state of publishing, for operators."""
 
     BEGINNING = "beginning"
     FOLLOWING = "following"
