@@ -121,7 +121,7 @@ class Server:
             parts.presence,
             parts.firing,
             parts.scheduler,
-            commit=self.commit,
+            commit=lambda: self.commit(with_cursors=True),
             registry=parts.registry,
             handshake=Handshake(
                 effects, decided, parts.skipped, disk=disk, terms=terms

@@ -4,8 +4,8 @@ A reply that depends on a decision is sent once the decision is on disk.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, assert_never
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, assert_never
 
 from liveness.core.disk import Disk
 from liveness.core.effects import Deliver, Effect, LogLine, ReadFirst, WakeWriter
@@ -49,13 +49,6 @@ RESET_STEPS: Final = 2_000
 WELCOMES: Final = 5
 
 
-class Commits(Protocol):
-    """A method that commits what was decided."""
-
-    def __call__(self, *, with_cursors: bool) -> int:
-        """See `Server.commit`."""
-
-
 class PendingWelcome(NamedTuple):
     """A link whose hello was accepted, and that is not welcomed yet."""
 
@@ -66,7 +59,10 @@ class PendingWelcome(NamedTuple):
 
 
 class Requests:
-    """Applies the requests of links, each link's in order."""
+    """Applies the requests of links, each link's in order.
+
+    *commit* commits what was decided, with moved cursors; see `Server.commit`.
+    """
 
     def __init__(
         self,
@@ -75,7 +71,7 @@ class Requests:
         firing: Firing,
         scheduler: TimerScheduler,
         *,
-        commit: Commits,
+        commit: Callable[[], int],
         registry: LinkRegistry,
         handshake: Handshake,
         disk: Disk,
@@ -156,7 +152,7 @@ class Requests:
             case Ack():
                 self._acknowledge(link, request, at)
             case Ping():
-                ticket = self._commit(with_cursors=True)
+                ticket = self._commit()
                 self._registry.send(link, ["pong", request.payload], after=ticket)
             case Where():
                 self._where(link, request, at)
@@ -194,7 +190,7 @@ class Requests:
                 question.found = ()  # nothing of the other hosts is for this link
             self.cluster_questions.ask(question, at)
         elif (found := self._sessions_here(link, request.uids, n, at)) is not None:
-            ticket = self._commit(with_cursors=True)
+            ticket = self._commit()
             self._registry.send(link, ["where", found], after=ticket)
 
     def _sessions_here(
@@ -223,7 +219,7 @@ class Requests:
             question.found = ()
         most = max(self._max_where_rows, len(question.uids))
         frame = cluster_answer(question, here, host=self._host, most=most)
-        ticket = self._commit(with_cursors=True)
+        ticket = self._commit()
         self._registry.send(link, frame, after=ticket)
 
     @staticmethod
@@ -273,7 +269,7 @@ class Requests:
         hello = link.hello
         assert hello is not None
         is_all = hello.role != GATEWAY and hello.scope == "all"
-        ticket = self._commit(with_cursors=True)
+        ticket = self._commit()
         if not link.outbox.is_broken:
             gateway = None if is_all else hello.name
             link.outbox.queue(ListReply(gateway, ticket))
@@ -363,7 +359,7 @@ class Requests:
     def _welcome(self, link: Link, hello: Hello, at_ms: int) -> None:
         """Send `welcome`, once the name's cursor and all records before it are durable."""
         terms, reading = self._handshake.answer(link, hello, at_ms)
-        ticket = self._commit(with_cursors=True)
+        ticket = self._commit()
         self._registry.send(link, ["welcome", terms], after=ticket, is_log_only=True)
         link.outbox.welcome(hello, reading, ticket)
         self._effects.append(Deliver(link.number, reading))
