@@ -2,7 +2,7 @@
 
 A shell gives it what happens: a link connects, bytes arrive, time passes, a row is read.
 The server changes its state at once, and adds to `effects` what the shell is to do, in
-order and before it calls the server again (`core.shell`). Two shells run it:
+order and before it calls the server again (`Shell`). Two shells run it:
 `service.engine` on sockets, clock and disk, and `liveness.testing` on sockets and a
 scripted clock and disk.
 
@@ -272,8 +272,9 @@ class Server:
     def advance(self, at: Instant, *, cpu: float, asked: float) -> None:
         """Account for the time since the last turn, and find the users that are due.
 
-        *at* has the attended second of the last turn. This process has used *cpu* seconds
-        so far, and the shell *asked* for a sleep of so many seconds.
+        *at* has the attended second of the last turn. *cpu* is the CPU time that this
+        process has used so far, and *asked* is how long the shell meant to sleep since
+        the last turn, both in seconds.
         """
         attended, pressure = self._attended, self._pressure
         now = attended.turn(
@@ -338,7 +339,7 @@ class Server:
     # --- from time to time ----------------------------------------------------
 
     def missed(self, gateway: GatewayState, now: float) -> None:
-        """Count a missed ping, unless it was read meanwhile."""
+        """Count a missed ping, unless the gateway has sent something after all."""
         if gateway.has_missed(now):
             self._warnings.missed_promise(gateway, now)
 

@@ -61,7 +61,10 @@ class Handshake:
     def answer(
         self, link: Link, hello: Hello, at_ms: int
     ) -> tuple[dict[str, object], ReadPosition]:
-        """Store the cursor of a name; return the terms, and where its link begins."""
+        """Store the cursor of a name; return the terms, and where its link begins.
+
+        *at_ms* is now, by the state's clock.
+        """
         newest = self._decided.next_seq - 1  # it may not be durable yet
         position = self._start_position(hello, newest)
         terms = self._shown(link, hello, newest + 1)

@@ -55,7 +55,7 @@ class PartialFrames:
     """Limits the incomplete frames of all links; the link with the oldest one ends first.
 
     A working link completes its frame within milliseconds, so the oldest frame is soon that
-    of a link that sends byte by byte.
+    of a link that sends byte by byte. *most_bytes* is at least the size of one frame.
     """
 
     def __init__(self, *, most_bytes: int) -> None:

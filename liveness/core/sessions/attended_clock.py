@@ -74,8 +74,8 @@ class AttendedClock:
     ) -> float:
         """Account for the time since the last turn; return attended seconds.
 
-        The process *asked* for a sleep of so many seconds in between. If links were not
-        read, on purpose, nothing counts.
+        *asked* is how many seconds the process meant to sleep in between.
+        *reading_paused*: links were not read, on purpose, so nothing counts.
         """
         elapsed, used = mono - self._mono, cpu - self._cpu
         attended = min(elapsed, asked + used + SLACK_S)
@@ -114,8 +114,8 @@ class AttendedClock:
 class WindowedMax:
     """The highest of the recent values, for a reader that reads it at intervals.
 
-    A value counts for one to two spans, of seconds; the reader's interval is no longer.
-    Only the maxima of the current and the previous span are stored.
+    A value counts for one to two spans. A span is in seconds, and no shorter than the
+    reader's interval. Only the maxima of the current and the previous span are stored.
     """
 
     def __init__(self, span: float) -> None:

@@ -12,7 +12,8 @@ CADENCES_PER_LOOK: Final = 200
 class GatewayTable:
     """The gateways that have a link or users, by name and by number on the wheel.
 
-    A gateway has *reconnect_grace* seconds to catch up after its link began or ended.
+    *timeout* is the silence timeout, in seconds, of gateways that set none. A gateway has
+    *reconnect_grace* seconds to catch up after its link began or ended.
     """
 
     def __init__(self, wheel: Wheel, *, timeout: float, reconnect_grace: float) -> None:

@@ -101,7 +101,7 @@ StormNews: TypeAlias = StormBegun | StormEnded
 class SlidingCount:
     """A count over about the last revolution, in constant memory.
 
-    What is added counts for that many seconds, and up to a thirtieth longer.
+    What is added counts for *revolution* seconds, and up to a thirtieth longer.
     """
 
     def __init__(self, revolution: float) -> None:

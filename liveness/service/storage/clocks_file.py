@@ -30,7 +30,8 @@ _log = structlog.get_logger("start")
 def write(folder: Path, *, log: str, seq: int, at_ms: int, clocks: Clocks) -> None:
     """Write the file, synced, with the clocks of the wheel.
 
-    A start can use it only if the log ends with *seq*.
+    A start can use it only if the log ends with *seq*. *at_ms* is now, by the state's
+    clock.
     """
     body = encode([column.tobytes() for column in clocks.columns])
     head = encode([_VERSION, log, seq, at_ms])

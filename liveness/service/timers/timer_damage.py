@@ -49,7 +49,7 @@ def end_damaged(
     """End a damaged timer, within an open transaction.
 
     In its texts, bytes that are not UTF-8 are replaced. All timers are read: some seconds
-    for a million.
+    for a million. *at* is now, in milliseconds of the state's clock.
 
     Returns:
         By how many the count of each state falls; None if the timer is not damaged or
