@@ -11,8 +11,8 @@ from liveness.core.records import HostReading
 from liveness.core.wire.link_requests import Login
 from liveness.host_clock import read_host
 
-# While time stands still, the time of logins runs at this share of real time, so that the
-# older of two connections is still the older.
+# Between moves of the clock, the time of logins runs at this share of real time, so that
+# the older of two connections is still the older.
 IDLE_RATE: Final = 1e-6
 # The clocks begin at fixed times, so that a test gets the same records every time.
 START_MONO_S: Final = 1_000.0

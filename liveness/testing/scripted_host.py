@@ -1,7 +1,7 @@
 """The host of a scripted sidecar: sockets, a clock that the script moves, a disk.
 
-It runs the sidecar's own server from a single task, without threads. Between two calls of
-`pass_time` its time stands still.
+It runs the sidecar's own server from a single task, without threads. Its time does not run
+between two calls of `pass_time`.
 """
 
 import math

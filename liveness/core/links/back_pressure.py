@@ -71,7 +71,7 @@ class BackPressure:
 
     @property
     def is_firing_throttled(self) -> bool:
-        """Whether so many decisions wait for the disk that few or no users may be fired."""
+        """Whether too many decisions wait for the disk: few or no users may be fired."""
         return self._disk.pending_ends >= self._limits.pause_firing
 
     @property

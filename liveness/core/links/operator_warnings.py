@@ -114,7 +114,7 @@ class OperatorWarnings:
             )
 
     def _stalled_links(self, links: Iterable[Link]) -> None:
-        """Warn of each once, and again only after it went on in between."""
+        """Warn of each once, and again only if it took records in between."""
         before, self._stalled = self._stalled, set()
         for link in links:
             stop, hello = link.outbox.stop, link.hello

@@ -251,7 +251,7 @@ class Requests:
 
     @staticmethod
     def _too_many_users(link: Link, full: NoRoom) -> Refusal:
-        # Made without the conversation too: the link goes on for the other users.
+        # Made without the conversation too: the link stays open for the other users.
         return Refusal(
             Code.TOO_MANY_USERS,
             f"there is no room for {len(full.indices)} of these users, the first at index "
@@ -324,7 +324,7 @@ class Requests:
     def replace(self, older: Link, arrival: PendingWelcome) -> None:
         """End *older*, and give its name to the other link, unless that has ended.
 
-        Then apply what that link sent meanwhile.
+        Then apply what that link sent while it waited.
         """
         backlog = self._backlogs.pop(arrival.link.number)
         if older.is_open:
@@ -334,7 +334,7 @@ class Requests:
             self._take_all(arrival.link, backlog)
 
     def welcome(self, arrival: PendingWelcome, at_ms: int) -> None:
-        """Welcome a link whose old sessions have ended; apply what it sent meanwhile."""
+        """Welcome a link whose old sessions have ended; apply what it sent by then."""
         backlog = self._backlogs.pop(arrival.link.number)
         self._welcome(arrival.link, arrival.hello, at_ms)
         self._take_all(arrival.link, backlog)

@@ -71,7 +71,7 @@ def decode(data: bytes) -> Any:
 
 
 def encode_notices(count: int, records: bytes) -> bytes:
-    """Return a `notices` frame with so many records, encoded one behind the other."""
+    """Return a `notices` frame with *count* records, encoded one after the other."""
     head = msgpack.Packer()
     start: bytes = head.pack_array_header(2) + encode("notices")
     return b"".join((start, head.pack_array_header(count), records))

@@ -91,7 +91,7 @@ class Engine:
         # Until the links that connected before this process listened are accepted.
         self.is_draining_backlog = False
         self._sockets, self._reader = self.shell.sockets, self.shell.reader
-        self._links = 0  # so many were connected
+        self._links = 0  # how many have connected
         self._turns_at = clock.mono()  # when the next turn is due
         self._lags = WindowedMax(LAG_SHOWN_S)
         self._attended = parts.attended

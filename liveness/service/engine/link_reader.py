@@ -96,7 +96,7 @@ class LinkReader:
     def read_sent(self, link: Link, now: float, *, most: int | None = None) -> None:
         """Read what a link has sent up to now, and not what it goes on to send.
 
-        If *most* is given, at most about so many bytes.
+        If *most* is given, it stops soon after that many bytes.
         """
         unread = self._sockets[link.number].unread()
         must_read = unread if most is None else min(unread, most)

@@ -213,7 +213,7 @@ class LogStore:
         self.log = log
         # Whether the last sidecar of this log took `7` and `"7"` for two users.
         self.had_two_names = meta(db, ONE_NAME) is None
-        # By the id of a log that this one goes on from: the last seq they share.
+        # By the id of a log that this one continues: the last seq they share.
         self.ancestors: dict[str, int] = ancestors
         self.clock = stored_clock(db)
         self.steps = stored_steps(db)

@@ -1,7 +1,7 @@
 """Writes the log and the cursors of all names, with group commit.
 
 A change that comes after a quiet time is written at once. While changes keep coming, a
-commit begins at most every `COMMIT_EVERY_S` and takes all that came meanwhile, since a
+commit begins at most every `COMMIT_EVERY_S` and takes all that are queued, since a
 commit with its delivery costs more CPU than the decisions in it. It begins earlier if
 something waits for it, as a reply does, or if many records wait.
 
@@ -38,18 +38,18 @@ from liveness.service.storage.writer import Checkpoints, Writer
 # new record should wait for those before it.
 COMMIT_RECORDS: Final = 4_000
 # The least time between the beginnings of two commits, unless the second one is awaited.
-# It delays a record by as much at most: half of what delivery may take.
+# No record is delayed by more than this, which is half of what delivery may take.
 COMMIT_EVERY_S: Final = 0.05
-# So many records are written at once. More would not make a commit cheaper: they fill a
-# page of the log.
+# When this many records wait, they are written at once. More would not make a commit
+# cheaper: they fill a page of the log.
 FULL_COMMIT: Final = PAGE_RECORDS
-# If only cursors moved, a commit waits this long. After a crash, records acknowledged
-# meanwhile are delivered again.
+# If only cursors moved, a commit waits this long. After a crash, records acknowledged in
+# that time are delivered again.
 CURSOR_DELAY_S: Final = 1.0
 # How often to look whether the wall clock was set: the state's clock is stored then.
 CLOCK_LOOK_S: Final = 1.0
 # It is also stored this often. If the host crashes, and its wall clock is behind after the
-# boot, the state's clock loses as much at most; an idle disk is written to no more often.
+# boot, the state's clock loses no more than this; an idle disk is written to no more often.
 CLOCK_STORED_S: Final = 300.0
 
 # The steps of the wall clock that `decided_ms` knows, the newest.
@@ -133,7 +133,7 @@ class LogWriter:
 
     @property
     def ancestors(self) -> Mapping[str, int]:
-        """The logs that this one goes on from, each with the last seq in common."""
+        """The logs that this one continues, each with the last seq in common."""
         return self.store.ancestors
 
     @property

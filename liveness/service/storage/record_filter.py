@@ -22,7 +22,7 @@ from liveness.core.wire.uids import names_of
 from liveness.service.storage.log_pages import END
 
 # The stamps of a page are of one commit, and the newest is known. The oldest may be this
-# much older: if the disk did not write meanwhile, or the wall clock was set back.
+# much older: if the disk failed for that long, or the wall clock was set back.
 OLDER_MS: Final = 86_400_000
 
 

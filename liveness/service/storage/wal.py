@@ -3,7 +3,7 @@
 By default SQLite does this within a commit, once the WAL has 1,000 pages. That commit, and
 all that waits for it, then waits until those pages are written and synced, too. Here
 another connection does it, in a thread of its own, as a *passive* checkpoint: neither it
-nor a commit waits for the other. The next commit begins the WAL anew, if all of it was
+nor a commit waits for the other. The next commit starts the WAL over, if all of it was
 written back and no reader needs it.
 
 While commits follow each other closely, there is always one that the checkpoint does not
@@ -45,7 +45,7 @@ class Wal:
         self._path = path
         self._reserve = reserve
         self._most_bytes = most_bytes
-        self.overflows = 0  # how often it was found too large
+        self.overflows = 0  # how often `Checkpoints` found it too large
         # Open from the start, as the writer's: the path may lead to another file later, and
         # a connection to that one would, on closing, delete the WAL.
         self._own = connect(path)

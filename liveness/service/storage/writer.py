@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 RETRY_S: Final = 1.0
 # The pause between two checkpoints, and between two comparisons of a WAL with its bound. A
-# page that is written several times meanwhile is written back once; but the more is written
-# at once, the longer the commits beside it wait for the disk. After 5 s with many logins that
-# is some 40 MB, and one commit took 20 ms instead of one.
+# page that is written several times in between is written back once. But the more is
+# written at once, the longer the commits beside it wait for the disk: after 5 s with many
+# logins it is some 40 MB, and one commit took 20 ms instead of one.
 CHECKPOINT_EVERY_S: Final = 1.0
 
 _log = structlog.get_logger("journal")
 
 
 class Writer:
-    """Writes in a thread, one transaction at a time; *what*, for messages, is written."""
+    """Writes in a thread, one transaction at a time; messages name the file by *what*."""
 
     def __init__(self, what: str, path: Path, *, clock: Clock) -> None:
         self.failure: str | None = None  # why the file cannot be written at present
@@ -57,8 +57,8 @@ class Writer:
     ) -> T:
         """Repeat a call every second until it succeeds, and log that it fails.
 
-        *call* writes one transaction. *pending* gives how much waits, for messages;
-        *left*, given the result, the error if part was left unwritten.
+        *call* writes one transaction. *pending* returns how many changes wait, for
+        messages. *left* takes the result, and returns the error if part was not written.
 
         Raises:
             StateError: Another process writes to the file.
@@ -114,7 +114,7 @@ class Checkpoints:
         wal, writer = self._wal, self._writer
         while True:
             await trio.sleep(CHECKPOINT_EVERY_S)
-            # On a full disk no commit succeeds until the WAL begins anew: so this goes on
+            # On a full disk no commit succeeds until the WAL starts over: so this continues
             # while the writer fails.
             if not writer.has_written and writer.failure is None:
                 continue

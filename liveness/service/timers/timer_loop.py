@@ -1,7 +1,7 @@
 """Reads timers that come due from their table, and has the server fire them.
 
 Reading may wait for the disk, so it runs in a thread, one reading at a time. The core
-notices a row that changed meanwhile (`core.timers.timer_scheduler`).
+notices a row that changed during the read (`core.timers.timer_scheduler`).
 """
 
 import sqlite3

@@ -68,7 +68,7 @@ MOST_PAGES: Final = 2**32 - 2  # SQLite's own limit
 CACHE_BYTES: Final = 64 * 2**20
 
 # A checkpoint may write a hundred thousand pages all over the file, which takes seconds.
-# Commits fill the WAL meanwhile.
+# In that time commits fill the WAL.
 MOST_WAL_BYTES: Final = 256 * 2**20
 
 # A cancel by ext ends this many timers in a transaction, about 10 ms, and continues in
@@ -111,8 +111,8 @@ class TimerStore:
         folder: The state directory.
         log: The id of the log in that directory.
         next_seq: The next seq of that log.
-        ancestors: The ids of logs that this one goes on from, each with the last seq
-            that they have in common.
+        ancestors: The ids of logs that this one continues, each with the last seq that
+            they have in common.
         reserve: The reserve, shared with the log's store; None: one of its own.
         retry_policy: When further attempts are made.
     Raises:
