@@ -241,15 +241,15 @@ class ScriptedShell(Shell):
         before, room = socket.position.seq, outbox.room
         if room <= 0:
             return b""
-        now_ms = int(self._clock.mono * 1000)
+        at = self._now()
         records, socket.position.seq = self._disk.read(
-            before, socket.position.wanted, room, self._clock.wall_ms
+            before, socket.position.wanted, room, at.wall_ms
         )
         if not records:
-            outbox.records_sent(now_ms)
+            outbox.records_sent(at.state_ms)
             return b""
         outbox.records_begin([seq for seq, _ in records], before)
-        socket.sent = partial(outbox.records_sent, now_ms)
+        socket.sent = partial(outbox.records_sent, at.state_ms)
         encoded = b"".join(encoded for _, encoded in records)
         return encode_notices(len(records), encoded)
 
