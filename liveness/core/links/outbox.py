@@ -111,9 +111,8 @@ class Outbox:
         self._unacked: deque[int] = deque()
         self._acked = 0  # the highest seq that the peer has acknowledged
         self._processed = 0  # the highest seq that it has processed
-        self._position_before: int | None = (
-            None  # set while a frame of records is written
-        )
+        # Set while a frame of records is written.
+        self._position_before: int | None = None
         self._progress = (0, 0)  # as of the last `note_stall`
         self._stopped_s = 0.0  # seconds without progress, caused by the reader
 

@@ -38,9 +38,8 @@ class EngineShell(Shell):
         self.sockets: dict[int, LinkSocket] = {}  # by number of the link
         self.reader = LinkReader(self, parts, self.sockets, clock)
         self.cluster_wanted = Notifier()  # there are `cluster_questions`
-        self.cluster_questions = deque[
-            effects.AskCluster
-        ]()  # the server bounds their number
+        # The server bounds their number.
+        self.cluster_questions = deque[effects.AskCluster]()
         self._attended = parts.attended
         self._log_writer = log_writer
         self._skipped_attempts = skipped_attempts
