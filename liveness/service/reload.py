@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from liveness.config.outlet_settings import OUTLETS
-from liveness.config.settings import SETTINGS, Config
+from liveness.config.settings import Config
 from liveness.core.access import Access
 from liveness.errors import LivenessError
 from liveness.service.common import logs
@@ -26,11 +26,6 @@ from liveness.service.components import SidecarService
 from liveness.service.http.sign_in import Token, read_token
 from liveness.service.links.credentials import access_to
 
-# Settings that a reload applies, beside the content of the token file.
-RELOADABLE: Final = (
-    *(setting.name for setting in SETTINGS if setting.section == "access"),
-    "logging.level",
-)
 READ_S: Final = 10.0
 # Reading threads at a time, abandoned ones included.
 MOST_READINGS: Final = 4
