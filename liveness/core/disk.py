@@ -1,4 +1,4 @@
-"""What the server reads of the disk, which its shell has."""
+"""The state of the shell's disk, for the server to read."""
 
 from collections.abc import Mapping
 from typing import Protocol

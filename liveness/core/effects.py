@@ -1,9 +1,9 @@
 """Effects: plain values that the server's shell carries out in order.
 
-Links are named by their number. What is sent on a link is not here but in its outbox,
-which knows the commit that has to be durable first: the shell writes what the outbox
-gives. Records are durable before anyone reads them. Only the last frame of a link that
-ends, an error or `bye`, waits for no commit: it says nothing of any.
+Links are named by their number. Frames are not effects: they are in the outbox of a link,
+which gives the shell each one once the commit that it depends on is durable. Records are
+durable before anyone reads them. Only the last frame of a link that ends, an error or
+`bye`, waits for no commit, as it depends on none.
 """
 
 from collections.abc import Sequence

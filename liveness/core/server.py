@@ -71,7 +71,7 @@ class MayRead(Enum):
 
 
 class ServerParts(NamedTuple):
-    """What the server consists of, for others to read.
+    """The parts of the server, for others to read.
 
     Whatever has effects is changed by the server, which is called through a `Shell`.
     """
@@ -424,8 +424,9 @@ class Shell(ABC):
         with shell as server:
             server.forget(role, name)
 
-    The effects are carried out at the end of the block, in order. Blocks may be nested:
-    to carry out `ReadFirst`, for one, a shell calls the server again.
+    The effects are carried out at the end of the block, in order; after an error too, as
+    the server has changed its state. Blocks may be nested: to carry out `ReadFirst`, for
+    one, a shell calls the server again.
     """
 
     def __init__(self, server: Server) -> None:

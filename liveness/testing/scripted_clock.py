@@ -1,4 +1,4 @@
-"""The time of a scripted sidecar: it stands still until the script moves it."""
+"""The time of a scripted sidecar, which only the script moves."""
 
 from bisect import bisect_right
 from dataclasses import replace

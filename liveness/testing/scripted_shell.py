@@ -1,4 +1,4 @@
-"""Carries the effects of a scripted sidecar out; reads and writes its links."""
+"""Carries out the effects of a scripted sidecar; reads and writes its links."""
 
 from array import array
 from collections import Counter

@@ -1,7 +1,7 @@
 """Applies the events of users to their sessions.
 
 The rules are those of `proto/README.md`, "Sessions". Every decision becomes a record in
-`Decisions`. Sessions that end without an event are those of `firing`.
+`Decisions`. `firing` ends the sessions that end without an event.
 """
 
 from collections import Counter

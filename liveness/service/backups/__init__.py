@@ -1,4 +1,4 @@
-"""Copies of the state directory, and checks of one that stands still."""
+"""Copies of the state directory, and checks of its files."""
 
 # Imports: core, errors, service.storage, service.timers.
 # Never: starlette, hypercorn, cyclopts.

@@ -1,4 +1,4 @@
-"""The state directory: writes, reads, copies and checks the log, timers and clocks."""
+"""The state directory: writes, trims and reads the log, and stores the clocks."""
 
 # Imports: core, core.sessions, core.wheel, core.wire, errors, metrics, service.common,
 #   text.

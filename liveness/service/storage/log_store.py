@@ -1,4 +1,4 @@
-"""The log's database, `liveness.db`: written, trimmed, and read for links.
+"""The log's database, `liveness.db`: opened, written, and read for links.
 
 A copy, as in a backup, must not continue the same log: copy and original would give the
 same seqs to different records. Nor must a log that has lost its end. So a log takes a new
