@@ -128,16 +128,16 @@ def make_server(
     pressure = BackPressure(effects, disk, registry, counts=counts, limits=limits)
     gateways, presence, firing = _users(config, decided)
     parts = ServerParts(
-        gateways,
-        presence,
-        firing,
-        _scheduler(config, decided, at),
-        registry,
-        KnownNames(registry, gateways, decided.cursors, skipped, disk),
-        pressure,
-        skipped,
-        unread,
-        attended,
+        gateways=gateways,
+        presence=presence,
+        firing=firing,
+        scheduler=_scheduler(config, decided, at),
+        registry=registry,
+        names=KnownNames(registry, gateways, decided.cursors, skipped, disk),
+        pressure=pressure,
+        skipped=skipped,
+        unread=unread,
+        attended=attended,
     )
 
     def new_link(number: int, peer: Peer, now: float) -> Link:

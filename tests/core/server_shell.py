@@ -53,12 +53,8 @@ class Shell:
             timers=timers,
             limits=LimitSettings(**limits),
         )
-        self.disk, self.counts, self.mono, self.links = (
-            ScriptedDisk(),
-            LinkCounters(),
-            0.0,
-            0,
-        )
+        self.disk, self.counts = ScriptedDisk(), LinkCounters()
+        self.mono, self.links = 0.0, 0
         self.cursors = Cursors()
         self.decided = Decisions(1, self.cursors, new_batch=RecordBatch)
         self.attended = make_attended_clock(config, mono=0.0, cpu=0.0)

@@ -185,11 +185,12 @@ class Engine:
         mono = self._clock.mono()
         now = self._account_time(mono)
         has_more = self._read(now)
-        has_resets, fired = self._fire()
-        has_more |= has_resets
-        if not self._pressure.firing_was_throttled:
-            has_more |= fired > 0 and bool(self._firing.due_gateways())
+        fired = self._fire()
         with self.shell as server:
+            if not self._pressure.firing_was_throttled:
+                has_more |= fired > 0 and bool(self._firing.due_gateways())
+                # A hello that was read just now may have begun a reset.
+                has_more |= server.has_resets
             self._do_periodic_work(server, mono, now)
             server.commit()
         self._committed()
@@ -214,23 +215,18 @@ class Engine:
             self._reset_sessions()
         return not self._pressure.reading_is_paused and self._reader.read_ready(now)
 
-    def _fire(self) -> tuple[bool, int]:
-        """Fire due users, and request due timers.
-
-        Returns whether there are sessions to reset, and how many users were judged.
-        """
-        scheduler, pressure = self._scheduler, self._pressure
+    def _fire(self) -> int:
+        """Fire due users and request due timers; return how many users were judged."""
+        scheduler = self._scheduler
         with self.shell as server:
-            if not pressure.reading_is_paused:
+            if not self._pressure.reading_is_paused:
                 server.caught_up(
                     self._clock.mono(), all_accepted=not self.is_draining_backlog
                 )
-            # A hello that was read just now may have begun a reset.
-            has_resets = server.has_resets and not pressure.firing_was_throttled
             fired = server.fire(self.instant())
         if scheduler.has_due or scheduler.wants_filling:
             self.timers_wanted.notify()
-        return has_resets, fired
+        return fired
 
     def _do_periodic_work(self, server: Server, mono: float, now: float) -> None:
         if not self._pressure.reading_is_paused:
