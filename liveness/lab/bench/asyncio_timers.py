@@ -25,13 +25,11 @@ class TimerServer(asyncio.Protocol):
         self._seq = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Report offlines on this link from now on."""
         assert isinstance(transport, asyncio.Transport)
         self._link = transport
         self._unpacker = msgpack.Unpacker(use_list=False)
 
     def data_received(self, data: bytes) -> None:
-        """Apply frames."""
         self._unpacker.feed(data)
         for name, *rest in self._unpacker:
             if name in ("keepalive", "login"):
@@ -70,7 +68,6 @@ class TimerServer(asyncio.Protocol):
 
 
 async def main(path: str) -> None:
-    """Serves until it is killed."""
     server = TimerServer()
     listener = await asyncio.get_running_loop().create_unix_server(lambda: server, path)
     print("serving", flush=True)

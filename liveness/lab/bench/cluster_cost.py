@@ -86,7 +86,6 @@ def missing_for_cluster() -> str:
 
 
 def cluster(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """Measure the cost and the delay of presence across hosts."""
     with _redis(options.folder) as (program, link, settings):
         figures = [*_redis_costs(options, program, link, settings, stage)]
     return as_promised([*figures, *_host_costs(options, stage)], options)
@@ -94,7 +93,6 @@ def cluster(options: BenchOptions, stage: Stage) -> list[Figure]:
 
 @contextmanager
 def _redis(folder: Path | None) -> Iterator[tuple[Program, RedisLink, str]]:
-    """A redis-server, a link to it, and the settings of a sidecar that publishes there."""
     port = free_port()
     words = ["--bind", HOST, "--port", str(port)]
     with running_redis(folder, *words) as (program, path), RedisLink(path) as link:
@@ -155,7 +153,6 @@ class LoadHost:
                 raise LoadError(f"the function answered {answer!r}")
 
     def toggle(self, parts: Sequence[Sequence[bytes]]) -> None:
-        """Toggle all users: online ones go offline, the others online."""
         for calls in self.rounds(parts, max(CALLS)):
             self.make(calls)
 
@@ -211,7 +208,6 @@ def _redis_costs(
 
 
 def _memory(link: RedisLink) -> int:
-    """Bytes in use."""
     found = re.search(rb"used_memory:(\d+)", link("INFO", "memory"))
     assert found
     return int(found[1])
@@ -220,7 +216,6 @@ def _memory(link: RedisLink) -> int:
 def _reaping(
     host: LoadHost, parts: Sequence[Sequence[bytes]], link: RedisLink
 ) -> tuple[float, float]:
-    """How long the sessions of a lost host take to end, and other calls during that."""
     fenced, took_s, until = 0.0, list[float](), time.perf_counter() + AWAITED_S
     for calls in (calls for _ in count() for calls in host.rounds(parts, OTHERS_SIZE)):
         for call in calls:

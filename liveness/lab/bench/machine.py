@@ -43,12 +43,10 @@ def facts(folder: Path | None) -> dict[str, Any]:
 
 
 def available_bytes() -> int:
-    """Memory that can be used without swapping."""
     return int(_first("/proc/meminfo", "MemAvailable").split()[0]) * 1024
 
 
 def as_line(machine: dict[str, Any]) -> str:
-    """The facts on one line."""
     return (
         "{cores} cores ({cpu}), {memory_mb} MB, load {load_before[0]}, {disk}, "
         "Linux {kernel}, Python {python}, wheel {wheel}"

@@ -59,7 +59,6 @@ def missing_for_outlets() -> str:
 
 
 def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """Measure how fast outlets send, and the cost of a record and of dead outlets."""
     figures = []
     with fresh_sidecar(options.folder, timeout_s=LONG_S) as sidecar:
         stage("a log is written", None)
@@ -121,13 +120,11 @@ def _webhook(status: HTTPStatus) -> Iterator[Receiver]:
 
 
 def _url(port: int) -> str:
-    """The settings of a webhook to a port of loopback."""
     return f'url = "http://{HOST}:{port}/"\nsecret = "{SECRET}"\n'
 
 
 @contextmanager
 def _kafka() -> Iterator[Receiver]:
-    """The mock cluster of librdkafka, in threads of this process."""
     # Imported here: the other scenarios run without the package.
     from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
@@ -152,7 +149,6 @@ def _kafka() -> Iterator[Receiver]:
 
 
 def _topic(brokers: str) -> str:
-    """The settings of an outlet to Kafka."""
     return f'brokers = "{brokers}"\ntopic = "{TOPIC}"\n'
 
 
@@ -171,7 +167,6 @@ def _write_log(sidecar: SidecarProgram, count: int) -> int:
 def _drain(
     sidecar: SidecarProgram, receiver: Receiver, number: int, records: int
 ) -> tuple[float, float]:
-    """Send the whole log; return records a second, and CPU nanoseconds of each."""
     settings = f'[{receiver.table}.run-{number}]\n{receiver.settings}begin = "oldest"\n'
     sidecar.settings.write_text(settings, encoding="utf-8")
     until, last = time.perf_counter() + AWAITED_S, receiver.received() + records

@@ -62,7 +62,6 @@ class ReplacementLoad:
         self._was_read = trio.lowlevel.ParkingLot()  # a record
 
     async def log_in(self, sidecar: liveness.Sidecar) -> None:
-        """Log in the users that stay; their timeout outlasts the pause of two turns."""
         options = self.options
         long_s = options.timeout_s + 3 * options.users / options.rate
         for number in range(min(options.users, MOST_STAYERS)):
@@ -74,7 +73,6 @@ class ReplacementLoad:
         await sidecar.flush()
 
     async def send_keepalives(self, sidecar: liveness.Sidecar) -> None:
-        """The users that stay send in turns."""
         began, sent, turns = time.perf_counter(), 0, cycle(self.stayers.items())
         while True:
             due = (time.perf_counter() - began) * self.options.rate
@@ -85,7 +83,6 @@ class ReplacementLoad:
             await trio.sleep(TICK_S)
 
     async def arrive(self, sidecar: liveness.Sidecar, nursery: trio.Nursery) -> None:
-        """Have users arrive, until cancelled; each leaves by itself."""
         began = time.perf_counter()
         for number in count():
             conn, name = sidecar.new_conn(), uid(number, "come")
@@ -119,7 +116,6 @@ class ReplacementLoad:
             self.judge.take(Notices(received, [dict(record)]))
 
     async def all_reported(self) -> None:
-        """Return when each user that arrived went offline, or a while later."""
         with trio.move_on_after(PATIENCE_S):
             while self._silent or self.leaving:
                 await self._was_read.park()

@@ -101,7 +101,6 @@ class Window:
 
     @property
     def server_percent(self) -> float:
-        """The program's CPU time, as a share of one core."""
         return 100 * self.server_s / self.took_s
 
     def server_ns(self, count: int) -> float:

@@ -47,7 +47,6 @@ class Stragglers(LoadGateway):
         self.ping()
 
     def wait_for_first(self) -> None:
-        """Return when the first of them is due."""
         first = next(iter(self._due.values()))
         time.sleep(max(0.0, first.mono - time.perf_counter()))
 

@@ -133,7 +133,6 @@ def _write(text: str, place: Path) -> None:
 
 
 def estimated_s(names: Iterable[str], options: BenchOptions) -> float:
-    """How long scenarios take."""
     total_s, compared = 0.0, [users for users, _ in systems.plan(options).runs]
     for name in names:
         it = SCENARIOS[name]

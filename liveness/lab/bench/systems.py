@@ -217,13 +217,11 @@ def missing_program(options: BenchOptions) -> str:
 
 
 def _program(name: str) -> str:
-    """The program of a system, also the name of its Debian package."""
     return "valkey-server" if name == VALKEY else "redis-server"
 
 
 @contextmanager
 def opened(name: str, folder: Path | None, users: int) -> Iterator[System]:
-    """A running system; its process and files are removed at the end."""
     if name == OURS:
         # With slots of a second, so that each activity moves its user to another one.
         with linked_sidecar(folder, timeout_s=LONG_S, slots=LONG_S) as (sidecar, link):
@@ -246,7 +244,6 @@ def opened(name: str, folder: Path | None, users: int) -> Iterator[System]:
 
 
 def asyncio_server(folder: Path) -> Program:
-    """The server with a timer for each user."""
     module, path = "liveness.lab.bench.asyncio_timers", str(folder / "socket")
     command, ready = [*PYTHON, module, path], re.compile("serving")
     return Program(name="asyncio", command=command, log=folder / "log", ready=ready)

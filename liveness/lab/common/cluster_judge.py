@@ -99,11 +99,9 @@ class ClusterJudge:
 
     @property
     def online(self) -> int:
-        """How many users and guests are online anywhere, by the records."""
         return sum(map(len, self._online.values()))
 
     def check_overdue(self, at: float) -> None:
-        """Looks for users that the cluster should have reported by *at*."""
         online = {user for users in self._online.values() for user in users}
         for uid in self._users:
             expected = self.expected(uid, at)
@@ -138,7 +136,6 @@ class ClusterJudge:
     def _alive_since(
         self, judge: HostJudge, user: UserState, at: float
     ) -> float | None:
-        """Since when a user is on a host that runs; None: it is not there."""
         is_heard = at - user.last_wrote(by=at) < self._timeout_s
         if user.joined_at is None or user.left_at is not None or not is_heard:
             return None

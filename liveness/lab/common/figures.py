@@ -32,32 +32,27 @@ class Figure:
 
     @property
     def label(self) -> str:
-        """Its name, with system and users if they vary."""
         if self.users is None:
             return self.name
         return f"{self.users:,} users, {self.system}: {self.name}"
 
     @property
     def amount(self) -> str:
-        """The value and its unit, for a reader."""
         if math.isnan(self.value):
             return "not measured"
         return f"{number(self.value)} {self.unit}".rstrip()
 
     @property
     def floor(self) -> str:
-        """The floor, for a reader."""
         if self.most is not None:
             return f"≤ {self.most:,g} {self.unit}".rstrip()
         return "" if self.least is None else f"≥ {self.least:,g} {self.unit}".rstrip()
 
     @property
     def verdict(self) -> str:
-        """Whether the floor is met, for a reader; "" without a floor."""
         return {None: "", True: "met", False: "MISSED"}[self.is_met]
 
     def as_map(self) -> dict[str, object]:
-        """The figure in the report."""
         value = self.value if math.isfinite(self.value) else None
         return {**asdict(self), "value": value, "met": self.is_met}
 
@@ -66,7 +61,6 @@ HEAD: Final = ("scenario", "figure", "value", "floor", "")
 
 
 def mistakes(scenario: str, verdict: Verdict) -> list[Figure]:
-    """The figures that must be zero."""
     return [
         Figure(scenario, "early offlines", verdict.early, "", 0.0),
         Figure(scenario, "false offlines", verdict.false, "", 0.0),
@@ -75,12 +69,10 @@ def mistakes(scenario: str, verdict: Verdict) -> list[Figure]:
 
 
 def are_met(figures: Sequence[Figure]) -> bool:
-    """Whether no floor was missed."""
     return all(figure.is_met is not False for figure in figures)
 
 
 def summary(figures: Sequence[Figure]) -> str:
-    """How many of the floors were met, in one line."""
     verdicts = [figure.is_met for figure in figures if figure.is_met is not None]
     return f"{verdicts.count(True)} of {len(verdicts)} floors met"
 
@@ -103,5 +95,4 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
 
 
 def number(value: float) -> str:
-    """A number with three significant digits; whole from 100 on."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"

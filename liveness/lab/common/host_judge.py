@@ -127,24 +127,19 @@ class HostJudge:
     # --- what users do ------------------------------------------------------------
 
     def connects(self, uid: str, at: float) -> None:
-        """A user is about to open a connection, and to write on it."""
         user = self.users[uid]
         user.connected_at, user.left_at, user.is_silent = at, None, False
 
     def joined(self, uid: str, at: float) -> None:
-        """The gateway let a user in."""
         self.users[uid].joined_at = at
 
     def wrote(self, uid: str, at: float) -> None:
-        """A user is about to write a line."""
         self.users[uid].wrote.append(at)
 
     def leaves(self, uid: str, at: float) -> None:
-        """A user is about to log out."""
         self.users[uid].left_at = at
 
     def falls_silent(self, uid: str, *, is_planned: bool = True) -> None:
-        """A user writes nothing from now on."""
         user = self.users[uid]
         user.is_silent = True
         if not is_planned:
@@ -177,7 +172,6 @@ class HostJudge:
         self.started_at = at
 
     def disruption_ends(self, at: float, *, of_gateway: bool = False) -> None:
-        """That process is up again."""
         self._disruptions -= 1
         self._recovered_at = max(self._recovered_at, at + RECOVERY_S)
         if of_gateway:
@@ -227,12 +221,10 @@ class HostJudge:
 
     @property
     def online(self) -> int:
-        """How many users and guests are online, by the records."""
         return len(self._sessions.open)
 
     @property
     def guests(self) -> int:
-        """How many guests are online, by the records."""
         return len(self._sessions.open.keys() - self.users.keys())
 
     # --- checks ---------------------------------------------------------------------

@@ -69,7 +69,6 @@ class Moment(NamedTuple):
     wall_ms: float
 
     def after(self, seconds: float) -> Moment:
-        """The moment this many seconds later."""
         return Moment(self.mono + seconds, self.wall_ms + 1000 * seconds)
 
 
@@ -120,7 +119,6 @@ class Judge:
         self._verdict = Verdict()
 
     def take(self, notices: Notices) -> None:
-        """Judge some records."""
         verdict, key, timeout_s = self._verdict, self._key, self._timeout_s
         for record in notices.records:
             moment = self._expected.pop(record.get(key, ""), None)
@@ -148,7 +146,6 @@ def judge(
     timeout_s: float = 0.0,
     key: str = "uid",
 ) -> Verdict:
-    """Judge all that a gateway received; see `Judge`."""
     judge = Judge(dict(last), timeout_s=timeout_s, key=key)
     for received in notices:
         judge.take(received)
@@ -163,5 +160,4 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def p99_ms(seconds: Sequence[float]) -> float:
-    """The 99th percentile, in milliseconds."""
     return 1000 * quantile(seconds, 0.99)

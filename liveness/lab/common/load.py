@@ -37,12 +37,10 @@ class LoadError(LivenessError):
 
 
 def now() -> Moment:
-    """Read both clocks."""
     return Moment(time.perf_counter(), time.time_ns() / 1e6)
 
 
 def uid(number: int, kind: str = "user") -> str:
-    """A user's uid; 17 bytes, as each kind has four letters."""
     return f"{kind}-{number:012}"
 
 
@@ -62,17 +60,14 @@ class LoadUsers:
         return len(self._conns)
 
     def uid(self, number: int) -> str:
-        """The uid of a user."""
         return uid(number, self._kind)
 
     def logins(self, part: range, **options: object) -> bytes:
-        """Frames of 1,000 that log in the users of *part*."""
         return b"".join(
             self._frame("login", batch, options) for batch in cut(part, BATCH)
         )
 
     def logouts(self, part: range) -> bytes:
-        """Frames of 1,000 that log out the users of *part*."""
         return b"".join(self._frame("logout", batch, {}) for batch in cut(part, BATCH))
 
     def keepalives(self) -> list[tuple[range, bytes]]:
@@ -83,11 +78,9 @@ class LoadUsers:
         ]
 
     def batch(self, numbers: Sequence[int]) -> bytes:
-        """One keepalive frame for all of *numbers*."""
         return self._frame("keepalive", numbers, {})
 
     def single(self, number: int, event: str = "keepalive", **options: object) -> bytes:
-        """A frame for one user."""
         options["conn"] = self._conns[number]
         return packed(event, self.uid(number), options)
 
@@ -100,7 +93,6 @@ class LoadUsers:
 
 
 def packed(*frame: object) -> bytes:
-    """A frame in MessagePack."""
     data: bytes = msgpack.packb(frame)
     return data
 
@@ -111,7 +103,6 @@ def cut(part: range, size: int) -> list[range]:
 
 
 def connected(path: Path) -> socket.socket:
-    """A link to a server."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(ANSWER_S)
@@ -257,11 +248,9 @@ class Pace:
 
     @property
     def count(self) -> int:
-        """Frames written so far."""
         return len(self.lags_s)
 
     def moments(self) -> Iterator[Moment]:
-        """When each frame was written."""
         return map(Moment, self._mono, self._wall_ms)
 
     def run(self, frames: Sequence[bytes]) -> None:

@@ -141,7 +141,6 @@ class Program:
         raise self._not_ready()
 
     def is_ready(self) -> bool:
-        """Whether its output says so; see `check` too."""
         self.check()
         with self.log.open("rb") as log:
             log.seek(self._log_at)
@@ -151,7 +150,6 @@ class Program:
         return bool(found)
 
     def check(self) -> None:
-        """Raise a `ProgramError` if it has ended by itself."""
         code = self.code
         if code is not None:
             raise ProgramError(self, f"has ended, exit code {code}")
@@ -174,7 +172,6 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its process id, from its first start on."""
         assert self._process is not None
         return self._process.pid
 
@@ -196,7 +193,6 @@ class Program:
         return time.perf_counter() - began
 
     def kill(self) -> None:
-        """Kill it and all processes that it has started, if it runs."""
         if self._process is not None:
             self.signal(signal.SIGKILL)  # works while it is stopped too
             self._process.wait()
@@ -225,7 +221,6 @@ class Program:
     # --- output and resources ---------------------------------------------------------
 
     def last_lines(self) -> str:
-        """The end of its output, indented."""
         lines = self.log.read_text(errors="replace", encoding="utf-8").splitlines()
         return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
 
@@ -238,7 +233,6 @@ class Program:
         return time.clock_gettime(~self.pid << 3 | 2)
 
     def memory_mb(self) -> float:
-        """Resident memory now."""
         return self._status_mb("VmRSS")
 
     def peak_memory_mb(self) -> float:
@@ -320,7 +314,6 @@ class SidecarProgram(Program):
 
 
 def socket_in(folder: Path) -> Path:
-    """The socket of the sidecar in *folder*."""
     return folder / "gateway.sock"
 
 

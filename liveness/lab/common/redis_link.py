@@ -12,7 +12,6 @@ READ_BYTES: Final = 65_536
 
 
 def command(*words: str | int | bytes) -> bytes:
-    """A command in Redis' protocol."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         data = word if isinstance(word, bytes) else str(word).encode()
@@ -40,12 +39,10 @@ class RedisLink:
         self._sock.close()
 
     def __call__(self, *words: str | int | bytes) -> Any:
-        """The reply to one command."""
         self.send(command(*words))
         return self.reply()
 
     def send(self, data: bytes | memoryview) -> None:
-        """Write encoded commands."""
         self._sock.sendall(data)
 
     def reply(self, within_s: float = ANSWER_S) -> Any:

@@ -33,7 +33,6 @@ NO_CAUSE: Final = Cause(UNLOOKED, "")
 
 
 def cause_of(at: int, evidence: Evidence) -> Cause:
-    """Why only the other side reported an offline at *at*."""
     is_online, seen, records, is_complete = evidence
     before = next((record for record in records if record.at <= at), None)
     after = next((record for record in reversed(records) if record.at > at), None)

@@ -94,7 +94,6 @@ class Comparison:
         self.hurried = 0  # offlines settled early, because too many were waiting
 
     def add(self, offline: Offline) -> None:
-        """Takes an offline of either side."""
         if isinstance(offline, Line) and offline.at < self._here.begin:
             self.before += 1
             return

@@ -44,7 +44,6 @@ class ComparisonOptions(NamedTuple):
 
     @property
     def within_ms(self) -> int:
-        """The tolerance in milliseconds."""
         return round(self.within_s * 1000)
 
 
@@ -103,7 +102,6 @@ class ComparisonReport:
             return NO_CAUSE
 
     def end(self) -> int:
-        """Prints the totals; returns the exit code."""
         totals = self._totals()
         if self._options.as_json:
             sys.stdout.write(f"{json.dumps({'account': totals})}\n")
@@ -154,7 +152,6 @@ class ComparisonReport:
 
 
 def _rows(totals: Mapping[str, Any]) -> Iterator[str]:
-    """The totals for a person."""
     yield _row("both", totals["both"], totals["both_by_reason"])
     if (later_s := totals["later_there_s"]) is not None:
         shown = ", ".join(f"{name} {value:+.3f} s" for name, value in later_s.items())
@@ -180,7 +177,6 @@ def _parts(counts: Mapping[str, int]) -> str:
 
 
 def _as_text(outcome: Outcome, cause: Cause) -> str:
-    """One line for a person."""
     verdict, here, there = outcome
     line = f"{verdict:<10}  "
     if here is not None:

@@ -53,7 +53,6 @@ def _findings(verdict: RuleVerdict) -> Iterator[str]:
 
 
 def json_report(result: RunResult) -> str:
-    """One JSON document."""
     rules = [
         {
             "rule": f"G{verdict.rule}",

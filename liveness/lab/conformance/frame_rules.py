@@ -65,12 +65,10 @@ class FrameRules:
         self._recent: list[Seen] = []
 
     def new_process(self) -> None:
-        """Note that the run starts the gateway."""
         self.process += 1
         self._has_said_hello = False
 
     def look(self, seen: Seen) -> None:
-        """Judge a frame."""
         self._recent = [*self._recent[-11:], seen]
         if seen.name == OPENED:
             self._opened[seen.link] = seen.at

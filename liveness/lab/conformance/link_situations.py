@@ -57,7 +57,6 @@ async def still_served(stage: Stage, user: TcpUser | None, while_: str) -> None:
 
 
 def end_by_error(stage: Stage, code: str) -> None:
-    """End the gateway's link by an error."""
     error = {"code": code, "message": BY_SCRIPT, "fatal": True, "n": 1}
     stage.sidecar.drop(stage.name, encode(("error", error)))
 

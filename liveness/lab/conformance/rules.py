@@ -112,7 +112,6 @@ class Findings:
             self.untried.setdefault(rule, []).append(why)
 
     def verdict(self, rule: int) -> RuleVerdict:
-        """The outcome for a rule."""
         if found := self.failed.get(rule):
             outcome = ADVISED if rule in ADVISED_RULES else FAIL
             return RuleVerdict(rule, outcome, tuple(found))

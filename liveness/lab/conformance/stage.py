@@ -77,12 +77,10 @@ class Stage:
             self.findings.fail(rule, seen, expected, self.tape.since(self.since))
 
     def need(self, is_so: object, otherwise: str) -> None:
-        """Break the situation off unless *is_so*."""
         if not is_so:
             raise BrokeOff(otherwise)
 
     async def until(self, is_so: Callable[[], object], within: float = SOON_S) -> bool:
-        """Wait until *is_so* returns something true; return whether it did in time."""
         with trio.move_on_after(within):
             while not is_so():
                 with trio.move_on_after(LOOK_S):
@@ -98,28 +96,23 @@ class Stage:
 
     @property
     def is_linked(self) -> bool:
-        """Whether the gateway has a welcomed link."""
         is_open = self.tape.links.get(self.link) == OPENED
         is_welcomed = self.link in self.frame_rules.welcomed
         return self.name in self.sidecar.links and is_open and is_welcomed
 
     async def linked(self, within: float = LINK_S) -> bool:
-        """Wait until the gateway has a welcomed link, or its process ends."""
         await self.until(lambda: self.is_linked or self.has_ended, within)
         return self.is_linked
 
     async def check_linked(self, rule: int, otherwise: str) -> None:
-        """Check that the gateway makes a link, and break the situation off if not."""
         self.check(rule, await self.linked(), otherwise, "a link after a pause")
         self.need(self.is_linked, "the gateway has no link")
 
     async def need_link(self, within: float = LINK_S) -> None:
-        """Break the situation off unless the gateway is linked in time."""
         self.need(await self.linked(within), "the gateway has no link")
 
     @property
     def has_ended(self) -> bool:
-        """Whether the gateway's process has ended by itself."""
         return self.process is not None and self.process.code is not None
 
     def how_it_runs(self) -> str:
@@ -133,7 +126,6 @@ class Stage:
 
     @property
     def link(self) -> int:
-        """The number of the gateway's latest link."""
         return max(self.tape.links, default=0)
 
     @property
@@ -144,7 +136,6 @@ class Stage:
         return float(timeout) if isinstance(timeout, int | float) else TIMEOUT_S
 
     async def ready(self) -> None:
-        """Have the gateway linked before a situation; start it again if it has ended."""
         if not self.sidecar.is_running:
             self.sidecar.start()
         if self.has_ended:
@@ -174,7 +165,6 @@ class Stage:
     # --- its reports ------------------------------------------------------------------
 
     def reported(self, *events: str) -> list[Reported]:
-        """The reports in these events."""
         frames = self.tape.since(self.since)
         found = (report for seen in frames for report in reports(seen))
         return [report for report in found if report.event in events]
@@ -199,14 +189,12 @@ class Stage:
         return missing()
 
     async def need_report(self, user: TcpUser, *events: str) -> None:
-        """Break the situation off unless such a report comes."""
         came = await self.until(lambda: self.reported_of(user, *events))
         self.need(came, f"no {events[-1]} came")
 
     async def check_report(
         self, rule: int, user: TcpUser, otherwise: str, *events: str
     ) -> None:
-        """Check that such a report comes."""
         came = await self.until(lambda: self.reported_of(user, *events))
         self.check(rule, came, otherwise, events[-1])
 
@@ -239,11 +227,9 @@ class Stage:
         ]
 
     async def need_end(self, user: TcpUser, what: str) -> None:
-        """Break the situation off unless a record ends this user's connection."""
         self.need(await self.until(lambda: self.ended(user)), f"{what} was not sent")
 
     async def acked(self, seq: int, within: float = SOON_S) -> bool:
-        """Wait until the gateway has acknowledged a record."""
         return await self.until(lambda: self.acks_of(seq), within)
 
     def acks_of(self, seq: int) -> list[Seen]:
@@ -252,13 +238,11 @@ class Stage:
         return [ack for ack in acks if type(ack.content) is int and ack.content >= seq]
 
     async def check_acked(self, rule: int, seq: int, what: str) -> None:
-        """Check that the gateway acknowledges a record."""
         self.check(rule, await self.acked(seq), f"no ack of {what}", f"ack {seq}")
 
     # --- users ------------------------------------------------------------------------
 
     async def joins(self, name: str) -> TcpUser:
-        """Connect as a user, and wait until the gateway has let it in."""
         assert self.address is not None
         stream = None
         with trio.move_on_after(START_S):
@@ -318,22 +302,18 @@ class Stage:
         return users
 
     async def served(self, user: TcpUser) -> bool:
-        """Whether the gateway answers a line of this user."""
         pongs = user.pongs
         await user.ping()
         await self.until(lambda: user.pongs > pongs or not user.is_open)
         return user.is_open and user.pongs > pongs
 
     async def until_closed(self, *users: TcpUser) -> bool:
-        """Wait until the gateway has closed the connection of one of these users."""
         return await self.until(lambda: not all(user.is_open for user in users))
 
     async def check_closed(self, rule: int, user: TcpUser, otherwise: str) -> None:
-        """Check that the gateway ends this user's connection."""
         self.check(rule, await self.until_closed(user), otherwise, "closed")
 
     async def check_served(self, rule: int, user: TcpUser, otherwise: str) -> None:
-        """Check that the gateway answers this user."""
         self.check(rule, await self.served(user), otherwise, "open, and served")
 
     async def leaves(self, user: TcpUser) -> None:
@@ -343,7 +323,6 @@ class Stage:
         self.need(closed, "a user who has logged out stays connected")
 
     async def clear(self) -> None:
-        """Have all users leave."""
         for user in self.users:
             await user.connection.close()
         self.users.clear()

@@ -56,7 +56,6 @@ class StagedSidecar(ScriptedSidecar):
         self._host.shell.tap = tape
 
     async def serve(self) -> None:
-        """Serve until cancelled."""
         try:
             await self._serve()
         finally:
@@ -65,17 +64,14 @@ class StagedSidecar(ScriptedSidecar):
 
     @property
     def is_running(self) -> bool:
-        """Whether it listens."""
         return self._host.listener is not None
 
     @property
     def newest_seq(self) -> int:
-        """The seq of the newest record; 0 if there is none."""
         self._host.turn()
         return self._host.disk.durable_seq
 
     def unread_bytes(self, gateway: str) -> int:
-        """How many bytes of this gateway's link the sidecar has not read."""
         return self._socket_of(gateway).unread_bytes
 
     def record_others(self, count: int) -> int:
@@ -174,7 +170,6 @@ class StagedSidecar(ScriptedSidecar):
         )
 
     def lose_end(self, records: int) -> None:
-        """Lose the newest records of the log."""
         self._host.disk.lose_end(records)
 
     def forget(self, gateway: str) -> None:

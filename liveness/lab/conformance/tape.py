@@ -45,12 +45,10 @@ class Seen(NamedTuple):
 
     @property
     def name(self) -> object:
-        """The frame's name."""
         return self.frame[0] if self.frame else None
 
     @property
     def content(self) -> Any:
-        """The element after the name; None if there is none."""
         return self.frame[1] if len(self.frame) > 1 else None
 
     @property
@@ -60,7 +58,6 @@ class Seen(NamedTuple):
         return options if isinstance(options, dict) else {}
 
     def text(self) -> str:
-        """A line for a person."""
         arrow = "←" if self.is_sent else "→"
         what = " ".join(
             item
@@ -71,7 +68,6 @@ class Seen(NamedTuple):
         return f"{self.at:7.3f} s  link {self.link}  {arrow} {what}"
 
     def as_json(self) -> dict[str, object]:
-        """A map for a program."""
         return {
             "at": round(self.at, 4),
             "link": self.link,
@@ -120,13 +116,11 @@ class Tape(LinkTap):
 
     @property
     def now(self) -> float:
-        """Seconds since the run began."""
         return trio.current_time() - self.began
 
     # --- recording --------------------------------------------------------------------
 
     def opened(self, link: int, sock: socket.socket) -> None:
-        """Begin to record a link of another process."""
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("3i", credentials)[0] == os.getpid():
             return
@@ -137,7 +131,6 @@ class Tape(LinkTap):
         self._note(link, OPENED)
 
     def received(self, link: int, data: bytes) -> None:
-        """Record frames of the gateway."""
         if data:
             self._pass(link, False, data)
         elif self.links.get(link) == OPENED:
@@ -145,11 +138,9 @@ class Tape(LinkTap):
         self.changed.unpark_all()  # frames of the script's own links may complete a wait
 
     def sent(self, link: int, data: bytes) -> None:
-        """Record frames of the sidecar."""
         self._pass(link, True, data)
 
     def closed(self, link: int) -> None:
-        """Record that the sidecar closes a link."""
         if self.links.get(link) == OPENED:
             self._note(link, ENDED)
 
@@ -180,11 +171,9 @@ class Tape(LinkTap):
 
     @property
     def mark(self) -> int:
-        """A place between the frames so far and those to come."""
         return self._dropped + len(self.frames)
 
     def since(self, mark: int) -> list[Seen]:
-        """The frames after a place."""
         return self.frames[max(0, mark - self._dropped) :]
 
 
@@ -198,12 +187,10 @@ class Reported(NamedTuple):
 
     @property
     def user(self) -> str | None:
-        """The identity of the user; None if the uid is none."""
         return identity(self.uid) if is_uid(self.uid) else None
 
 
 def reports(seen: Seen) -> Iterator[Reported]:
-    """The reports in a frame of the gateway; none if it is no event."""
     if seen.is_sent or seen.name not in EVENTS or len(seen.frame) < 2:
         return
     uids, conns = seen.content, seen.options.get("conn")
@@ -217,6 +204,5 @@ def reports(seen: Seen) -> Iterator[Reported]:
 
 
 def records(seen: Seen) -> Iterator[dict[str, Any]]:
-    """The records in a `notices` frame of the sidecar."""
     if seen.is_sent and seen.name == "notices":
         yield from (record for record in seen.frame[1] if isinstance(record, dict))

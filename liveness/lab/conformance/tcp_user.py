@@ -28,11 +28,9 @@ class TcpUser:
         return self.closed_at is None
 
     async def ping(self) -> None:
-        """Write a line that proves the user alive."""
         await self.connection.send({"ping": 1})
 
     async def listen(self, changed: trio.lowlevel.ParkingLot) -> None:
-        """Read until the connection ends."""
         lines: list[dict[str, Any]] | None = []
         while lines is not None:
             lines = await self.connection.receive()

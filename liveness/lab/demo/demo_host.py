@@ -63,7 +63,6 @@ class KeptProgram:
         self.state = "starting"
 
     async def start(self) -> None:
-        """Starts it; returns when it is ready."""
         self.state = "starting"
         self.program.launch()
         await self.program.until_ready()
@@ -79,7 +78,6 @@ class KeptProgram:
             raise ProgramError(self.program, f"did not end within {END_S:g} s")
 
     async def stop(self, seconds: float) -> None:
-        """Stops it for a while, as a frozen machine would."""
         self.program.signal(signal.SIGSTOP)
         self.state = "stopped"
         await trio.sleep(seconds)
@@ -87,7 +85,6 @@ class KeptProgram:
         self.state = "up"
 
     def check(self) -> None:
-        """Raises a ProgramError if it has ended by itself."""
         if self.state in ("up", "stopped"):
             self.program.check()
 
@@ -139,26 +136,22 @@ class DemoHost:
         return next((state for state in states if state != "up"), "up")
 
     def check(self) -> None:
-        """Raises a ProgramError if either has ended by itself."""
         for each in self.programs:
             each.check()
 
     async def kill(self) -> None:
-        """Kills both programs, as a power failure would; they stay down until `start`."""
         self.judge.disruption_begins(trio.current_time(), of_gateway=True)
         async with trio.open_nursery() as nursery:
             for each in self.programs:
                 nursery.start_soon(each.end, signal.SIGKILL)
 
     async def start(self) -> None:
-        """Starts both after `kill`; returns when they are ready."""
         self.judge.host_starts(trio.current_time())
         for each in self.programs:
             await each.start()
         self.judge.disruption_ends(trio.current_time(), of_gateway=True)
 
     async def watch(self) -> None:
-        """Reads every record, across restarts of the sidecar."""
         watch = Watch(
             str(self.socket),
             after=0,
@@ -220,17 +213,14 @@ class DemoCluster(KeptProgram):
         self._look_at = 0.0
 
     async def kill(self) -> None:
-        """Kills Redis, which loses its data; it stays down until `start`."""
         self.judge.redis_killed(trio.current_time())
         await self.end(signal.SIGKILL)
 
     async def start(self) -> None:
-        """Starts Redis, also after `kill`; returns when it is ready."""
         await super().start()
         self.judge.redis_up(trio.current_time())
 
     def settings_of(self, host: str) -> str:
-        """TOML for the sidecar of a host."""
         return (
             f'[cluster]\nurl = "{self.url}"\nhost = "{host}"\n'
             f"partitions = {PARTITIONS}\nlease_s = {LEASE_S}\n"
@@ -243,7 +233,6 @@ class DemoCluster(KeptProgram):
             self.judge.check_overdue(at)
 
     async def watch(self) -> None:
-        """Reads every change of the cluster, across restarts of Redis."""
         settings = ClusterSettings(url=self.url, partitions=PARTITIONS, lease_s=LEASE_S)
         async with ClusterWatch(
             settings,

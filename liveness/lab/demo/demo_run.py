@@ -119,7 +119,6 @@ class DemoRun:
                 nursery.cancel_scope.cancel()
 
     def press(self, key: str) -> None:
-        """Does what a key asks for."""
         self._has_quit |= key == "q"
         self.director.press(key)
 
@@ -157,22 +156,18 @@ class DemoRun:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the gateways opened."""
         return trio.current_time() - self._began
 
     @property
     def hops(self) -> int:
-        """How often users moved to another host as planned."""
         return sum(user.hops for user in self.users)
 
     @property
     def faults(self) -> Counter[str]:
-        """The faults on single hosts, by kind."""
         return sum((host.judge.faults.counts for host in self.hosts), Counter[str]())
 
     @property
     def faults_anywhere(self) -> Counter[str]:
-        """The faults of the cluster, by kind."""
         return self.cluster.judge.faults.counts if self.cluster else Counter()
 
     def places(self) -> Iterator[str]:

@@ -74,7 +74,6 @@ class Director:
             self.log(f"{name}: not while the {target.name} is {target.state}")
 
     async def perform(self, name: str, number: float) -> None:
-        """Performs an action; returns when it is over."""
         target = self._target(name, number)
         if target is None:
             self.done[name] += 1

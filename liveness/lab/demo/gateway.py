@@ -124,7 +124,6 @@ class Gateway:
         self._say(timer.payload.encode())
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """Serves one connection until either side ends it."""
         self._open += 1
         try:
             await self._talk(stream)
@@ -206,7 +205,6 @@ class Gateway:
         connection.send(_line(joined=name, users=len(self.room)))
 
     def _leave(self, connection: Connection) -> None:
-        """Removes the connection from the room, and reports a logout, if it is in it."""
         if self.room.pop(connection.conn, None):
             self._sidecar.logout(connection.uid, conn=connection.conn)
 
@@ -239,7 +237,6 @@ def _line(**content: object) -> bytes:
 
 
 def main() -> None:
-    """Runs a gateway as the command line asks, until it is ended by a signal."""
     parser = ArgumentParser(description="A chat gateway with a sidecar.")
     parser.add_argument("--sidecar", metavar="PATH", help="the sidecar's socket")
     parser.add_argument("--name", default="gw-1", help="of this gateway; default gw-1")

@@ -49,7 +49,6 @@ class Terminal:
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and lines, as they are now."""
         return terminal_size(self._out)
 
     async def paint(self, picture: Text) -> None:
@@ -128,7 +127,6 @@ class Picture:
         (self._logged if what == ACTION else self._records).append(line)
 
     async def run(self, demo: DemoRun) -> None:
-        """Draws a few pictures a second, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._terminal.read_keys, demo.press)
             while True:

@@ -43,27 +43,23 @@ class PlainLines:
         self._records = 0
 
     def add(self, line: str, what: str) -> None:
-        """Prints a line within a second; of records only the first few, and a count."""
         if what == ACTION or self._records < MOST_RECORDS:
             self._lines.append(line)
         self._records += what != ACTION
 
     async def run(self, demo: DemoRun) -> None:
-        """Prints, until cancelled."""
         await say(HINT, *(f"    {place}" for place in demo.places()))
         while True:
             await trio.sleep(TICK_S)
             await say(*self.lines(), status(demo))
 
     def lines(self) -> list[str]:
-        """The lines since the last call."""
         lines, others = self._lines, self._records - MOST_RECORDS
         self._lines, self._records = [], 0
         return [*lines, f"{'':14}and {others} more"] if others > 0 else lines
 
 
 def status(demo: DemoRun) -> str:
-    """The state of the run on one line."""
     line = f"{demo.elapsed_s:5.0f} s   online {demo.judge.online}"
     if demo.cluster:
         hosts = [
@@ -127,7 +123,6 @@ def report(demo: DemoRun) -> Iterator[str]:
 
 
 def measures(demo: DemoRun) -> Iterator[str]:
-    """How late silences were reported, and how many hops there were."""
     found = [late_s for host in demo.hosts for late_s in host.judge.lateness_s]
     p50, p99, most = (quantile(found, q) for q in (0.5, 0.99, 1))
     measured = f"p50 {p50:.3f} s, p99 {p99:.3f} s, max {most:.3f} s"
@@ -142,7 +137,6 @@ def measures(demo: DemoRun) -> Iterator[str]:
 
 
 def fault_lines(demo: DemoRun) -> Iterator[str]:
-    """The number of faults of each kind, on the hosts and anywhere."""
     yield "faults: " + _counted(demo.faults, KINDS)
     if demo.cluster:
         yield "faults anywhere: " + _counted(demo.faults_anywhere, ("missed", "false"))
@@ -153,7 +147,6 @@ def _counted(faults: Counter[str], kinds: Sequence[str]) -> str:
 
 
 def listed(faults: Faults) -> Iterator[str]:
-    """Each fault that was kept, and how many were not."""
     for fault in faults.listed:
         line = f"    {fault.kind}: {escaped(fault.who)} {fault.breach.what}"
         if fault.breach.promise != NO_PROMISE:

@@ -62,7 +62,6 @@ class Plan:
 
 
 def joining_s(count: int) -> float:
-    """How long *count* users take to join, one after the other."""
     return max(count / MOST_JOINS_PER_S, 1.0)
 
 

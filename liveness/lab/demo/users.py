@@ -72,7 +72,6 @@ class Visit:
 
     @property
     def is_active(self) -> bool:
-        """Whether its user is in the room and still writes."""
         return self.has_joined and not self.is_over and not self.has_ended
 
     def end(self, *, logout: bool, is_planned: bool = True) -> None:
@@ -166,21 +165,17 @@ class User:
 
     @property
     def is_active(self) -> bool:
-        """Whether it is on a host and still writes."""
         return self._visit is not None and self._visit.is_active
 
     def fall_silent(self) -> None:
-        """Have an active user write nothing from now on, despite its plan."""
         assert self._visit is not None
         self._visit.end(logout=False, is_planned=False)
         self._wake.set()
 
     def pause_s(self) -> float:
-        """How long to write nothing now."""
         return uniform(LEAST_PAUSE, MOST_PAUSE) * self.timeout_s
 
     def next_line(self) -> dict[str, object]:
-        """What to write next: chat, or a ping."""
         if self.plan.behaviour is Behaviour.CHAT:
             self.lines_said += 1
             return {"say": choice(SAYINGS)}
@@ -255,7 +250,6 @@ async def crowd(host: str, port: int, *, count: int, timeout_s: float) -> None:
 
 
 def main() -> None:
-    """Runs users as the command line asks, until they are ended by a signal."""
     parser = ArgumentParser(description="Simulated users of a chat gateway.")
     parser.add_argument("--host", default=HOST, help=f"of the gateway; default {HOST}")
     parser.add_argument("--port", type=int, required=True, help="of the gateway")
