@@ -1,26 +1,21 @@
-"""`liveness compare`: the offlines of another detector beside those of the sidecar.
+"""`liveness compare`: a file of offlines that another detector reports, beside the log.
 
-    compare -     its lines on stdin, and the live records of the sidecar
-    compare FILE  a file of its lines, and the log in the state directory
-
-Both match offlines in the same way (`liveness.lab.compare.comparison`). For an offline that
-only the other detector reported, the command looks up what the sidecar knows of the user.
+For an offline that only the other detector reported, the command looks up what the log has
+of the user.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import merge
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import trio
-from cyclopts import Parameter, Token
+from cyclopts import Parameter
 
-from liveness.cli.explain import user_in_sidecar
-from liveness.cli.options import Json, Socket, State, declared, file_at, number
-from liveness.config.sources import socket_path, state_folder
+from liveness.cli.options import Json, State, declared, file_at, number
+from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.terminal import report_line
 from liveness.core.records import OFFLINE, Record, Uid
@@ -28,12 +23,11 @@ from liveness.host_clock import wall_s
 from liveness.lab.compare.causes import Evidence
 from liveness.lab.compare.comparison import Comparison, Line, Offline, Outcome, Span
 from liveness.lab.compare.comparison_report import ComparisonOptions, ComparisonReport
-from liveness.lab.compare.live_comparison import PIECE_BYTES, compare_live, record_of
 from liveness.lab.compare.offline_lines import LineReader
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_reader import LogReader, open_log
 from liveness.service.storage.record_filter import RecordFilter
-from liveness.text import from_json, local_time
+from liveness.text import local_time
 
 # A file is sorted in memory, where a valid line takes some 250 bytes. Invalid lines count
 # as well.
@@ -41,6 +35,7 @@ MOST_LINES: Final = 5_000_000
 # Roughly how long a lookup in the log may take, and how many records it may return.
 LOOKUP_S: Final = 0.2
 LOOKUP_RECORDS: Final = 1_000
+PIECE_BYTES: Final = 65_536
 
 
 def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
@@ -81,9 +76,7 @@ def _lines_of(path: Path, reader: LineReader) -> Iterator[Line]:
                         f"{path} has more than {MOST_LINES:,} lines; split it"
                     )
     except OSError as error:
-        raise CommandError(
-            f"{path}: {error.strerror}; name a file of lines, or - for those on stdin"
-        ) from None
+        raise CommandError(f"{path}: {error.strerror}; name a file of lines") from None
     yield from reader.feed(b"")
 
 
@@ -124,19 +117,7 @@ def _evidence_in_log(log: LogReader, uid: Uid) -> Evidence:
     return Evidence(is_online, None, found.records, is_complete=found.back_to is None)
 
 
-def _evidence_in_sidecar(path: Path, uid: Uid) -> Evidence:
-    found = user_in_sidecar(path, uid, "?limit=100")
-    records = [record_of(from_json(record)) for record in found["records"]]
-    is_complete = found["looked_back_to"] is None
-    return Evidence(found["online"], found["seen"], records, is_complete)
-
-
 # --- the command ----------------------------------------------------------------------
-
-
-def _lines_at(_kind: Any, tokens: Sequence[Token]) -> str:
-    """A file to be read; or `-`."""
-    return tokens[0].value if tokens[0].value == "-" else file_at(_kind, tokens)
 
 
 command: Final = declared("compare", "compare theirs.jsonl --within 30")
@@ -150,16 +131,13 @@ def compare_offlines(
     file: Annotated[
         str,
         Parameter(
-            help='lines of JSON, as {"uid": "ada", "at": 1789000030004}; - is stdin, beside '
-            "a running sidecar",
+            help='lines of JSON, as {"uid": "ada", "at": 1789000030004}',
             metavar="FILE",
-            converter=_lines_at,
-            allow_leading_hyphen=True,  # of "-"
+            converter=file_at,
         ),
     ],
     /,
     *,
-    socket: Socket = None,
     state: State = None,
     within: Annotated[float, number(float, "S", _WITHIN, 0.1, 3_600)] = 60.0,
     all: Annotated[
@@ -169,14 +147,9 @@ def compare_offlines(
 ) -> int:
     """Compare the offlines that another detector reports with the sidecar's.
 
-    A FILE is compared with the log in the state directory; lines on stdin with the records
-    as they are written, until the lines end or Ctrl-C. The exit code is 0 if both reported
-    offlines, and neither reported one alone; 3 if not, or if a line was left out.
+    A FILE is compared with the log in the state directory, whether a sidecar runs or not.
+    The exit code is 0 if both reported offlines, and neither reported one alone; 3 if not,
+    or if a line was left out.
     """
     options = ComparisonOptions(within, all, json)
-    if file != "-":
-        return compare_file(Path(file), state_folder(state), options)
-    path = socket_path(socket)
-    lookup = partial(_evidence_in_sidecar, path)
-    code: int = trio.run(compare_live, path, options, lookup)
-    return code
+    return compare_file(Path(file), state_folder(state), options)

@@ -12,11 +12,7 @@ from cyclopts import Parameter, Token
 from liveness.cli.options import Json, as_written, declared, file_at, name_of
 from liveness.console.gateway_program import gateway_words
 from liveness.console.terminal import report_line
-from liveness.lab.conformance.conformance_report import (
-    json_report,
-    text_report,
-    write_junit,
-)
+from liveness.lab.conformance.conformance_report import json_report, text_report
 from liveness.lab.conformance.conformance_run import RunOptions, run
 from liveness.lab.conformance.rules import RULES, RunResult
 
@@ -50,7 +46,6 @@ _COMMAND = "starts your gateway; {socket}, {name}, {port} and {most} are filled 
 _LISTEN = "instead: the socket to which your gateway connects by itself"
 _USERS = "where users connect to your gateway (default: {port} of the command)"
 _RULE = "only this rule, such as G15; may be repeated"
-_JUNIT = "also write JUnit XML to this file"
 
 
 @command.default
@@ -66,7 +61,6 @@ def conformance(
     ] = "gw-1",
     rule: Annotated[tuple[int, ...], _flag(_RULE, "RULE", _rules)] = (),
     json: Json = False,
-    junit: Annotated[str | None, _flag(_JUNIT, "FILE", file_at)] = None,
 ) -> int:
     """Play situations to a gateway in any language, and report each rule of the protocol.
 
@@ -97,8 +91,6 @@ def conformance(
     if result is None:
         report_line("ended by SIGTERM")
         return 1
-    if junit is not None:
-        write_junit(result, Path(junit))
     for line in [json_report(result)] if json else text_report(result):
         print(line)
     return 0 if result.is_kept else 1

@@ -267,7 +267,7 @@ COMMAND_LINES: Final = [
     Mistake("sidecar's flag beside the cluster", "watch --cluster --after 3", 2, "--after is of one sidecar: leave it out with --cluster; see `liveness watch --help`"),
     Mistake("sidecar's records of the cluster", "watch --cluster --kind timer", 2, "--kind timer is of one sidecar: leave it out with --cluster; see `liveness watch --help`"),
     Mistake("cluster's flag beside a sidecar", "watch --from oldest", 2, "--from is of all hosts: add --cluster, or use --after SEQ; see `liveness watch --help`"),
-    Mistake("lines from a flag", "compare --lines", 2, "…'--lines' is a flag; ./--lines would be a file; see `liveness compare --help`"),
+    Mistake("lines from a flag", "compare --lines", 2, "Unknown option: --lines; see `liveness compare --help`"),
     Mistake("FILE that is a flag", "backup --to", 2, 'Unknown option: --to; see `liveness backup --help`'),
 ]  # fmt: skip
 
@@ -412,8 +412,8 @@ LOGS: Final = [
         Mistake(f"{command.split()[0]} with commits that its WAL hides", f"{command} --state {{here}}/state", 1, f"…{_UNREAD}commits lie behind damage in liveness.db-wal; it is damaged: see `liveness check-state`, restore a backup", HIDDEN_COMMITS)
         for command in ("log", "history ada", "explain ada --socket {here}/s", "compare {here}/state/lock")
     ),
-    Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines, or - for those on stdin", state),
-    Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines, or - for those on stdin", state),
+    Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines", state),
+    Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines", state),
     Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, so there is nothing to compare: name the sidecar's state directory with --state", both(state, text("theirs"))),
     Mistake("comparison with no log", "compare {here}/theirs --state {here}/state", 1, "there is no log in {here}/state: name the sidecar's state directory with --state", text("theirs")),
     Mistake("history of nobody in a log that is damaged within", "history x --state {here}/state", 1, "no record of x in the log of {here}/state, which …: correct the name, or --state; records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
@@ -434,8 +434,6 @@ CLIENTS: Final = [
     Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("status by a stranger", "status --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("status again and again without a sidecar", "status --watch --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
-    Mistake("comparison without a sidecar", "compare - --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
-    Mistake("comparison beside another program", "compare - --socket {here}/gateway.sock", 1, "what answers at {here}/gateway.sock is not a liveness sidecar: name the right socket with --socket", answered("gateway.sock", b"220 mail.example ESMTP\r\n")),
     Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),
     Mistake("watch of a cluster that is not configured", "watch --cluster", 1, NO_CLUSTER),
     Mistake("status of a cluster that is not configured", "cluster status", 1, NO_CLUSTER),

@@ -86,6 +86,7 @@ def missing_for_cluster() -> str:
 
 
 def cluster(options: BenchOptions, stage: Stage) -> list[Figure]:
+    """Measure the cost and the delay of presence across hosts."""
     with _redis(options.folder) as (program, link, settings):
         figures = [*_redis_costs(options, program, link, settings, stage)]
     return as_promised([*figures, *_host_costs(options, stage)], options)

@@ -61,6 +61,7 @@ Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
 
 
 def cost(options: BenchOptions, stage: Stage) -> list[Figure]:
+    """Measure the cost of an event and of a user, compared with other systems."""
     figures: list[Figure] = []
     for users, name in plan(options).runs:
         figure = partial(Figure, "cost", system=name, users=users)
@@ -145,6 +146,7 @@ def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]
 
 
 def lateness(options: BenchOptions, stage: Stage) -> list[Figure]:
+    """Measure when each system reports silent users, and how many of them."""
     figures: list[Figure] = []
     timeout_s = round(
         min(options.timeout_s, options.seconds)

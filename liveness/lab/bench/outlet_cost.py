@@ -59,6 +59,7 @@ def missing_for_outlets() -> str:
 
 
 def outlets(options: BenchOptions, stage: Stage) -> list[Figure]:
+    """Measure how fast outlets send, and the cost of a record and of dead outlets."""
     figures = []
     with fresh_sidecar(options.folder, timeout_s=LONG_S) as sidecar:
         stage("a log is written", None)

@@ -23,6 +23,7 @@ STEADY_SETTLE_S: Final = 1.0  # after the logins
 
 
 def idle(options: BenchOptions, stage: Stage) -> list[Figure]:
+    """Measure a sidecar with nothing to do, and how soon it is ready."""
     window_s, settle_s = min(options.seconds, IDLE_S), options.at_most_s(IDLE_SETTLE_S)
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
         ready_s = sidecar.start()

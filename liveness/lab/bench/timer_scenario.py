@@ -67,6 +67,7 @@ class TimerGateway(LoadGateway):
 
 
 def timers(options: BenchOptions, stage: Stage) -> list[Figure]:
+    """Measure pending timers, timers created and cancelled, and timers that fire."""
     pending = PENDING_A_USER * options.users
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
         stage("a start without timers", None)

@@ -1,4 +1,4 @@
 """Compares the offlines of another detector with ours: pairs, and what only one reports."""
 
-# Imports: client, console, core, core.wire, errors, host_clock, text.
+# Imports: console, core, core.wire, errors, text.
 # Never: socket, sqlite3, structlog.

@@ -87,10 +87,8 @@ class Comparison:
         self._waiting: dict[str, list[Offline]] = {}
         # A heap of moments with their users. Some offlines are settled before their turn.
         self._moments: list[tuple[int, str]] = []
-        self._settled_to = -inf
         self.pending = 0
         self.before = 0  # lines older than the start of this side
-        self.late = 0  # offlines that arrived after their time was settled
         self.hurried = 0  # offlines settled early, because too many were waiting
 
     def add(self, offline: Offline) -> None:
@@ -106,7 +104,6 @@ class Comparison:
         )
         heappush(self._moments, (offline.at, user))
         self.pending += 1
-        self.late += offline.at < self._settled_to
 
     def settle(self, now: float) -> Iterator[Outcome]:
         """Yields what is settled at *now* (Unix milliseconds), roughly in order of time."""
@@ -119,7 +116,6 @@ class Comparison:
     # --- internals ------------------------------------------------------------
 
     def _settle(self, upto: float, now: float) -> Iterator[Outcome]:
-        self._settled_to = max(self._settled_to, upto)
         moments = self._moments
         while moments and (moments[0][0] < upto or self.pending > MOST_PENDING):
             at, user = heappop(moments)

@@ -6,8 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from math import ceil, inf
-from time import perf_counter
+from math import ceil
 from typing import Any, Final, NamedTuple
 
 from liveness.console.record_lines import ascii_json, text_line
@@ -50,7 +49,7 @@ class ComparisonOptions(NamedTuple):
 class ComparisonReport:
     """Prints the outcomes of *comparison* to stdout, and counts them.
 
-    `lookup` finds what the sidecar knows of a user.
+    `lookup` finds what the log has of a user.
     """
 
     def __init__(
@@ -69,18 +68,14 @@ class ComparisonReport:
         # Counted by millisecond: no more keys than the tolerance has milliseconds.
         self._later_ms = Counter[int]()
 
-    def write(self, outcomes: Iterable[Outcome], lookups_s: float = inf) -> None:
-        """Counts outcomes, and prints their lines unless the options leave them out.
-
-        Looking up users takes roughly *lookups_s* at most.
-        """
-        until = perf_counter() + lookups_s
+    def write(self, outcomes: Iterable[Outcome]) -> None:
+        """Counts outcomes, and prints their lines unless the options leave them out."""
         for outcome in outcomes:
             verdict, here, there = outcome
             self._verdicts[verdict] += 1
             cause = NO_CAUSE
             if verdict == THERE and there is not None:
-                if self._lookups_left and perf_counter() < until:
+                if self._lookups_left:
                     cause = self._cause(there.at, there.uid)
                 self._causes[cause.kind] += 1
             elif here is not None and verdict in self._reasons:
@@ -134,7 +129,6 @@ class ComparisonReport:
             "lines": self._reader.lines,
             "bad_lines": self._reader.bad,
             "lines_before": self._comparison.before,
-            "late": self._comparison.late,
             "hurried": self._comparison.hurried,
         }
 
@@ -163,7 +157,7 @@ def _rows(totals: Mapping[str, Any]) -> Iterator[str]:
     yield _row("not judged", totals["not_judged"], near)
     yield _row("logouts here", totals["logouts_here"], "not reported there")
     special = {"bad": totals["bad_lines"], "before": totals["lines_before"]}
-    special |= {"late": totals["late"], "hurried": totals["hurried"]}
+    special["hurried"] = totals["hurried"]
     yield _row("lines", totals["lines"], special)
 
 

@@ -1,11 +1,8 @@
-"""The report of a run: text, JSON and JUnit XML."""
+"""The report of a run: text and JSON."""
 
 import json
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-from xml.etree import ElementTree
 
 from liveness.lab.conformance.rules import (
     ADVISED,
@@ -44,7 +41,6 @@ def text_report(result: RunResult) -> Iterator[str]:
 
 
 def _findings(verdict: RuleVerdict) -> Iterator[str]:
-    """Lines without control characters, which XML cannot hold."""
     for finding in verdict.findings:
         yield f"in: {printable(finding.situation)}"
         yield f"seen: {printable(finding.seen)}"
@@ -74,33 +70,3 @@ def json_report(result: RunResult) -> str:
         "rules": rules,
     }
     return json.dumps(document, indent=2, default=str)
-
-
-def write_junit(result: RunResult, file: Path) -> None:
-    """Write JUnit XML: a test case for each rule.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    suite = ElementTree.Element("testsuite")
-    case = partial(ElementTree.SubElement, suite, "testcase", classname="conformance")
-    for verdict in result.verdicts:
-        of_rule = case(name=f"G{verdict.rule} {RULES[verdict.rule]}")
-        text = "\n".join(_findings(verdict))
-        if verdict.outcome == FAIL:
-            message = printable(verdict.findings[0].seen)
-            ElementTree.SubElement(of_rule, "failure", message=message).text = text
-        elif verdict.outcome == NOT_TRIED:
-            ElementTree.SubElement(of_rule, "skipped", message=printable(verdict.why))
-        elif text:
-            ElementTree.SubElement(of_rule, "system-out").text = text
-    for line in map(printable, result.broken_off):
-        ElementTree.SubElement(case(name=line), "error", message=line)
-    counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-    suite.attrib |= {
-        "name": f"liveness conformance of {result.name}",
-        "tests": str(len(suite)),
-        **{name: str(len([*suite.iter(kind)])) for name, kind in counts.items()},
-        "time": f"{result.seconds:.3f}",
-    }
-    ElementTree.ElementTree(suite).write(file, encoding="utf-8", xml_declaration=True)

@@ -115,7 +115,7 @@ def test_the_closest_belong_together_in_whatever_order_they_come(
     settled += coming.settle(LONG_AFTER)
     assert pairs(settled) == expected
     assert len(settled) == len(expected)
-    assert (coming.pending, coming.late, coming.hurried) == (0, 0, 0)
+    assert (coming.pending, coming.hurried) == (0, 0)
     assert list(coming.finish(LONG_AFTER)) == []
 
 
@@ -152,13 +152,10 @@ def test_a_logout_belongs_to_a_line_and_is_not_missing_without_one() -> None:
     assert sorted(verdicts(of.settle(LONG_AFTER))) == ["both", "logout"]
 
 
-def test_lines_of_before_and_those_that_come_too_late_are_counted() -> None:
+def test_lines_from_before_the_log_are_counted() -> None:
     of = comparison(line(1, 999), record(1, 1_050), here=Span(1_000))
     assert (of.before, of.pending) == (1, 1)
     assert verdicts(of.settle(1_071)) == ["only here"]
-    of.add(line(2, 1_050))
-    assert of.late == 1
-    assert verdicts(of.settle(1_071)) == ["only there"]
 
 
 def test_who_goes_offline_again_and_again_is_settled_meanwhile() -> None:
