@@ -522,7 +522,7 @@ def timers() -> list[Panel]:
         curves(
             "Timers in memory",
             "Timers of the coming hour, at about 130 bytes each and at most "
-            "timers.max_loaded; the others stay on disk for longer. If it stays at "
+            "1,000,000; the others stay on disk for longer. If it stays at "
             "that limit, raise it if there is memory.",
             query(by("instance", "liveness_timers_loaded")),
             width=6,
@@ -845,7 +845,7 @@ def process() -> list[Panel]:
         curves(
             "Memory",
             "Resident memory: some 50 MB, and some 130 bytes for each user and for each "
-            "timer in memory. If that is too much: limits.max_users, timers.max_loaded.",
+            "timer in memory. If that is too much: limits.max_users.",
             query(by("instance", "process_resident_memory_bytes")),
             unit="bytes",
             width=6,

@@ -95,8 +95,6 @@ def show_settings(*, config: ConfigFile = None) -> None:
     Then try the files and client settings of outlets, and say what is wrong.
     """
     loaded = load(file=None if config is None else Path(config))
-    for text in loaded.ignored:
-        report_line(text)
     print(effective(loaded), end="", flush=True)
     if loaded.config.kafka:
         from liveness.service.common import logs

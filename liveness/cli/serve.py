@@ -7,11 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
-import structlog
-
 from liveness.cli.options import ConfigFile, Socket, State, declared, setting_flag
 from liveness.config.settings import Config
-from liveness.config.sources import Loaded, gather, load
+from liveness.config.sources import load
 from liveness.console.terminal import report_line
 from liveness.service.common import logs
 
@@ -39,17 +37,13 @@ def serve(
     file = None if config is None else Path(config)
 
     def read_again() -> Config:
-        again = load(flags, file=file, is_reload=True)
-        _warn_of_ignored(again)
-        return again.config
+        return load(flags, file=file, is_reload=True).config
 
-    gathered = gather(flags, file=file)
-    logs.configure(gathered.logging.format, gathered.logging.level)
-    _run(gathered.loaded(), read_again)
+    _run(load(flags, file=file).config, read_again)
     return 0
 
 
-def _run(loaded: Loaded, read_again: Callable[[], Config]) -> None:
+def _run(settings: Config, read_again: Callable[[], Config]) -> None:
     # Imported only now: a wrong setting is reported without waiting for the server.
     import faulthandler
 
@@ -58,8 +52,7 @@ def _run(loaded: Loaded, read_again: Callable[[], Config]) -> None:
     from liveness.config.paths import make_socket_folder
     from liveness.service import app as service
 
-    settings = loaded.config
-    _warn_of_ignored(loaded)
+    logs.configure("auto", settings.logging.level)
     # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
     faulthandler.enable()
     try:
@@ -90,8 +83,3 @@ def places(config: Config, *, unix_user: int) -> Iterator[str]:
     else:
         yield f"live page: at a free port of {host}, which the log names"
     yield "log: here, on stderr"
-
-
-def _warn_of_ignored(loaded: Loaded) -> None:
-    for text in loaded.ignored:
-        structlog.get_logger("settings").warning("a setting is ignored", detail=text)

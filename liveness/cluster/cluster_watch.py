@@ -7,7 +7,7 @@
 It runs under trio and asyncio, and reads nothing ahead: while the program waits for the
 next event, the partitions are read in turn, and all events of a turn are delivered before
 the next one begins. So a slow program delays only itself: the streams keep events that it
-has not read for `cluster.keep_s`.
+has not read for an hour.
 """
 
 import logging

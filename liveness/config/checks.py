@@ -83,12 +83,6 @@ def check_waits(text: str) -> None:
         )
 
 
-def check_hold(seconds: float) -> None:
-    """Check how long the storm guard holds a user."""
-    if 0 < seconds < 1:
-        raise ValueError("it must be 0, for one timeout, or 1 to 86400 seconds")
-
-
 def as_list(text: str) -> list[str]:
     """Parse items separated by commas."""
     return [item.strip() for item in text.split(",") if item.strip()]

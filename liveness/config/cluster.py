@@ -8,7 +8,7 @@ from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from liveness.config.checks import ADDRESSES, as_list, check_addresses, split_address
-from liveness.config.schema import about, fixed, setting
+from liveness.config.schema import about, setting
 from liveness.core.wire.uids import MAX_NAME_BYTES, is_text
 
 SCHEMES: Final = ("redis", "rediss")
@@ -107,12 +107,6 @@ class ClusterSettings:
         (0.001, 10),
         "seconds",
     )
-    keep_s: float = setting(
-        3_600.0,
-        "how long readers find a change in the stream",
-        (60, 604_800),
-        "seconds",
-    )
     prefix: str = setting(
         "lv",
         "what the keys begin with; another one is another cluster",
@@ -156,17 +150,13 @@ class ClusterSettings:
         ),
     )
 
-    max_questions: int = fixed(
-        64,
-        "most questions about all hosts that wait for Redis; beyond it, answers lack the "
-        "sessions on other hosts",
-        "questions",
-    )
-    max_link_questions: int = fixed(
-        16,
-        "most of them of one link; beyond it, its answers lack the sessions on other hosts",
-        "questions",
-    )
+    # How long readers find a change in the stream. One that was away for longer begins
+    # with a new list, as it would after any hour of changes.
+    keep_s: float = 3_600.0
+    # Questions about all hosts that wait for Redis, and those of one link. Beyond them,
+    # answers lack the sessions on other hosts.
+    max_questions: int = 64
+    max_link_questions: int = 16
 
     @property
     def is_on(self) -> bool:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 Value = TypeVar("Value")
 
@@ -53,17 +53,9 @@ def setting(
     return field(default=default, metadata=about(meaning, bounds, unit, **more))
 
 
-def fixed(default: Value, meaning: str, unit: str) -> Value:
+def fixed(default: Value, _meaning: str, _unit: str) -> Value:
     """A field that operators cannot set; tests can."""
-    return field(default=default, metadata={"fixed": meaning, "unit": unit})
-
-
-class FixedLimit(NamedTuple):
-    """A limit that was a setting in earlier versions, and can no longer be set."""
-
-    value: Any  # a number
-    fixed: str  # its meaning
-    unit: str
+    return default
 
 
 def variable_of(name: str) -> str:

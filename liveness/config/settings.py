@@ -4,7 +4,8 @@ Outlets have names, and any number of them the same fields (`outlet_settings`).
 
 A field has the meaning, unit and bounds of its setting. The checks, the help of the flags
 and the names of the environment variables derive from it, and tests compare
-`deploy/liveness.toml` and `docs/configuration.md` with it.
+`deploy/liveness.toml` and `docs/configuration.md` with it. A field without them is a limit
+that fits every host: operators cannot set it, tests can.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,6 @@ from liveness.config.checks import (
     check_address,
     check_allowed,
     check_group,
-    check_hold,
     check_host_names,
     check_separator,
     check_socket_path,
@@ -38,10 +38,8 @@ from liveness.config.schema import (
     KIB,
     MIB,
     TIB,
-    FixedLimit,
     Setting,
     about,
-    fixed,
     setting,
     settings_in,
     shown,
@@ -132,39 +130,16 @@ class HttpSettings:
         unit="names separated by commas; empty: localhost and that of http.address",
         check=check_host_names,
     )
-    max_connections: int = setting(
-        100,
-        "most HTTP connections at a time, each for TCP and for admin.sock",
-        (1, 10_000),
-        "connections",
-    )
-    request_s: float = setting(
-        10.0,
-        "time for a request to arrive, for its answer to be read, and for a "
-        "connection to be idle",
-        (0.1, 600),
-        "seconds",
-    )
-    max_header_bytes: int = fixed(16 * KIB, "largest head of a request", "bytes")
-    max_body_bytes: int = fixed(64 * KIB, "largest body of a request", "bytes")
-
-    max_streams: int = setting(
-        32,
-        "most streaming answers at a time, over TCP and admin.sock together; never "
-        "more than half of http.max_connections",
-        (1, 1_000),
-        "streams",
-    )
-    max_backlog: int = fixed(
-        100_000,
-        "records by which the backlog of a reader of /v1/feed may grow",
-        "records",
-    )
-
-    @property
-    def streams(self) -> int:
-        """The effective `max_streams`: they leave room for other requests."""
-        return min(self.max_streams, max(1, self.max_connections // 2))
+    # Each for TCP and for admin.sock: far more than browsers, Prometheus and commands use.
+    max_connections: int = 100
+    # For a request to arrive, for its answer to be read, and for a connection to be idle.
+    request_s: float = 10.0
+    max_header_bytes: int = 16 * KIB
+    max_body_bytes: int = 64 * KIB
+    # Streaming answers of both listeners; the other connections stay for requests.
+    max_streams: int = 32
+    # Records by which the backlog of a reader of /v1/feed may grow.
+    max_backlog: int = 100_000
 
     @property
     def host(self) -> str:
@@ -221,11 +196,8 @@ class StateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingSettings:
-    """The log lines on stderr."""
+    """The log lines on stderr: text on a terminal, JSON otherwise."""
 
-    format: Literal["auto", "text", "json"] = setting(
-        "auto", "form of the lines; auto: text on a terminal, JSON otherwise"
-    )
     level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "the lowest level that is logged"
     )
@@ -266,24 +238,16 @@ class TimerSettings:
         (1, 1_000_000_000),
         "timers",
     )
-    max_loaded: int = setting(
-        1_000_000,
-        "most timers of the coming hour in memory",
-        (10_000, 10_000_000),
-        "timers",
-    )
-    max_pending: int = fixed(
-        30_000,
-        "most timer commands not yet durable, one more for each KiB that they carry; "
-        "a gateway with more than its share is not read",
-        "commands",
-    )
-    max_ended: int = setting(
-        10_000_000,
-        "ended timers above which the oldest are deleted before their retention ends",
-        (0, 1_000_000_000),
-        "timers",
-    )
+    # Timers of the coming hour in memory: 130 MB. The others wait on disk for longer.
+    max_loaded: int = 1_000_000
+    # Timer commands not yet durable, one more for each KiB that they carry; a gateway with
+    # more than its share is not read.
+    max_pending: int = 30_000
+
+    @property
+    def max_ended(self) -> int:
+        """Ended timers above which the oldest are deleted before their retention ends."""
+        return self.max_live // 2
 
     @property
     def retry_policy(self) -> RetryPolicy:
@@ -306,19 +270,10 @@ class GuardSettings:
         (0.01, 0.99),
         "of the users",
     )
-    least_users: int = setting(
-        1_000,
-        "users that a gateway must have for the guard to hold any",
-        (1, 10_000_000),
-        "users",
-    )
-    hold_s: float = setting(
-        0.0,
-        "longest that the guard holds a user; 0: one timeout",
-        (0, 86_400),
-        "seconds",
-        check=check_hold,
-    )
+    # Users that a gateway must have: of fewer, a share says nothing.
+    least_users: int = 1_000
+    # Longest that the guard holds a user; 0: one timeout, as after a fresh login.
+    hold_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,11 +366,3 @@ def outlet_settings(section: str, name: str) -> tuple[Setting, ...]:
 
 
 SETTINGS: Final = tuple(_settings())
-# Limits that were settings in earlier versions, by name.
-FIXED_LIMITS: Final = {
-    f"{outer.name}.{item.name}": FixedLimit(item.default, **item.metadata)
-    for outer in fields(Config)
-    if is_dataclass(outer.type)
-    for item in fields(outer.type)
-    if "fixed" in item.metadata
-}

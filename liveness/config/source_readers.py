@@ -1,7 +1,7 @@
 """Reads each source by itself: flags, environment and TOML file.
 
 What a source has at one place is the value of a setting, a section of an outlet, or a name
-that is no setting, or is none any more.
+that is no setting.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from liveness.config.outlet_settings import (
     OUTLETS,
 )
 from liveness.config.schema import Setting, shown, variable_of
-from liveness.config.settings import FIXED_LIMITS, SETTINGS, outlet_settings
+from liveness.config.settings import SETTINGS, outlet_settings
 from liveness.config.settings_file import FILE_VARIABLE, read_tables
 from liveness.errors import ConfigError
 
@@ -26,10 +26,6 @@ BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_PLACE: Final = {(setting.section, setting.key): setting for setting in SETTINGS}
 _BY_FLAG: Final = {setting.flag: setting for setting in SETTINGS if setting.flag}
 _BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
-# Names of settings of earlier versions, by each name that a source may still have.
-_FIXED: Final = {
-    spelling: name for name in FIXED_LIMITS for spelling in (name, variable_of(name))
-}
 SECTIONS: Final = frozenset(setting.section for setting in SETTINGS) - {""}
 _OUTLET_VARIABLES: Final = tuple(variable_of(f"{section}.") for section in OUTLETS)
 
@@ -56,21 +52,6 @@ class SourcedValue:
         except ValueError as error:
             fault = self.setting.fault(self.raw, error, self.source)
             raise ConfigError(fault) from None
-
-
-@dataclass(frozen=True, slots=True)
-class IgnoredName:
-    """A name that was a setting in earlier versions, and its source."""
-
-    name: str
-    source: str
-
-    def __str__(self) -> str:
-        limit = FIXED_LIMITS[_FIXED[self.name]]
-        return (
-            f"{self.source}: {self.name} is ignored, as it is no setting any more: it is "
-            f"always {limit.value} {limit.unit}; remove it"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +93,7 @@ class OutletSection:
 
 
 # What a source has at one place. A ConfigError: the source cannot be read, or not there.
-Found = SourcedValue | IgnoredName | UnknownName | OutletSection | ConfigError
+Found = SourcedValue | UnknownName | OutletSection | ConfigError
 
 
 def from_flags(flags: Mapping[str, str | None]) -> Iterator[SourcedValue]:
@@ -125,9 +106,7 @@ def from_flags(flags: Mapping[str, str | None]) -> Iterator[SourcedValue]:
 def from_environment(environ: Mapping[str, str]) -> Iterator[Found]:
     """Read all variables that begin as ours do."""
     for name in sorted(environ):
-        if name in _FIXED:
-            yield IgnoredName(name, "environment")
-        elif name.startswith(_OUTLET_VARIABLES):
+        if name.startswith(_OUTLET_VARIABLES):
             yield ConfigError(
                 f"environment: there is no setting {name[:100]}, as outlets are set in the "
                 "settings file only; write it there, into the section of its outlet, such "
@@ -214,8 +193,6 @@ def _in_no_outlet(path: Path, section: str, place: str) -> ConfigError:
 
 def _value_of(path: Path, section: str, key: str, value: object) -> Found:
     name = f"{section}.{key}" if section else key
-    if name in _FIXED:
-        return IgnoredName(name, str(path))
     if (section, key) not in _BY_PLACE:
         return UnknownName(name, str(path), (*BY_NAME, *SECTIONS, *OUTLETS))
     return SourcedValue(_BY_PLACE[section, key], value, str(path), is_text=False)

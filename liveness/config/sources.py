@@ -18,14 +18,12 @@ from liveness.config.settings import (
     SETTINGS,
     Config,
     HttpSettings,
-    LoggingSettings,
     outlet_settings,
 )
 from liveness.config.settings_file import FILE_VARIABLE
 from liveness.config.source_readers import (
     BY_NAME,
     SECTIONS,
-    IgnoredName,
     OutletSection,
     SourcedValue,
     UnknownName,
@@ -47,36 +45,10 @@ _DEFAULT_PATHS: Final = {"socket.path": default_socket, "state.dir": default_sta
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings, the source of each by name, and a line for each ignored name."""
+    """The settings, and the source of each by name."""
 
     config: Config
     sources: dict[str, str]
-    ignored: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """What the sources have: the valid values and the source of each, and the faults."""
-
-    values: dict[str, Any]  # by name, as the sources below
-    sources: dict[str, str]
-    ignored: tuple[str, ...]
-    faults: tuple[str, ...]
-
-    def loaded(self) -> Loaded:
-        """The settings.
-
-        Raises:
-            ConfigError: There are faults.
-        """
-        if self.faults:
-            raise ConfigError(*self.faults)
-        return Loaded(_build(self.values), self.sources, self.ignored)
-
-    @property
-    def logging(self) -> LoggingSettings:
-        """How to log; the default of a setting that the sources have no valid value of."""
-        return LoggingSettings(**_section("logging", self.values))
 
 
 def load(
@@ -102,26 +74,6 @@ def load(
     Raises:
         ConfigError: The sources have unknown names or invalid values; it names them all.
     """
-    return gather(
-        flags,
-        file=file,
-        environ=environ,
-        unix_user=unix_user,
-        default_file=default_file,
-        is_reload=is_reload,
-    ).loaded()
-
-
-def gather(
-    flags: Mapping[str, str | None] | None = None,
-    *,
-    file: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    unix_user: int | None = None,
-    default_file: Path = DEFAULT_FILE,
-    is_reload: bool = False,
-) -> Gathered:
-    """Read all sources, also if some are wrong; the arguments are those of `load`."""
     environ = os.environ if environ is None else environ
     unix_user = os.geteuid() if unix_user is None else unix_user
     if file is None and FILE_VARIABLE in environ:
@@ -156,8 +108,9 @@ def gather(
     described = [str(fault) for fault in faults[:MAX_FAULTS]]
     if more := len(faults) - len(described):
         described.append(f"{more} more settings are wrong; correct these first")
-    ignored = tuple(str(given) for given in found if isinstance(given, IgnoredName))
-    return Gathered(values, sources, ignored, tuple(described))
+    if described:
+        raise ConfigError(*described)
+    return Loaded(_build(values), sources)
 
 
 def socket_path(flag: str | None) -> Path:

@@ -339,13 +339,13 @@ def _raise_file_limit(config: Config) -> None:
         StartError: The hard limit is lower than that.
     """
     links, connections = config.limits.max_links, config.http.max_connections
-    files = 2 * links + len(DOORS) * connections + config.http.streams + OTHER_FILES
+    files = 2 * links + len(DOORS) * connections + config.http.max_streams + OTHER_FILES
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < files:
         raise StartError(
             f"{links} links and {connections} connections to each HTTP listener need "
             f"{files} open files, and {most} are allowed; raise the limit (ulimit -Hn, "
-            "LimitNOFILE=) or lower limits.max_links or http.max_connections"
+            "LimitNOFILE=) or lower limits.max_links"
         )
     if allowed != resource.RLIM_INFINITY and allowed < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))

@@ -122,7 +122,7 @@ class SidecarService:
         self._timer_loop = self._make_timer_loop()
         self._file_watch = FileWatch(store.files | table.files, counts=counts)
         self.streams = Streams(
-            most=config.http.streams, counts=counts, turnstile=self._turnstile
+            most=config.http.max_streams, counts=counts, turnstile=self._turnstile
         )
         self._stop = OrderlyStop(
             self.engine, self.presence, log_writer, self.streams.stop

@@ -21,7 +21,7 @@ from liveness.errors import ConfigError, LivenessError
 from tests.helpers.admin_server import answering
 from tests.helpers.journal import journaled
 from tests.helpers.log_setup import log_setup_restored
-from tests.helpers.processes import Done, environment, ran, succeeded
+from tests.helpers.processes import Done, ran, succeeded
 
 COMMANDS = sorted(name for name in main.app if not name.startswith("-"))
 TIMERS, GUARD, WEBHOOKS = (
@@ -168,9 +168,8 @@ def test_an_argument_in_a_line_is_escaped_once(run: Run, arguments: str) -> None
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("text", ["", "\0"])
 def test_a_wrong_setting_is_one_line_that_names_its_flag_and_78(
-    run: Run, flag: str, text: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, flag: str, text: str
 ) -> None:
-    monkeypatch.setenv("LIVENESS_LOGGING_FORMAT", "text")
     (name,) = (setting.name for setting in SETTINGS if setting.flag == flag)
     code, _, line = run(f"serve {flag}={text}")
     assert code == os.EX_CONFIG == 78
@@ -182,7 +181,6 @@ def test_a_wrong_setting_is_one_line_that_names_its_flag_and_78(
 def test_all_wrong_settings_are_reported_a_line_each(
     run: Run, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LIVENESS_LOGGING_FORMAT", "text")
     monkeypatch.setenv("LIVENESS_SLOTS", "many")
     monkeypatch.setenv("LIVENESS_TIMEOUT_S", "0")
     code, shown, lines = run(command)
@@ -248,15 +246,6 @@ def test_what_ends_serve_is_an_entry_of_the_journal(
     assert (line["event"], line["exit_code"]) == ("failed", code)
     assert ("Traceback" in line.get("exception", "")) == (why == BUG)
     assert re.fullmatch(r"[\d-]+T[\d:.]+Z", line["timestamp"])
-
-
-def test_a_bug_has_its_traceback_where_the_log_is_text(tmp_path: Path) -> None:
-    path = broken(tmp_path, "hypercorn", BUG)
-    environ = environment(PYTHONPATH=path, LIVENESS_LOGGING_FORMAT="text")
-    ended = process("serve", env=environ)
-    assert ended.returncode == 1
-    assert re.search(r"\[critical *\] failed", ended.stderr.splitlines()[0])
-    assert "Traceback (most recent call last):\n" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -370,10 +359,7 @@ SERVER = {"hypercorn", "starlette", "structlog", "sqlite3"}
         ("timers list --socket /there/is/none", {"trio", "prometheus_client"}),
     ],
 )
-def test_a_client_loads_no_server(
-    arguments: str, unused: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LIVENESS_LOGGING_FORMAT", "json")
+def test_a_client_loads_no_server(arguments: str, unused: set[str]) -> None:
     server = SERVER - ({"structlog"} if arguments.startswith("serve") else set())
     assert not (server | unused) & imported_by(*arguments.split())
 

@@ -25,7 +25,7 @@ from liveness.config.settings import (
     StateSettings,
 )
 from liveness.config.settings_file import MAX_FILE_BYTES
-from liveness.config.sources import MAX_FAULTS, Loaded, gather, load, socket_path
+from liveness.config.sources import MAX_FAULTS, Loaded, load, socket_path
 from liveness.core.wire.frames import MAX_AFTER_S, MAX_KEY_BYTES, MAX_TEXT_BYTES
 from liveness.core.wire.framing import encode
 from liveness.core.wire.uids import MAX_UID_BYTES
@@ -91,16 +91,13 @@ def in_toml(setting: Setting, value: object) -> str:
 # --- the one definition ---------------------------------------------------------------
 
 
-def test_what_was_a_setting_once_is_ignored_and_named(tmp_path: Path) -> None:
-    toml = "[limits]\nmax_replies = 5\nwindow = 400\n"
-    found = loaded(toml, tmp_path, environ={"LIVENESS_TIMERS_MAX_PENDING": "x"})
-    assert found.config.limits == LimitSettings(window=400)
-    assert found.config.timers == Config(**BARE).timers
-    assert found.ignored == (
-        "environment: LIVENESS_TIMERS_MAX_PENDING is ignored, as it is no setting any "
-        "more: it is always 30000 commands; remove it",
-        f"{tmp_path / 'l.toml'}: limits.max_replies is ignored, as it is no setting any "
-        "more: it is always 1000 replies; remove it",
+def test_a_limit_that_fits_every_host_is_no_setting(tmp_path: Path) -> None:
+    error = refused("[http]\nmax_streams = 5\n", tmp_path)
+    assert error.startswith(
+        f"{tmp_path / 'l.toml'}: there is no setting http.max_streams"
+    )
+    assert "there is no setting LIVENESS_TIMERS_MAX_PENDING" in refused(
+        environ={"LIVENESS_TIMERS_MAX_PENDING": "5"}
     )
 
 
@@ -226,18 +223,6 @@ def test_of_very_many_faults_the_others_are_counted(tmp_path: Path) -> None:
     assert last == f"{20_001 - MAX_FAULTS} more settings are wrong; correct these first"
 
 
-@pytest.mark.parametrize(
-    ("text", "format"), [("json", "json"), ("text", "text"), ("xml", "auto")]
-)
-def test_the_format_of_the_log_is_known_if_other_settings_are_wrong(
-    text: str, format: str
-) -> None:
-    environ = {**HOME, "LIVENESS_LOGGING_FORMAT": text, "LIVENESS_SLOTS": "x"}
-    gathered = gather(environ=environ, default_file=Path("/absent"))
-    assert gathered.logging.format == format
-    assert len(gathered.faults) == 1 + (text == "xml")
-
-
 # --- names ----------------------------------------------------------------------------
 
 
@@ -328,8 +313,7 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     "state.retention_s": ("it must be ", ["1e400", "-1", "9" * 10_000]),
     "slots": ("it must be a whole number, 2 to 3600 slots", ["4.5", "9" * 10_000]),
     "guard.enabled": ("it must be true or false", ["1", "True", "yes", "on", ""]),
-    "guard.hold_s": ("it must be 0, for one timeout, or 1 to 86400 seconds", ["0.999"]),
-    "logging.format": ("it must be one of auto, text, json", ["xml"]),
+    "logging.level": ("it must be one of debug, info, warning, error", ["trace"]),
     "socket.mode": (
         "it must be one of 0600, 0660, 0666",
         ["0640", "660", "0o660", "0777", ""],
@@ -462,10 +446,6 @@ def test_true_and_false_are_alike_in_all_sources(
 )
 def test_users_groups_and_names_are_listed_in_one_text(name: str, text: str) -> None:
     assert by_variable(name, text) == text
-
-
-def test_the_shortest_hold_is_a_second() -> None:
-    assert by_variable("guard.hold_s", "1") == 1
 
 
 def test_a_name_is_tied_once() -> None:

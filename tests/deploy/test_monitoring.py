@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from grafana.dashboard import FILE, WIDTH, text
 from grafana.runbook import alerts, links
-from liveness.config.settings import FIXED_LIMITS, SETTINGS
+from liveness.config.settings import SETTINGS
 from liveness.metrics.counts import Counts
+from tests.helpers.fixed_limits import FIXED_LIMITS
 from tests.helpers.pages import anchors
 from tests.helpers.processes import promtool
 from tests.helpers.tree import ROOT

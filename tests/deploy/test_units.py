@@ -5,7 +5,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from liveness.config.settings import SETTINGS
+from liveness.config.settings import SETTINGS, HttpSettings
 from liveness.config.sources import DEFAULT_FILE
 from liveness.service.components import TURN_DEAD_S
 from liveness.service.links.sockets import BACKLOG, SOCKET_MODE
@@ -70,8 +70,9 @@ def test_it_is_given_the_socket_that_it_takes() -> None:
 
 def test_its_limits_are_wider_than_its_own() -> None:
     most = {one.name: one.bounds[1] for one in SETTINGS if one.bounds}
-    files = 2 * most["limits.max_links"] + 2 * most["http.max_connections"]
-    assert int(setting(SERVICE, "LimitNOFILE")) > files + most["http.max_streams"] + 100
+    http = HttpSettings()
+    files = 2 * most["limits.max_links"] + 2 * http.max_connections
+    assert int(setting(SERVICE, "LimitNOFILE")) > files + http.max_streams + 100
     assert seconds(SERVICE, "WatchdogSec") > 2 * TURN_DEAD_S
     assert seconds(SERVICE, "TimeoutStopSec") > 5
 

@@ -27,7 +27,7 @@ from liveness.cli import main
 from liveness.config.compiled import PURE_WHEEL
 from liveness.config.outlet_settings import OUTLETS
 from liveness.config.schema import Setting
-from liveness.config.settings import FIXED_LIMITS, SETTINGS, outlet_settings
+from liveness.config.settings import SETTINGS, outlet_settings
 from liveness.config.settings_file import FILE_VARIABLE
 from liveness.config.sources import load
 from liveness.errors import LivenessError
@@ -37,6 +37,7 @@ from liveness.metrics.outlet_now import OUTLET_STATES
 from liveness.service.outlets.webhooks import cloud_events
 from liveness.text import ID_KEYS, json_line
 from tests.helpers.command_lines import checked
+from tests.helpers.fixed_limits import FIXED_LIMITS
 from tests.helpers.pages import (
     INDEX,
     MANUAL,
@@ -212,18 +213,6 @@ def test_the_outlets_that_the_configuration_shows_are_allowed(tmp_path: Path) ->
     assert [len(config.webhooks), len(config.kafka)] == [1, 1]
 
 
-def test_the_table_of_fixed_limits_is_what_is_fixed() -> None:
-    expected = [
-        [
-            f"`{name}`",
-            f"{limit.value:{',' if isinstance(limit.value, int) else 'g'}} {limit.unit}",
-            limit.fixed,
-        ]
-        for name, limit in FIXED_LIMITS.items()
-    ]
-    assert rows(section("docs/configuration.md", "Fixed limits")) == expected
-
-
 def test_every_variable_exists() -> None:
     known = {setting.variable for setting in SETTINGS} | {FILE_VARIABLE, PURE_WHEEL}
     assert set(re.findall(r"LIVENESS_[A-Z_]+", WHOLE)) == known
@@ -243,7 +232,7 @@ def test_every_setting_that_is_named_exists() -> None:
 def test_the_limits_are_those_in_force() -> None:
     limits = " ".join(MANUAL["docs/limits.md"].split())
     by_name = {setting.name: setting.default for setting in SETTINGS}
-    by_name |= {name: limit.value for name, limit in FIXED_LIMITS.items()}
+    by_name |= FIXED_LIMITS
     by_name |= {
         it.name: it.default for name in OUTLETS for it in outlet_settings(name, "NAME")
     }

@@ -72,7 +72,7 @@ def test_the_reference_serves_where_it_is_forced(tmp_path: Path) -> None:
     assert forced.stdout == "reference: LIVENESS_PURE_WHEEL is set\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "check-config", "version"])
+@pytest.mark.parametrize("command", ["check-config", "version"])
 def test_a_choice_that_is_none_is_one_line_and_78(tmp_path: Path, command: str) -> None:
     refused = python(
         "-m",
@@ -80,7 +80,6 @@ def test_a_choice_that_is_none_is_one_line_and_78(tmp_path: Path, command: str) 
         command,
         cwd=tmp_path,
         LIVENESS_PURE_WHEEL="true",
-        LIVENESS_LOGGING_FORMAT="text",
     )
     assert (refused.returncode, refused.stdout) == (78, "")
     assert refused.stderr == (

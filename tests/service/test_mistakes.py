@@ -321,7 +321,7 @@ SOCKETS: Final = [
     Mistake("socket of a service manager that is none", SERVE, 1, "the service manager's socket gateway: descriptor 3 is no socket (…); start it with the sockets that LISTEN_FDS counts", before="LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=gateway; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec 3</dev/null"),
     Mistake("where to notify", SERVE, 1, "NOTIFY_SOCKET='vsock:2:1' is neither a path nor @ and a name: unset it, or let the service manager set it", environ={"NOTIFY_SOCKET": "vsock:2:1"}),
     Mistake("watchdog", SERVE, 1, "WATCHDOG_USEC='soon' is no number of microseconds: unset it, or let the service manager set it", environ={"WATCHDOG_USEC": "soon"}),
-    Mistake("open files", SERVE, 1, "1000 links and 100 connections to each HTTP listener need … open files, and 256 are allowed; raise the limit (ulimit -Hn, LimitNOFILE=) or lower limits.max_links or http.max_connections", before="ulimit -n 256"),
+    Mistake("open files", SERVE, 1, "1000 links and 100 connections to each HTTP listener need … open files, and 256 are allowed; raise the limit (ulimit -Hn, LimitNOFILE=) or lower limits.max_links", before="ulimit -n 256"),
 ]  # fmt: skip
 
 
@@ -655,7 +655,7 @@ EXCUSED: Final = {
     "config/source_readers.py:value": "the rows of bad values: its text is the setting's",
     "config/sources.py:_between_outlets": "the row of a webhook that is not encrypted: its text is the setting's",
     "config/sources.py:_between_settings": "the row of an address for everyone: its text is the setting's",
-    "config/sources.py:loaded": "all that the sources have: tests/config/test_settings.py",
+    "config/sources.py:load": "all that the sources have: tests/config/test_settings.py",
     "service/outlets/webhooks/webhook_outlet.py:make_webhooks": "takes a missing package: tests/service/outlets/webhooks/test_webhook_outlet.py",
     "service/outlets/webhooks/webhook_outlet.py:_check_open": "takes a database that cannot be opened: the same tests",
     "cli/check_config.py:show_settings": "the rows of a secret and of a setting of librdkafka",

@@ -15,6 +15,8 @@ from typing import Any, Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from liveness.config.settings import SETTINGS
+from liveness.config.source_readers import RESERVED
 from liveness.core.records import Record
 from tests.helpers import disk
 from tests.helpers.processes import environment
@@ -27,7 +29,13 @@ POLL_S: Final = 0.005  # between two questions; the other tests need the process
 
 Line = dict[str, Any]
 
+KNOWN: Final = {setting.variable for setting in SETTINGS} | RESERVED
+
 _never: Final = threading.Event()
+
+
+def _variable(name: str) -> str:
+    return f"LIVENESS_{name.upper()}"
 
 
 def eventually(
@@ -49,7 +57,7 @@ class Sidecar:
         folder: An empty folder of its own.
         timeout_s: `--timeout`.
         settings: Other settings, by their names in TOML with `_` for the dot
-            (`limits_window=100`).
+            (`limits_window=100`), and limits that no setting sets.
     """
 
     def __init__(self, folder: Path, timeout_s: float = 60, **settings: object) -> None:
@@ -118,14 +126,19 @@ class Sidecar:
         return self
 
     def command(self) -> list[str]:
-        serve = [*self.under, *self.program, "serve"]
+        serve = [*self.under, *self.program]
+        limits = {k: v for k, v in self.settings.items() if _variable(k) not in KNOWN}
+        if limits:
+            serve[-1] = "tests.system.other_limits"
+            serve.append(json.dumps(limits))
+        serve.append("serve")
         serve += ["--http", self.http, "--timeout", str(self.timeout_s)]
         return [*serve, "--socket", str(self.socket), "--state", str(self.state)]
 
     def environment(self) -> dict[str, str]:
         """Ours, with these settings of the sidecar and no others."""
-        settings = self.settings.items()
-        return environment(**{f"LIVENESS_{k.upper()}": str(v) for k, v in settings})
+        settings = {_variable(k): str(v) for k, v in self.settings.items()}
+        return environment(**{k: v for k, v in settings.items() if k in KNOWN})
 
     def refused_start(self) -> tuple[int, str]:
         """Starts a process that ends by itself; its exit code, and the error it logs."""

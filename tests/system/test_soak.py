@@ -31,7 +31,7 @@ FRESH: Final = 5  # and of those the one that says it is fresh
 # Cut back from some minutes on.
 SETTINGS: Final[dict[str, Any]] = {
     "state_retention_bytes": 16 << 20,
-    "timers_max_ended": 2_000,
+    "timers_max_live": 4_000,  # and half as many that have ended
     "limits_tail": 1_000,
 }
 

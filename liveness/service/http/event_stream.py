@@ -206,9 +206,7 @@ class Streams:
         if self.open.total() >= self._most:
             self._counts.limits_met["http.max_streams"] += 1
             message = f"all {self._most} streams are in use"
-            raise ApiError(
-                503, f"{message}; ask again later, or raise http.max_streams"
-            )
+            raise ApiError(503, f"{message}; ask again later (http.max_streams)")
         if self.open[kind] >= MAX_OF_KIND.get(kind, self._most):
             self._counts.limits_met["http.max_streams"] += 1
             message = f"all {self.open[kind]} streams of this kind are in use"

@@ -74,8 +74,8 @@ class HttpLimits:
         """The error for a request that is malformed, too large or too slow."""
         if status == 408:
             return (
-                f"the request did not arrive whole within {self.request_s:g} s; send it "
-                "faster, or raise http.request_s"
+                f"the request did not arrive whole within {self.request_s:g} s "
+                "(http.request_s); send it faster"
             )
         if status == 431:
             return (

@@ -216,7 +216,7 @@ def only_health(most: int) -> Check:
         if request.scope["path"] in HEALTH:
             return None
         message = f"all {most} connections are in use, and none is idle; "
-        message += "ask again later, or raise http.max_connections"
+        message += "ask again later (http.max_connections)"
         headers = {"connection": "close", "retry-after": "1"}
         return refusal(HttpRefusal.CONNECTIONS, 503, message, headers)
 

@@ -7,12 +7,13 @@ from typing import Any, Final
 import pytest
 import trio
 
-from liveness.config.settings import FIXED_LIMITS, SETTINGS
+from liveness.config.settings import SETTINGS
 from liveness.core.links.conversation import HELLO_BYTES
 from liveness.core.wire.framing import BATCHES_OF_VALUES, encode
 from liveness.metrics.counts import LIMITS
 from liveness.service.engine import link_reader
 from liveness.service.links.link_writer import LINGER_S, PIECE_BYTES
+from tests.helpers.fixed_limits import FIXED_LIMITS
 from tests.service.rig import Caller, Rig
 
 N: Final = 8

@@ -289,12 +289,6 @@ async def test_a_few_read_all_users_at_a_time_and_leave_no_file(rig: Rig) -> Non
     assert (await users(rig))[1]["users"] == 3_000
 
 
-def test_streams_leave_half_of_the_connections_to_requests() -> None:
-    assert HttpSettings().streams == 32
-    assert HttpSettings(max_connections=10).streams == 5
-    assert HttpSettings(max_connections=1).streams == 1
-
-
 @pytest.mark.parametrize("target", ["/v1/feed", "/v1/live", "/v1/users"])
 async def test_head_is_answered_at_once(rig: Rig, target: str) -> None:
     answer = await ask(rig.door(), "HEAD", target)

@@ -1,0 +1,17 @@
+"""The limits that operators cannot set: fields of the settings' sections."""
+
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Final
+
+from liveness.config.settings import SETTINGS, Config
+
+_NAMES: Final = {setting.name for setting in SETTINGS}
+# By name, such as `http.max_streams`.
+FIXED_LIMITS: Final[dict[str, Any]] = {
+    name: item.default
+    for outer in fields(Config)
+    if is_dataclass(outer.type)
+    for item in fields(outer.type)
+    if (name := f"{outer.name}.{item.name}") not in _NAMES
+    and item.default is not MISSING
+}

@@ -1,0 +1,27 @@
+"""A sidecar with other limits than its own, where no setting sets them.
+
+Run in place of `python -m liveness`; the first argument has the limits, as JSON.
+"""
+
+import json
+import sys
+from typing import Final
+
+from liveness.__main__ import main
+from liveness.config.limit_settings import LimitSettings
+from liveness.config.settings import GuardSettings, HttpSettings, TimerSettings
+
+SECTIONS: Final = {
+    "guard": GuardSettings,
+    "http": HttpSettings,
+    "limits": LimitSettings,
+    "timers": TimerSettings,
+}
+
+if __name__ == "__main__":
+    for name, value in json.loads(sys.argv.pop(1)).items():
+        section, _, key = name.partition("_")
+        defaults = vars(SECTIONS[section])["__init__"].__kwdefaults__
+        assert key in defaults, name
+        defaults[key] = value
+    sys.exit(main())
