@@ -12,35 +12,34 @@ from liveness.cli.options import ConfigFile, declared
 from liveness.config.schema import Setting
 from liveness.config.secret_file import NotReadable
 from liveness.config.settings import Config
-from liveness.config.sources import Loaded, load
+from liveness.config.sources import load
 from liveness.console.terminal import report_line
 from liveness.errors import ConfigError, StartError
 
 
-def effective(loaded: Loaded) -> str:
+def effective(config: Config) -> str:
     """Every setting with its value and source: a valid settings file.
 
     Comments stand in place of hidden values: complete them to use it as a file.
     """
-    return "".join(f"{line}\n" for line in _lines(loaded))
+    return "".join(f"{line}\n" for line in _lines(config))
 
 
-def _lines(loaded: Loaded) -> Iterator[str]:
-    everything = loaded.config.settings()
-    for section, settings in groupby(everything, lambda setting: setting.section):
+def _lines(config: Config) -> Iterator[str]:
+    for section, settings in groupby(
+        config.settings(), lambda setting: setting.section
+    ):
         if section:
             yield f"\n[{section}]"
         for setting in settings:
-            given, source = (
-                setting.value_in(loaded.config),
-                loaded.sources[setting.name],
-            )
+            given = setting.value_in(config)
+            source = config.sources.get(setting.name, "default")
             if setting.hides(given):
                 yield f"# {_hidden(setting, given)}  # {source}"
             else:
                 yield f"{setting.key} = {_toml(given)}  # {source}"
             if setting.name == "flush_s":
-                yield f"# in effect: {loaded.config.flush:g} s"
+                yield f"# in effect: {config.flush:g} s"
 
 
 def _hidden(setting: Setting, given: object) -> str:
@@ -94,14 +93,14 @@ def show_settings(*, config: ConfigFile = None) -> None:
 
     Then try the files and client settings of outlets, and say what is wrong.
     """
-    loaded = load(file=None if config is None else Path(config))
-    print(effective(loaded), end="", flush=True)
-    if loaded.config.kafka:
+    found = load(file=None if config is None else Path(config))
+    print(effective(found), end="", flush=True)
+    if found.kafka:
         from liveness.service.common import logs
 
         logs.configure("text", "error")  # of librdkafka: stdout has the settings
     faults = list[str]()
-    for fault in outlet_faults(loaded.config):
+    for fault in outlet_faults(found):
         if isinstance(fault, NotReadable):
             report_line(f"{fault}, unless the sidecar runs as another user")
         else:

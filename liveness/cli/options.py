@@ -35,7 +35,7 @@ def declared(name: str, example: str, *, help: str | None = None) -> App:
 def device_separator() -> str:
     """What separates a device from its user, by the settings that `serve` would use."""
     try:
-        return load().config.presence.device_separator
+        return load().presence.device_separator
     except ConfigError as error:
         report_line(f"{error}; so devices of users are not looked for")
         return ""

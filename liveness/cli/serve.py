@@ -37,9 +37,9 @@ def serve(
     file = None if config is None else Path(config)
 
     def read_again() -> Config:
-        return load(flags, file=file, is_reload=True).config
+        return load(flags, file=file, is_reload=True)
 
-    _run(load(flags, file=file).config, read_again)
+    _run(load(flags, file=file), read_again)
     return 0
 
 

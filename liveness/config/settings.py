@@ -11,7 +11,7 @@ that fits every host: operators cannot set it, tests can.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from liveness.config.checks import (
     ADMIN_SOCKET,
@@ -42,7 +42,6 @@ from liveness.config.schema import (
     about,
     setting,
     settings_in,
-    shown,
 )
 from liveness.core.timer_states import RETRY_POLICY, RetryPolicy
 from liveness.errors import ConfigError
@@ -314,29 +313,39 @@ class Config:
     webhooks: Mapping[str, WebhookSettings] = field(default_factory=dict)
     kafka: Mapping[str, KafkaSettings] = field(default_factory=dict)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    # By name: where the value is from, unless it is the default.
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        by_name = {known.name: known for known in self.settings()}
         faults = []
-        for known in self.settings():
+        for name, known in by_name.items():
             given = known.value_in(self)
             try:
                 known.read(given)
             except ValueError as error:
-                faults.append(known.fault(given, error))
-        if not faults and (why := self.http.why_not_open):
-            faults.append(f"http.address is {shown(self.http.address)}: {why}")
-        if not faults:
-            faults += [f"cluster.{key}: {why}" for key, why in self.cluster.faults()]
-            faults += [
-                f"{section}.{name}.{key}: {why}"
-                for section in OUTLETS
-                for name, outlet in getattr(self, section).items()
-                for key, why in outlet.faults(
-                    self.state.retention_s, self.presence.device_separator
-                )
-            ]
+                faults.append(known.fault(given, error, self.sources.get(name, "")))
+        for name, why in () if faults else self._conflicts():
+            if name in by_name:
+                known, source = by_name[name], self.sources.get(name, "")
+                faults.append(known.fault(known.value_in(self), why, source))
+            else:  # of [kafka.NAME.client]; its values may be secrets
+                section = ".".join(name.split(".")[:3])
+                faults.append(f"{name} ({self.sources.get(section, 'client')}): {why}")
         if faults:
             raise ConfigError(*faults)
+
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
+        """The settings that do not go with others: the name of each, and why."""
+        if why := self.http.why_not_open:
+            yield "http.address", why
+        for key, why in self.cluster.faults():
+            yield f"cluster.{key}", why
+        others = self.state.retention_s, self.presence.device_separator
+        for section in OUTLETS:
+            for name, outlet in getattr(self, section).items():
+                for key, why in outlet.faults(*others):
+                    yield f"{section}.{name}.{key}", why
 
     def settings(self) -> Iterator[Setting]:
         """All settings, including those of the configured outlets."""
@@ -352,17 +361,15 @@ class Config:
         return min(asked, self.timeout_s / 4)
 
 
-def _settings() -> Iterator[Setting]:
-    yield from settings_in(Config, "")
-    for outer in fields(Config):
-        if is_dataclass(outer.type):
-            assert isinstance(outer.type, type)
-            yield from settings_in(outer.type, outer.name)
+# By name: the sections, each a class of its settings.
+SECTIONS: Final[dict[str, Any]] = {"": Config} | {
+    outer.name: outer.type for outer in fields(Config) if is_dataclass(outer.type)
+}
+SETTINGS: Final = tuple(
+    setting for name, table in SECTIONS.items() for setting in settings_in(table, name)
+)
 
 
 def outlet_settings(section: str, name: str) -> tuple[Setting, ...]:
     """The settings of one outlet, such as [webhooks.NAME]."""
     return tuple(settings_in(OUTLETS[section], f"{section}.{name}"))
-
-
-SETTINGS: Final = tuple(_settings())

@@ -5,50 +5,35 @@ default. All errors are reported together, in one line each that names the sourc
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from liveness.config.cluster import ClusterSettings
-from liveness.config.outlet_settings import OUTLETS
+from liveness.config.outlet_settings import (
+    MOST_OUTLETS,
+    NAME_RULE,
+    OUTLET_NAME,
+    OUTLETS,
+)
 from liveness.config.paths import default_socket, default_state
-from liveness.config.schema import Setting
-from liveness.config.settings import (
-    SETTINGS,
-    Config,
-    HttpSettings,
-    outlet_settings,
-)
-from liveness.config.settings_file import FILE_VARIABLE
-from liveness.config.source_readers import (
-    BY_NAME,
-    SECTIONS,
-    OutletSection,
-    SourcedValue,
-    UnknownName,
-    from_environment,
-    from_file,
-    from_flags,
-)
+from liveness.config.schema import Setting, shown, variable_of
+from liveness.config.settings import SECTIONS, SETTINGS, Config, outlet_settings
+from liveness.config.settings_file import FILE_VARIABLE, read_tables
 from liveness.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
 # Faults that are described; the others are counted. Nobody corrects more at a time, and a
 # wrong file may have a hundred thousand.
 MAX_FAULTS: Final = 20
-# The other settings that may conflict with those of an outlet: the arguments of `faults`.
-_OF_OUTLETS: Final = ("state.retention_s", "presence.device_separator")
+# Variables beginning with LIVENESS_ that are no settings; all others are refused.
+RESERVED: Final = frozenset({FILE_VARIABLE, "LIVENESS_PURE_WHEEL"})
+BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
+_BY_FLAG: Final = {setting.flag: setting for setting in SETTINGS if setting.flag}
+_BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
+_OUTLET_VARIABLES: Final = tuple(variable_of(f"{section}.") for section in OUTLETS)
 # Defaults that depend on the user and the environment.
 _DEFAULT_PATHS: Final = {"socket.path": default_socket, "state.dir": default_state}
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The settings, and the source of each by name."""
-
-    config: Config
-    sources: dict[str, str]
 
 
 def load(
@@ -59,7 +44,7 @@ def load(
     unix_user: int | None = None,
     default_file: Path = DEFAULT_FILE,
     is_reload: bool = False,
-) -> Loaded:
+) -> Config:
     """Read the settings of this process.
 
     Args:
@@ -73,44 +58,30 @@ def load(
             are errors: neither means that the defaults are wanted.
     Raises:
         ConfigError: The sources have unknown names or invalid values; it names them all.
+            Settings that do not go together are named once each is valid.
     """
     environ = os.environ if environ is None else environ
     unix_user = os.geteuid() if unix_user is None else unix_user
     if file is None and FILE_VARIABLE in environ:
         file = Path(environ[FILE_VARIABLE])
-    found = [*from_flags(flags or {}), *from_environment(environ)]
-    path, must_exist = file or default_file, file is not None
-    found += from_file(path, must_exist=must_exist, is_reload=is_reload)
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    faults = [given for given in found if isinstance(given, UnknownName | ConfigError)]
-    for given in found:
-        if isinstance(given, SourcedValue) and given.setting.name not in sources:
-            sources[given.setting.name] = given.source  # an earlier source wins
-            try:
-                values[given.setting.name] = given.value()
-            except ConfigError as error:
-                faults.append(error)
-    every = dict(BY_NAME)
-    for given in found:
-        if isinstance(given, OutletSection):
-            own = outlet_settings(given.section, given.name)
-            every |= {setting.name: setting for setting in own}
-    for name, setting in every.items():
-        has_default = not setting.is_required or name in _DEFAULT_PATHS
-        if name not in sources and has_default:
-            sources[name] = "default"
-            try:
-                values[name] = _default(setting, environ, unix_user)
-            except ConfigError as error:
-                faults.append(error)
-    faults += _between_settings(values, sources)
-    described = [str(fault) for fault in faults[:MAX_FAULTS]]
-    if more := len(faults) - len(described):
-        described.append(f"{more} more settings are wrong; correct these first")
-    if described:
-        raise ConfigError(*described)
-    return Loaded(_build(values), sources)
+    found = _Sources()
+    found.read_flags(flags or {})
+    found.read_environment(environ)
+    try:
+        must_exist = file is not None
+        path = file or default_file
+        tables = read_tables(path, must_exist=must_exist, is_reload=is_reload)
+        found.read_tables(tables, str(path))
+    except ConfigError as error:
+        found.faults += error.faults
+    for name, default in _DEFAULT_PATHS.items():
+        try:
+            if name not in found.sources:
+                found.take(BY_NAME[name], default(environ, unix_user), "default")
+        except ConfigError as error:
+            found.faults += error.faults
+    found.check()
+    return found.config()
 
 
 def socket_path(flag: str | None) -> Path:
@@ -122,7 +93,7 @@ def socket_path(flag: str | None) -> Path:
     Raises:
         ConfigError: As for `load`.
     """
-    return load().config.socket.path if flag is None else _from_flag("--socket", flag)
+    return load().socket.path if flag is None else _from_flag("--socket", flag)
 
 
 def state_folder(flag: str | None) -> Path:
@@ -131,83 +102,176 @@ def state_folder(flag: str | None) -> Path:
     Raises:
         ConfigError: As for `load`.
     """
-    return load().config.state.dir if flag is None else _from_flag("--state", flag)
+    return load().state.dir if flag is None else _from_flag("--state", flag)
 
 
 def _from_flag(flag: str, text: str) -> Path:
-    (given,) = from_flags({flag: text})
-    return Path(str(given.value()))
+    found, setting = _Sources(), _BY_FLAG[flag]
+    found.read_flags({flag: text})
+    found.check()
+    return Path(found.sections[setting.section][setting.key])
 
 
-def _default(setting: Setting, environ: Mapping[str, str], unix_user: int) -> object:
-    if setting.name not in _DEFAULT_PATHS:
-        return setting.default
-    found = _DEFAULT_PATHS[setting.name](environ, unix_user)
-    return SourcedValue(setting, found, "default", is_text=False).value()
+class _Sources:
+    """What the sources have: valid values, the source of each, and what is wrong."""
 
+    def __init__(self) -> None:
+        # By section, also of an outlet, and key.
+        self.sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+        self.sources: dict[str, str] = {}
+        self.faults: list[str] = []
 
-def _between_settings(
-    values: Mapping[str, Any], sources: Mapping[str, str]
-) -> Iterator[ConfigError]:
-    """The faults of valid values that do not go together."""
-    address = "http.address"
-    if {address, "http.token_file"} <= values.keys():
-        http = HttpSettings(
-            address=values[address], token_file=values["http.token_file"]
+    def take(
+        self, setting: Setting, raw: object, source: str, *, is_text: bool = False
+    ) -> None:
+        """Take a value, as untyped text or not, unless an earlier source has one."""
+        if setting.name in self.sources:
+            return
+        self.sources[setting.name] = source
+        try:
+            value = setting.parse(str(raw)) if is_text else setting.read(raw)
+        except ValueError as error:
+            self.faults.append(setting.fault(raw, error, source))
+        else:
+            self.sections[setting.section][setting.key] = value
+
+    def check(self) -> None:
+        """Raise a ConfigError if anything is wrong."""
+        if (more := len(self.faults) - MAX_FAULTS) > 0:
+            last = f"{more} more settings are wrong; correct these first"
+            self.faults[MAX_FAULTS:] = [last]
+        if self.faults:
+            raise ConfigError(*self.faults)
+
+    def config(self) -> Config:
+        """The settings.
+
+        Raises:
+            ConfigError: Some do not go together.
+        """
+        arguments: dict[str, Any] = {section: {} for section in OUTLETS}
+        for place, values in self.sections.items():
+            section, _, name = place.partition(".")
+            if name:
+                arguments[section][name] = OUTLETS[section](**values)
+            elif section:
+                arguments[section] = SECTIONS[section](**values)
+            else:
+                arguments |= values
+        return Config(**arguments, sources=self.sources)
+
+    def read_flags(self, flags: Mapping[str, str | None]) -> None:
+        for flag, text in flags.items():
+            if text is not None:
+                self.take(_BY_FLAG[flag], text, f"flag {flag}", is_text=True)
+
+    def read_environment(self, environ: Mapping[str, str]) -> None:
+        """Read all variables that begin as ours do."""
+        for name in sorted(environ):
+            if name.startswith(_OUTLET_VARIABLES):
+                self.faults.append(
+                    f"environment: there is no setting {name[:100]}, as outlets are set in "
+                    "the settings file only; write it there, into the section of its "
+                    "outlet, such as [webhooks.NAME]"
+                )
+            elif name in _BY_VARIABLE:
+                source = f"environment {name}"
+                self.take(_BY_VARIABLE[name], environ[name], source, is_text=True)
+            elif name.startswith("LIVENESS_") and name not in RESERVED:
+                known = (*_BY_VARIABLE, *RESERVED)
+                self._refuse(name, "environment", known, "LIVENESS_")
+
+    def read_tables(self, tables: Mapping[str, object], source: str) -> None:
+        """Take what the tables of a settings file have."""
+        known = (*BY_NAME, *SECTIONS, *OUTLETS)
+        for name, value in tables.items():
+            if name in OUTLETS:
+                self._read_outlets(name, value, source)
+            elif name not in SECTIONS:
+                self._read_table("", {name: value}, BY_NAME, source, known)
+            elif isinstance(value, dict):
+                self._read_table(f"{name}.", value, BY_NAME, source, known)
+            else:
+                self.faults.append(
+                    f"{source}: {name} is a section; write [{name}] on a line above its "
+                    "settings"
+                )
+
+    def _read_table(
+        self,
+        place: str,
+        table: Mapping[str, object],
+        by_name: Mapping[str, Setting],
+        source: str,
+        known: tuple[str, ...],
+    ) -> None:
+        for key, value in table.items():
+            setting = by_name.get(place + key)
+            if setting is None or setting.key != key:
+                shared = place if place.count(".") > 1 else ""
+                self._refuse(place + key, source, known, shared)
+            else:
+                self.take(setting, value, source)
+
+    def _read_outlets(self, section: str, outlets: object, source: str) -> None:
+        if not isinstance(outlets, dict):
+            self._refuse_place(section, section, source)
+            return
+        if len(outlets) > MOST_OUTLETS:
+            self.faults.append(
+                f"{source}: there are {len(outlets)} sections [{section}.NAME]; at most "
+                f"{MOST_OUTLETS} are allowed: remove some"
+            )
+            return
+        for name, table in outlets.items():
+            place = f"{section}.{name}"
+            if not isinstance(table, dict):
+                self._refuse_place(section, f"{section}: {shown(name)}", source)
+                continue
+            if not OUTLET_NAME.fullmatch(name):
+                self.faults.append(
+                    f"{source}: [{section}.{shown(name)}] has no valid name; it must be "
+                    f"{NAME_RULE}"
+                )
+                continue
+            self.sections[place] = {}
+            own = {setting.name: setting for setting in outlet_settings(section, name)}
+            for setting in own.values():
+                if setting.is_required and setting.key not in table:
+                    self.faults.append(
+                        f"{source}: [{place}] has no {setting.key} ({setting.meaning}); "
+                        f"add it: it must be {setting.allowed}"
+                    )
+            self._read_table(f"{place}.", table, own, source, tuple(own))
+
+    def _refuse_place(self, section: str, place: str, source: str) -> None:
+        self.faults.append(
+            f"{source}: {place} is in the section of no outlet; write [{section}.NAME] on "
+            "a line above its settings"
         )
-        if why := http.why_not_open:
-            fault = BY_NAME[address].fault(values[address], why, sources[address])
-            yield ConfigError(fault)
-    cluster = _section("cluster", values)
-    if len(cluster) == sum(it.section == "cluster" for it in SETTINGS):  # all are valid
-        for key, why in ClusterSettings(**cluster).faults():
-            setting = BY_NAME[f"cluster.{key}"]
-            source = sources[setting.name]
-            yield ConfigError(setting.fault(cluster[key], why, source))
-    if {*_OF_OUTLETS} <= values.keys():
-        yield from _between_outlets(values, sources)
 
+    def _refuse(
+        self, name: str, source: str, known: tuple[str, ...], shared: str
+    ) -> None:
+        """Refuse an unknown name, and show the nearest: the same key, or a similar name.
 
-def _between_outlets(
-    values: Mapping[str, Any], sources: Mapping[str, str]
-) -> Iterator[ConfigError]:
-    others = [values[other] for other in _OF_OUTLETS]
-    for section, name in _outlet_names(sources):
-        settings = {it.key: it for it in outlet_settings(section, name)}
-        place = f"{section}.{name}"
-        own = _section(place, values)
-        if len(own) < len(settings):  # one is not valid
-            continue
-        for key, why in OUTLETS[section](**own).faults(*others):
-            if key in settings:
-                source = sources[f"{place}.{key}"]
-                yield ConfigError(settings[key].fault(own[key], why, source))
-            else:  # of [kafka.NAME.client]; its values may be secrets
-                source = sources[f"{place}.client"]
-                yield ConfigError(f"{place}.{key} ({source}): {why}")
-
-
-def _outlet_names(sources: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The sections and names of the configured outlets."""
-    places = [name.split(".") for name in sources]
-    found = [(place[0], place[1]) for place in places if place[0] in OUTLETS]
-    return [*dict.fromkeys(found)]
-
-
-def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The valid values of a section, or of that of an outlet, by key."""
-    places = {name: name.rpartition(".") for name in values}
-    return {key: values[name] for name, (of, _, key) in places.items() if of == section}
-
-
-def _build(values: Mapping[str, Any]) -> Config:
-    arguments = _section("", values)
-    types: dict[str, Any] = {item.name: item.type for item in fields(Config)}
-    for section in SECTIONS:
-        arguments[section] = types[section](**_section(section, values))
-    arguments |= {section: {} for section in OUTLETS}
-    for section, name in _outlet_names(values):
-        arguments[section][name] = OUTLETS[section](
-            **_section(f"{section}.{name}", values)
-        )
-    return Config(**arguments)
+        That all begin with *shared* does not make them similar.
+        """
+        if len(self.faults) >= MAX_FAULTS:
+            self.faults.append(name)  # only counted
+            return
+        name = name[:100]  # difflib takes quadratic time
+        key = name.split(".")[-1]
+        same_key = [other for other in known if other.split(".")[-1] == key]
+        by_suffix = {other.removeprefix(shared): other for other in sorted(known)}
+        similar = get_close_matches(name.removeprefix(shared), by_suffix, 1)
+        nearest = [*same_key, *map(by_suffix.__getitem__, similar)]
+        fault = f"{source}: there is no setting {name if name.isprintable() else shown(name)}"
+        if nearest:
+            fault += f"; the nearest is {nearest[0]}"
+        else:
+            fault += (
+                ", nor one like it; remove it: without it `liveness check-config` lists "
+                "those that there are"
+            )
+        self.faults.append(fault)

@@ -22,7 +22,7 @@ def configured_cluster() -> ClusterSettings:
         CommandError: No cluster is configured.
         ConfigError: As for `load`.
     """
-    settings = load().config.cluster
+    settings = load().cluster
     if not settings.is_on:
         raise CommandError(
             "no cluster is configured: set cluster.url in the settings file, or "

@@ -209,7 +209,7 @@ def test_the_outlets_that_the_configuration_shows_are_allowed(tmp_path: Path) ->
     (tmp_path / "l.toml").write_text(
         next(it for it in blocks("docs/configuration.md", "toml") if "[webhooks." in it)
     )
-    config = load(file=tmp_path / "l.toml", environ={}, unix_user=0).config
+    config = load(file=tmp_path / "l.toml", environ={}, unix_user=0)
     assert [len(config.webhooks), len(config.kafka)] == [1, 1]
 
 

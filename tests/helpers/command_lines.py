@@ -50,7 +50,7 @@ def checked(
         environ=dict(environ or {}),
         unix_user=unix_user,
         default_file=NOWHERE,
-    ).config
+    )
 
 
 def _settings(bound: BoundArguments) -> dict[str, str]:

@@ -329,7 +329,7 @@ def test_serve_keeps_to_a_folder_of_the_clone(ready: Copy) -> None:
     shutil.copy(ready.path / "bin/liveness", ready.path / ".venv/bin")
     file, *arguments = ready.run("make", "serve", "ARGS=--slots 9").stdout.split()
     assert arguments == ["serve", "--slots", "9"]
-    config = load(environ={FILE_VARIABLE: file}, unix_user=0).config
+    config = load(environ={FILE_VARIABLE: file}, unix_user=0)
     own = ready.path / ".liveness"
     assert {config.socket.path.parent, config.state.dir.parent} == {own}
     named = ready.run("make", "serve", LIVENESS_CONFIG="mine.toml").stdout

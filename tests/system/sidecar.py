@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from prometheus_client.parser import text_string_to_metric_families
 
 from liveness.config.settings import SETTINGS
-from liveness.config.source_readers import RESERVED
+from liveness.config.sources import RESERVED
 from liveness.core.records import Record
 from tests.helpers import disk
 from tests.helpers.processes import environment

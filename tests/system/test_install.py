@@ -174,7 +174,7 @@ def test_the_settings_are_the_example_with_a_services_paths(installed: Path) -> 
     command = exec_start(installed / SERVICE[1:])
     assert command[-2:] == ["--config", SETTINGS]
     for unix_user in (0, 1000):  # the sidecar's, and that of a client
-        config = load(file=path, environ={"HOME": "/"}, unix_user=unix_user).config
+        config = load(file=path, environ={"HOME": "/"}, unix_user=unix_user)
         assert config == checked(command[:-2], unix_user=0, file=path)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from liveness.config.sources import load
+from liveness.errors import ConfigError
 from tests.core.conftest import READERS
 from tests.core.wire import test_vectors as vectors
 from tests.helpers.tree import ROOT
@@ -68,11 +69,19 @@ def test_the_changelog_names_each_change_of_a_meaning() -> None:
         assert word in changes
 
 
-def test_a_file_with_every_setting_of_the_last_release_is_accepted(
+def test_each_setting_of_the_last_release_is_accepted_or_refused_by_its_name(
     previous: Path, tmp_path: Path
 ) -> None:
     example = (previous / "deploy/liveness.toml").read_text()
-    file = tmp_path / "liveness.toml"
-    file.write_text(re.sub(r"^#(?=[a-z_]+ = )", "", example, flags=re.MULTILINE))
-    found = load(file=file, environ={}, unix_user=0)
+    lines = re.sub(r"^#(?=[a-z_]+ = )", "", example, flags=re.M).splitlines()
+    file, kept = tmp_path / "liveness.toml", list[str]()
+    for line in lines:
+        kept.append(line)
+        file.write_text("\n".join(kept))
+        try:
+            found = load(file=file, environ={}, unix_user=0)
+        except ConfigError as error:
+            key = kept.pop().partition(" ")[0]
+            (fault,) = error.faults
+            assert re.match(rf"{file}: there is no setting [a-z.]*{key}", fault)
     assert found.sources["timeout_s"] == str(file)

@@ -187,7 +187,7 @@ def flush_s(folder: Path, timeout_s: float) -> float:
     options = {"--socket": str(socket_in(folder)), "--timeout": str(timeout_s)}
     options["--state"] = str(folder / "state")  # the default one needs a HOME
     no_file = folder / "none.toml"
-    return load(options, environ={}, default_file=no_file).config.flush
+    return load(options, environ={}, default_file=no_file).flush
 
 
 class DemoCluster(KeptProgram):
