@@ -1,7 +1,7 @@
 """Why a user is online or offline, in one sentence for the person on call.
 
-It is made from the state of a running sidecar, if there is one, and from the user's records
-in the log. A record may be missing: not durable yet, trimmed, or older than the searched
+It is made from the state of the sidecar, and from the user's records in the log. A record
+may be missing: not durable yet, trimmed, or older than the searched
 part. Then the sentence says so.
 
 Times are local, to the second; the date is shown if it is not today's.
@@ -29,7 +29,6 @@ from liveness.core.records import (
     OFFLINE,
     SILENCE,
     LogPosition,
-    OnlineRow,
     Record,
     Uid,
 )
@@ -48,7 +47,7 @@ READ_AS_SECONDS: Final = 120.0
 class Known(NamedTuple):
     """Everything known about a user.
 
-    `status` is a row of the online set if no sidecar runs; None: this uid has no session.
+    `status` is None if this uid has no session.
     `records` are its newest, newest first. `opening` is the record that began its session;
     None: not found. `back_to` is where the search of the log ended; None: it had all of it,
     from `oldest` on (None: the log is empty). `devices` are those of its user, at most
@@ -56,7 +55,7 @@ class Known(NamedTuple):
     user by the newest record, and has not acknowledged that.
     """
 
-    status: UserStatus | OnlineRow | None
+    status: UserStatus | None
     records: Sequence[Record]
     opening: Record | None
     back_to: LogPosition | None
@@ -75,7 +74,7 @@ class UserDevices(NamedTuple):
     user: Uid
     is_asked: bool
     online: int
-    shown: Mapping[Uid, UserStatus | OnlineRow]
+    shown: Mapping[Uid, UserStatus]
 
 
 _HELD: Final = {
@@ -140,22 +139,19 @@ def _is_alone(known: Known) -> bool:
     return devices is not None and devices.online == 1 and known.status is not None
 
 
-def _session(status: UserStatus | OnlineRow | None) -> dict[str, Any]:
+def _session(status: UserStatus | None) -> dict[str, Any]:
     """A session for JSON; unknown values are null."""
-    user = status if isinstance(status, UserStatus) else None
-    slot = None if user is None else user.slot
-    session = {
-        "gateway": None if status is None else status.gateway,
-        "session": None if status is None else status.session,
-        "conn": None if status is None else status.conn,
-        "last": None if user is None else user.last,
-        "seen": None if user is None else user.seen,
-        "slot": None if slot is None else slot.slot,
-        "layer": None if slot is None else slot.layer,
-        "fires_in": None if user is None else round(user.fires_in, 3),
-        "held": None if user is None else user.held,
-        "timeout": None if status is None else status.timeout,
-    }
+    keys = (
+        *("gateway", "session", "conn", "last", "seen"),
+        *("slot", "layer", "fires_in", "held", "timeout"),
+    )
+    if status is None:
+        return dict.fromkeys(keys)
+    session = {key: getattr(status, key, None) for key in keys}
+    slot = status.slot
+    session["slot"] = None if slot is None else slot.slot
+    session["layer"] = None if slot is None else slot.layer
+    session["fires_in"] = round(status.fires_in, 3)
     return json_ready(session)
 
 
@@ -167,11 +163,8 @@ def sentence(known: Known, *, now_ms: int) -> str:
     devices = known.devices
     if devices is not None and _is_user_online(devices) and not _is_alone(known):
         parts = _devices(devices, at)
-    elif isinstance(status, UserStatus):
-        parts = _online(status, known.opening, at)
     elif status is not None:
-        parts = [f"online through {escaped(status.gateway)} when the log ended"]
-        parts.append(_began(known.opening, at) or f"since {at(status.start_ms)}")
+        parts = _online(status, known.opening, at)
     elif newest is None:
         parts = [_nothing(known, at)]
     elif newest.kind != OFFLINE:
@@ -266,9 +259,9 @@ def _devices(devices: UserDevices, at: _Clock) -> list[str]:
     newest = [*devices.shown.items()][::-1][:DEVICES_IN_SENTENCE]
     for device, status in newest:
         part = f"{escaped(uid_text(device))} through {escaped(status.gateway)}"
-        if isinstance(status, UserStatus) and status.last and status.seen:
+        if status.last and status.seen:
             part += f", last heard {at.ago(status.seen)}"
-        if isinstance(status, UserStatus) and status.held is not None:
+        if status.held is not None:
             part += f", {_HELD[status.held].format(gateway=escaped(status.gateway))}"
         parts.append(part)
     if devices.online > len(newest):

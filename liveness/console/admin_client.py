@@ -23,10 +23,6 @@ class CommandError(LivenessError):
     """A command cannot go on. The user can remove the cause; the sidecar is unchanged."""
 
 
-class NoSidecar(CommandError):
-    """No sidecar listens at the socket."""
-
-
 def unreachable(
     socket_path: Path, error: OSError, *, at: Path | None = None
 ) -> CommandError:
@@ -50,7 +46,7 @@ def unreachable(
     message = f"no sidecar at {socket_path}"
     if not isinstance(error, FileNotFoundError | ConnectionRefusedError):
         message += f" ({os.strerror(error.errno or 0)})"
-    return NoSidecar(
+    return CommandError(
         f"{message}: start it with `liveness serve`, or name another with --socket"
     )
 
@@ -156,15 +152,3 @@ def parse_object(socket_path: Path, text: bytes) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise unexpected_answer(socket_path)
     return answer
-
-
-def readiness(socket_path: Path) -> tuple[bool, list[str]]:
-    """Whether the sidecar is ready, and the reasons if it is not.
-
-    Raises:
-        CommandError: The sidecar did not answer.
-    """
-    status, text = send_request(socket_path, "/readyz")
-    with reading_answer(socket_path):
-        reasons = [str(reason) for reason in parse_object(socket_path, text)["why"]]
-    return status == HTTPStatus.OK, reasons

@@ -8,7 +8,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from liveness.console.own_command import NAME, own_command
 from liveness.errors import LivenessError
 from liveness.text import printable
 
@@ -47,11 +46,9 @@ def report_line(line: str) -> None:
     """Writes one line for a person to stderr.
 
     Arguments and names in it may hold control characters: they are escaped here, so that
-    none steers the terminal. A command in it, such as `liveness status`, is made one that
-    can be typed here.
+    none steers the terminal.
     """
     message = printable(" ".join(line.rstrip("\n").split("\n")))
-    message = message.replace(f"`{NAME} ", f"`{own_command()} ")
     try:
         sys.stderr.write(f"liveness: {message}\n")
         sys.stderr.flush()
@@ -125,9 +122,3 @@ def prepare_streams() -> None:
             setattr(sys, name, null)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def write_utf_8(out: TextIO) -> None:
-    """Have *out* write UTF-8, whatever the locale is: for programs that read it."""
-    if callable(reconfigure := getattr(out, "reconfigure", None)):
-        reconfigure(encoding="utf-8")

@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 
 from liveness.core.cursors import Unacknowledged
-from liveness.core.records import OFFLINE_REASONS, LogPosition, OnlineRow, Record
+from liveness.core.records import OFFLINE_REASONS, LogPosition, Record
 from liveness.core.sessions.clearance import (
     AWAY,
     DISK,
@@ -88,7 +88,7 @@ def ended(record: Record, opening: Record | None = LOGIN) -> str:
     return sentence(known, now_ms=NOW)
 
 
-def online(standing: UserStatus | OnlineRow, opening: Record | None = LOGIN) -> str:
+def online(standing: UserStatus, opening: Record | None = LOGIN) -> str:
     return sentence(EMPTY._replace(status=standing, opening=opening), now_ms=NOW)
 
 
@@ -201,18 +201,10 @@ def test_an_absent_gateway_is_told_before_its_users_are_due(
     assert online(replace(DUE, absence=absence, held=absence)).count(told) == 1
 
 
-def test_without_a_sidecar_one_is_online_as_far_as_the_log_goes() -> None:
-    row = OnlineRow(3, "eve", ms("14:01:55"), 42, "gw-2", None)
-    assert online(row) == f"online through gw-2 when the log ended{BEGAN}"
-    assert online(row, None) == "online through gw-2 when the log ended; since 14:01:55"
-
-
 def test_a_user_is_online_with_devices_of_which_the_newest_are_named() -> None:
-    row = OnlineRow(3, "eve/9", ms("14:01:55"), 42, "gw-1", None)
-    shown: dict[str | int, UserStatus | OnlineRow] = {
-        f"eve/{n}": ONLINE for n in range(5)
-    }
-    shown |= {"eve/8": replace(DUE, held=AWAY), "eve/9": row}
+    unheard = replace(ONLINE, gateway="gw-1", last=None, seen=None)
+    shown: dict[str | int, UserStatus] = {f"eve/{n}": ONLINE for n in range(5)}
+    shown |= {"eve/8": replace(DUE, held=AWAY), "eve/9": unheard}
     of_user = EMPTY._replace(devices=UserDevices("eve", True, 7, shown))
     assert sentence(of_user, now_ms=NOW) == (
         "online with 7 devices; eve/9 through gw-1; eve/8 through gw-2, last heard 31.0 s "
@@ -265,7 +257,6 @@ def test_a_gateways_name_cannot_steer_the_terminal() -> None:
     for shown in (
         ended(END._replace(gateway=name), MOVED._replace(from_gateway=name)),
         online(replace(DUE, gateway=name, held=MUTE, absence=AWAY)),
-        online(OnlineRow(3, "eve", 0, 42, name, None)),
     ):
         assert shown.isprintable()
 

@@ -1,23 +1,17 @@
-"""`liveness status`, once and by `--watch`, against an `admin.sock` played by a test."""
+"""`liveness status`, against an `admin.sock` played by a test."""
 
-import io
 import json
-import re
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import trio
-from trio.testing import MockClock
 
 from liveness.cli.main import main
-from liveness.cli.status import status
-from liveness.cli.status_watch import watch_status
-from liveness.console.admin_client import CommandError, readiness
+from liveness.cli.status import as_text, look
+from liveness.console.admin_client import CommandError
 from liveness.metrics.histogram import quantile
 from liveness.text import duration
 from tests.helpers.admin_server import Admin, answering
@@ -91,15 +85,11 @@ def path(tmp_path: Path) -> Path:
 
 
 def screen(path: Path) -> str:
-    out = io.StringIO()
-    status(path, as_json=False, out=out)
-    return out.getvalue()
+    return as_text(look(path))
 
 
 def as_json(path: Path) -> Any:
-    out = io.StringIO()
-    status(path, as_json=True, out=out)
-    return json.loads(out.getvalue())
+    return json.loads(json.dumps(look(path)))
 
 
 def test_one_screen_says_how_the_sidecar_is(admin: Admin, path: Path) -> None:
@@ -371,22 +361,13 @@ def test_with_quiet_there_is_the_exit_code_alone(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("ask", "body"),
-    [
-        (screen, b"ok"),
-        (screen, b"[]"),
-        (screen, b"{}"),
-        (readiness, b"ok"),
-        (readiness, b'{"ready": true}'),
-    ],
-)
+@pytest.mark.parametrize("body", [b"ok", b"[]", b"{}"])
 def test_another_program_is_no_liveness_sidecar(
-    admin: Admin, path: Path, ask: Callable[[Path], object], body: bytes
+    admin: Admin, path: Path, body: bytes
 ) -> None:
-    admin.pages |= dict.fromkeys(("/v1/wheel", "/readyz"), (200, body))
+    admin.pages["/v1/wheel"] = (200, body)
     with pytest.raises(CommandError, match="is not a liveness sidecar"):
-        ask(path)
+        look(path)
 
 
 def test_a_sidecar_of_another_version_is_named_as_one(admin: Admin, path: Path) -> None:
@@ -406,7 +387,7 @@ def test_a_program_that_speaks_no_http_is_no_liveness_sidecar(path: Path) -> Non
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         with pytest.raises(CommandError, match="is not a liveness sidecar"):
-            readiness(path)
+            look(path)
         thread.join()
 
 
@@ -441,137 +422,3 @@ def test_a_quantile_is_spread_evenly_within_its_bucket(
     q: float, buckets: list[tuple[float, float]], expected: float | None
 ) -> None:
     assert quantile(q, buckets) == pytest.approx(expected)
-
-
-# --- again and again, in virtual time -------------------------------------------------
-
-EVERY_S: Final = 4.0
-
-Step = Callable[[], object]
-
-
-class Screen(io.StringIO):
-    """A file that does the next of *steps* after each look, and in the end stops it all."""
-
-    def __init__(self, steps: list[Step]) -> None:
-        super().__init__()
-        self._steps = steps
-        self.scope = trio.CancelScope()
-
-    def flush(self) -> None:
-        if self._steps:
-            self._steps.pop(0)()
-        else:
-            self.scope.cancel()
-
-
-async def watched(path: Path, *steps: Step, as_json: bool = False) -> tuple[str, str]:
-    """Stdout and stderr over these steps and one look more."""
-    out, told = Screen([*steps]), list[str]()
-    with out.scope:
-        await watch_status(
-            path, every_s=EVERY_S, as_json=as_json, out=out, report_line=told.append
-        )
-    return out.getvalue(), "\n".join(told)
-
-
-def counted(admin: Admin, messages: int, silent: int = 0, **values: float) -> None:
-    """Have the sidecar answer with these counts."""
-    total = {
-        "events": {"message": messages},
-        "offlines": {"silence": silent},
-        "lateness": {},
-    }
-    answer(admin, total=total, held={}, **values)
-
-
-async def test_each_look_is_a_line_with_what_happened_per_second(
-    admin: Admin, path: Path, autojump_clock: MockClock
-) -> None:
-    some = {"users": 1_498, "early": 0}
-    counted(admin, 100, 7, users=1_500)
-    shown, told = await watched(
-        path,
-        partial(counted, admin, 140, 9, **some),
-        partial(counted, admin, 4_000_140, 9, **some | {"early": 1}),
-    )
-    lines = [line.split("  ", 1) for line in shown.splitlines()]
-    assert all(re.fullmatch(r"[0-9-]{10} [0-9:.]{12}", at) for at, _ in lines)
-    assert [text for _, text in lines] == [
-        "ready  1,500 online  0 held",
-        "ready  1,498 online  10.0 events/s  0.5 offlines/s  0 held",
-        "ready  1,498 online  1,000,000 events/s  0.0 offlines/s  0 held  1 EARLY",
-    ]
-    assert told == ""
-
-
-async def test_as_json_each_look_is_an_object_on_a_line(
-    admin: Admin, path: Path, autojump_clock: MockClock
-) -> None:
-    counted(admin, 100)
-    shown, _told = await watched(
-        path, partial(counted, admin, 106, 2, users=3), as_json=True
-    )
-    first, second = map(json.loads, shown.splitlines())
-    assert (first["rates"], first["events"]) == (None, {"message": 100})
-    assert second["rates"] == {
-        "over_s": EVERY_S,
-        "events": {"message": 1.5},
-        "offlines": {"silence": 0.5},
-    }
-    assert (second["users_online"], second["ready"]) == (3, True)
-    assert second["at"] >= first["at"]
-
-
-async def test_after_a_restart_there_is_no_rate_until_the_next_look(
-    admin: Admin, path: Path, autojump_clock: MockClock
-) -> None:
-    counted(admin, 100)
-    shown, _told = await watched(
-        path, partial(counted, admin, 40), partial(counted, admin, 48), as_json=True
-    )
-    rates = [json.loads(line)["rates"] for line in shown.splitlines()]
-    assert [rate and rate["events"] for rate in rates] == [None, None, {"message": 2}]
-
-
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-async def test_a_sidecar_that_goes_and_comes_back_is_a_line_each_on_stderr(
-    admin: Admin, path: Path, autojump_clock: MockClock, *, as_json: bool
-) -> None:
-    def go() -> None:
-        admin.pages["/v1/wheel"] = (200, b"it is another program by now")
-
-    def come() -> None:
-        counted(admin, 5)
-
-    nothing: list[Any] = [lambda: None] * 3
-    shown, told = await watched(path, go, *nothing, come, *nothing, as_json=as_json)
-    assert len(shown.splitlines()) == 1 + 4
-    lost, back = told.splitlines()
-    assert "is not a liveness sidecar" in lost
-    assert lost.endswith("asking again every 4 s")
-    assert back == f"the sidecar at {path} is back"
-
-
-async def test_without_a_sidecar_from_the_start_watch_does_not_wait(path: Path) -> None:
-    with pytest.raises(CommandError, match="no sidecar at"):
-        await watched(path)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--watch --quiet", "Mutually exclusive arguments: {--quiet, --watch}"),
-        ("--watch 0", "Invalid value for --watch: '0' is not 0.1 to 86400"),
-        ("--watch nan", "Invalid value for --watch: 'nan' is not 0.1 to 86400"),
-        ("--watch 1 2", "at most 1 element"),
-        ("--watch 1 --watch 2", "--watch specified multiple times"),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused_in_a_line(
-    flags: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", *flags.split()]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert message in shown.err

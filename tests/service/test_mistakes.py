@@ -256,8 +256,6 @@ COMMAND_LINES: Final = [
     Mistake("nothing to retry", "webhooks retry", 2, "give either ID or --all NAME; see `liveness webhooks retry --help`"),
     Mistake("nothing to drop", "webhooks drop", 2, "give either ID or --all NAME; see `liveness webhooks drop --help`"),
     Mistake("all to drop without a yes", "webhooks drop --all mail", 2, "all dead letters of 'mail' would be lost for good: look at them by `liveness webhooks dead`, then add --yes; see `liveness webhooks drop --help`"),
-    Mistake("flags of which one is too many", "status --quiet --watch", 2, "Mutually exclusive arguments: {--quiet, --watch}; see `liveness status --help`"),
-    Mistake("forms of which one is too many", "log --json --csv", 2, "--json and --csv exclude each other: choose one; see `liveness log --help`"),
     Mistake("time that is none", "log --since yesterday", 2, "…--since: 'yesterday' is not a time: write 2026-11-21T14:03, 14:03, or 15min for 15 minutes ago; see `liveness log --help`"),
     Mistake("user that no uid can be", "log --uid 'a\nb'", 2, "…'a\\nb' is no uid: …; see `liveness log --help`"),
     Mistake("user in no UTF-8", "explain \udcff", 2, "…'\\udcff' is no uid: …; see `liveness explain --help`"),
@@ -392,8 +390,7 @@ BACKUPS: Final = [
 _UNREAD: Final = "{here}/state/liveness.db cannot be read: "
 
 LOGS: Final = [
-    Mistake("explain without sidecar and log", "explain x --socket {here}/s --state {here}/state", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket; the log cannot answer either: there is no log in {here}/state: name the sidecar's state directory with --state"),
-    Mistake("explain without a sidecar, with a damaged log", "explain x --socket {here}/s --state {here}/state", 1, f"no sidecar at {{here}}/s: …; the log cannot answer either: {_UNREAD}file is not a database; it is damaged: see `liveness check-state`, restore a backup", damaged(DATABASE)),
+    Mistake("explain without sidecar", "explain x --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("history of nobody", "history 7 --state {live}/state", 1, "no record of 7 in the log of {live}/state, which begins at …: correct the name, or --state"),
     Mistake("history in an empty log", "history ada --state {here}/state", 1, "no record of ada in the log of {here}/state, which is empty: correct the name, or --state", state),
     Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
@@ -410,7 +407,7 @@ LOGS: Final = [
     Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 4; use the version that wrote it", sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
     *(
         Mistake(f"{command.split()[0]} with commits that its WAL hides", f"{command} --state {{here}}/state", 1, f"…{_UNREAD}commits lie behind damage in liveness.db-wal; it is damaged: see `liveness check-state`, restore a backup", HIDDEN_COMMITS)
-        for command in ("log", "history ada", "explain ada --socket {here}/s", "compare {here}/state/lock")
+        for command in ("log", "history ada", "compare {here}/state/lock")
     ),
     Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines", state),
     Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines", state),
@@ -433,7 +430,6 @@ CLIENTS: Final = [
     Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock ended this watch: … (not-allowed)", person=STRANGER),
     Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("status by a stranger", "status --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
-    Mistake("status again and again without a sidecar", "status --watch --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),
     Mistake("watch of a cluster that is not configured", "watch --cluster", 1, NO_CLUSTER),
     Mistake("status of a cluster that is not configured", "cluster status", 1, NO_CLUSTER),
@@ -625,10 +621,9 @@ FOR_PROGRAMS: Final = {
 EXCUSED: Final = {
     "cluster/questions.py:_in_time": "answered over HTTP: tests/cluster/test_questions.py",
     "lab": "of the laboratory: tests/lab, and what has its name in tests/system",
-    "cli/status_screen.py:look": "a sidecar of another version: tests/cli/test_status.py",
+    "cli/status.py:look": "a sidecar of another version: tests/cli/test_status.py",
     "console/admin_client.py:request_json": "what the sidecar says: the rows of timers and gateways",
     "cli/compare.py:_lines_of": "takes gigabytes: tests/lab/compare/test_comparison.py",
-    "cli/status_watch.py:watch_status": "what `status` says, whose rows there are",
     "client/watcher_link.py:next_frame": "takes a sidecar that stops just then: tests/cli/test_watch.py",
     "service/links/credentials.py:access_to": "joins what the rows of [access] have",
     "client/watcher_link.py:_connect": "takes 5 s: tests/client/test_watch.py",

@@ -1,7 +1,5 @@
 """`explain`, `history`, `log`: asked of a sidecar that runs, was stopped, was killed."""
 
-import csv
-import io
 import json
 import os
 import re
@@ -25,17 +23,16 @@ from tests.system.sidecar import Sidecar, eventually
 
 Run = Callable[..., tuple[int, str, str]]
 SENT = "delivered to gw-1, which has not acknowledged it yet"
-NOT_LINKED = "not acknowledged by gw-1, which is not connected"
 CLOCK = r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d"  # midnight may lie between
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def run(sidecar: Sidecar, what: str, *arguments: str) -> tuple[int, str, str]:
-        place = [f"--state={sidecar.state}"]
+        place = f"--state={sidecar.state}"
         if what == "explain":
-            place.append(f"--socket={sidecar.socket}")
-        code = main([what, *place, *arguments])
+            place = f"--socket={sidecar.socket}"
+        code = main([what, place, *arguments])
         return code, *capsys.readouterr()
 
     return run
@@ -63,9 +60,7 @@ def acted(sidecar: Sidecar) -> Sidecar:
     return sidecar
 
 
-def test_users_are_explained_with_a_sidecar_and_from_the_log_without(
-    start: Start, run: Run
-) -> None:
+def test_users_are_explained_by_the_sidecar(start: Start, run: Run) -> None:
     sidecar = acted(start(1, flush_s=0.1))
     code, sentence, said = run(sidecar, "explain", "eve")
     assert (code, said) == (0, "")
@@ -91,29 +86,11 @@ def test_users_are_explained_with_a_sidecar_and_from_the_log_without(
     nobody = ("explain", "8"), ("explain", "8", "--json")
     assert [run(sidecar, *words)[0] for words in nobody] == [1, 1]
     assert "never heard of" in run(sidecar, *nobody[0])[1]
-    found["told"] = found["told"].replace(SENT, NOT_LINKED)
-    found["unacknowledged"] = {"gateway": "gw-1", "why": "not-linked", "unacked": 0}
-    for end in (sidecar.stop, sidecar.kill):
-        end()
-        code, shown, _ = run(sidecar, "explain", "8")
-        assert (code, "never heard of" in shown) == (1, True)
-        assert run(sidecar, "explain", "eve")[:2] == (0, f"{found['told']}\n")
-        code, shown, said = run(sidecar, "explain", "eve", "--json")
-        from_log = json.loads(shown)
-        ends = from_log.pop("log_ends")
-        assert (ends["seq"], from_log) == (8, found)
-        no_sidecar, source = said.splitlines()
-        assert no_sidecar.startswith(f"liveness: no sidecar at {sidecar.socket}: start")
-        assert re.fullmatch(
-            rf"liveness: this is from the log in {sidecar.state}, which ends at .* "
-            r"\(seq 8\)",
-            source,
-        )
-        code, shown, _ = run(sidecar, "explain", "bob")
-        assert code == 0
-        told = f"online through gw-2 when the log ended; {moved}; {NOT_LINKED}\n"
-        assert re.fullmatch(told, shown)
-        sidecar.start()
+    sidecar.kill()
+    code, shown, said = run(sidecar, "explain", "eve")
+    assert (code, shown) == (1, "")
+    assert said.startswith(f"liveness: no sidecar at {sidecar.socket}: start")
+    sidecar.start()
     # Its gateway is not there, and so has said nothing of bob.
     shown = run(sidecar, "explain", "bob")[1]
     assert "; not heard since the sidecar restarted; " in shown
@@ -136,7 +113,7 @@ def test_the_history_of_a_user_is_its_records_the_newest_last(
     assert re.fullmatch(r".*  online   ada .*\n.*  offline  ada .*\n", shown)
 
 
-def test_the_log_is_shown_by_kind_gateway_user_and_time_in_three_forms(
+def test_the_log_is_shown_by_kind_gateway_user_and_time(
     scene: Sidecar, run: Run
 ) -> None:
     def seqs(*arguments: str) -> list[int]:
@@ -154,25 +131,6 @@ def test_the_log_is_shown_by_kind_gateway_user_and_time_in_three_forms(
     shown = run(scene, "log")[1]
     assert len(shown.splitlines()) == 8
     assert "\x1b" not in shown
-    rows = [*csv.DictReader(io.StringIO(run(scene, "log", "--csv")[1]))]
-    assert [int(row["seq"]) for row in rows] == [*range(1, 9)]
-    assert [row["uid"] for row in rows] == [
-        *["eve", "bob", "ada", "ada", "bob", "int:7"],
-        "",
-        "eve",
-    ]
-    (timer,) = (row for row in rows if row["kind"] == "timer")
-    assert timer["payload"] == r"'=1+1\x1b[31m"
-    (moved,) = (row for row in rows if row["kind"] == "moved")
-    assert (moved["from"], moved["from_conn"], moved["silence"]) == (
-        "gw-1",
-        "int:2",
-        "",
-    )
-    watcher = scene.watcher(after=0, kinds=["online", "offline", "moved", "timer"])
-    keys = {key for record in watcher.take(8) for key in record}
-    # Which none of these has.
-    assert {*rows[0]} == keys | {"restored", "user", "devices"}
 
 
 def test_the_log_is_read_in_order_while_it_is_written(start: Start, run: Run) -> None:

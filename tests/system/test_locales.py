@@ -1,6 +1,5 @@
 """A sidecar and its commands in a locale that is not UTF-8."""
 
-import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,13 +74,3 @@ def test_a_command_escapes_what_the_locale_cannot_show(
 ) -> None:
     is_file = command[-1] == "--state"
     assert shown in printed(*command, sidecar.state if is_file else sidecar.socket)
-
-
-def test_csv_is_utf_8_in_any_locale(sidecar: Sidecar) -> None:
-    rows = csv.DictReader(
-        printed("log", "--csv", "--state", sidecar.state).splitlines()
-    )
-    assert [(row["uid"], row["gateway"]) for row in rows] == [
-        (USER, GATEWAY),
-        ("int:7", GATEWAY),
-    ]

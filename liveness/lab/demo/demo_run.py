@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import trio
 
 from liveness.cluster.format import ClusterRecord
 from liveness.console.cluster_lines import event_line
-from liveness.console.own_command import as_typed
 from liveness.console.record_lines import text_line
 from liveness.lab.common.host_judge import HostJudge
 from liveness.lab.common.promises import Record
@@ -178,6 +178,6 @@ class DemoRun:
             yield f"{name}{page}   nc {chat.host} {chat.port}"
         if self.cluster:
             yield f"LIVENESS_CLUSTER_URL={self.cluster.url} \\"
-            yield from as_typed(["watch", "--cluster"])
+            yield "liveness watch --cluster"
         else:
-            yield from as_typed(["watch", "--socket", str(self.hosts[0].socket)])
+            yield f"liveness watch --socket {quote(str(self.hosts[0].socket))}"

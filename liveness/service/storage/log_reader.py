@@ -24,12 +24,6 @@ from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from liveness.core.cursors import (
-    FORGOTTEN,
-    NOT_LINKED,
-    Unacknowledged,
-    losing_gateway,
-)
 from liveness.core.records import (
     Logged,
     LogPosition,
@@ -38,7 +32,6 @@ from liveness.core.records import (
     Uid,
     identity,
 )
-from liveness.core.wheel.devices import user_of
 from liveness.service.storage import log_pages
 from liveness.service.storage.damaged_records import SeqRange, merged
 from liveness.service.storage.database import check_wal, damage_error, meta
@@ -157,35 +150,6 @@ class LogReader:
         query = "select * from online where cast(uid as text) = ?"
         row = self._read(lambda db: db.execute(query, [identity(uid)]).fetchone())
         return None if row is None else shown_row(row, self.wall_ahead_ms())
-
-    def unacknowledged(self, record: Record) -> Unacknowledged | None:
-        """The gateway that loses a user by *record*, if it has not acknowledged that."""
-        gateway = losing_gateway(record)
-        query = "select seq from cursors where role = 'gateway' and name = ?"
-        row = self._read(lambda db: db.execute(query, [gateway]).fetchone())
-        if gateway is None or (row is not None and row[0] >= record.seq):
-            return None
-        return Unacknowledged(gateway, FORGOTTEN if row is None else NOT_LINKED)
-
-    def online_devices(self, user: Uid) -> list[OnlineRow]:
-        """The open sessions of a user's devices, the oldest first, as of the last commit."""
-        if not self._separator:
-            row = self.online(user)
-            return [] if row is None else [row]
-        query = (
-            "select * from online where cast(uid as text) = :user or "
-            "substr(uid, 1, length(:device)) = :device order by session"
-        )
-        name = identity(user)
-        values = {"user": name, "device": name + self._separator}
-        rows = self._read(lambda db: db.execute(query, values).fetchall())
-        ahead_ms = self.wall_ahead_ms()
-        # With "//", the uid "a///b" also begins like a device of "a/", but is one of "a".
-        return [
-            row
-            for row in (shown_row(row, ahead_ms) for row in rows)
-            if identity(user_of(row.uid, self._separator)) == name
-        ]
 
     def wall_ahead_ms(self) -> int:
         """How far the wall clock was ahead of the state's when that was last stored."""

@@ -35,7 +35,7 @@ from liveness.service.storage.read_only_access import opened_unchanged
 from liveness.service.storage.record_filter import OLDER_MS, RecordFilter
 from tests.helpers.disk import tear_a_leaf
 from tests.helpers.record_batches import batch_of
-from tests.service.storage.journals import online, row
+from tests.service.storage.journals import online
 
 # The bytes of each occur in another uid, a kind, a gateway or a number.
 UIDS: list[Uid] = [
@@ -182,36 +182,6 @@ def test_records_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
             assert newest == [8, 7, 5]
         without = book.records(RecordFilter("ada"))
         assert [record.seq for record in without] == [4], "whatever else is in its page"
-
-
-def test_sessions_of_a_user_are_those_of_its_devices(store: LogStore) -> None:
-    uids: list[Uid] = ["ada", "ada/a", "adam/a", "/ada", 7, "7/a", "ada/b"]
-    sessions = {n: row(n, uid) for n, uid in enumerate(uids, start=1)}
-    store.write(Batch(batch_of([online(9)]), online={**sessions}))
-    with open_log(store.folder, clock=still, separator="/") as book:
-        for user, devices in (
-            ("ada", ["ada", "ada/a", "ada/b"]),
-            (7, [7, "7/a"]),
-            ("7", [7, "7/a"]),
-            ("nobody", []),
-            (8, []),
-        ):
-            found = [it.uid for it in book.online_devices(user)]
-            assert found == devices
-
-
-def test_only_the_first_separator_makes_a_device(store: LogStore) -> None:
-    uids: list[Uid] = ["/x", "/x/phone", "a///b", "a//", 213]
-    sessions = {n: row(n, uid) for n, uid in enumerate(uids, start=1)}
-    store.write(Batch(batch_of([online(9)]), online={**sessions}))
-    for separator, user, devices in (
-        ("/", "/x", ["/x"]),
-        ("//", "a/", []),
-        ("//", "a", ["a///b", "a//"]),
-        ("1", "2", []),
-    ):
-        with open_log(store.folder, clock=still, separator=separator) as book:
-            assert [it.uid for it in book.online_devices(user)] == devices
 
 
 def is_wanted(sought: RecordFilter, record: Logged) -> bool:
