@@ -2,7 +2,6 @@
 
 import os
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -72,39 +71,8 @@ def replaced_line(name: str, reason: Replaced) -> str:
     worker_name = f'name=f"{name}:{{worker}}"'
     return (
         f"replaced: {taker} said hello as {name!r} and has the name now, so the users of "
-        f"this process, {own}, are not watched.{_kinship(own, other, worker_name)} What to "
+        f"this process, {own}, are not watched. What to "
         f"do: if the same gateway was started twice, end one of the two; otherwise give "
         f"each a name of its own, such as {worker_name}. This link stays down, as the two "
         "would replace each other for ever; resume() takes the name over again"
     )
-
-
-def _kinship(own: int, other: int | None, worker_name: str) -> str:
-    """A sentence if the two processes belong to one pre-fork server, else nothing."""
-    if other is None or other == own:
-        return ""
-    own_parent, other_parent = os.getppid(), parent_of(other)
-    if other_parent is None:
-        return ""
-    if own_parent == other_parent and own_parent > 1:
-        relation = f"both are children of process {own_parent}"
-    elif other_parent == own:
-        relation = "it is a child of this process"
-    elif own_parent == other:
-        relation = "it is the parent of this process"
-    else:
-        return ""
-    return (
-        f" {relation[0].upper()}{relation[1:]}, as in a pre-fork server: connect in each "
-        f"worker, after the fork, with {worker_name}."
-    )
-
-
-def parent_of(pid: int) -> int | None:
-    """The parent of a process; None if it cannot be read."""
-    try:
-        # The second field, the command in parentheses, may have any bytes.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]
-        return int(fields.split()[1])
-    except (OSError, ValueError, IndexError):
-        return None

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple, overload
 
 from liveness.client.event_loop import loop_call_soon, loop_clock
 from liveness.client.fired_timer import Timer
-from liveness.client.forks import CONNECT, refuse_after_fork
 from liveness.client.gateway_run import running
 from liveness.client.inbox import Arrival, End
 from liveness.client.iterators import LinkIterator, RecordIterator, TimerIterator
@@ -39,6 +38,7 @@ from liveness.client.reconnecting_link import ReconnectingLink
 from liveness.client.socket_path import socket_at
 from liveness.client.task_runner import F, TaskRunner, is_async
 from liveness.client.tasks import DEFAULT_AT_ONCE
+from liveness.client.threads import refuse_after_fork
 from liveness.core.records import MOVED, OFFLINE, Uid
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.errors import ReportError
@@ -63,96 +63,21 @@ class Stats(NamedTuple):
     replacements: int  # how often another process has taken this gateway's name
 
 
-@asynccontextmanager
-async def connect(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    name: str,
-    timeout: float | None = None,  # noqa: ASYNC109 - of users, not of this function
-    kinds: Sequence[str] = (OFFLINE, MOVED),
-    fresh: bool | None = None,
-    strict: bool = False,
-    on_state: Callable[[LinkState], object] | None = None,
-) -> AsyncIterator["Sidecar"]:
-    """Keep a link to the sidecar; collect reports while there is none.
+class SidecarCalls:
+    """The calls of a gateway that do not wait, with an event loop or without one."""
 
-    It does not wait for the sidecar: a gateway can serve without it. Nothing that happens
-    to the link ends the body, unless it is `strict`. When the context is
-    left, running tasks have a second to end, and are then cancelled. The last reports are
-    still written, for at most a second; later reports are lost. The logger
-    "liveness.client" logs what happens to the link.
-
-    Args:
-        path: The sidecar's socket. None: where the command line looks for it too.
-        name: This gateway's name, 1 to 64 bytes. No other gateway of this sidecar may
-            have it, and it has to stay the same over restarts. Each worker of a pre-fork
-            server needs one, such as f"gw-1:{worker}", and its own `connect`, after the
-            fork.
-        timeout: Silence after which this gateway's users are offline, 1 to 86,400
-            seconds. None: the sidecar's setting. Below 12 s the library writes more
-            often, so that a frozen gateway is noticed before its users are silent. Such
-            a gateway counts as frozen if its event loop is blocked, again and again, for
-            more than about a sixth of the timeout.
-        kinds: The records to deliver: "online", "offline", "moved". This gateway's own
-            timers come in any case.
-        fresh: Whether this process starts without connections, so that those of an
-            earlier process are lost. None: yes, unless a login before the first link has
-            an `age` that makes it older than this `connect`.
-        strict: Whether to raise `Replaced` and `Refused`, for programs that are nothing
-            without a sidecar. By default they are logged, and `Sidecar.state` says so.
-        on_state: A plain function, called in the event loop with each new state of the
-            link. What it raises is logged.
-    Raises:
-        ReportError: An argument is invalid. (It is a ValueError too.)
-        ConfigError: Without a path: the settings do not say where the socket is.
-        Replaced: If `strict`: another process has taken this name. The body is cancelled.
-        Refused: If `strict`: the sidecar has refused this gateway for a reason that only
-            an operator can remove. The body is cancelled.
-    """
-    client = client_of(name, timeout, kinds, fresh)
-    sidecar = Sidecar(client, socket_at(path), strict=strict, on_state=on_state)
-    async with running(sidecar._link, sidecar._tasks):
-        yield sidecar
-
-
-class Sidecar:
-    """The sidecar, as a gateway sees it; from `connect`.
-
-    Use it from one thread. Only `after`, `cancel` and answers to timers may come from any
-    thread.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        path: str,
-        *,
-        strict: bool = False,
-        on_state: Callable[[LinkState], object] | None = None,
-    ) -> None:
-        if on_state is not None and (not callable(on_state) or is_async(on_state)):
-            raise ReportError(
-                f"on_state is {on_state!r:.80}; it must be a plain function of one argument"
-            )
-        clock = loop_clock()
-        self._client = client
-        self._link = ReconnectingLink(
-            client,
-            path,
-            clock=clock,
-            call_soon=loop_call_soon(),
-            strict=strict,
-            on_state=on_state,
-        )
-        self._tasks = TaskRunner(self._link)
-        self._lock = self._link.lock
-        self._clock = clock
-        self._began = clock()
+    def __init__(self, link: ReconnectingLink, tasks: TaskRunner) -> None:
+        self._link = link
+        self._tasks = tasks
+        self._client = link.client
+        self._lock = link.lock
+        self._clock = link.clock
+        self._began = link.clock()
         # Shortcuts, for the calls that are made for every message of a user.
-        self._uids = client.reports.uids
-        self._keepalives = client.reports.keepalives
-        self._messages = client.reports.messages
-        refuse_after_fork(self, CONNECT)
+        self._uids = link.client.reports.uids
+        self._keepalives = link.client.reports.keepalives
+        self._messages = link.client.reports.messages
+        refuse_after_fork(self)
 
     # --- reports ----------------------------------------------------------------
 
@@ -253,6 +178,7 @@ class Sidecar:
             ReportError: An argument is invalid, the sidecar has no timers, or too many
                 requests wait for its disk. Nothing was taken.
         """
+        self._check()
         with self._lock:
             self._client.after(key, seconds, payload, ext, self._clock())
         self._link.write_soon()
@@ -265,17 +191,10 @@ class Sidecar:
         Raises:
             ReportError: As `after`; or both were given, or neither.
         """
+        self._check()
         with self._lock:
             self._client.cancel(key, ext)
         self._link.write_soon()
-
-    def timers(self) -> LinkIterator[Timer]:
-        """Iterate, without end, over the timers that fire and have no task.
-
-        Answer each with `done` or `fail`; without an answer it fires again. Loops that
-        run at the same time share the timers: each goes to one loop.
-        """
-        return TimerIterator(self._link)
 
     @overload
     def task(self, function: F, /) -> F: ...
@@ -302,8 +221,56 @@ class Sidecar:
             ReportError: An argument is invalid, or the prefix has a task already.
         """
         if not callable(prefix):
-            return lambda function: self._tasks.add(function, prefix, at_once)
-        return self._tasks.add(prefix, "", at_once)
+            return lambda function: self._add_task(function, prefix, at_once)
+        return self._add_task(prefix, "", at_once)
+
+    def _add_task(self, function: F, prefix: str, at_once: int) -> F:
+        return self._tasks.add(function, prefix, at_once)
+
+    def _check(self) -> None:
+        pass
+
+    # --- the link -------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """This gateway's name."""
+        return self._client.name
+
+    @property
+    def state(self) -> LinkState:
+        """Whether there is a link now, and if not, why."""
+        return self._link.state
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a link now."""
+        return self._client.is_linked
+
+    def stats(self) -> Stats:
+        """Return numbers for the gateway's own metrics."""
+        client, reports = self._client, self._client.reports
+        return Stats(
+            open=len(reports.uids),
+            pending=reports.pending,
+            unconfirmed=reports.unconfirmed,
+            links=client.links,
+            ignored=reports.ignored,
+            duplicates=client.inbox.duplicates,
+            refused=client.refused,
+            waiting=client.tasks.waiting,
+            unkept=client.tasks.dropped + reports.timer_requests.dropped,
+            refusals=self._link.refusals,
+            replacements=self._link.replacements,
+        )
+
+
+class Sidecar(SidecarCalls):
+    """The sidecar, as a gateway sees it; from `connect`.
+
+    Use it from one thread. Only `after`, `cancel` and answers to timers may come from any
+    thread.
+    """
 
     # --- records --------------------------------------------------------------------
 
@@ -330,22 +297,13 @@ class Sidecar:
         """
         return RecordIterator(self._link, _is_any, attrgetter("record"), persists=False)
 
-    # --- the link -------------------------------------------------------------------
+    def timers(self) -> LinkIterator[Timer]:
+        """Iterate, without end, over the timers that fire and have no task.
 
-    @property
-    def name(self) -> str:
-        """This gateway's name."""
-        return self._client.name
-
-    @property
-    def state(self) -> LinkState:
-        """Whether there is a link now, and if not, why."""
-        return self._link.state
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a link now."""
-        return self._client.is_linked
+        Answer each with `done` or `fail`; without an answer it fires again. Loops that
+        run at the same time share the timers: each goes to one loop.
+        """
+        return TimerIterator(self._link)
 
     async def connected(self) -> None:
         """Wait until there is a link, however long the sidecar is away or refuses."""
@@ -378,22 +336,59 @@ class Sidecar:
         """
         await self._link.flush()
 
-    def stats(self) -> Stats:
-        """Return numbers for the gateway's own metrics."""
-        client, reports = self._client, self._client.reports
-        return Stats(
-            open=len(reports.uids),
-            pending=reports.pending,
-            unconfirmed=reports.unconfirmed,
-            links=client.links,
-            ignored=reports.ignored,
-            duplicates=client.inbox.duplicates,
-            refused=client.refused,
-            waiting=client.tasks.waiting,
-            unkept=client.tasks.dropped + reports.timer_requests.dropped,
-            refusals=self._link.refusals,
-            replacements=self._link.replacements,
-        )
+
+@asynccontextmanager
+async def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str,
+    timeout: float | None = None,  # noqa: ASYNC109 - of users, not of this function
+    kinds: Sequence[str] = (OFFLINE, MOVED),
+    fresh: bool | None = None,
+    strict: bool = False,
+    on_state: Callable[[LinkState], object] | None = None,
+) -> AsyncIterator["Sidecar"]:
+    """Keep a link to the sidecar; collect reports while there is none.
+
+    It does not wait for the sidecar: a gateway can serve without it. Nothing that happens
+    to the link ends the body, unless it is `strict`. When the context is
+    left, running tasks have a second to end, and are then cancelled. The last reports are
+    still written, for at most a second; later reports are lost. The logger
+    "liveness.client" logs what happens to the link.
+
+    Args:
+        path: The sidecar's socket. None: where the command line looks for it too.
+        name: This gateway's name, 1 to 64 bytes. No other gateway of this sidecar may
+            have it, and it has to stay the same over restarts. Each worker of a pre-fork
+            server needs one, such as f"gw-1:{worker}", and its own `connect`, after the
+            fork.
+        timeout: Silence after which this gateway's users are offline, 1 to 86,400
+            seconds. None: the sidecar's setting. Below 12 s the library writes more
+            often, so that a frozen gateway is noticed before its users are silent. Such
+            a gateway counts as frozen if its event loop is blocked, again and again, for
+            more than about a sixth of the timeout.
+        kinds: The records to deliver: "online", "offline", "moved". This gateway's own
+            timers come in any case.
+        fresh: Whether this process starts without connections, so that those of an
+            earlier process are lost. None: yes, unless a login before the first link has
+            an `age` that makes it older than this `connect`.
+        strict: Whether to raise `Replaced` and `Refused`, for programs that are nothing
+            without a sidecar. By default they are logged, and `Sidecar.state` says so.
+        on_state: A plain function, called in the event loop with each new state of the
+            link. What it raises is logged.
+    Raises:
+        ReportError: An argument is invalid. (It is a ValueError too.)
+        ConfigError: Without a path: the settings do not say where the socket is.
+        Replaced: If `strict`: another process has taken this name. The body is cancelled.
+        Refused: If `strict`: the sidecar has refused this gateway for a reason that only
+            an operator can remove. The body is cancelled.
+    """
+    client = client_of(name, timeout, kinds, fresh)
+    link = new_link(client, socket_at(path), strict=strict, on_state=on_state)
+    tasks = TaskRunner(link)
+    sidecar = Sidecar(link, tasks)
+    async with running(link, tasks):
+        yield sidecar
 
 
 def _is_any(_arrival: Arrival) -> bool:
@@ -415,4 +410,26 @@ def client_of(
     first_conn = time.time_ns() * 2**20 // 10**9
     return Client(
         name=name, timeout=timeout, kinds=kinds, fresh=fresh, first_conn=first_conn
+    )
+
+
+def new_link(
+    client: Client,
+    path: str,
+    *,
+    strict: bool,
+    on_state: Callable[[LinkState], object] | None,
+) -> ReconnectingLink:
+    """Make the link of this event loop, which does not run yet."""
+    if on_state is not None and (not callable(on_state) or is_async(on_state)):
+        raise ReportError(
+            f"on_state is {on_state!r:.80}; it must be a plain function of one argument"
+        )
+    return ReconnectingLink(
+        client,
+        path,
+        clock=loop_clock(),
+        call_soon=loop_call_soon(),
+        strict=strict,
+        on_state=on_state,
     )

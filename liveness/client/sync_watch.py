@@ -8,33 +8,23 @@ The caller's thread takes records that have arrived. The other one connects, rea
 acknowledges and asks.
 """
 
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
 from liveness.client.inbox import RecordMap
-from liveness.client.question_link import HostSessions, Listing, Sessions
-from liveness.client.threaded_watch import ThreadedWatch, background_loop
+from liveness.client.threads import ThreadedWatch, background_loop, waits
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
-from liveness.core.records import Uid
 from liveness.core.sessions.damping import DampingCounts
 
-__all__ = ["SyncWatch", "watch_sync"]
-
-T = TypeVar("T")
+__all__ = ["SyncWatch", "reading"]
 
 
 @contextmanager
-def watch_sync(
-    path: str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> Iterator["SyncWatch"]:
-    """Read in a thread; the options are those of `Watch`."""
-    watch = Watch(path, **options)
+def reading(watch: Watch) -> Iterator["SyncWatch"]:
+    """Run *watch* in a thread, for a block."""
     with background_loop() as (portal, stack):
         stack.callback(portal.call, watch.aclose)
         yield SyncWatch(watch, portal)
@@ -55,13 +45,19 @@ class SyncWatch(ThreadedWatch[Batch], Iterator[RecordMap]):
     def __next__(self) -> RecordMap:
         """Finish the last record, and wait for the next one."""
         with self._lock:
-            record = None
+            record: RecordMap | None = None
             if perf_counter() - self._waited_at < ACK_EVERY_S:
                 record = self._watch.take()
             if record is None:
                 record = self._next(self._watch.__anext__)
                 self._waited_at = perf_counter()  # its acks are written by now
             return record
+
+    connected = waits(Watch.connected)
+    where = waits(Watch.where)
+    anywhere = waits(Watch.anywhere)
+    online = waits(Watch.online)
+    list = waits(Watch.list)
 
     @property
     def log(self) -> str | None:
@@ -82,23 +78,3 @@ class SyncWatch(ThreadedWatch[Batch], Iterator[RecordMap]):
     def name(self) -> str:
         """The name of this reader; see `Watch.name`."""
         return self._watch.name
-
-    def connected(self) -> None:
-        """Wait until there is a link; see `Watch.connected`."""
-        self._wait(self._watch.connected)
-
-    def where(self, uids: Uid | Iterable[Uid]) -> Sessions:
-        """Ask which of these users are online, and where; see `Watch.where`."""
-        return self._wait(lambda: self._watch.where(uids))
-
-    def anywhere(self, uids: Uid | Iterable[Uid]) -> HostSessions:
-        """Ask which of these users are online on any host; see `Watch.anywhere`."""
-        return self._wait(lambda: self._watch.anywhere(uids))
-
-    def online(self, uids: Uid | Iterable[Uid], *, anywhere: bool = False) -> set[Uid]:
-        """Ask which of these users are online; see `Watch.online`."""
-        return self._wait(lambda: self._watch.online(uids, anywhere=anywhere))
-
-    def list(self) -> Listing:
-        """Ask for all sessions; see `Watch.list`."""
-        return self._wait(self._watch.list)

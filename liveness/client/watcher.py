@@ -26,7 +26,6 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from liveness.client.damped_records import DampedRecords, settle_s_in
-from liveness.client.forks import WATCH, refuse_after_fork
 from liveness.client.inbox import RecordMap
 from liveness.client.question_link import (
     HostSession,
@@ -41,6 +40,7 @@ from liveness.client.record_buffer import RecordBuffer
 from liveness.client.record_link import RecordLink
 from liveness.client.sidecar_frames import wrong_form
 from liveness.client.socket_path import socket_at
+from liveness.client.threads import refuse_after_fork
 from liveness.client.watcher_link import (
     PauseBetween,
     Redial,
@@ -151,7 +151,7 @@ class Watch(AsyncIterator[RecordMap]):
         self._guard = anyio.ResourceGuard("reading the records of")
         self._cancel_scope: anyio.CancelScope | None = None  # of the loop's wait
         self._is_closed = False
-        refuse_after_fork(self, WATCH)
+        refuse_after_fork(self)
 
     # --- records --------------------------------------------------------------------
 

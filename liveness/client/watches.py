@@ -8,18 +8,17 @@ A watch of the cluster reads Redis itself, and needs no sidecar beside it. cored
 imported when it connects.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from liveness.client import sync_watch, watcher
+from liveness.client.watcher_link import ReportLine
 from liveness.errors import ReportError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from liveness.client.sync_cluster import SyncClusterWatch
-    from liveness.client.watcher_link import ReportLine
     from liveness.cluster.cluster_watch import ClusterWatch
     from liveness.config.cluster import ClusterSettings
 
@@ -28,31 +27,39 @@ __all__ = ["watch", "watch_sync"]
 Path = str | PathLike[str]
 
 
+class WatchOptions(TypedDict, total=False):
+    """The options of a watch of one sidecar."""
+
+    name: str | None
+    after: int | None
+    log: str | None
+    scope: str
+    kinds: Sequence[str]
+    users: bool
+    settle_s: float
+    strict: bool
+    report_line: ReportLine | None
+
+
+class ClusterWatchOptions(TypedDict, total=False):
+    """The options of a watch of all hosts."""
+
+    position: str | None
+    kinds: Sequence[str]
+    lists: bool
+    strict: bool
+    report_line: ReportLine | None
+
+
 @overload
 def watch(
-    path: Path | None = None,
-    *,
-    name: str | None = None,
-    after: int | None = None,
-    log: str | None = None,
-    scope: str = "all",
-    kinds: "Sequence[str]" = (),
-    users: bool = False,
-    settle_s: float = 0.0,
-    strict: bool = False,
-    report_line: "ReportLine | None" = None,
+    path: Path | None = None, **options: Unpack[WatchOptions]
 ) -> watcher.Watch: ...
 
 
 @overload
 def watch(
-    *,
-    cluster: "str | ClusterSettings",
-    position: str | None = None,
-    kinds: "Sequence[str]" = (),
-    lists: bool = False,
-    strict: bool = False,
-    report_line: "ReportLine | None" = None,
+    *, cluster: "str | ClusterSettings", **options: Unpack[ClusterWatchOptions]
 ) -> "ClusterWatch": ...
 
 
@@ -107,35 +114,18 @@ def watch(
     """
     if cluster is None:
         return watcher.Watch(path, **options)
-    _refuse_path(path)
-    return _cluster_watch(cluster, options)
+    return _cluster_watch(path, cluster, options)
 
 
 @overload
 def watch_sync(
-    path: Path | None = None,
-    *,
-    name: str | None = None,
-    after: int | None = None,
-    log: str | None = None,
-    scope: str = "all",
-    kinds: "Sequence[str]" = (),
-    users: bool = False,
-    settle_s: float = 0.0,
-    strict: bool = False,
-    report_line: "ReportLine | None" = None,
+    path: Path | None = None, **options: Unpack[WatchOptions]
 ) -> AbstractContextManager[sync_watch.SyncWatch]: ...
 
 
 @overload
 def watch_sync(
-    *,
-    cluster: "str | ClusterSettings",
-    position: str | None = None,
-    kinds: "Sequence[str]" = (),
-    lists: bool = False,
-    strict: bool = False,
-    report_line: "ReportLine | None" = None,
+    *, cluster: "str | ClusterSettings", **options: Unpack[ClusterWatchOptions]
 ) -> AbstractContextManager["SyncClusterWatch"]: ...
 
 
@@ -144,10 +134,7 @@ def watch_sync(
     *,
     cluster: "str | ClusterSettings | None" = None,
     **options: Any,
-) -> (
-    AbstractContextManager[sync_watch.SyncWatch]
-    | AbstractContextManager["SyncClusterWatch"]
-):
+) -> AbstractContextManager[Any]:
     """Like `watch`, for a program without an event loop: it runs one in a thread.
 
     `report_line` is called in that thread.
@@ -157,21 +144,17 @@ def watch_sync(
         ConfigError: As `watch`.
     """
     if cluster is None:
-        return sync_watch.watch_sync(path, **options)
-    _refuse_path(path)
+        return sync_watch.reading(watcher.Watch(path, **options))
     from liveness.client.sync_cluster import reading
 
-    return reading(_cluster_watch(cluster, options))
-
-
-def _refuse_path(path: Path | None) -> None:
-    if path is not None:
-        raise ReportError("give a path for one sidecar, or cluster for all; not both")
+    return reading(_cluster_watch(path, cluster, options))
 
 
 def _cluster_watch(
-    cluster: "str | ClusterSettings", options: dict[str, Any]
+    path: Path | None, cluster: "str | ClusterSettings", options: dict[str, Any]
 ) -> "ClusterWatch":
+    if path is not None:
+        raise ReportError("give a path for one sidecar, or cluster for all; not both")
     if options.pop("settle_s", 0):
         # A user may be online on several hosts, each with its own log: a position before
         # the waiting records would need a seq in each log.

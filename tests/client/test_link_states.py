@@ -19,7 +19,7 @@ from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
 import liveness
-from liveness.client.link_state import no_link_line, parent_of, replaced_line
+from liveness.client.link_state import no_link_line, replaced_line
 from liveness.client.protocol import FINAL_CODES
 from liveness.errors import Code
 from liveness.testing import ScriptedSidecar, scripted_sidecar
@@ -481,37 +481,3 @@ def test_the_log_names_both_processes_where_they_are_known() -> None:
     assert "another process said hello as 'gw'" in line_of(None)
     assert "process 1 said hello as 'gw'" in line_of(1)
     assert "a second connect in this very process" in line_of(os.getpid())
-    for pid in (None, os.getpid(), 2**22 + 1):  # above the highest of Linux
-        assert "pre-fork" not in line_of(pid)
-
-
-def test_the_log_says_so_if_both_are_of_one_pre_fork_server(tmp_path: Path) -> None:
-    oddly_named = tmp_path / ") 1 2 ("
-    oddly_named.symlink_to(sys.executable)
-    code = (
-        "import sys\n"
-        "import liveness\n"
-        "from liveness.client.link_state import replaced_line\n"
-        "pid = int(sys.stdin.readline())\n"
-        "print(replaced_line('gw', liveness.Replaced('replaced', '', pid=pid)))\n"
-    )
-    with subprocess.Popen(
-        [oddly_named, "-c", "input()"], stdin=subprocess.PIPE, text=True
-    ) as sibling:
-        assert parent_of(sibling.pid) == os.getpid()
-        assert "It is a child of this process" in line_of(sibling.pid)
-        for pid, relation in (
-            (sibling.pid, f"Both are children of process {os.getpid()}"),
-            (os.getpid(), "It is the parent of this process"),
-        ):
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                input=f"{pid}\n",
-                stdout=subprocess.PIPE,
-                text=True,
-                timeout=60,
-                check=True,
-            )
-            assert relation in done.stdout
-            assert 'with name=f"gw:{worker}"' in done.stdout
-        sibling.communicate("\n", timeout=SOON_S)

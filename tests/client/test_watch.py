@@ -897,4 +897,4 @@ def test_a_watch_from_before_a_fork_is_refused_in_the_child() -> None:
     assert len(lines) == 3
     for line in lines:
         assert "made before a fork" in line
-        assert "call watch in each worker" in line
+        assert "in each worker after the fork" in line
