@@ -27,6 +27,7 @@ from contextlib import asynccontextmanager
 from operator import attrgetter
 from typing import Any, NamedTuple, overload
 
+from liveness.client.background import refuse_after_fork
 from liveness.client.event_loop import loop_call_soon, loop_clock
 from liveness.client.fired_timer import Timer
 from liveness.client.gateway_run import running
@@ -38,7 +39,6 @@ from liveness.client.reconnecting_link import ReconnectingLink
 from liveness.client.socket_path import socket_at
 from liveness.client.task_runner import F, TaskRunner, is_async
 from liveness.client.tasks import DEFAULT_AT_ONCE
-from liveness.client.threads import refuse_after_fork
 from liveness.core.records import MOVED, OFFLINE, Uid
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.errors import ReportError

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from liveness.client.background import Threaded, background_loop, waits
 from liveness.client.fired_timer import Timer
 from liveness.client.gateway_run import running
 from liveness.client.inbox import End
@@ -25,7 +26,6 @@ from liveness.client.link_state import LinkState
 from liveness.client.sidecar import Sidecar, SidecarCalls, client_of, new_link
 from liveness.client.socket_path import socket_at
 from liveness.client.task_runner import F, TaskRunner, is_async
-from liveness.client.threads import Threaded, background_loop, waits
 from liveness.core.records import MOVED, OFFLINE
 from liveness.errors import ReportError
 

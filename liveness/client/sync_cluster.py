@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from anyio.from_thread import BlockingPortal
 
-from liveness.client.threads import ThreadedWatch, background_loop, waits
+from liveness.client.background import ThreadedWatch, background_loop, waits
 from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.cluster.events import ClusterEvent
 

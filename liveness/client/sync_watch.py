@@ -14,8 +14,8 @@ from time import perf_counter
 
 from anyio.from_thread import BlockingPortal
 
+from liveness.client.background import ThreadedWatch, background_loop, waits
 from liveness.client.inbox import RecordMap
-from liveness.client.threads import ThreadedWatch, background_loop, waits
 from liveness.client.watcher import ACK_EVERY_S, Batch, Watch
 from liveness.core.sessions.damping import DampingCounts
 

@@ -25,6 +25,7 @@ from typing import Any, Final, Self, TypeAlias
 import anyio
 from anyio.lowlevel import checkpoint
 
+from liveness.client.background import refuse_after_fork
 from liveness.client.damped_records import DampedRecords, settle_s_in
 from liveness.client.inbox import RecordMap
 from liveness.client.question_link import (
@@ -40,7 +41,6 @@ from liveness.client.record_buffer import RecordBuffer
 from liveness.client.record_link import RecordLink
 from liveness.client.sidecar_frames import wrong_form
 from liveness.client.socket_path import socket_at
-from liveness.client.threads import refuse_after_fork
 from liveness.client.watcher_link import (
     PauseBetween,
     Redial,
