@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from liveness.client.fired_timer import Timer
     from liveness.client.inbox import End
-    from liveness.client.link_state import LinkState
+    from liveness.client.reconnecting_link import LinkState
     from liveness.client.sidecar import Sidecar, Stats, connect
     from liveness.client.sync import SyncSidecar, connect_sync
     from liveness.client.sync_cluster import SyncClusterWatch
@@ -58,7 +58,7 @@ _MODULES = {
     **dict.fromkeys(("ConfigError", "LivenessError", "ReportError"), "errors"),
     **dict.fromkeys(("Refused", "Replaced", "TaskFailed"), "errors"),
     "End": "client.inbox",
-    "LinkState": "client.link_state",
+    "LinkState": "client.reconnecting_link",
     "Timer": "client.fired_timer",
     "SyncClusterWatch": "client.sync_cluster",
     "SyncSidecar": "client.sync",

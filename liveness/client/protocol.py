@@ -13,17 +13,12 @@ from typing import Any, Final
 
 from liveness.client.inbox import Arrival, End, Inbox, RecordMap
 from liveness.client.reports import Reports
-from liveness.client.sidecar_frames import (
-    Welcome,
-    parse_welcome,
-    replaced_by,
-    wrong_form,
-)
+from liveness.client.sidecar_frames import Welcome, wrong_form
 from liveness.client.tasks import Attempt, TaskQueues
 from liveness.core.records import MOVED, TIMER, HostTime, Uid, identity
 from liveness.core.wire.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.wire.framing import Frame, encode
-from liveness.errors import Code, Refused, ReportError
+from liveness.errors import Code, ReportError
 
 # Promised in the hello. A gateway that is silent for twice as long counts as frozen, and
 # its users do not count as silent. That is long enough for a busy event loop. With a
@@ -33,11 +28,6 @@ from liveness.errors import Code, Refused, ReportError
 # are written about three times as often as promised.
 PING_S: Final = 3.0
 LEAST_PING_S: Final = 0.25
-
-# The sidecar would refuse a new link for the same reason, until an operator has acted.
-FINAL_CODES: Final = frozenset(
-    {Code.REPLACED, Code.BAD_HELLO, Code.UNSUPPORTED_PROTOCOL, Code.NOT_ALLOWED}
-)
 
 # All processes of a service would get the same name, and replace each other.
 PLACEHOLDER: Final = re.compile(r"\{[^{}]*\}")
@@ -277,11 +267,9 @@ class Client:
     # --- what is read ------------------------------------------------------------
 
     def receive(self, frame: Frame) -> str | None:
-        """Act on a frame from the sidecar; return what to log, if anything.
+        """Act on a frame after the welcome; return what to log, if anything.
 
         Raises:
-            Refused: The link is over. A new one makes sense unless the code is one of
-                `FINAL_CODES`.
             WireError: The peer does not speak a protocol that we understand.
         """
         try:
@@ -291,24 +279,19 @@ class Client:
                     return next(filter(None, lines), None)
                 case ("pong", int(number), *_):
                     self._receive_pong(number)
-                case ("welcome", dict(options), *_):
-                    return self._receive_welcome(options)
+                case ("pong", *_):
+                    raise TypeError("a pong without a number")
                 case ("error", {"code": str(code), "message": str(message)}, *_):
                     return self._receive_error(code, message, frame[1])
-                case ("bye", {"reason": str(reason)}, *_):
-                    return f"the sidecar says bye: {reason}"
-                case ("notices" | "pong" | "welcome" | "error" | "bye", *_):
-                    raise TypeError("a frame of another form")
                 case _:
                     pass  # of a later version, which promises that it may be ignored
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise wrong_form(frame) from error
         return None
 
-    def _receive_welcome(self, options: dict[str, Any]) -> str | None:
-        before = self.welcome
-        welcome = parse_welcome(options)
-        self.welcome = welcome
+    def welcomed(self, welcome: Welcome) -> str | None:
+        """Begin with a link; return what to log, if anything."""
+        before, self.welcome = self.welcome, welcome
         self.is_linked = True
         self.links += 1
         # A log that ends before a record that it has sent is another log.
@@ -361,14 +344,6 @@ class Client:
             self.reports.pong_received()
 
     def _receive_error(self, code: str, message: str, options: dict[str, Any]) -> str:
-        if code == Code.REPLACED:
-            raise replaced_by(
-                options.get("pid"),
-                f"as {self.name!r}, and has the link now; give each gateway a name of its "
-                "own",
-            )
-        if options.get("fatal", True):
-            raise Refused(code, message)
         if code == Code.TOO_MANY_TIMERS and isinstance(key := options.get("key"), str):
             self.reports.timer_requests.postpone(key)
             return f"timers wait until the sidecar has room for them: {message}"

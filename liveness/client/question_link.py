@@ -15,18 +15,18 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 
-from liveness.client.sidecar_frames import wrong_form
-from liveness.client.watcher_link import (
+from liveness.client.dialer import (
+    Dialer,
     LinkLost,
-    Redial,
-    WatcherLink,
+    SidecarLink,
     random_name,
     watcher_hello,
 )
+from liveness.client.sidecar_frames import wrong_form
 from liveness.core.records import Uid, identity
 from liveness.core.wheel.devices import user_of
 from liveness.core.wire.frames import CLUSTER
-from liveness.core.wire.framing import Frame
+from liveness.core.wire.framing import Frame, encode
 from liveness.core.wire.uids import MAX_UID_BYTES, bad_uid_text, is_uid
 from liveness.errors import Code, Refused, ReportError, WireError
 from liveness.text import escaped
@@ -106,12 +106,12 @@ class Questions:
     *anywhere*: whether to ask about all hosts.
     """
 
-    def __init__(self, redial: Redial, scope: str, *, anywhere: bool = False) -> None:
-        self._redial = redial
+    def __init__(self, dialer: Dialer, scope: str, *, anywhere: bool = False) -> None:
+        self._dialer = dialer
         self._anywhere = anywhere
         self._lock = anyio.Lock()  # of the link
         self._waiting: dict[_Question, None] = {}  # to be asked together
-        self._link: WatcherLink | None = None
+        self._link: SidecarLink | None = None
         self._is_closed = False
         self._cancel_scopes = set[anyio.CancelScope]()
         self._options = watcher_hello(random_name("ask"), scope, ack=False, kinds=())
@@ -154,7 +154,7 @@ class Questions:
             raise ReportError(question.refusal)
         return question
 
-    async def _ask_waiting(self, link: WatcherLink, own: _Question) -> None:
+    async def _ask_waiting(self, link: SidecarLink, own: _Question) -> None:
         """Ask all waiting questions, unless *own* was already asked with earlier ones."""
         if own.found is None and own.refusal is None:
             # Without a cluster there is only the sidecar's own host.
@@ -165,7 +165,7 @@ class Questions:
     async def list(self) -> Listing:
         """Return all sessions; see `Watch.list`."""
 
-        async def ask(link: WatcherLink) -> Listing:
+        async def ask(link: SidecarLink) -> Listing:
             await link.send(["list"])
             sessions = list[Whereabouts]()
             while True:
@@ -176,7 +176,7 @@ class Questions:
 
         return await self._ask(ask)
 
-    async def _ask(self, ask: Callable[[WatcherLink], Awaitable[T]]) -> T:
+    async def _ask(self, ask: Callable[[SidecarLink], Awaitable[T]]) -> T:
         """Ask on this link, and again on the next whenever one ends."""
         with anyio.CancelScope() as scope:
             self._cancel_scopes.add(scope)
@@ -184,7 +184,7 @@ class Questions:
                 async with self._lock:
                     while not self._is_closed:
                         is_kept = self._link is not None
-                        link = self._link or await self._redial.open(self._hello)
+                        link = self._link or await self._dialer.open(self._hello)
                         self._link = link
                         try:
                             return await ask(link)
@@ -192,7 +192,7 @@ class Questions:
                             await self._drop_link()
                             # A kept link may have ended long ago: connect at once.
                             if not is_kept and not self._is_closed:
-                                self._redial.ended(error)
+                                self._dialer.ended(error)
                         except BaseException:
                             # Late answers would be taken for those to later questions.
                             self._link = None
@@ -202,8 +202,8 @@ class Questions:
                 self._cancel_scopes.discard(scope)
         raise anyio.ClosedResourceError
 
-    def _hello(self) -> dict[str, object]:
-        return self._options
+    def _hello(self) -> bytes:
+        return encode(["hello", self._options])
 
     async def _drop_link(self) -> None:
         link, self._link = self._link, None
@@ -219,7 +219,7 @@ class Questions:
 
 
 async def _answer_all(
-    link: WatcherLink, questions: Sequence[_Question], options: Sequence[object]
+    link: SidecarLink, questions: Sequence[_Question], options: Sequence[object]
 ) -> None:
     """Ask these questions together, and give each its answer or refusal."""
     uids = [*{identity(uid): uid for each in questions for uid in each.uids}.values()]
@@ -255,7 +255,7 @@ def _first(texts: dict[str, str], uids: Iterable[Uid]) -> str | None:
 class _Asking:
     """Asks in frames, with *options* after the uids, and collects the answers."""
 
-    def __init__(self, link: WatcherLink, options: Sequence[object]) -> None:
+    def __init__(self, link: SidecarLink, options: Sequence[object]) -> None:
         self._link = link
         self._options = options
         self.refusals: dict[str, str] = {}
@@ -316,7 +316,7 @@ def _partial(frame: Frame) -> str | None:
     return None if partial is None else escaped(str(partial))
 
 
-async def _answer(link: WatcherLink, name: str) -> Frame:
+async def _answer(link: SidecarLink, name: str) -> Frame:
     """Return the next frame of this name."""
     while True:
         match await link.next_frame():

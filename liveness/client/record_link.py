@@ -6,14 +6,10 @@ from typing import Any
 
 import anyio
 
+from liveness.client.dialer import Dialer, SidecarLink, random_name, watcher_hello
 from liveness.client.record_buffer import CURSOR, RecordBuffer
 from liveness.client.sidecar_frames import Welcome
-from liveness.client.watcher_link import (
-    Redial,
-    WatcherLink,
-    random_name,
-    watcher_hello,
-)
+from liveness.core.wire.framing import encode
 from liveness.errors import LivenessError, Replaced, ReportError
 
 
@@ -30,24 +26,24 @@ class RecordLink:
 
     def __init__(
         self,
-        redial: Redial,
+        dialer: Dialer,
         options: dict[str, Any],
         records: RecordBuffer,
     ) -> None:
         self.since = inf
         self.acked_at = -inf
         self.end: LivenessError | None = None
-        self._redial = redial
+        self._dialer = dialer
         self._options = options
         self._records = records
         self._position = records.position
         self._damped = records.damped
-        self._link: WatcherLink | None = None
+        self._link: SidecarLink | None = None
         self._replaced: Replaced | None = None
         self._acked: tuple[int, ...] = (0,)  # on this link
         self._goes_back = False  # the hello has a position before what has arrived
 
-    async def opened(self) -> WatcherLink:
+    async def opened(self) -> SidecarLink:
         """Return the link, or wait for a new one.
 
         Raises:
@@ -58,20 +54,20 @@ class RecordLink:
         try:
             if self.end is not None:
                 end, self.end = self.end, None
-                self._redial.ended(end)
+                self._dialer.ended(end)
             return self._link or await self._new_link()
         except Replaced as replaced:
             self._replaced = replaced
             raise
 
-    async def _new_link(self) -> WatcherLink:
+    async def _new_link(self) -> SidecarLink:
         while True:
             if self._position.lacks_log:
                 await self._learn_log()
             was_linked = (
                 self._position.has_begun and self._position.known_log is not None
             )
-            link = await self._redial.open(self._hello)
+            link = await self._dialer.open(self._hello)
             if self._begin(link.welcome):
                 self._link, self._acked = link, (0,)
                 self.since = self.acked_at = anyio.current_time()
@@ -81,7 +77,7 @@ class RecordLink:
                 return link
             await link.aclose()
 
-    def _hello(self) -> dict[str, object]:
+    def _hello(self) -> bytes:
         hello: dict[str, object] = self._options | self._position.options()
         damped = self._damped
         self._goes_back = False
@@ -90,7 +86,7 @@ class RecordLink:
             # with the oldest offline that waits: a crash must not lose that.
             hello["after"] = damped.oldest_seq - 1
             self._goes_back = True
-        return hello
+        return encode(["hello", hello])
 
     def _begin(self, welcome: Welcome) -> bool:
         """Take the welcome of a link; return False if it needs another hello."""
@@ -98,13 +94,13 @@ class RecordLink:
             return False
         is_new_log = self._records.linked(welcome)
         if "users" in self._options and "users" not in welcome.features:
-            self._redial.say(
+            self._dialer.say(
                 f"the sidecar ({welcome.server}) cannot tell users from devices: records "
                 "of all devices follow; update it"
             )
         has_cursor = self._options["ack"]
         if self._damped and has_cursor and CURSOR not in welcome.features:
-            self._redial.say(
+            self._dialer.say(
                 f"the sidecar ({welcome.server}) cannot store a position before what it has "
                 "sent: if more than its limits.window of records come within settle_s, offlines "
                 "may come early; update it"
@@ -115,22 +111,22 @@ class RecordLink:
         return not self._position.was_forgotten(welcome)
 
     def _report(self, *, was_linked: bool) -> None:
-        position, path = self._position, self._redial.path
+        position, path = self._position, self._dialer.path
         if was_linked:
             is_known = position.seq is not None
             since = f", continuing after seq {position.floor}" if is_known else ""
-            self._redial.say(f"connected again{since}", INFO)
+            self._dialer.say(f"connected again{since}", INFO)
         elif position.seq is None:
             name = self._options["name"]
-            self._redial.say(f"watching {path}, continuing where {name!r} was", INFO)
+            self._dialer.say(f"watching {path}, continuing where {name!r} was", INFO)
         else:
-            self._redial.say(f"watching {path} from seq {position.floor + 1} on", INFO)
+            self._dialer.say(f"watching {path} from seq {position.floor + 1} on", INFO)
 
     async def _learn_log(self) -> None:
         """Get the log's id by a hello of its own: a seq is a position in one log."""
         scope = self._options["scope"]
         hello = watcher_hello(random_name("watch"), scope, ack=False, kinds=())
-        link = await self._redial.open(lambda: hello)
+        link = await self._dialer.open(lambda: encode(["hello", hello]))
         await link.aclose()
         after = self._position.seq
         if after is not None and after >= link.welcome.next:
@@ -154,7 +150,7 @@ class RecordLink:
         """Note that records came again: they are acknowledged again."""
         self._acked = (0,)
 
-    async def send(self, link: WatcherLink, frame: list[object]) -> None:
+    async def send(self, link: SidecarLink, frame: list[object]) -> None:
         """Write a frame on a link that `opened` has returned."""
         try:
             await link.send(frame)

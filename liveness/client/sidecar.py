@@ -28,16 +28,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple, overload
 
 from liveness.client.background import refuse_after_fork
+from liveness.client.dialer import socket_at
 from liveness.client.event_loop import loop_call_soon, loop_clock
 from liveness.client.fired_timer import Timer
-from liveness.client.gateway_run import running
 from liveness.client.inbox import Arrival, End
 from liveness.client.iterators import LinkIterator, RecordIterator, TimerIterator
-from liveness.client.link_state import LinkState
 from liveness.client.protocol import Client
-from liveness.client.reconnecting_link import ReconnectingLink
-from liveness.client.socket_path import socket_at
-from liveness.client.task_runner import F, TaskRunner, is_async
+from liveness.client.reconnecting_link import LinkState, ReconnectingLink
+from liveness.client.task_runner import F, TaskRunner, is_async, running
 from liveness.client.tasks import DEFAULT_AT_ONCE
 from liveness.core.records import MOVED, OFFLINE, Uid
 from liveness.core.wire.frames import MAX_AGE_S

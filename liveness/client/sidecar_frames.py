@@ -1,10 +1,11 @@
 """Frames from the sidecar that gateways and watchers both take."""
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from liveness.core.wire.frames import PROTOCOL
-from liveness.errors import Code, Replaced, WireError
+from liveness.core.wire.framing import Frame
+from liveness.errors import Code, WireError
 
 RUN_TIMEOUT_S: Final = 60.0  # if the welcome does not name it
 
@@ -26,29 +27,39 @@ class Welcome(NamedTuple):
     device_separator: str = ""  # "": devices are not counted
 
 
-def parse_welcome(options: dict[str, Any]) -> Welcome:
-    """Read the content of a welcome.
+def welcome_of(frame: Frame) -> Welcome:
+    """Read a welcome.
 
     Raises:
-        KeyError, TypeError, ValueError, OverflowError: It is not of this protocol.
+        WireError: It is not of this protocol.
     """
-    welcome = Welcome(
-        log=str(options["log"]),
-        next=int(options["next"]),
-        timeout=float(options["timeout"]),
-        flush=float(options["flush"]),
-        max_batch=int(options["max_batch"]),
-        max_frame=int(options["max_frame"]),
-        server=str(options.get("server", "")),
-        features=options.get("features", ()),
-        run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
-        began=options.get("began") is True,
-        known=options.get("known") is not False,
-        device_separator=str(options.get("device_separator", "")),
-    )
-    times = welcome.flush, welcome.run_timeout
-    if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):
-        raise ValueError("impossible limits")
+    try:
+        options = frame[1]
+        welcome = Welcome(
+            log=str(options["log"]),
+            next=int(options["next"]),
+            timeout=float(options["timeout"]),
+            flush=float(options["flush"]),
+            max_batch=int(options["max_batch"]),
+            max_frame=int(options["max_frame"]),
+            server=str(options.get("server", "")),
+            features=options.get("features", ()),
+            run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
+            began=options.get("began") is True,
+            known=options.get("known") is not False,
+            device_separator=str(options.get("device_separator", "")),
+        )
+        times = welcome.flush, welcome.run_timeout
+        if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):
+            raise ValueError("impossible limits")
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ) as error:
+        raise wrong_form(frame) from error
     return welcome
 
 
@@ -58,10 +69,3 @@ def wrong_form(frame: object) -> WireError:
         Code.BAD_FRAME,
         f"the sidecar sent a frame that is not of protocol {PROTOCOL}: {frame!r:.200}",
     )
-
-
-def replaced_by(pid: object, remedy: str) -> Replaced:
-    """The error of a link whose name another process has taken."""
-    other = pid if type(pid) is int and pid > 0 else None
-    taker = "another process" if other is None else f"process {other}"
-    return Replaced(Code.REPLACED, f"{taker} said hello {remedy}", pid=other)

@@ -18,14 +18,13 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from liveness.client.background import Threaded, background_loop, waits
+from liveness.client.dialer import socket_at
 from liveness.client.fired_timer import Timer
-from liveness.client.gateway_run import running
 from liveness.client.inbox import End
 from liveness.client.iterators import LinkIterator
-from liveness.client.link_state import LinkState
+from liveness.client.reconnecting_link import LinkState
 from liveness.client.sidecar import Sidecar, SidecarCalls, client_of, new_link
-from liveness.client.socket_path import socket_at
-from liveness.client.task_runner import F, TaskRunner, is_async
+from liveness.client.task_runner import F, TaskRunner, is_async, running
 from liveness.core.records import MOVED, OFFLINE
 from liveness.errors import ReportError
 

@@ -27,6 +27,15 @@ from anyio.lowlevel import checkpoint
 
 from liveness.client.background import refuse_after_fork
 from liveness.client.damped_records import DampedRecords, settle_s_in
+from liveness.client.dialer import (
+    Dialer,
+    PauseBetween,
+    ReportLine,
+    SidecarLink,
+    random_name,
+    socket_at,
+    watcher_hello,
+)
 from liveness.client.inbox import RecordMap
 from liveness.client.question_link import (
     HostSession,
@@ -40,15 +49,6 @@ from liveness.client.reader_position import ReaderPosition
 from liveness.client.record_buffer import RecordBuffer
 from liveness.client.record_link import RecordLink
 from liveness.client.sidecar_frames import wrong_form
-from liveness.client.socket_path import socket_at
-from liveness.client.watcher_link import (
-    PauseBetween,
-    Redial,
-    ReportLine,
-    WatcherLink,
-    random_name,
-    watcher_hello,
-)
 from liveness.core.records import SESSION_KINDS, Uid
 from liveness.core.sessions.damping import DampingCounts
 from liveness.core.wire.frames import BadFrame, parse_hello
@@ -131,20 +131,20 @@ class Watch(AsyncIterator[RecordMap]):
             if kinds:  # what decides is whether a user is back
                 options["kinds"] = tuple({*kinds, *SESSION_KINDS})
         self._damped = damped
-        new_redial = partial(
-            Redial,
+        new_dialer = partial(
+            Dialer,
             self.path,
             strict=strict,
             report_line=report_line,
             pause_between=pause_between,
         )
-        self._redial = new_redial(self._name)
+        self._dialer = new_dialer(self._name)
         self._position = ReaderPosition(after, log, has_cursor=has_cursor)
-        self._records = RecordBuffer(self._position, damped, self._redial.say)
-        self._link = RecordLink(self._redial, options, self._records)
+        self._records = RecordBuffer(self._position, damped, self._dialer.say)
+        self._link = RecordLink(self._dialer, options, self._records)
         self._questions, self._anywhere = (
             Questions(
-                new_redial(f"questions of {self._name}"), scope, anywhere=anywhere
+                new_dialer(f"questions of {self._name}"), scope, anywhere=anywhere
             )
             for anywhere in (False, True)
         )
@@ -207,7 +207,7 @@ class Watch(AsyncIterator[RecordMap]):
                     return
                 link.end = error  # what has arrived before is given to the loop first
 
-    async def _read_from(self, link: WatcherLink) -> None:
+    async def _read_from(self, link: SidecarLink) -> None:
         """Read what has arrived; if nothing has, wait for it, or until something settles."""
         damped = self._damped
         if damped is None:
@@ -238,7 +238,7 @@ class Watch(AsyncIterator[RecordMap]):
                 self._damped.answered(ping)
             case ("error", {"code": code, "message": message}, *_):
                 why = escaped(f"{message} ({code})")
-                self._redial.say(f"{self.path} refused a frame: {why}; going on")
+                self._dialer.say(f"{self.path} refused a frame: {why}; going on")
             case _:
                 pass
 

@@ -14,7 +14,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from liveness.client import sync_watch, watcher
-from liveness.client.watcher_link import ReportLine
+from liveness.client.dialer import ReportLine
 from liveness.errors import ReportError
 
 if TYPE_CHECKING:

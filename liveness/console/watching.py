@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from liveness.client.watcher_link import PASSING, LinkLost
+from liveness.client.dialer import LinkLost
 from liveness.console.admin_client import CommandError, not_a_sidecar, unreachable
 from liveness.errors import Refused, ReportError, WireError
 
@@ -21,8 +21,6 @@ def command_errors(path: Path) -> Iterator[None]:
     except LinkLost as lost:
         raise CommandError(f"{path}: {lost}; see the sidecar's log") from None
     except Refused as refused:
-        if refused.code in PASSING:
-            raise CommandError(f"{path}: it says {refused}; see its log") from None
-        raise CommandError(f"{path} ended this watch: {refused}") from None
+        raise CommandError(f"{path}: it says {refused}; see its log") from None
     except ReportError as mistake:
         raise CommandError(f"--{mistake}") from None  # only `after` can be wrong

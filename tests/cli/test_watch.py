@@ -171,7 +171,7 @@ async def test_changes_of_the_link_are_lines_and_a_new_log_is_no_record(
     assert [json.loads(line)["seq"] for line in shown] == [1, 2, 1]
     assert told == [
         f"watching {sidecar.path} from seq 1 on",
-        f"lost {sidecar.path} (it says bye: restart): connecting again",
+        f"no link to the sidecar at {sidecar.path}: it says bye: restart",
         "the log is a new one: its records follow",
         "connected again, continuing after seq 0",
     ]
@@ -180,7 +180,7 @@ async def test_changes_of_the_link_are_lines_and_a_new_log_is_no_record(
 MISTAKES: dict[str, tuple[bytes, str]] = {
     "refused": (
         packed(error("not-allowed")),
-        r"ended this watch: for\\nnow \(not-allowed\)$",
+        r"it says for\\nnow \(not-allowed\); see its log$",
     ),
     "crowded": (
         packed(error("overloaded")),
@@ -215,9 +215,7 @@ async def test_a_refusal_ends_it_later_too(sidecar: LogPeer) -> None:
 
 
 async def is_ended_by_another(sidecar: LogPeer) -> None:
-    with pytest.raises(
-        CommandError, match="ended this watch: another process said hel"
-    ):
+    with pytest.raises(CommandError, match="it says another process said hel"):
         await lines(sidecar, 1)
 
 

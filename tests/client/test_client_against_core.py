@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from liveness.client.inbox import Arrival, End, ReaderQueue, RecordMap
 from liveness.client.protocol import EMPTY_KEEPALIVE, Client
 from liveness.client.report_frames import AGE_STEP_S
+from liveness.client.sidecar_frames import welcome_of
 from liveness.core.changes import Changes, Decisions
 from liveness.core.links.conversation import Conversation, ConversationLimits
 from liveness.core.records import (
@@ -633,16 +634,17 @@ class Process:
         _, down = self.link
         data = down.read(budget)
         for piece in pieces(data, range(0, len(data), 37)):
-            was_linked = self.client.is_linked
             for frame in self.reader.feed(piece):
                 if frame[0] == "notices":
                     for record in frame[1]:
                         self.note(record)
-                self.client.receive(frame)
-            if self.client.is_linked and not was_linked:
-                assert self.client.welcome is not None
-                self.logs.append(self.client.welcome.log)
-                self.due_at = self.wrote_at = now
+                if frame[0] == "welcome":
+                    welcome = welcome_of(frame)
+                    self.client.welcomed(welcome)
+                    self.logs.append(welcome.log)
+                    self.due_at = self.wrote_at = now
+                else:
+                    self.client.receive(frame)
         if down.has_ended:
             self.lost(now)
 

@@ -19,9 +19,7 @@ from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
 import liveness
-from liveness.client.link_state import no_link_line, replaced_line
-from liveness.client.protocol import FINAL_CODES
-from liveness.errors import Code
+from liveness.client.dialer import REMEDIES
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.helpers.peer import SOON_S
 
@@ -133,11 +131,11 @@ async def test_pauses_begin_anew_after_a_link_that_has_lasted(
         assert await refused(1) < 1.2
 
 
-@pytest.mark.parametrize("code", sorted(FINAL_CODES - {Code.REPLACED}))
+@pytest.mark.parametrize("code", sorted(REMEDIES))
 async def test_each_final_code_gives_the_state_refused_even_before_the_first_link(
     script: ScriptedSidecar,
     autojump_clock: MockClock,
-    code: Code,
+    code: str,
     states: States,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -150,8 +148,7 @@ async def test_each_final_code_gives_the_state_refused_even_before_the_first_lin
         await sidecar.connected()
     assert states == ["refused", "linked"]
     (line,) = errors(caplog)
-    assert "What to do: " in line
-    assert "see the sidecar's log" not in line
+    assert f"What to do: {REMEDIES[code]}" in line
 
 
 async def test_a_gateway_refused_for_load_is_away_and_not_refused(
@@ -246,6 +243,8 @@ async def test_a_gateway_whose_name_is_taken_serves_on_and_takes_it_over_again(
         tasks.cancel_scope.cancel()
     assert len(errors(caplog)) == 2, "each of them was replaced once"
     assert "resume()" in errors(caplog)[0]
+    assert "said hello as 'gw'" in errors(caplog)[0]
+    assert f"users of this process, {os.getpid()}, are not" in errors(caplog)[0]
 
 
 async def test_resume_does_nothing_unless_the_name_is_taken(
@@ -362,11 +361,6 @@ async def test_a_fault_of_the_library_does_not_end_its_gateway(
     assert "a fault of this library" in caplog.text
 
 
-def test_a_link_that_breaks_is_no_fault_of_this_library() -> None:
-    for reason in (None, anyio.BrokenResourceError()):
-        assert no_link_line("/s", reason).endswith(" at /s: the link has ended")
-
-
 # --- threads and forks -----------------------------------------------------------------
 
 
@@ -467,17 +461,3 @@ async def test_a_name_with_an_unfilled_placeholder_is_refused_at_the_call(
         liveness.connect_sync("/nowhere", name=name),
     ):
         pass
-
-
-# --- the line about both processes -----------------------------------------------------
-
-
-def line_of(pid: int | None) -> str:
-    return replaced_line("gw", liveness.Replaced("replaced", "", pid=pid))
-
-
-def test_the_log_names_both_processes_where_they_are_known() -> None:
-    assert f"this process, {os.getpid()}, are not watched" in line_of(None)
-    assert "another process said hello as 'gw'" in line_of(None)
-    assert "process 1 said hello as 'gw'" in line_of(1)
-    assert "a second connect in this very process" in line_of(os.getpid())

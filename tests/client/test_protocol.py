@@ -7,8 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from liveness.client.dialer import REMEDIES, LinkLost, check_frame
 from liveness.client.inbox import Arrival, End, ReaderQueue
-from liveness.client.protocol import FINAL_CODES, PING_S, Client
+from liveness.client.protocol import PING_S, Client
+from liveness.client.sidecar_frames import welcome_of
 from liveness.client.tasks import Attempt
 from liveness.client.timer_requests import MAX_REQUESTS_PER_WRITE
 from liveness.core.records import HostTime, Uid
@@ -55,8 +57,16 @@ def linked(*logins: tuple[Any, int | None], **options: Any) -> Client:
     return client
 
 
+def take(client: Client, frame: Frame) -> str | None:
+    """Have a frame arrive on the client's link."""
+    check_frame(frame, client.name)
+    if frame[:1] == ("welcome",):
+        return client.welcomed(welcome_of(frame))
+    return client.receive(frame)
+
+
 def welcome(client: Client, **options: Any) -> None:
-    assert client.receive(("welcome", WELCOME | options)) is None
+    assert take(client, ("welcome", WELCOME | options)) is None
 
 
 def relink(client: Client, **options: Any) -> dict[str, Any]:
@@ -114,7 +124,7 @@ def names(frames: Iterable[Frame]) -> list[str]:
 def settle(client: Client) -> None:
     """Write all there is, and answer the ping behind it."""
     written(client)
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     assert client.reports.unconfirmed == 0
 
 
@@ -141,7 +151,7 @@ def gap(first: int, until: int) -> dict[str, Any]:
 
 
 def notify(client: Client, *records: dict[str, Any]) -> None:
-    assert client.receive(("notices", records)) is None
+    assert take(client, ("notices", records)) is None
 
 
 def is_end(arrival: Arrival) -> bool:
@@ -269,9 +279,9 @@ def test_one_ping_is_under_way_at_a_time_and_none_without_need() -> None:
     assert names(written(client)) == ["login", "ping"]
     login(client, "bob", 2)
     assert names(written(client)) == ["login"]
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     assert names(written(client)) == ["ping"]
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     assert written(client) == []
 
 
@@ -280,7 +290,7 @@ def test_a_pong_of_another_number_confirms_nothing() -> None:
     login(client, "ada", 1)
     written(client)
     for number in (client.pings - 1, client.pings + 1, 0, -1):
-        client.receive(("pong", number))
+        take(client, ("pong", number))
     assert client.reports.unconfirmed == 1
     assert client.pongs == client.pings - 1
 
@@ -292,7 +302,7 @@ def test_want_pong_sends_a_ping_at_once_with_the_collected_keepalives() -> None:
     assert client.is_urgent
     assert names(written(client, is_due=False)) == ["keepalive", "ping"]
     assert not client.is_urgent
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     assert client.pongs >= number
 
 
@@ -302,10 +312,10 @@ def test_the_pong_to_an_earlier_ping_does_not_answer_want_pong() -> None:
     written(client)
     login(client, "bob", 2)
     number = client.request_ping()
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     assert client.pongs < number
     assert names(written(client, is_due=False)) == ["login", "ping"]
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     assert client.pongs >= number
 
 
@@ -324,10 +334,10 @@ def test_a_pong_does_not_cover_reports_made_while_its_frames_were_written(
     login(client, "bob", 3)
     number = client.request_ping()
     rest = [decode(frame) for frame in writing]
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     while client.pongs < number:
         rest += written(client, is_due=False)
-        client.receive(("pong", client.pings))
+        take(client, ("pong", client.pings))
     assert ("login", ("bob",), {"conn": (3,)}) in rest
     assert view.next() is None
 
@@ -339,11 +349,11 @@ def test_each_of_several_calls_of_want_pong_is_answered() -> None:
     next(writing)
     while_written = client.request_ping()
     assert names(map(decode, writing)) == ["ping"]
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     later = client.request_ping()
     for _ in range(3):
         written(client, is_due=False)
-        client.receive(("pong", client.pings))
+        take(client, ("pong", client.pings))
     assert client.pongs >= max(while_written, later)
     assert not client.is_urgent
 
@@ -358,7 +368,7 @@ def test_want_pong_while_frames_are_written_is_not_forgotten_for_a_later_call() 
     later = client.request_ping()
     for _ in range(3):
         written(client, is_due=False)
-        client.receive(("pong", client.pings))
+        take(client, ("pong", client.pings))
     assert client.pongs >= max(while_written, later)
 
 
@@ -560,7 +570,7 @@ def test_the_process_that_has_taken_the_name_is_known_if_the_sidecar_knows_it(
     options: dict[str, Any], pid: int | None
 ) -> None:
     with pytest.raises(Replaced) as raised:
-        linked().receive(error("replaced", **options))
+        take(linked(), error("replaced", **options))
     assert raised.value.pid == pid
     assert ("process 7 said hello" in str(raised.value)) == (pid is not None)
 
@@ -571,7 +581,7 @@ def test_a_gap_has_every_open_connection_declared_once() -> None:
     notify(client, gap(1, 50))
     assert names(written(client)) == ["login", "ack", "ping"]
     notify(client, gap(1, 50))
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     assert written(client) == []
 
 
@@ -595,56 +605,47 @@ def error(code: str, **options: Any) -> Frame:
 @pytest.mark.parametrize("code", Code)
 def test_a_fatal_error_ends_the_link_with_its_code(code: Code) -> None:
     with pytest.raises(Refused, match=rf"\({code}\)") as raised:
-        linked().receive(error(code))
+        take(linked(), error(code))
     assert raised.value.code == code
     assert (type(raised.value) is Replaced) == (code == Code.REPLACED)
 
 
-def test_codes_that_would_be_refused_again_are_final() -> None:
-    assert {code.value for code in FINAL_CODES} == {
-        "replaced",
-        "bad-hello",
-        "unsupported-protocol",
-        "not-allowed",
-    }
+def test_codes_that_would_be_refused_again_have_a_remedy() -> None:
+    assert {*REMEDIES} == {"bad-hello", "unsupported-protocol", "not-allowed"}
 
 
 def test_an_unknown_error_code_ends_the_link_only_if_it_is_fatal() -> None:
     client = linked()
-    assert client.receive(error("new-code", fatal=False)) is not None
+    assert take(client, error("new-code", fatal=False)) is not None
     with pytest.raises(Refused, match="new-code"):
-        client.receive(error("new-code"))
+        take(client, error("new-code"))
 
 
 def test_a_frame_that_was_refused_is_counted_and_the_link_goes_on() -> None:
     client = linked()
-    said = client.receive(error("bad-option", fatal=False))
+    said = take(client, error("bad-option", fatal=False))
     assert said is not None
     assert "bad-option" in said
     assert client.refused == 1
     assert client.is_linked
 
 
-def test_a_bye_is_remarked_on_and_does_not_end_the_link() -> None:
-    client = linked()
-    assert (
-        client.receive(("bye", {"reason": "restart"}))
-        == "the sidecar says bye: restart"
-    )
-    assert client.is_linked
+def test_a_bye_ends_the_link() -> None:
+    with pytest.raises(LinkLost, match="it says bye: restart"):
+        take(linked(), ("bye", {"reason": "restart"}))
 
 
 # --- what no sidecar says --------------------------------------------------------------
 
 LATER: Final[tuple[Frame, ...]] = (
-    ("news",), ("news", {"a": 1}), ("pong", 1, "more"), ("bye", {"reason": "", "x": 1}),
+    ("news",), ("news", {"a": 1}), ("pong", 1, "more"),
     ("list", (), 7), ("where", ()), ("notices", ()), ("notices", (), {"x": 1}),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("frame", LATER, ids=repr)
 def test_frames_of_a_later_version_are_ignored(frame: Frame) -> None:
-    linked().receive(frame)
+    take(linked(), frame)
 
 
 MALFORMED: Final[tuple[Frame, ...]] = (
@@ -675,7 +676,7 @@ MALFORMED: Final[tuple[Frame, ...]] = (
 def test_a_malformed_frame_is_a_wire_error(frame: Frame) -> None:
     client = linked(("ada", 1))
     with pytest.raises(WireError):
-        client.receive(frame)
+        take(client, frame)
 
 
 records = st.fixed_dictionaries(
@@ -714,8 +715,8 @@ def test_take_raises_only_its_documented_errors_whatever_it_is_given(
     client = linked(("ada", 1))
     for frame in frames:
         try:
-            client.receive(as_read(frame))
-        except (Refused, WireError):
+            take(client, as_read(frame))
+        except (LinkLost, Refused, WireError):
             break
 
 
@@ -771,7 +772,7 @@ def test_a_timer_is_urgent_and_counts_until_its_pong() -> None:
     assert names(written(client)) == ["after", "ping"]
     assert (client.reports.pending, client.reports.unconfirmed) == (0, 1)
     assert not client.is_urgent
-    client.receive(("pong", client.pings))
+    take(client, ("pong", client.pings))
     assert client.reports.unconfirmed == 0
 
 
@@ -824,7 +825,7 @@ def test_unread_ends_hold_up_no_timer() -> None:
 
 def test_timers_without_a_reader_hold_up_no_ack_and_are_remarked_on() -> None:
     client = with_timers()
-    remark = client.receive(("notices", (timer(1, "a:1"), timer(2, "a:2"))))
+    remark = take(client, ("notices", (timer(1, "a:1"), timer(2, "a:2"))))
     assert remark is not None
     assert "'a:1' has fired" in remark
     assert client.inbox.finished == 2
@@ -854,7 +855,7 @@ def test_a_timer_record_without_a_required_field_is_a_wire_error(missing: str) -
     record = timer(1, "a")
     del record[missing]
     with pytest.raises(WireError):
-        with_timers().receive(("notices", (record,)))
+        take(with_timers(), ("notices", (record,)))
 
 
 def test_a_timer_that_waits_is_not_started_once_it_is_cancelled_or_replaced() -> None:
@@ -881,7 +882,7 @@ def test_an_answer_names_its_record_and_is_dropped_after_a_new_log() -> None:
     ]
     client.link_lost()
     hello(client)
-    client.receive(("welcome", WELCOME | WITH_TIMERS | {"log": "two"}))
+    take(client, ("welcome", WELCOME | WITH_TIMERS | {"log": "two"}))
     client.done(one, None)
     client.fail(other, "badly", final=False)
     assert names(written(client)) == []
@@ -895,7 +896,7 @@ def test_the_remark_on_a_new_log_says_that_its_timers_may_be_gone() -> None:
     after(client, "a")
     client.link_lost()
     hello(client)
-    told = client.receive(("welcome", WELCOME | WITH_TIMERS | {"log": "three"}))
+    told = take(client, ("welcome", WELCOME | WITH_TIMERS | {"log": "three"}))
     assert told is not None
     assert "gone with the old one" in told
 
@@ -905,7 +906,7 @@ def test_a_sidecar_without_timers_is_remarked_on_by_each_link_and_sent_none() ->
     after(client, "a")
     for _ in range(2):
         hello(client)
-        told = client.receive(("welcome", WELCOME))
+        told = take(client, ("welcome", WELCOME))
         assert told is not None
         assert "(liveness/0.1.0) has no timers" in told
         assert not client.is_urgent
@@ -923,7 +924,7 @@ def test_a_sidecar_without_timers_is_remarked_on_if_there_are_tasks() -> None:
     client = client_of()
     client.tasks.add_task("", 1)
     hello(client)
-    assert client.receive(("welcome", WELCOME)) is not None
+    assert take(client, ("welcome", WELCOME)) is not None
 
 
 def test_has_pong_raises_if_timers_wait_for_a_sidecar_that_has_none() -> None:
@@ -932,7 +933,7 @@ def test_has_pong_raises_if_timers_wait_for_a_sidecar_that_has_none() -> None:
     number = client.request_ping()
     assert not client.has_pong(number)  # without a link it may still come
     hello(client)
-    assert client.receive(("welcome", WELCOME)) is not None
+    assert take(client, ("welcome", WELCOME)) is not None
     with pytest.raises(ReportError, match="has no timers"):
         client.has_pong(number)
 
@@ -942,7 +943,7 @@ def test_a_run_timeout_that_cannot_be_ends_the_link(run_timeout: object) -> None
     client = client_of()
     client.hello()
     with pytest.raises(WireError):
-        client.receive(("welcome", WELCOME | {"run_timeout": run_timeout}))
+        take(client, ("welcome", WELCOME | {"run_timeout": run_timeout}))
 
 
 def test_the_run_timeout_is_a_minute_by_default() -> None:

@@ -13,7 +13,7 @@ import pytest
 from trio.testing import MockClock
 
 import liveness
-from liveness.client.gateway_run import LAST_S
+from liveness.client.task_runner import LAST_S
 from tests.helpers.peer import SOON_S, Link, Peer, listening, timer
 
 Main = Callable[[Peer], Awaitable[None]]

@@ -16,9 +16,9 @@ from trio.testing import MockClock
 
 import liveness
 from liveness.client import damped_records
+from liveness.client.dialer import SidecarLink
 from liveness.client.inbox import RecordMap
 from liveness.client.watcher import Watch
-from liveness.client.watcher_link import WatcherLink
 from liveness.core.records import MOVED, OFFLINE, ONLINE
 from liveness.core.wire import frames
 from liveness.core.wire.framing import Frame
@@ -382,9 +382,9 @@ async def test_a_new_link_has_its_moment_to_say_who_is_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await rig.gateway_of(["ada"], kinds=[])
-    next_frame = WatcherLink.next_frame
+    next_frame = SidecarLink.next_frame
 
-    async def late(link: WatcherLink) -> Frame:
+    async def late(link: SidecarLink) -> Frame:
         await trio.sleep(damped_records.QUIET_S / 2)
         return await next_frame(link)
 
@@ -395,7 +395,7 @@ async def test_a_new_link_has_its_moment_to_say_who_is_back(
         await does(gateway, "login", "ada")
         await trio.sleep(SETTLE_S * 2)
         await watch.connected()
-        monkeypatch.setattr(WatcherLink, "next_frame", late)
+        monkeypatch.setattr(SidecarLink, "next_frame", late)
         await nothing_of(watch, SETTLE_S * 2)
         assert watch.damping.left_out == 2
 

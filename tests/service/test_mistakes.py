@@ -427,7 +427,7 @@ CLIENTS: Final = [
     Mistake("admin socket of a program that says nothing", "status --socket {here}/gateway.sock", 1, "what listens at {here}/admin.sock does not answer: see the sidecar's log, or name another with --socket", answered("admin.sock", None)),
     Mistake("gateway socket of another user", "watch --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/gateway.sock: run this as its user, or in its group", person=STRANGER),
     Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: run this as its user, or in its group", person=STRANGER),
-    Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock ended this watch: … (not-allowed)", person=STRANGER),
+    Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock: it says … (not-allowed); see its log", person=STRANGER),
     Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("status by a stranger", "status --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),

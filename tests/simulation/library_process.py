@@ -27,7 +27,7 @@ import trio
 from anyio.abc import ByteReceiveStream, ByteSendStream, SocketStream
 
 import liveness
-from liveness.client import reconnecting_link, sidecar
+from liveness.client import dialer, reconnecting_link, sidecar
 from liveness.core.records import HostReading, HostTime
 from tests.helpers.wire import Frames
 from tests.promises.run_history import Conn, History, LinkHistory, Record, Sent, Uid
@@ -58,8 +58,8 @@ def simulated_host(history: History) -> Iterator[None]:
             reconnecting_link, "read_host", lambda _: _process.get().read_host()
         )
         patched.setattr(sidecar, "time", time)
-        patched.setattr(reconnecting_link.logger, "exception", note_fault)
-        patched.setattr(reconnecting_link.logger, "disabled", True)  # of the rest
+        patched.setattr(dialer.logger, "exception", note_fault)
+        patched.setattr(dialer.logger, "disabled", True)  # of the rest
         yield
 
 

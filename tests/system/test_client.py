@@ -23,7 +23,7 @@ from trio.testing import MockClock
 
 import liveness
 from liveness.cli.status import look
-from liveness.client.gateway_run import LAST_S
+from liveness.client.task_runner import LAST_S
 from tests.helpers.wire import packed
 from tests.system.client import Client
 from tests.system.conftest import QUICK_FLUSH_S, Start

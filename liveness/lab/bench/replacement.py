@@ -17,7 +17,7 @@ import trio
 import trio.lowlevel
 
 import liveness
-from liveness.client.reconnecting_link import logger
+from liveness.client.dialer import logger
 from liveness.console.progress import Stage, time_share
 from liveness.core.records import LOGOUT
 from liveness.lab.bench import BenchOptions

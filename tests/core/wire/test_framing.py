@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from liveness.client.reconnecting_link import MAX_BATCH, MAX_FRAME_BYTES
+from liveness.client.dialer import MAX_BATCH, MAX_FRAME_BYTES
 from liveness.core.links.outbox import NOTICES_PER_FRAME
 from liveness.core.wire.framing import (
     BATCHES_OF_VALUES,

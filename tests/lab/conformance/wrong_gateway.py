@@ -6,19 +6,20 @@ Each fault replaces a part of the Python client, in this process only.
 """
 
 import os
-import random
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import chain, count, zip_longest
+from math import inf
 from typing import Any, Final
 
 import anyio
 import trio
 
 import liveness
-from liveness.client import reconnecting_link, report_frames, reports
+from liveness.client import dialer, reconnecting_link, report_frames, reports
+from liveness.client.dialer import Dialer, SidecarLink, remedy_of
 from liveness.client.inbox import Inbox
 from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import ReconnectingLink
@@ -81,12 +82,18 @@ def record(change: Callable[[Any], Any]) -> Place:
 
 
 def pauses(low: float, high: float) -> Place:
-    """Pause for this many seconds before each new link."""
-    return (
-        ReconnectingLink,
-        "_pause",
-        lambda was, self, end, _: was(self, end, (low, high)),
-    )
+    """Pause for this many seconds before each new link, unless the sidecar has refused it."""
+
+    def changed(was: Any, self: Any, error: Any) -> Any:
+        pause_s = was(self, error)
+        return pause_s if isinstance(error, Refused) else (low, high)
+
+    return Dialer, "_pause_after", changed
+
+
+def limits(**limits: int) -> Place:
+    """Take other limits for those of the welcome."""
+    return Client, "welcomed", lambda was, self, got: was(self, got._replace(**limits))
 
 
 def other_if(is_so: Callable[[Any], object]) -> Place:
@@ -99,12 +106,12 @@ SMALL: Final[dict[str, tuple[int, Any, str, Change]]] = {
     "hello-twice": (1, Client, "hello", lambda was, *args: 2 * was(*args)),
     "conns-as-floats": (2, *event(lambda _, options: options.update(conn=[*map(float, options["conn"])]))),
     "uids-in-latin-1": (2, report_frames, "encode", lambda was, frame: was(frame).replace("é".encode(), b"\xe9\xe9")),
-    "any-batch": (4, Client, "_receive_welcome", lambda was, self, options: was(self, options | {"max_batch": 10**6, "max_frame": 10**6})),
-    "any-frame": (4, Client, "_receive_welcome", lambda was, self, options: was(self, options | {"max_frame": 10**6})),
+    "any-batch": (4, *limits(max_batch=10**6, max_frame=10**6)),
+    "any-frame": (4, *limits(max_frame=10**6)),
     "frames-come-whole": (6, Reader, "feed", lambda _, __, data: Reader(max_frame_bytes=2**24, max_batch=25_000)._piece(data)),
-    "half-frames-outlive-their-link": (6, reconnecting_link, "Reader", lambda *_, **__: ONLY_READER),
+    "half-frames-outlive-their-link": (6, dialer, "Reader", lambda *_, **__: ONLY_READER),
     "acks-known-kinds-only": (7, *record(lambda each: each if each["kind"] in ("offline", "moved", "gap") else None)),
-    "ends-at-every-error": (8, Client, "_receive_error", lambda was, self, code, text, options: was(self, code, text, options | {"fatal": options["fatal"] or code in [*Code]})),
+    "ends-at-every-error": (8, dialer, "check_frame", lambda was, frame, name: was(("error", {**frame[1], "fatal": True}) if frame[0] == "error" and frame[1]["code"] in [*Code] else frame, name)),
     "logins-without-conn": (9, *event(lambda name, options: name == "login" and options.pop("conn"))),
     "logins-without-age": (9, *event(lambda _, options: options.pop("age", None))),
     "counts-from-one": (10, liveness.Sidecar, "new_conn", lambda *_: next(NUMBERS)),
@@ -124,7 +131,7 @@ SMALL: Final[dict[str, tuple[int, Any, str, Change]]] = {
     "begins-behind-the-next-record": (19, *hello(lambda _, options: "after" in options and options.update(after=options["after"] + 1))),
     "fixed-pauses": (20, *pauses(0.3, 0.3)),
     "long-pauses": (20, *pauses(1.6, 3.0)),
-    "impatient": (22, reconnecting_link, "MAX_REFUSED_BACKOFF_S", 0.1),
+    "impatient": (22, dialer, "MAX_REFUSED_BACKOFF_S", 0.1),
     "closes-after-it-was-shut-out": (25, Client, "shut_out", lambda *_: None),
     "fresh-at-a-reconnect": (26, *hello(lambda _, options: options.update(fresh=True))),
     "never-fresh": (26, *hello(lambda _, options: options.pop("fresh", None))),
@@ -151,14 +158,16 @@ def fault(rule: int, owner: Any = None, name: str = "") -> Callable[[Change], Ch
 
 
 @fault(5, ReconnectingLink, "_write_frames")
-async def stands_while_it_writes(_: Any, self: Any, stream: Any, *, is_due: Any) -> Any:
+async def stands_while_it_writes(
+    _: Any, self: Any, link: SidecarLink, *, is_due: Any
+) -> Any:
     self._is_write_requested = False
     self._write_event = anyio.Event()
     data = b"".join(self.client.frames(self.clock(), is_due=is_due))
     whole = bool(data)
     while data:
         try:
-            data = data[os.write(stream._raw_socket.fileno(), data) :]
+            data = data[os.write(link._stream._raw_socket.fileno(), data) :]
         except BlockingIOError:
             time.sleep(0.01)  # noqa: ASYNC251 - this is the fault
         except OSError:
@@ -251,36 +260,22 @@ def acks_before_closing() -> None:
     replace(gateway.Gateway, "close_ended", close_ended)
 
 
-@fault(20, ReconnectingLink, "_pause")
-async def no_pauses(original: Any, self: Any, reason: Any, pause_s: Any) -> None:
-    if not isinstance(reason, Refused) or reason.code == "overloaded":
-        replace(random, "uniform", lambda *_: 0.01)
-    await original(self, reason, pause_s)
+@fault(20, Dialer, "_pause_after")
+def no_pauses(original: Any, self: Any, error: Any) -> Any:
+    pause_s = original(self, error)
+    return pause_s if remedy_of(error) else (0.01, 0.01)
 
 
-@fault(20, ReconnectingLink, "_pause")
-async def pauses_begin_anew_at_each_welcome(
-    original: Any, self: Any, reason: Any, pause_s: Any
-) -> None:
-    if self.client.is_linked:
-        self._failures = 0
-    await original(self, reason, pause_s)
+@fault(20, Dialer, "_pause_after")
+def pauses_begin_anew_at_each_welcome(original: Any, self: Any, error: Any) -> Any:
+    if self._linked_at < inf:
+        self.failures = 0
+    return original(self, error)
 
 
-@fault(21)
-def slow_after_bye() -> None:
-    ends = list[object]()
-
-    def receive(original: Any, self: Any, frame: Any) -> Any:
-        ends.extend(frame[:1] if frame[0] == "bye" else [])
-        return original(self, frame)
-
-    async def pause(original: Any, self: Any, reason: Any, pause_s: Any) -> None:
-        await original(self, reason, (2.5, 2.6) if ends else pause_s)
-        ends.clear()
-
-    replace(Client, "receive", receive)
-    replace(ReconnectingLink, "_pause", pause)
+@fault(21, Dialer, "_pause_after")
+def slow_after_bye(original: Any, self: Any, error: Any) -> Any:
+    return (2.5, 2.6) if "says bye" in str(error) else original(self, error)
 
 
 @fault(23, ReconnectingLink, "_wait_for_resume")
@@ -289,13 +284,11 @@ async def returns_after_replaced(_: Any, self: Any, __: object) -> None:
     await trio.sleep(0.5)
 
 
-@fault(24, ReconnectingLink, "_pause")
-async def ends_at_a_refusal(
-    original: Any, self: Any, reason: Any, pause_s: Any
-) -> None:
-    if isinstance(reason, Refused) and reason.code == "bad-hello":
+@fault(24, ReconnectingLink, "_ended")
+async def ends_at_a_refusal(original: Any, self: Any, error: Any) -> None:
+    if isinstance(error, Refused) and error.code == "bad-hello":
         os._exit(1)
-    await original(self, reason, pause_s)
+    await original(self, error)
 
 
 @fault(24, gateway.Gateway, "__init__")
@@ -332,12 +325,12 @@ def logs_in_what_has_ended(original: Any, self: Any) -> None:
     self._logouts.clear()
 
 
-@fault(29, Client, "_receive_welcome")
-def declares_only_when_shut_out(original: Any, self: Any, options: Any) -> Any:
+@fault(29, Client, "welcomed")
+def declares_only_when_shut_out(original: Any, self: Any, welcome: Any) -> Any:
     if self._was_shut_out:
-        return original(self, options)
+        return original(self, welcome)
     setattr(self.reports, "declare", lambda: None)  # noqa: B010
-    line = original(self, options | {"known": True})
+    line = original(self, welcome._replace(known=True))
     del self.reports.declare
     return line
 
