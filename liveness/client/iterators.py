@@ -1,13 +1,12 @@
-"""The iterators that a gateway reads: timers, ends and records."""
+"""The iterators that a gateway reads: timers and ends."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from anyio.lowlevel import checkpoint
 
 from liveness.client.fired_timer import Timer
-from liveness.client.inbox import Arrival
+from liveness.client.inbox import Arrival, End
 from liveness.client.reconnecting_link import ReconnectingLink
 
 T = TypeVar("T")
@@ -56,42 +55,34 @@ class TimerIterator(LinkIterator[Timer]):
         link.client.tasks.has_reader = True
 
     def take(self) -> Timer | None:
-        """Return the next timer if there is one. Needs the lock."""
         attempt = self._link.client.tasks.unclaimed.take()
         return None if attempt is None else Timer(self._link, attempt)
 
 
-class RecordIterator(LinkIterator[T]):
-    """Arrived records that *wants* chooses, each converted by *convert*."""
+class EndIterator(LinkIterator[End]):
+    """Ends. Those that a loop leaves unfinished wait for the next, unless it is closed."""
 
-    def __init__(
-        self,
-        link: ReconnectingLink,
-        wants: Callable[[Arrival], bool],
-        convert: Callable[[Arrival], T],
-        *,
-        persists: bool,
-    ) -> None:
+    def __init__(self, link: ReconnectingLink) -> None:
         super().__init__(link)
-        self._convert = convert
         self._inbox = link.client.inbox
-        with link.lock:
-            self._queue = self._inbox.open_queue(wants, persists=persists)
+        self._current: Arrival | None = None
 
     async def aclose(self) -> None:
-        """End the iteration; acknowledge unfinished records, too."""
+        """End the iteration; acknowledge the ends that wait, too."""
         if not self._is_closed:
-            self._inbox.abandoned.append((self._queue, True))
-            self._link.write_soon()  # the ack that this queue has delayed
+            self._current = None
+            with self._link.lock:
+                self._inbox.unfinished.clear()
+            self._link.write_soon()
         await super().aclose()
 
-    def take(self) -> T | None:
-        """Finish the last record; return the next one if it is here. Needs the lock."""
-        if self._queue.current is not None:
+    def take(self) -> End | None:
+        if self._current is not None:
+            self._inbox.finish(self._current)
             self._link.write_soon()  # its ack
-        arrival = self._queue.next()
-        return None if arrival is None else self._convert(arrival)
+        self._current = self._inbox.take()
+        return None if self._current is None else self._current.end
 
     def __del__(self) -> None:
-        if not self._is_closed:
-            self._inbox.abandoned.append((self._queue, False))
+        if self._current is not None:
+            self._inbox.abandoned.append(self._current)

@@ -7,15 +7,14 @@ again on the next.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterator
 from typing import Any, Final
 
-from liveness.client.inbox import Arrival, End, Inbox, RecordMap
+from liveness.client.inbox import End, Inbox, RecordMap
 from liveness.client.reports import Reports
 from liveness.client.sidecar_frames import Welcome, wrong_form
 from liveness.client.tasks import Attempt, TaskQueues
-from liveness.core.records import MOVED, TIMER, HostTime, Uid, identity
+from liveness.core.records import MOVED, OFFLINE, HostTime, Uid, identity
 from liveness.core.wire.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.wire.framing import Frame, encode
 from liveness.errors import Code, ReportError
@@ -42,7 +41,6 @@ class Client:
     Args:
         name: The gateway's name.
         timeout: The silence timeout of its users, in seconds; None for the sidecar's.
-        kinds: The kinds of records to deliver.
         fresh: Whether the process starts without connections; None: unless
             `adopt_older` is called before the first link.
         first_conn: See `Reports`.
@@ -55,7 +53,6 @@ class Client:
         *,
         name: str,
         timeout: float | None,
-        kinds: Sequence[str],
         fresh: bool | None,
         first_conn: int,
     ) -> None:
@@ -73,10 +70,7 @@ class Client:
         self._is_writing = False
         self._link_began: float | None = None  # the first write after the welcome
         self._host_offset = 0.0  # from the clock of logins to CLOCK_MONOTONIC
-        # Ends that no reader has got yet, by user and conn. They are withdrawn if the
-        # gateway logs the connection out first, or if a user without conns comes back.
-        self._undelivered_ends: dict[tuple[str, int | None], Arrival] = {}
-        self.reports.undelivered_ends = self._undelivered_ends
+        self.reports.unfinished_ends = self.inbox.unfinished
         self._fresh = fresh
         self._has_older = False  # connections, of an earlier process
         # The sidecar refused this gateway, or gave its name to another process, since the
@@ -87,7 +81,7 @@ class Client:
         self._acked = 0
         self._requested_ping = 0
         self._options: dict[str, Any] = {"protocol": PROTOCOL, "name": name}
-        self._options |= {"kinds": tuple(kinds)}
+        self._options |= {"kinds": (OFFLINE, MOVED)}
         if timeout is not None:
             self._options["timeout"] = timeout
         self._check_hello(fresh)
@@ -104,7 +98,7 @@ class Client:
         """Open a connection; see `Reports.login`. One that has ended stays closed."""
         self.reports.login(uid, conn, at=at, timeout=timeout)
         if conn is None:
-            self._withdraw_end(uid, None)
+            self.inbox.withdraw(uid, None)
 
     def adopt_older(self) -> None:
         """Note that the gateway has connections that an earlier process had accepted."""
@@ -113,7 +107,7 @@ class Client:
     def logout(self, uid: Uid, conn: int | None) -> None:
         """Close a connection; see `Reports.logout`."""
         if not self.reports.logout(uid, conn):
-            self._withdraw_end(uid, conn)
+            self.inbox.withdraw(uid, conn)
 
     def after(
         self, key: str, seconds: float, payload: str | None, ext: str | None, now: float
@@ -143,10 +137,6 @@ class Client:
 
     def _is_of_this_log(self, attempt: Attempt) -> bool:
         return self.welcome is not None and self.welcome.log == attempt.log
-
-    def _withdraw_end(self, uid: Uid, conn: int | None) -> None:
-        if arrival := self._undelivered_ends.pop((identity(uid), conn), None):
-            arrival.end = None
 
     # --- how a link begins and ends ----------------------------------------------
 
@@ -217,7 +207,6 @@ class Client:
         )
         if (finished := self.inbox.finished) > self._acked:
             self._acked = finished
-            self._forget_delivered_ends(finished)
             yield encode(["ack", finished])
         is_useful = is_due and self.reports.unconfirmed and not self._is_pinging
         if (must_ping or is_useful) and not self.reports.has_backlog:
@@ -226,11 +215,6 @@ class Client:
             self.reports.ping_sent()
             yield encode(["ping", self.pings])
         self._is_writing = False
-
-    def _forget_delivered_ends(self, finished: int) -> None:
-        ends = self._undelivered_ends.items()  # the oldest first
-        for key, _ in list(takewhile(lambda item: item[1].seq <= finished, ends)):
-            del self._undelivered_ends[key]
 
     @property
     def _must_ping(self) -> bool:
@@ -300,9 +284,6 @@ class Client:
         )
         if is_new_log:
             self.inbox.begin_log()
-            ends = self._undelivered_ends.items()
-            for key in [key for key, arrival in ends if arrival.seq]:
-                del self._undelivered_ends[key]
             self.reports.declare()
             self.reports.timer_requests.forget_answers()
             self._believed_from = 0
@@ -368,11 +349,7 @@ class Client:
                 line = self.tasks.add(self._attempt_of(record))
             case _:
                 pass
-        is_timer = record.get("kind") == TIMER
-        arrival = Arrival(seq, record, end, waits_for_reader=not is_timer)
-        if end is not None:
-            self._undelivered_ends[identity(end.uid), end.conn] = arrival
-        self.inbox.add(arrival)
+        self.inbox.add(seq, end)
         return line
 
     def _attempt_of(self, record: RecordMap) -> Attempt:

@@ -68,8 +68,8 @@ class Reports:
         self.timer_requests = TimerRequests()
         self.has_backlog = False  # the last write left changes for the next
         self.ignored = 0  # reports about connections that are not open
-        # Connections that a record has ended, and whose end no reader has got yet.
-        self.undelivered_ends: Container[tuple[str, int | None]] = ()
+        # Connections that a record has ended, and whose end the gateway has not handled.
+        self.unfinished_ends: Container[tuple[str, int | None]] = ()
         self._next_conn = first_conn
         # Assigned here, as the gateway gave none; by the identity of the uid.
         self._conns: dict[str, int] = {}
@@ -355,7 +355,7 @@ class Reports:
         if conn in self.uids:
             _check_owner(self.uids[conn], uid, conn)
             return True
-        if (identity(uid), conn) in self.undelivered_ends:
+        if (identity(uid), conn) in self.unfinished_ends:
             return False
         for changes in (
             self._logouts,

@@ -22,22 +22,21 @@ answers mean.
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from operator import attrgetter
 from typing import Any, NamedTuple, overload
 
 from liveness.client.background import refuse_after_fork
 from liveness.client.dialer import socket_at
 from liveness.client.event_loop import loop_call_soon, loop_clock
 from liveness.client.fired_timer import Timer
-from liveness.client.inbox import Arrival, End
-from liveness.client.iterators import LinkIterator, RecordIterator, TimerIterator
+from liveness.client.inbox import End
+from liveness.client.iterators import EndIterator, LinkIterator, TimerIterator
 from liveness.client.protocol import Client
 from liveness.client.reconnecting_link import LinkState, ReconnectingLink
 from liveness.client.task_runner import F, TaskRunner, is_async, running
 from liveness.client.tasks import DEFAULT_AT_ONCE
-from liveness.core.records import MOVED, OFFLINE, Uid
+from liveness.core.records import Uid
 from liveness.core.wire.frames import MAX_AGE_S
 from liveness.errors import ReportError
 
@@ -282,18 +281,9 @@ class Sidecar(SidecarCalls):
         before, the next loop gets that end again; the next process gets it only if it
         is not `fresh`. Between two loops, ends wait, and no record behind them is
         acknowledged: if there will be no other loop, call `aclose` on the iterator.
-        Loops that run at the same time each get every end.
+        Loops that run at the same time share the ends.
         """
-        return RecordIterator(self._link, _is_end, attrgetter("end"), persists=True)
-
-    def records(self) -> LinkIterator[Mapping[str, Any]]:
-        """Iterate, as `ended` does, over all records as they are on the wire.
-
-        Records may be old, or about connections that are not open: check before you act.
-        Records between two loops wait for the second only if no loop reads `ended`.
-        Records of timers reach only loops that run at that time.
-        """
-        return RecordIterator(self._link, _is_any, attrgetter("record"), persists=False)
+        return EndIterator(self._link)
 
     def timers(self) -> LinkIterator[Timer]:
         """Iterate, without end, over the timers that fire and have no task.
@@ -341,7 +331,6 @@ async def connect(
     *,
     name: str,
     timeout: float | None = None,  # noqa: ASYNC109 - of users, not of this function
-    kinds: Sequence[str] = (OFFLINE, MOVED),
     fresh: bool | None = None,
     strict: bool = False,
     on_state: Callable[[LinkState], object] | None = None,
@@ -365,8 +354,6 @@ async def connect(
             often, so that a frozen gateway is noticed before its users are silent. Such
             a gateway counts as frozen if its event loop is blocked, again and again, for
             more than about a sixth of the timeout.
-        kinds: The records to deliver: "online", "offline", "moved". This gateway's own
-            timers come in any case.
         fresh: Whether this process starts without connections, so that those of an
             earlier process are lost. None: yes, unless a login before the first link has
             an `age` that makes it older than this `connect`.
@@ -381,7 +368,7 @@ async def connect(
         Refused: If `strict`: the sidecar has refused this gateway for a reason that only
             an operator can remove. The body is cancelled.
     """
-    client = client_of(name, timeout, kinds, fresh)
+    client = client_of(name, timeout, fresh)
     link = new_link(client, socket_at(path), strict=strict, on_state=on_state)
     tasks = TaskRunner(link)
     sidecar = Sidecar(link, tasks)
@@ -389,26 +376,14 @@ async def connect(
         yield sidecar
 
 
-def _is_any(_arrival: Arrival) -> bool:
-    return True
-
-
-def _is_end(arrival: Arrival) -> bool:
-    return arrival.end is not None
-
-
-def client_of(
-    name: str, timeout: float | None, kinds: Sequence[str], fresh: bool | None
-) -> Client:
+def client_of(name: str, timeout: float | None, fresh: bool | None) -> Client:
     """Make the client of a new process, whose conns no earlier process has used."""
     # Seconds x 2^20, with the fraction of the second in units of 2^-20 s, and from there a
     # counter. So the conns of a later process are above all of an earlier one, unless that
     # made more than 2^20 conns a second on average. Until the year 2242 they stay below
     # 2^53: readers that hold numbers as doubles, such as JavaScript and jq, get them exactly.
     first_conn = time.time_ns() * 2**20 // 10**9
-    return Client(
-        name=name, timeout=timeout, kinds=kinds, fresh=fresh, first_conn=first_conn
-    )
+    return Client(name=name, timeout=timeout, fresh=fresh, first_conn=first_conn)
 
 
 def new_link(

@@ -9,7 +9,7 @@ The caller's thread notes reports, under a lock; everything else runs in the oth
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -25,7 +25,6 @@ from liveness.client.iterators import LinkIterator
 from liveness.client.reconnecting_link import LinkState
 from liveness.client.sidecar import Sidecar, SidecarCalls, client_of, new_link
 from liveness.client.task_runner import F, TaskRunner, is_async, running
-from liveness.core.records import MOVED, OFFLINE
 from liveness.errors import ReportError
 
 __all__ = ["SyncSidecar", "connect_sync"]
@@ -77,10 +76,6 @@ class SyncSidecar(SidecarCalls, Threaded):
         """Iterate over open connections that have to be closed; see `Sidecar.ended`."""
         return self._iterate(self._sidecar.ended())
 
-    def records(self) -> Iterator[Mapping[str, Any]]:
-        """Iterate over all records, in their form on the wire; see `Sidecar.records`."""
-        return self._iterate(self._sidecar.records())
-
     def _add_task(self, function: F, prefix: str, at_once: int) -> F:
         if is_async(function):
             raise ReportError(
@@ -125,7 +120,6 @@ def connect_sync(
     *,
     name: str,
     timeout: float | None = None,
-    kinds: Sequence[str] = (OFFLINE, MOVED),
     fresh: bool | None = None,
     strict: bool = False,
     on_state: Callable[[LinkState], object] | None = None,
@@ -139,7 +133,7 @@ def connect_sync(
         Replaced: As `connect`, if `strict`; from each call, and when the context is left.
         Refused: As `Replaced`.
     """
-    client, socket = client_of(name, timeout, kinds, fresh), socket_at(path)
+    client, socket = client_of(name, timeout, fresh), socket_at(path)
     with background_loop() as (portal, stack):
         link = portal.call(
             partial(new_link, client, socket, strict=strict, on_state=on_state)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from liveness.client.inbox import Arrival, End, ReaderQueue, RecordMap
+from liveness.client.inbox import Arrival, End, RecordMap
 from liveness.client.protocol import EMPTY_KEEPALIVE, Client
 from liveness.client.report_frames import AGE_STEP_S
 from liveness.client.sidecar_frames import welcome_of
@@ -409,14 +409,6 @@ class Sidecar:
 Key = tuple[str, int | None]
 
 
-def is_end(arrival: Arrival) -> bool:
-    return arrival.end is not None
-
-
-def is_any(_arrival: Arrival) -> bool:
-    return True
-
-
 @dataclass
 class Conn:
     """A connection that is open, whatever anybody thinks of it."""
@@ -443,7 +435,6 @@ class Process:
         self.client = Client(
             name=name,
             timeout=self.timeout,
-            kinds=("offline", "moved"),
             fresh=None,
             first_conn=number << 20,
         )
@@ -456,8 +447,7 @@ class Process:
         # By the text of the uid, by which later events name the user.
         self.open: dict[Key, Conn] = {}
         self.closed: deque[tuple[str, int]] = deque(maxlen=5)
-        self.ended: ReaderQueue = self.client.inbox.open_queue(is_end)
-        self.others: ReaderQueue | None = None
+        self.current: Arrival | None = None  # taken by its loop, and not finished
         self.reports_ends = False  # whether it reports a logout for them
         self.owed: dict[tuple[str, int], Key] = {}  # ends, by log and seq
         self.in_hand: tuple[str, int] | None = None
@@ -546,10 +536,13 @@ class Process:
             if self.in_hand is not None:
                 self.owed.pop(self.in_hand, None)
                 self.in_hand = None
-            if (arrival := self.ended.next()) is None:
+            inbox = self.client.inbox
+            if self.current is not None:
+                inbox.finish(self.current)
+            self.current = inbox.take()
+            if self.current is None:
                 return
-            end = arrival.end
-            assert end is not None
+            end = self.current.end
             key = str(end.uid), end.conn
             self.in_hand = next((at for at, it in self.owed.items() if it == key), None)
             assert self.in_hand is not None
@@ -567,35 +560,19 @@ class Process:
         if self.reports_ends:
             self.client.logout(*key)
 
-    def leave(self, *, is_early: bool) -> None:
-        """Leave the loop over the ends, in the midst of one, and begin another.
-
-        Which may be early: what is given up is noticed by the garbage collector.
-        """
-        inbox, before = self.client.inbox, self.ended
-        if is_early:
-            self.ended = inbox.open_queue(is_end)
-        if (arrival := before.current) is not None:
-            assert self.in_hand is not None
-            if arrival.end is not None:
-                self.dropped.add((str(arrival.end.uid), arrival.end.conn))
-            else:  # its logout was reported meanwhile, and is as good
-                self.owed.pop(self.in_hand, None)
+    def leave(self) -> None:
+        """Leave the loop over the ends, in the midst of one, and begin another."""
+        inbox, current = self.client.inbox, self.current
+        self.current = None
+        if current is None:
+            return
+        assert self.in_hand is not None
+        inbox.abandoned.append(current)
+        if current in inbox.unfinished.values():
+            self.dropped.add((str(current.end.uid), current.end.conn))
+        else:  # its logout was reported meanwhile, and is as good
+            self.owed.pop(self.in_hand, None)
         self.in_hand = None
-        inbox.abandoned.append((before, False))
-        if not is_early:
-            self.ended = inbox.open_queue(is_end)
-
-    def read_others(self, most: int) -> None:
-        """Read up to *most* records with a reader of its own; 0: drop the reader."""
-        if self.others is None:
-            self.others = self.client.inbox.open_queue(is_any)
-        for _ in range(most):
-            if self.others.next() is None:
-                return
-        if not most:
-            self.client.inbox.abandoned.append((self.others, True))
-            self.others = None
 
     def flush(self) -> None:
         number = self.client.request_ping()
@@ -712,9 +689,8 @@ class Process:
         gone = len(self.told - reports.uids.keys())
         assert reports.pending <= 3 * len(reports.uids) + gone + self.most_open
         assert reports.unconfirmed <= 4 * len(self.told)
-        views = [self.ended] + ([self.others] if self.others else [])
         most = WINDOW * (len(set(self.logs)) + self.gaps)
-        assert all(len(view.unfinished) <= most for view in views)
+        assert len(client.inbox.unfinished) <= most
         for flush in [it for it in self.flushes if client.pongs >= it.number]:
             self.flushes.remove(flush)
             if self.client.is_linked and self.logs[-1] == disk.log:
@@ -855,10 +831,8 @@ class World:
             case "ends", most, reports_ends:
                 gateway.reports_ends = reports_ends
                 gateway.hand_over(most)
-            case "leave", is_early:
-                gateway.leave(is_early=is_early)
-            case "others", most:
-                gateway.read_others(most)
+            case ("leave",):
+                gateway.leave()
             case ("flush",):
                 gateway.flush()
             case ("stick",):
@@ -892,8 +866,6 @@ class World:
                 for n in range(len(gateway.open)):
                     gateway.speak(n, self.now, by_message=False)
                 gateway.hand_over(ALL)
-                if gateway.others is not None:
-                    gateway.read_others(ALL)
             for _ in range(4):
                 self.step()
 
@@ -942,8 +914,7 @@ reporting = st.one_of(
 )
 reading = st.one_of(
     act("ends", names, small, st.booleans()),
-    act("others", names, small),
-    act("leave", names, st.booleans()),
+    act("leave", names),
 )
 trouble = st.one_of(
     act("cut", names, some_bytes, some_bytes),
@@ -978,12 +949,12 @@ A_LOGIN_AGAIN_BEHIND_ITS_END: Final = [
     ("pass", 30),
     ("again", "gw-1", 0, 11.0),
 ]
-A_LOOP_LEFT_WHILE_ANOTHER_READS: Final = [
+A_LOOP_LEFT_IN_THE_MIDST_OF_AN_END: Final = [
     ("login", "gw-2", "7", False, None),
     ("login", "gw-2", "é", True, 11.0),
     ("pass", 60),
-    ("others", "gw-2", 3),
-    ("leave", "gw-2", False),
+    ("ends", "gw-2", 1, False),
+    ("leave", "gw-2"),
 ]
 A_FLUSH_WHILE_FRAMES_ARE_WRITTEN: Final = [
     ("pass", 3),
@@ -993,11 +964,6 @@ A_FLUSH_WHILE_FRAMES_ARE_WRITTEN: Final = [
     ("login", "gw-1", 7, True, None),
     ("flush", "gw-1"),
     ("pass", 8),
-]
-A_LOOP_LEFT_AFTER_THE_NEXT_HAS_BEGUN: Final = [
-    ("login", "gw-1", "7", True, 6.0),
-    ("pass", 30),
-    ("leave", "gw-1", True),
 ]
 A_LINK_THAT_IS_READ_SLOWLY_AFTER_ITS_WELCOME: Final = [
     ("login", "gw-2", "a" * 255, False, 11.0),
@@ -1013,9 +979,8 @@ A_LINK_THAT_IS_READ_SLOWLY_AFTER_ITS_WELCOME: Final = [
 @settings(BOUNDED, max_examples=examples(200))
 @given(acts=acts)
 @example(acts=A_LOGIN_AGAIN_BEHIND_ITS_END)
-@example(acts=A_LOOP_LEFT_WHILE_ANOTHER_READS)
+@example(acts=A_LOOP_LEFT_IN_THE_MIDST_OF_AN_END)
 @example(acts=A_FLUSH_WHILE_FRAMES_ARE_WRITTEN)
-@example(acts=A_LOOP_LEFT_AFTER_THE_NEXT_HAS_BEGUN)
 @example(acts=A_LINK_THAT_IS_READ_SLOWLY_AFTER_ITS_WELCOME)
 def test_both_ends_agree_in_the_end_whatever_happens_between_them(
     wheel_class: type[Wheel], acts: list[tuple[Any, ...]]

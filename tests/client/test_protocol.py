@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from liveness.client.dialer import REMEDIES, LinkLost, check_frame
-from liveness.client.inbox import Arrival, End, ReaderQueue
+from liveness.client.inbox import Arrival, End
 from liveness.client.protocol import PING_S, Client
 from liveness.client.sidecar_frames import welcome_of
 from liveness.client.tasks import Attempt
@@ -39,7 +39,6 @@ def client_of(**options: Any) -> Client:
     known: dict[str, Any] = {
         "name": NAME,
         "timeout": None,
-        "kinds": ("offline", "moved"),
         "fresh": None,
         "first_conn": 1_000,
     }
@@ -154,23 +153,28 @@ def notify(client: Client, *records: dict[str, Any]) -> None:
     assert take(client, ("notices", records)) is None
 
 
-def is_end(arrival: Arrival) -> bool:
-    return arrival.end is not None
+class Loop:
+    """A loop over the ends of a client."""
+
+    def __init__(self, client: Client) -> None:
+        self._inbox = client.inbox
+        self._current: Arrival | None = None
+
+    def next(self) -> Arrival | None:
+        if self._current is not None:
+            self._inbox.finish(self._current)
+        self._current = self._inbox.take()
+        return self._current
 
 
-def is_any(_arrival: Arrival) -> bool:
-    return True
+def ended(client: Client) -> Loop:
+    return Loop(client)
 
 
-def ended(client: Client) -> ReaderQueue:
-    return client.inbox.open_queue(is_end)
-
-
-def ends(view: ReaderQueue) -> list[tuple[Any, int | None, str]]:
+def ends(view: Loop) -> list[tuple[Any, int | None, str]]:
     """Hand over all ends that are there."""
     found = []
     while (arrival := view.next()) is not None:
-        assert arrival.end is not None
         found.append((arrival.end.uid, arrival.end.conn, arrival.end.reason))
     return found
 
@@ -179,11 +183,11 @@ def ends(view: ReaderQueue) -> list[tuple[Any, int | None, str]]:
 
 
 def test_the_first_hello_names_the_gateway_and_says_that_it_is_fresh() -> None:
-    assert hello(client_of(timeout=20.0, kinds=("moved",))) == {
+    assert hello(client_of(timeout=20.0)) == {
         "protocol": 1,
         "name": NAME,
         "ping": PING_S,
-        "kinds": ("moved",),
+        "kinds": ("offline", "moved"),
         "timeout": 20.0,
         "fresh": True,
     }
@@ -253,7 +257,7 @@ def test_the_hello_after_a_new_log_begins_anew() -> None:
 BAD_OPTIONS: Final[tuple[dict[str, object], ...]] = (
     {"name": ""}, {"name": "a" * 65}, {"name": "a\n"}, {"name": 7}, {"name": None},
     {"timeout": 0}, {"timeout": 86_401}, {"timeout": float("nan")}, {"timeout": True},
-    {"kinds": ("gone",)}, {"kinds": (1,)}, {"name": "\ud800"}, {"fresh": 1},
+    {"name": "\ud800"}, {"fresh": 1},
 )  # fmt: skip
 
 
@@ -433,13 +437,10 @@ NOT_OURS: Final = {
 @pytest.mark.parametrize("record", NOT_OURS.values(), ids=NOT_OURS.keys())
 def test_only_that_very_connection_of_that_very_user_is_ended(record: Any) -> None:
     client = linked(("ada", 1), ("77", 3))
-    view, records = ended(client), client.inbox.open_queue(is_any)
+    view = ended(client)
     notify(client, record)
     assert ends(view) == []
     assert client.reports.uids == {1: "ada", 3: "77"}
-    arrival = records.next()
-    assert arrival is not None
-    assert arrival.record == record
 
 
 def test_a_user_who_is_back_without_conn_is_not_closed_by_the_earlier_end() -> None:
@@ -469,20 +470,19 @@ def test_a_bad_uid_is_the_callers_fault_whatever_else_is_known(
 # --- acks ------------------------------------------------------------------------------
 
 
-def test_a_record_is_acknowledged_once_when_every_reader_has_finished_it() -> None:
+def test_a_record_is_acknowledged_once_its_end_is_handled() -> None:
     client = linked(("ada", 1), ("bob", 2))
-    view, records = ended(client), client.inbox.open_queue(is_any)
+    view = ended(client)
     notify(client, offline(3, "ada", 1), offline(4, "bob", 2))
     settle(client)
-    ends(view)
-    records.next()
+    view.next()
     assert not client.is_urgent
     assert written(client) == []
-    records.next()
+    view.next()
     assert client.is_urgent
     assert written(client) == [("ack", 3)]
     assert written(client) == []
-    records.next()
+    view.next()
     assert written(client) == [("ack", 4)]
 
 
@@ -514,7 +514,7 @@ def test_the_memory_of_ends_does_not_grow_behind_a_log_that_is_no_more() -> None
         notify(client, offline(seq, "bob", seq + 1))
         assert len(ends(view)) == 1
         settle(client)
-    assert len(client._undelivered_ends) <= 1
+    assert len(client.inbox.unfinished) <= 1
 
 
 # --- new logs and gaps -----------------------------------------------------------------
@@ -587,12 +587,10 @@ def test_a_gap_has_every_open_connection_declared_once() -> None:
 
 def test_a_gap_is_a_record_and_not_an_end() -> None:
     client = linked(("ada", 1))
-    view, records = ended(client), client.inbox.open_queue(is_any)
+    view = ended(client)
     notify(client, gap(1, 50))
     assert ends(view) == []
-    arrival = records.next()
-    assert arrival is not None
-    assert arrival.record == gap(1, 50)
+    assert client.inbox.finished == 49
 
 
 # --- refusals --------------------------------------------------------------------------
@@ -828,16 +826,6 @@ def test_timers_without_a_reader_hold_up_no_ack_and_are_remarked_on() -> None:
     remark = take(client, ("notices", (timer(1, "a:1"), timer(2, "a:2"))))
     assert remark is not None
     assert "'a:1' has fired" in remark
-    assert client.inbox.finished == 2
-
-
-def test_a_reader_of_all_records_gets_those_of_timers() -> None:
-    client = with_timers()
-    view = client.inbox.open_queue(is_any)
-    fired(client, timer(3, "a"))
-    arrival = view.next()
-    assert arrival is not None
-    assert arrival.record["key"] == "a"
     assert client.inbox.finished == 2
 
 

@@ -206,7 +206,7 @@ def test_no_conn_is_given_twice() -> None:
 
 
 def test_the_conns_of_a_process_are_above_earlier_ones_and_exact_in_doubles() -> None:
-    began, sidecar = time_ns(), client_of("gw", None, ("offline",), fresh=True)
+    began, sidecar = time_ns(), client_of("gw", None, fresh=True)
     ended, conn = time_ns(), sidecar.reports.new_conn()
     assert began * 2**20 // 10**9 <= conn <= ended * 2**20 // 10**9
     assert conn + 2**20 < 2**53

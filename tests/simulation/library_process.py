@@ -137,8 +137,6 @@ class Process(Reader):
                         reached("client: a process takes over connections")
                         gateway.report(["login", conn])
                     nursery.start_soon(self._read_ends)
-                    if gateway.library.reads_records:
-                        nursery.start_soon(self._read_records)
                 await self.must_close.wait()
                 closing_at, had_link = self.world.now, self.has_link
                 nursery.cancel_scope.cancel()
@@ -233,13 +231,6 @@ class Process(Reader):
         if end.conn is not None and draw.random() < 0.5:
             self.sidecar.logout(end.uid, conn=ended)  # and changes nothing
         return True
-
-    async def _read_records(self) -> None:
-        """Read all records in a second loop, which is left and begun again."""
-        while not self.must_close.is_set():
-            async for _ in self.sidecar.records():
-                if self.gateway.random.random() < 0.1:
-                    break
 
     async def _work(self, timer: liveness.Timer) -> str | None:
         """Do the work of a timer that has fired: soon, late, not at all, or for ever."""

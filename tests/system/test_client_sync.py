@@ -108,7 +108,7 @@ def test_leaving_writes_the_last_reports_and_ends_every_loop(
     sidecar: Sidecar, name: str
 ) -> None:
     with liveness.connect_sync(sidecar.socket, name=name) as client:
-        readers = [Reader(client.ended()), Reader(client.records())]
+        readers = [Reader(client.ended()), Reader(client.timers())]
         client.login(f"{name}:a", conn=1)
     for reader in readers:
         reader.wait()
@@ -196,10 +196,14 @@ def test_one_thread_may_log_out_a_user_whose_end_another_is_being_given(
     sidecar: Sidecar, name: str
 ) -> None:
     users, turns = 100, 20
-    with liveness.connect_sync(sidecar.socket, name=name) as client:
+    own: dict[str, Any] = {"name": name, "scope": "own", "kinds": ["moved"], "after": 0}
+    with (
+        liveness.connect_sync(sidecar.socket, name=name) as client,
+        liveness.watch_sync(sidecar.socket, **own) as watch,
+    ):
 
         def log_out() -> Iterator[None]:
-            for record in client.records():
+            for record in watch:
                 client.logout(record["uid"], conn=record["from_conn"])
                 yield
 

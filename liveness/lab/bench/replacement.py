@@ -19,7 +19,7 @@ import trio.lowlevel
 import liveness
 from liveness.client.dialer import logger
 from liveness.console.progress import Stage, time_share
-from liveness.core.records import LOGOUT
+from liveness.core.records import LOGOUT, MOVED, OFFLINE
 from liveness.lab.bench import BenchOptions
 from liveness.lab.bench.floors import AWAITED_S, NONE, REPLACED_S, STOP_S, of_users
 from liveness.lab.bench.sidecars import fresh_sidecar
@@ -101,9 +101,9 @@ class ReplacementLoad:
         await trio.sleep(self.options.timeout_s / 2)
         sidecar.logout(name, conn=conn)
 
-    async def read_records(self, sidecar: liveness.Sidecar) -> None:
+    async def read_records(self, watch: liveness.Watch) -> None:
         """Judges the records; every record about a user that stays is false."""
-        async for record in sidecar.records():
+        async for record in watch:
             received, name = time.perf_counter(), record["uid"]
             self.first_seq = self.first_seq or record["seq"]
             self._was_read.unpark_all()
@@ -154,9 +154,13 @@ async def _replaced_twice(
     await sidecar.until_ready()
     async with (
         liveness.connect(sidecar.socket, name=GATEWAY, strict=True) as gateway,
+        liveness.watch(
+            sidecar.socket, name=GATEWAY, scope="own", kinds=[OFFLINE, MOVED]
+        ) as watch,
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(load.read_records, gateway)
+        await watch.connected()
+        nursery.start_soon(load.read_records, watch)
         stage("everyone logs in through the library", None)
         await load.log_in(gateway)
         nursery.start_soon(load.send_keepalives, gateway)

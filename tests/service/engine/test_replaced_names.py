@@ -81,8 +81,8 @@ class Gateway:
             while life.conn not in self.ended:  # noqa: ASYNC110 - virtual time
                 await trio.sleep(COMES_EVERY_S)
 
-    async def read_records(self) -> None:
-        async for record in self.sidecar.records():
+    async def read_records(self, watch: liveness.Watch) -> None:
+        async for record in watch:
             self.records.append(dict(record))
 
     async def read_ends(self) -> None:
@@ -123,12 +123,14 @@ async def test_replacements_under_load_lose_nothing_and_take_nobody_for_silent(
 
         async def connected(name: str) -> None:
             async with (
-                liveness.connect(path, name=name, kinds=KINDS) as sidecar,
+                liveness.connect(path, name=name) as sidecar,
+                liveness.watch(path, name=name, scope="own", kinds=KINDS) as watch,
                 trio.open_nursery() as readers,
             ):
                 gateway = Gateway(sidecar, random)
                 gateways.append(gateway)
-                readers.start_soon(gateway.read_records)
+                await watch.connected()
+                readers.start_soon(gateway.read_records, watch)
                 readers.start_soon(gateway.read_ends)
                 await gateway.serve()
                 await sidecar.flush()

@@ -11,7 +11,7 @@ import liveness
 ASYNC_ONLY = {"aclose"}
 # Of the parts that classes for threads are made of.
 OWN = {
-    "Sidecar": {"ended", "records", "timers"},
+    "Sidecar": {"ended", "timers"},
     "Watch": {"batches", "is_closed", "linked_at", "take"},
     "ClusterWatch": {"batches", "finish", "has_event", "is_closed", "take"},
 }
