@@ -7,7 +7,7 @@ which is kept. Its hello requests no records, so nothing delays an answer.
 Questions about all hosts have another link: Redis may take 2 s to answer them.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from sys import intern
@@ -33,9 +33,6 @@ from liveness.text import escaped
 
 # Uids in one frame: an answer of a few hundred KiB at most. A sidecar may allow fewer.
 MOST_UIDS: Final = 1_000
-# Frames of a question that are sent before their answers are read: an answer takes a turn
-# of the sidecar, some 20 ms, and the answers to ten are far below its bound on unread ones.
-FRAMES_AHEAD: Final = 10
 # The bytes of a frame without its uids, and those of a uid with its header.
 FRAME_BYTES: Final = 16
 UID_BYTES: Final = MAX_UID_BYTES + 2
@@ -43,10 +40,6 @@ UID_BYTES: Final = MAX_UID_BYTES + 2
 LARGE: Final = "large"  # this answer is partial; one for fewer uids may be complete
 
 T = TypeVar("T")
-
-
-class _TooManyDevices(ReportError):
-    """The answer to a frame would be too large; one for fewer uids may not."""
 
 
 class Whereabouts(NamedTuple):
@@ -95,16 +88,14 @@ class _Question:
     """A question for some users, and later its answer or refusal."""
 
     uids: Sequence[Uid]
-    found: HostSessions | None = None
+    is_answered: bool = False
+    found: HostSessions = field(default_factory=HostSessions)
     online: set[Uid] = field(default_factory=set)  # those of `uids` that have a session
     refusal: str | None = None
 
 
 class Questions:
-    """The link of questions.
-
-    *anywhere*: whether to ask about all hosts.
-    """
+    """The link of questions, to all hosts or to the sidecar's own."""
 
     def __init__(self, dialer: Dialer, scope: str, *, anywhere: bool = False) -> None:
         self._dialer = dialer
@@ -114,30 +105,23 @@ class Questions:
         self._link: SidecarLink | None = None
         self._is_closed = False
         self._cancel_scopes = set[anyio.CancelScope]()
-        self._options = watcher_hello(random_name("ask"), scope, ack=False, kinds=())
-
-    async def where(self, uids: Uid | Iterable[Uid]) -> Sessions:
-        """Return the sessions of online users; see `Watch.where`."""
-        return [Whereabouts(*row[:4]) for row in await self.sessions(uids)]
+        options = watcher_hello(random_name("ask"), scope, ack=False, kinds=())
+        self._hello = encode(["hello", options])
 
     async def sessions(self, uids: Uid | Iterable[Uid]) -> HostSessions:
-        """Return the sessions with their hosts; see `Watch.anywhere`."""
-        found = (await self._ask_about(uids)).found
-        assert found is not None
-        return found
+        return (await self._ask_about(uids)).found
 
     async def online(self, uids: Uid | Iterable[Uid]) -> set[Uid]:
-        """Return the online ones; see `Watch.online`."""
         question = await self._ask_about(uids)
-        assert question.found is not None
-        if question.found.partial and len(question.online) < len(question.uids):
+        partial = question.found.partial
+        if partial and len(question.online) < len(question.uids):
             raise ReportError(
                 "some of these users may be online on other hosts, which are not known "
-                f"now ({question.found.partial}); ask again, or ask about this host only"
+                f"now ({partial}); ask again, or ask about this host only"
             )
         return question.online
 
-    async def _ask_about(self, uids: Uid | Iterable[Uid]) -> _Question:
+    async def _ask_about(self, uids: Uid | Iterable[Uid]) -> "_Question":
         """Return a question about these uids, with its answer."""
         asked = list(dict.fromkeys((uids,) if isinstance(uids, str | int) else uids))
         for uid in asked:
@@ -154,17 +138,15 @@ class Questions:
             raise ReportError(question.refusal)
         return question
 
-    async def _ask_waiting(self, link: SidecarLink, own: _Question) -> None:
+    async def _ask_waiting(self, link: SidecarLink, own: "_Question") -> None:
         """Ask all waiting questions, unless *own* was already asked with earlier ones."""
-        if own.found is None and own.refusal is None:
+        if not own.is_answered:
             # Without a cluster there is only the sidecar's own host.
             is_cluster = self._anywhere and CLUSTER in link.welcome.features
             options = [{CLUSTER: True}] if is_cluster else []
             await _answer_all(link, [*self._waiting], options)
 
     async def list(self) -> Listing:
-        """Return all sessions; see `Watch.list`."""
-
         async def ask(link: SidecarLink) -> Listing:
             await link.send(["list"])
             sessions = list[Whereabouts]()
@@ -184,7 +166,9 @@ class Questions:
                 async with self._lock:
                     while not self._is_closed:
                         is_kept = self._link is not None
-                        link = self._link or await self._dialer.open(self._hello)
+                        link = self._link or await self._dialer.open(
+                            lambda: self._hello
+                        )
                         self._link = link
                         try:
                             return await ask(link)
@@ -201,9 +185,6 @@ class Questions:
             finally:
                 self._cancel_scopes.discard(scope)
         raise anyio.ClosedResourceError
-
-    def _hello(self) -> bytes:
-        return encode(["hello", self._options])
 
     async def _drop_link(self) -> None:
         link, self._link = self._link, None
@@ -223,17 +204,12 @@ async def _answer_all(
 ) -> None:
     """Ask these questions together, and give each its answer or refusal."""
     uids = [*{identity(uid): uid for each in questions for uid in each.uids}.values()]
-    welcome, rows = link.welcome, list[HostSession]()
-    if separator := welcome.device_separator:
+    separator = link.welcome.device_separator
+    if separator:
         # Users before devices: so the rows of a user keep the sidecar's order, whatever
         # else is asked.
         uids.sort(key=lambda uid: user_of(uid, separator) != uid)
-    asking = _Asking(link, options)
-    most = (welcome.max_frame - FRAME_BYTES) // UID_BYTES
-    most = max(1, min(welcome.max_batch, MOST_UIDS, most))
-    parts = [uids[at : at + most] for at in range(0, len(uids), most)]
-    for at in range(0, len(parts), FRAMES_AHEAD):
-        rows += await asking.sessions(parts[at : at + FRAMES_AHEAD])
+    rows, refusals, partial = await _sessions(link, uids, options)
     # A user has a row for each device, and a question may name a device too.
     by_uid = defaultdict[str, dict[HostSession, None]](dict)
     for row in rows:
@@ -241,72 +217,47 @@ async def _answer_all(
         if separator:
             by_uid[identity(user_of(row.uid, separator))][row] = None
     for question in questions:
-        question.refusal = _first(asking.refusals, question.uids)
-        found = (row for uid in question.uids for row in by_uid.get(identity(uid), ()))
+        users = [*map(identity, question.uids)]
+        found = (row for user in users for row in by_uid.get(user, ()))
         question.found = HostSessions(dict.fromkeys(found))
-        question.found.partial = _first(asking.partial, question.uids)
+        question.found.partial = next(filter(None, map(partial.get, users)), None)
+        question.refusal = next(filter(None, map(refusals.get, users)), None)
         question.online = {uid for uid in question.uids if identity(uid) in by_uid}
+        question.is_answered = True
 
 
-def _first(texts: dict[str, str], uids: Iterable[Uid]) -> str | None:
-    return next((texts[user] for user in map(identity, uids) if user in texts), None)
+async def _sessions(
+    link: SidecarLink, uids: Sequence[Uid], options: Sequence[object]
+) -> tuple[list[HostSession], dict[str, str], dict[str, str]]:
+    """Ask about *uids*, a frame after the other.
 
+    Those whose sessions an answer has no room for are asked about in ever smaller parts.
 
-class _Asking:
-    """Asks in frames, with *options* after the uids, and collects the answers."""
-
-    def __init__(self, link: SidecarLink, options: Sequence[object]) -> None:
-        self._link = link
-        self._options = options
-        self.refusals: dict[str, str] = {}
-        self.partial: dict[str, str] = {}  # why answers lack other hosts
-
-    async def sessions(self, parts: Sequence[Sequence[Uid]]) -> list[HostSession]:
-        """Ask a frame for each part; return the sessions of all.
-
-        Users with more devices than an answer holds are asked about in ever smaller parts.
-        A refusal for a single one is noted.
-        """
-        for part in parts:
-            await self._link.send(["where", part, *self._options])
-        frames, refusal = list[Frame](), ""
-        for _ in parts:
-            try:
-                frames.append(await _answer(self._link, "where"))
-            except _TooManyDevices as error:
-                refusal = str(error)
-        if not refusal:
-            return [
-                row
-                for part, frame in zip(parts, frames, strict=True)
-                for row in await self._sessions_in(frame, part)
-            ]
-        # A refusal may overtake answers: its part is known only if there is just one.
-        if len(parts) == 1:
-            (part,) = parts
-            if len(part) == 1:
-                why = f"user {part[0]!r:.80} has too many devices: {refusal}"
-                self.refusals[identity(part[0])] = why
-                return []
-            parts = _halves(part)
-        return await self._one_by_one(parts)
-
-    async def _sessions_in(
-        self, frame: Frame, part: Sequence[Uid]
-    ) -> list[HostSession]:
-        partial = _partial(frame)
-        if partial == LARGE and len(part) > 1:
-            return await self._one_by_one(_halves(part))
-        if partial is not None:
-            self.partial |= dict.fromkeys(map(identity, part), partial)
-        return _rows(frame)
-
-    async def _one_by_one(self, parts: Sequence[Sequence[Uid]]) -> list[HostSession]:
-        return [row for part in parts for row in await self.sessions([part])]
-
-
-def _halves(part: Sequence[Uid]) -> list[Sequence[Uid]]:
-    return [part[: len(part) // 2], part[len(part) // 2 :]]
+    Returns:
+        The sessions, and by user why it was refused, or why its other hosts are missing.
+    """
+    rows, refusals, partial = list[HostSession](), dict[str, str](), dict[str, str]()
+    most = (link.welcome.max_frame - FRAME_BYTES) // UID_BYTES
+    most = max(1, min(link.welcome.max_batch, MOST_UIDS, most))
+    parts = deque(uids[at : at + most] for at in range(0, len(uids), most))
+    while parts:
+        part = parts.popleft()
+        await link.send(["where", part, *options])
+        frame = await _answer(link, "where")
+        is_refusal = frame[0] == "error"
+        if is_refusal and len(part) == 1:
+            why = f"user {part[0]!r:.80} has too many devices: {_refusal(frame)}"
+            refusals[identity(part[0])] = why
+            continue
+        reason = LARGE if is_refusal else _partial(frame)
+        if reason == LARGE and len(part) > 1:
+            half = len(part) // 2
+            parts.extendleft((part[half:], part[:half]))
+            continue
+        rows += _rows(frame)
+        if reason is not None:
+            partial |= dict.fromkeys(map(identity, part), reason)
+    return rows, refusals, partial
 
 
 def _partial(frame: Frame) -> str | None:
@@ -317,17 +268,21 @@ def _partial(frame: Frame) -> str | None:
 
 
 async def _answer(link: SidecarLink, name: str) -> Frame:
-    """Return the next frame of this name."""
+    """Return the next frame of this name, or the refusal of too large an answer."""
     while True:
         match await link.next_frame():
             case (frame_name, *_) as frame if frame_name == name:
                 return frame
-            case ("error", {"code": code, "message": message}, *_):
-                is_too_large = name == "where" and code == Code.BAD_OPTION
-                kind = _TooManyDevices if is_too_large else ReportError
-                raise kind(f"the sidecar refused a question: {message} ({code})")
+            case ("error", {"code": code}, *_) as frame:
+                if name == "where" and code == Code.BAD_OPTION:
+                    return frame
+                raise ReportError(_refusal(frame))
             case _:
                 pass
+
+
+def _refusal(frame: Frame) -> str:
+    return f"the sidecar refused a question: {frame[1]['message']} ({frame[1]['code']})"
 
 
 def _listed(frame: Frame) -> Sessions:

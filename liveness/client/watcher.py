@@ -338,7 +338,7 @@ class Watch(AsyncIterator[RecordMap]):
             ReportError: One of them is no uid, or one user has too many devices.
             anyio.ClosedResourceError: `aclose` was called.
         """
-        return await self._questions.where(uids)
+        return [Whereabouts(*row[:4]) for row in await self._questions.sessions(uids)]
 
     async def anywhere(self, uids: Uid | Iterable[Uid]) -> HostSessions:
         """Ask which of these users are online on any host; otherwise as `where`.

@@ -250,7 +250,6 @@ def test_questions_are_answered_beside_unread_records_and_over_restarts(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liveness.client.question_link.MOST_UIDS", 1)
-    monkeypatch.setattr("liveness.client.question_link.FRAMES_AHEAD", 2)
 
     async def main(script: ScriptedSidecar, gateway: liveness.Sidecar) -> None:
         async with read_by(script, after=0) as watch:
