@@ -14,19 +14,11 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from liveness.cluster.format import PartitionKeys, keys_of
 from liveness.cluster.functions import Functions, functions
-from liveness.cluster.nodes import (
-    Address,
-    CallError,
-    Kind,
-    Redirected,
-    RedisNode,
-    Word,
-    check_start,
-)
+from liveness.cluster.nodes import Address, CallError, RedisNode, Word, check_start
 from liveness.cluster.slots import SlotMap
 from liveness.config.cluster import ClusterSettings
 
-__all__ = ["CallError", "Kind", "Redis", "connected", "why_policy_is_wrong"]
+__all__ = ["CallError", "Redis", "connected", "why_policy_is_wrong"]
 
 Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
@@ -44,10 +36,9 @@ _ALWAYS_EVICTS: Final = "allkeys-"
 class Redis:
     """One server or a Cluster, connected when it is first called.
 
-    Calls may be made by many tasks at once, in trio and asyncio, while `run` runs.
-
-    *timeout_s* is the longest time to connect, and to wait for an answer. `call` loads
-    the library where it is missing.
+    Calls may be made by many tasks at once, in trio and asyncio, while `run` runs. Each
+    raises a `CallError` if there was no answer, or Redis refused it. *timeout_s* is the
+    longest time to connect, and to wait for an answer.
 
     Raises:
         StartError: coredis is not installed, or a file of the settings is unusable.
@@ -70,7 +61,7 @@ class Redis:
         self._keys: dict[int, PartitionKeys] = {}
         addresses = [Address(*server) for server in settings.servers]
         self._only = None if settings.nodes else addresses[0]
-        self._slots = SlotMap(addresses, self._server)
+        self._slots = SlotMap(addresses, self._server, timeout_s=timeout_s)
 
     @property
     def is_connected(self) -> bool:
@@ -83,57 +74,46 @@ class Redis:
             self._tasks = tasks
             task_status.started()
             try:
-                await (sleep_forever() if self._only else self._slots.run())
+                await sleep_forever()
             finally:
                 self._tasks = None
                 self._servers.clear()
 
-    # --- functions --------------------------------------------------------------
+    # --- functions and reads --------------------------------------------------------
 
     async def call(self, function: str, partition: int, args: Sequence[Word]) -> Any:
-        """Call a function of the library for the keys of a partition.
-
-        Raises:
-            CallError: There was no answer, and it may have run; or Redis refused it.
-        """
+        """Call a function of the library; without an answer it may have run."""
         return await self._function(b"FCALL", function, partition, args)
 
     async def read(self, function: str, partition: int, args: Sequence[Word]) -> Any:
-        """Call a function that only reads.
-
-        Raises:
-            CallError: There was no answer, or Redis refused it.
-        """
+        """Call a function that only reads."""
         return await self._function(b"FCALL_RO", function, partition, args)
 
     async def _function(
         self, command: bytes, function: str, partition: int, args: Sequence[Word]
     ) -> Any:
-        name = self._functions.prefix + function
-        keys = self._keys_of(partition)
+        name, keys = self._functions.prefix + function, self._keys_of(partition)
         return await self._send(partition, command, name, len(keys), *keys, *args)
-
-    # --- reads ----------------------------------------------------------------------
 
     async def entries(
         self, partition: int, after_version: int, limit: int
     ) -> list[Entry]:
-        """The oldest entries of the stream whose first record is above a version.
-
-        Raises:
-            CallError: There was no answer, or Redis refused it; so do all methods below.
-        """
-        key, after = self._keys_of(partition).stream, f"({after_version}-0"
-        rows = await self._send(partition, b"XRANGE", key, after, "+", "COUNT", limit)
-        return [(name, _pairs(fields)) for name, fields in rows]
+        """The oldest entries of the stream whose first record is above a version."""
+        words = f"({after_version}-0", "+", "COUNT", limit
+        return await self._entries(partition, b"XRANGE", *words)
 
     async def earlier_entries(
         self, partition: int, until_version: int, limit: int
     ) -> list[Entry]:
         """Entries of the stream up to one whose first record is a version, newest first."""
-        key, until = self._keys_of(partition).stream, f"{until_version}-0"
-        words = (key, until, "-", "COUNT", limit)
-        rows = await self._send(partition, b"XREVRANGE", *words)
+        words = f"{until_version}-0", "-", "COUNT", limit
+        return await self._entries(partition, b"XREVRANGE", *words)
+
+    async def _entries(
+        self, partition: int, command: bytes, *words: Word
+    ) -> list[Entry]:
+        key = self._keys_of(partition).stream
+        rows = await self._send(partition, command, key, *words)
         return [(name, _pairs(fields)) for name, fields in rows]
 
     async def meta(self, partition: int, *fields: str) -> list[bytes | None]:
@@ -163,28 +143,14 @@ class Redis:
 
     async def users(self, partition: int) -> int:
         """How many users are online in a partition."""
-        count: int = await self._send(
-            partition, b"HLEN", self._keys_of(partition).users
-        )
+        key = self._keys_of(partition).users
+        count: int = await self._send(partition, b"HLEN", key)
         return count
 
     async def information(self) -> list[dict[str, str]]:
         """The INFO of each master, and its `address`; empty if the user may not see it."""
-        addresses = [self._only] if self._only else sorted(await self._masters())
-        sections = ("server", "memory")
-        return [await self._information(address, *sections) for address in addresses]
-
-    async def _information(self, address: Address, *sections: str) -> dict[str, str]:
-        found = {"address": str(address)}
-        try:
-            for section in sections:
-                text = (await self._server(address).send(b"INFO", section)).decode()
-                pairs = (line.partition(":") for line in text.splitlines())
-                found |= {name: value for name, colon, value in pairs if colon}
-        except CallError as failure:
-            if failure.kind != "permission":
-                raise
-        return found
+        masters = sorted(await self._masters())
+        return [await self._information(address) for address in masters]
 
     async def policies(self) -> tuple[list[str], CallError | None]:
         """The policies of masters for full memory, and the failure of one that is away.
@@ -192,16 +158,28 @@ class Redis:
         The policy (`maxmemory-policy`) is empty if the user may not see it.
         """
         policies, failure = list[str](), None
-        for address in [self._only] if self._only else sorted(await self._masters()):
+        for address in sorted(await self._masters()):
             try:
-                found = await self._information(address, "memory")
+                found = await self._information(address)
                 policies.append(found.get("maxmemory_policy", ""))
             except CallError as error:
                 failure = error
         return policies, failure
 
+    async def _information(self, address: Address) -> dict[str, str]:
+        found = {"address": str(address)}
+        try:
+            for section in (b"server", b"memory"):
+                text = (await self._ask(address, b"INFO", section)).decode()
+                pairs = (line.partition(":") for line in text.splitlines())
+                found |= {name: value for name, colon, value in pairs if colon}
+        except CallError as failure:
+            if failure.kind != "permission":
+                raise
+        return found
+
     async def _masters(self) -> set[Address]:
-        return await self._slots.masters(self._timeout_s)
+        return {self._only} if self._only else await self._slots.masters()
 
     # --- sending ------------------------------------------------------------------
 
@@ -209,7 +187,7 @@ class Redis:
         self, partition: int, command: bytes, *words: Word, then: Sequence[bytes] = ()
     ) -> Any:
         try:
-            answer = await self._route(partition, command, words, then)
+            answer = await self._route(partition, command, *words, then=then)
         except CallError as failure:
             self.error = failure
             raise
@@ -217,48 +195,33 @@ class Redis:
         return answer
 
     async def _route(
-        self,
-        partition: int,
-        command: bytes,
-        words: Sequence[Word],
-        then: Sequence[bytes],
+        self, partition: int, command: bytes, *words: Word, then: Sequence[bytes]
     ) -> Any:
-        if self._only:
-            try:
-                return await self._try(self._server(self._only), command, words, then)
-            except Redirected as redirection:
-                raise CallError("moving", f"{redirection}; {_IS_CLUSTER}") from None
-        address = await self._slots.master_of(partition, self._timeout_s)
+        address = self._only or await self._slots.master_of(partition)
         try:
-            answer = await self._try(self._server(address), command, words, then)
-        except Redirected as redirection:
-            address = redirection.address
-            if not redirection.is_ask:
-                self._slots.move(partition, address)
-            server, asking = self._server(address), redirection.is_ask
-            return await self._try(server, command, words, then, asking=asking)
+            return await self._ask(address, command, *words, then=then)
+        except CallError as failure:
+            target, is_ask = failure.address, failure.is_ask
+            if target is None:
+                raise
+            if self._only:
+                raise CallError("moving", f"{failure}; {_IS_CLUSTER}") from None
+        if not is_ask:
+            self._slots.move(partition, target)
+        return await self._ask(target, command, *words, then=then, asking=is_ask)
+
+    async def _ask(self, address: Address, *words: Any, **options: Any) -> Any:
+        """Send a command to a server; load the library where it is missing."""
+        server = self._server(address)
+        try:
+            return await server.send(*words, **options)
         except CallError as failure:
             if failure.kind in _MAY_HAVE_MOVED:
                 self._slots.doubt(address)
-            raise
-        self._slots.trust(address)
-        return answer
-
-    async def _try(
-        self,
-        server: RedisNode,
-        command: bytes,
-        words: Sequence[Word],
-        then: Sequence[bytes],
-        asking: bool = False,
-    ) -> Any:
-        try:
-            return await server.send(command, *words, asking=asking, then=then)
-        except CallError as failure:
             if "Function not found" not in str(failure):
                 raise
         await self._load(server)
-        return await server.send(command, *words, asking=asking, then=then)
+        return await server.send(*words, **options)
 
     async def _load(self, server: RedisNode) -> None:
         try:
@@ -274,7 +237,9 @@ class Redis:
         if server is None:
             if self._tasks is None:
                 raise CallError("connection", "the connection to Redis is not running")
-            self._drop_strangers()
+            if self._only is None:  # forget servers that left the Cluster
+                for stranger in self._servers.keys() - self._slots.nodes:
+                    self._servers.pop(stranger).disconnect()
             server = self._servers[address] = RedisNode(
                 address,
                 self._settings,
@@ -282,12 +247,6 @@ class Redis:
                 tasks=self._tasks,
             )
         return server
-
-    def _drop_strangers(self) -> None:
-        """Forget servers that left the Cluster: so there are at most as many as it has."""
-        if self._only is None:
-            for address in self._servers.keys() - self._slots.nodes:
-                self._servers.pop(address).disconnect()
 
     def _keys_of(self, partition: int) -> PartitionKeys:
         keys = self._keys.get(partition)

@@ -3,23 +3,27 @@
 The commands of all partitions share the connection: each is written at once, and the
 answers come in the same order. No command is sent twice: one without an answer may have
 run, and only its sender knows what to do then.
+
+The clients of coredis are not used: `RedisCluster` without retries does not look for the new
+master of a node that refuses connections, and both leave buffers open after each attempt to
+connect that fails.
 """
 
 import logging
 import ssl
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from anyio import (
     BrokenResourceError,
     EndOfStream,
-    Event,
+    Lock,
     connect_tcp,
     fail_after,
     to_thread,
 )
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from liveness.config.cluster import ClusterSettings
 from liveness.config.secret_file import SecretFile
@@ -63,6 +67,12 @@ KINDS: Final[dict[str, Kind]] = {
 _REPEATED: Final = ", with args beginning with"
 # The error of a function if the ACL refuses a command in it: Redis 7.0, and later.
 _REFUSED_INSIDE: Final = ("The user executing the script", "ACL failure in script")
+# What an operator can do about a failure, by its kind.
+_REMEDIES: Final[dict[Kind, str]] = {
+    "auth": "correct cluster.user and cluster.password_file",
+    "permission": "give cluster.user that right",
+    "connection": "is the address right, and does Redis run there?",
+}
 
 
 class Address(NamedTuple):
@@ -76,49 +86,32 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-# What an operator can do about a failure, by its kind.
-_REMEDIES: Final[Mapping[Kind, str]] = {
-    "auth": "correct cluster.user and cluster.password_file",
-    "permission": "give cluster.user that right",
-    "connection": "is the address right, and does Redis run there?",
-}
-
-
 class CallError(Exception):
     """A call had no answer, or Redis refused it.
 
-    Its text names the server and the reason, and never a password.
+    Its text names the server and the reason, and never a password. With *address*, that
+    node of the Cluster has the slot, and nothing was run; *is_ask*: only for this call, as
+    the slot is still moving.
     """
 
-    def __init__(self, kind: Kind, message: str) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        message: str,
+        address: Address | None = None,
+        *,
+        is_ask: bool = False,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
+        self.address = address
+        self.is_ask = is_ask
 
     @property
     def advice(self) -> str:
         """The text, and what an operator can do about it."""
         remedy = _REMEDIES.get(self.kind, "see Redis' log")
         return f"{self}; {remedy}"
-
-
-class Redirected(CallError):
-    """Another node of the Cluster has the slot; nothing was run.
-
-    `is_ask`: only for this call, as the slot is still moving.
-    """
-
-    def __init__(self, address: Address, message: str, *, is_ask: bool) -> None:
-        super().__init__("moving", message)
-        self.address = address
-        self.is_ask = is_ask
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """A connection being opened, and its result; None: it was cancelled."""
-
-    done: Event = field(default_factory=Event)
-    result: "RedisConnection | CallError | None" = None
 
 
 class RedisNode:
@@ -140,12 +133,11 @@ class RedisNode:
         self._settings = settings
         self._timeout_s = timeout_s
         self._tasks = tasks
+        self._connecting = Lock()
         self._connection: RedisConnection | None = None
-        self._attempt: _Attempt | None = None
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection that is not known to be broken."""
         return self._connection is not None and self._connection.usable
 
     def disconnect(self) -> None:
@@ -172,8 +164,8 @@ class RedisNode:
         Raises:
             CallError: There was no answer within the timeout, or it is an error.
         """
-        connection = await self._connected()
         try:
+            connection = await self._connected()
             if asking:
                 connection.create_request(b"ASKING")
             request = connection.create_request(command, *words)
@@ -186,61 +178,55 @@ class RedisNode:
             if failure.kind in ("timeout", "readonly"):
                 # The connection may be half open, or the name of the server now belongs
                 # to another one, which is the master.
-                connection.invalidate()
+                self.disconnect()
             raise failure from error
 
     async def _connected(self) -> "RedisConnection":
         connection = self._connection
         if connection is not None and connection.usable:
             return connection
-        attempt = self._attempt
-        if attempt is None:
-            attempt = self._attempt = _Attempt()
-            # In a task of its own: the first caller may be cancelled.
-            self._tasks.start_soon(self._connect, attempt)
-        try:
-            with fail_after(self._timeout_s):
-                await attempt.done.wait()
-        except TimeoutError as error:
-            raise self._failure(error) from None
-        result = attempt.result
-        if result is None:
-            raise CallError("connection", f"Redis at {self.address}: not running")
-        if isinstance(result, CallError):
-            raise CallError(result.kind, str(result))  # a new one for each waiter
-        return result
+        with fail_after(self._timeout_s):
+            async with self._connecting:
+                connection = self._connection
+                if connection is None or not connection.usable:
+                    connection = self._connection = await self._connect()
+                return connection
 
-    async def _connect(self, attempt: _Attempt) -> None:
+    async def _connect(self) -> "RedisConnection":
         from liveness.cluster.transport import RedisConnection
 
         settings = self._settings
+        # In a thread: files may be slow, and a system has many certificates.
+        password, context = await to_thread.run_sync(
+            _credentials, settings, abandon_on_cancel=True
+        )
+        # Redis closes a connection without TLS's close_notify.
+        tls: dict[str, Any] = {"ssl_context": context, "tls_standard_compatible": False}
+        stream = await connect_tcp(*self.address, **tls if context else {})
+        connection = RedisConnection(
+            stream,
+            *self.address,
+            stream_timeout=self._timeout_s,
+            username=settings.user or None,
+            password=password,
+            db=settings.database,
+        )
         try:
-            with fail_after(self._timeout_s):
-                # In a thread: files may be slow, and a system has many certificates.
-                password, context = await to_thread.run_sync(
-                    _credentials, settings, abandon_on_cancel=True
-                )
-                stream = await _open(self.address, context)
-            connection = RedisConnection(
-                stream,
-                *self.address,
-                stream_timeout=self._timeout_s,
-                username=settings.user or None,
-                password=password,
-                db=settings.database,
-            )
             await self._tasks.start(connection.run)
-            self._connection = attempt.result = connection
-        except StartError as error:
-            attempt.result = CallError("auth", str(error))
-        except Exception as error:
-            attempt.result = self._failure(error)
-        finally:
-            self._attempt = None
-            attempt.done.set()
+        except Exception:
+            await checkpoint_if_cancelled()  # coredis raises this in place of it
+            raise
+        return connection
 
     def _failure(self, error: Exception) -> CallError:
+        if isinstance(error, StartError):
+            return CallError("auth", str(error))
         name, origin = type(error).__name__, _origin(error)
+        if name in ("MovedError", "AskError"):
+            host, port = error.node_addr  # type: ignore[attr-defined]
+            target = Address(host or self.address.host, port)
+            message = f"Redis at {self.address}: {target} has this slot"
+            return CallError("moving", message, target, is_ask=name == "AskError")
         text = str(origin).partition(_REPEATED)[0] or type(origin).__name__
         kind = KINDS.get(name) or KINDS.get(text.partition(" ")[0])
         if kind is None:  # errors of opening the stream are not from Redis
@@ -250,22 +236,7 @@ class RedisNode:
             kind = "permission"
         if isinstance(origin, TimeoutError):
             text = f"no answer within {self._timeout_s:g} s"
-        message = f"Redis at {self.address}: {text}"
-        if name in ("MovedError", "AskError"):
-            host, port = error.node_addr  # type: ignore[attr-defined]
-            target = Address(host or self.address.host, port)
-            message = f"Redis at {self.address}: {target} has this slot"
-            return Redirected(target, message, is_ask=name == "AskError")
-        return CallError(kind, message)
-
-
-async def _open(address: Address, context: ssl.SSLContext | None) -> ByteStream:
-    if context is None:
-        return await connect_tcp(*address)
-    # Redis closes a connection without TLS's close_notify.
-    return await connect_tcp(
-        *address, ssl_context=context, tls_standard_compatible=False
-    )
+        return CallError(kind, f"Redis at {self.address}: {text}")
 
 
 def _origin(error: BaseException) -> BaseException:
@@ -303,15 +274,11 @@ def check_start(settings: ClusterSettings) -> None:
 def _credentials(
     settings: ClusterSettings,
 ) -> tuple[str | None, ssl.SSLContext | None]:
+    """The current password, and the TLS context with the current certificates."""
     return read_credential(settings), tls_context(settings)
 
 
 def read_credential(settings: ClusterSettings) -> str | None:
-    """The current password in the file; None without a file.
-
-    Raises:
-        StartError: The file cannot be read, is open to other users, or has no password.
-    """
     if settings.password_file is None:
         return None
     file = SecretFile("cluster.password_file", settings.password_file, "password")
@@ -325,33 +292,19 @@ def read_credential(settings: ClusterSettings) -> str | None:
 
 
 def tls_context(settings: ClusterSettings) -> ssl.SSLContext | None:
-    """The TLS context, with the current certificates; None: no TLS.
-
-    Raises:
-        StartError: A file cannot be read, or has the wrong content.
-    """
     if not settings.has_tls:
         return None
-    authority, certificate = settings.tls_ca_file, settings.tls_cert_file
+    certificate = settings.tls_cert_file
+    name, file = "tls_ca_file", settings.tls_ca_file
     try:
-        context = ssl.create_default_context(cafile=authority)
-    except OSError as error:
-        raise StartError(
-            f"cluster.tls_ca_file: {authority} cannot be used ({_why(error)}); "
-            "name a readable file of certificates in PEM"
-        ) from None
-    if certificate is not None:
-        try:
+        context = ssl.create_default_context(cafile=file)
+        if certificate is not None:
+            name, file = "tls_cert_file", certificate
             # With a password, an encrypted key is an error, and OpenSSL does not prompt.
             context.load_cert_chain(certificate, settings.tls_key_file, password="")
-        except OSError as error:
-            raise StartError(
-                f"cluster.tls_cert_file: {certificate} with its key cannot be used "
-                f"({_why(error)}); name readable files in PEM, and a key that is not "
-                "encrypted"
-            ) from None
+    except OSError as error:
+        raise StartError(
+            f"cluster.{name}: {file} cannot be used ({error.strerror or error}); name "
+            "readable files in PEM, and a key that is not encrypted"
+        ) from None
     return context
-
-
-def _why(error: OSError) -> str:
-    return error.strerror or str(error)

@@ -2,9 +2,10 @@
 
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any, Final
 
-from anyio import Event, fail_after, sleep
+from anyio import Lock, current_time, fail_after
 
 from liveness.cluster.nodes import Address, CallError, RedisNode
 
@@ -20,113 +21,104 @@ def slot_of(partition: int) -> int:
 
 
 class SlotMap:
-    """The masters of a Cluster and their slots, as one of the nodes sees them."""
+    """The masters of a Cluster and their slots, as one of the nodes sees them.
+
+    They are read again, by the next call, after a call has failed. *timeout_s* is the
+    longest time for that.
+    """
 
     def __init__(
-        self, seeds: Iterable[Address], server: Callable[[Address], RedisNode]
+        self,
+        seeds: Iterable[Address],
+        server: Callable[[Address], RedisNode],
+        *,
+        timeout_s: float,
     ) -> None:
         self._seeds = tuple(seeds)
         self._nodes = list(self._seeds)  # the next one to ask is the first
         self._server = server
+        self._timeout_s = timeout_s
         self._ranges: list[tuple[int, int, Address]] = []
-        self._masters: dict[int, Address] = {}  # of partitions looked up so far
-        self._failing: set[Address] = set()  # and no answer since
-        self._doubted = Event()
-        self._looked = Event()
-        self._failure: CallError | None = None
+        self._moved: dict[int, Address] = {}  # partitions, since the slots were read
+        self._is_doubtful = True
+        self._looked_at = -inf
+        self._looking = Lock()
 
     @property
     def nodes(self) -> set[Address]:
         """All known nodes."""
         return {*self._nodes, *self._seeds}
 
-    async def masters(self, timeout_s: float) -> set[Address]:
+    async def masters(self) -> set[Address]:
         """The masters that have slots.
 
         Raises:
             CallError: No node answers.
         """
-        await self._know(timeout_s)
+        await self._refresh()
         return {address for _, _, address in self._ranges}
 
-    async def master_of(self, partition: int, timeout_s: float) -> Address:
+    async def master_of(self, partition: int) -> Address:
         """The master of a partition.
 
         Raises:
             CallError: No node answers, or no master has its slot.
         """
-        found = self._masters.get(partition)
-        if found is None:
-            await self._know(timeout_s)
-            slot = slot_of(partition)
-            for first, last, address in self._ranges:
-                if first <= slot <= last:
-                    self._masters[partition] = found = address
-                    break
-            else:
-                self._doubted.set()
-                raise CallError("moving", f"no node of the Cluster has slot {slot}")
-        return found
+        await self._refresh()
+        slot = slot_of(partition)
+        for first, last, address in self._ranges:
+            if first <= slot <= last:
+                return self._moved.get(partition, address)
+        self._is_doubtful = True
+        raise CallError("moving", f"no node of the Cluster has slot {slot}")
 
     def move(self, partition: int, address: Address) -> None:
         """Note that, by a redirection, another node has this partition now."""
-        self._masters[partition] = address
-        self._doubted.set()
+        self._moved[partition] = address
+        self._is_doubtful = True
 
     def doubt(self, address: Address) -> None:
         """Note that a node failed: others may have its slots, now or soon."""
-        self._failing.add(address)
-        if address in self._nodes:  # ask it last
+        self._is_doubtful = True
+        self._ask_last(address)
+
+    def _ask_last(self, address: Address) -> None:
+        if address in self._nodes:
             self._nodes.remove(address)
             self._nodes.append(address)
-        self._doubted.set()
 
-    def trust(self, address: Address) -> None:
-        """Note that a node answered."""
-        self._failing.discard(address)
-
-    async def run(self) -> None:
-        """Read the slots again while a node is in doubt.
-
-        This does not wait for the next failing call, which may come seconds later: that
-        call should find the new master.
-        """
-        while True:
-            await self._doubted.wait()
-            self._doubted = Event()
-            await self._look()
-            self._looked.set()
-            self._looked = Event()
-            await sleep(LOOK_PAUSE_S)
-            if any(address in self._failing for _, _, address in self._ranges):
-                self._doubted.set()
-
-    async def _know(self, timeout_s: float) -> None:
-        if self._ranges:
+    async def _refresh(self) -> None:
+        """Read the slots if they may have changed; one caller at a time waits for that."""
+        if self._ranges and (self._looking.locked() or not self._is_due):
             return
-        self._doubted.set()
         try:
-            with fail_after(timeout_s):
-                await self._looked.wait()
+            with fail_after(self._timeout_s):
+                async with self._looking:
+                    if not self._ranges or self._is_due:
+                        await self._look()
         except TimeoutError:
-            raise self._failure or CallError(
-                "timeout", f"no node of the Cluster answered within {timeout_s:g} s"
-            ) from None
-        if not self._ranges:
-            raise self._failure or CallError(
-                "moving", "the nodes of the Cluster know no master"
-            )
+            if not self._ranges:
+                late = f"no node of the Cluster answered within {self._timeout_s:g} s"
+                raise CallError("timeout", late) from None
+
+    @property
+    def _is_due(self) -> bool:
+        return self._is_doubtful and current_time() >= self._looked_at + LOOK_PAUSE_S
 
     async def _look(self) -> None:
-        self._failure = None
+        failure = CallError("moving", "the nodes of the Cluster know no master")
+        self._looked_at = current_time()
         for address in dict.fromkeys([*self._nodes, *self._seeds]):
+            self._ask_last(address)  # a single one may be cut off from the others
             try:
                 rows = await self._server(address).send(b"CLUSTER SLOTS")
-            except CallError as failure:
-                self._failure = failure
+            except CallError as error:
+                failure = error
                 continue
             self._learn(rows, address)
-            return
+            break
+        if not self._ranges:
+            raise failure
 
     def _learn(self, rows: list[list[Any]], asked: Address) -> None:
         ranges, nodes = list[tuple[int, int, Address]](), dict[Address, None]()
@@ -135,9 +127,8 @@ class SlotMap:
             nodes.update(dict.fromkeys(addresses))
             ranges.append((first, last, addresses[0]))
         self._ranges = ranges
-        self._masters.clear()
-        self._failing &= {address for _, _, address in ranges}
-        # The next read asks another node: a single one may be cut off from the others.
+        self._moved.clear()
+        self._is_doubtful = False
         nodes.pop(asked, None)
         self._nodes = [*nodes, asked]
 

@@ -40,7 +40,6 @@ class RedisConnection(BaseConnection):
         return self._opened
 
     def describe(self) -> str:
-        """The address of the server."""
         return str(self.location)
 
     def _check_bounds(self) -> None:
