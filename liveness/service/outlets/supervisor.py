@@ -43,9 +43,9 @@ def make_outlets(config: Config, access: LogAccess, spools: Spools) -> "Outlets"
     # Each is imported only if configured: without it, the sidecar starts sooner.
     cluster: Publisher | None = None
     if config.cluster.is_on:
-        from liveness.service.outlets.cluster.publisher import make_publisher
+        from liveness.service.outlets.cluster import publisher
 
-        cluster = make_publisher(config, access, spools)
+        cluster = publisher.Publisher(config, access, spools)
     webhooks: list[WebhookOutlet] = []
     if config.webhooks:
         from liveness.service.outlets.webhooks.webhook_outlet import make_webhooks

@@ -11,9 +11,10 @@ import pytest
 from liveness.cluster.format import field_of, partition_of, sessions_of
 from liveness.core.records import ONLINE, OnlineRow, Record, Uid
 from liveness.service.outlets.cluster.host import ClusterHost
-from liveness.service.outlets.cluster.host_state import HostIdentity, HostTerms
-from liveness.service.outlets.cluster.host_watch import Suspects
+from liveness.service.outlets.cluster.host_state import HostIdentity
+from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
+from liveness.service.outlets.cluster.partition_clock import PartitionClock
 from liveness.service.outlets.cluster.session_changes import Call, Change, Piece, Tally
 
 WALL_MS = 1_700_000_000_000
@@ -29,16 +30,17 @@ def lease_s() -> float:
 
 @pytest.fixture
 def identity(lease_s: float) -> HostIdentity:
-    terms = HostTerms(
+    return HostIdentity(
         name="a",
         log="log",
+        nonce=1,
+        epoch=WALL_MS,
+        configuration="1 1 -",
         lease_s=lease_s,
         linger_s=0.02,
         keep_s=3_600,
-        configuration="1 1 -",
-    )
-    return HostIdentity(
-        terms, nonce=1, epoch=WALL_MS, random=Random(1), on_fenced=lambda *_: None
+        random=Random(1),
+        on_fenced=lambda *_: None,
     )
 
 
@@ -159,7 +161,7 @@ def test_counts_that_differ_from_the_log_lead_to_a_list(
     for (now, _), total in zip(calls(part, 60.0), (7, 8), strict=False):
         assert part.mode is Mode.FOLLOWING
         part.answered(taken(2, total), now)
-    assert (part.mode, identity.counts.audit_mismatches) == (Mode.BEGINNING, 1)
+    assert (part.mode, identity.audit_mismatches) == (Mode.BEGINNING, 1)
 
 
 def test_a_list_in_doubt_begins_anew(part: Partition) -> None:
@@ -246,7 +248,7 @@ def test_a_list_that_cannot_be_read_is_made_again(part: Partition) -> None:
     part.lose_records()
     part.next_call(1.0, WALL_MS)
     part.answered([b"reset", 0, 2, REDIS_US, REDIS_US, 1], 1.0)
-    part.lose_list(1.0)
+    part.begin_anew(1.0)
     assert part.next_call(1.0, WALL_MS) is None  # not at once
     assert name_of(part.next_call(1.2, WALL_MS)) == "begin"
 
@@ -314,15 +316,15 @@ def test_a_partition_that_catches_up_holds_up_no_other(identity: HostIdentity) -
     assert (len(starts), host.partitions[0].read_to) == (201, 100_000)
 
 
-def test_a_host_that_was_heard_since_is_watched_anew() -> None:
-    suspects = Suspects(LEASE_S)
-    suspects.note(b"b", 1, 100, 0.0, is_quiet=True)
-    suspects.note(b"c", 1, 100, 1.0, is_quiet=True)
-    suspects.note(b"b", 1, 101, 3.0, is_quiet=True)
-    suspects.note(b"c", 1, 100, 4.0, is_quiet=True)
-    assert suspects.next_at == 1.0 + LEASE_S / 2
-    assert suspects.take() == (b"c", 1, 100)
-    assert suspects.next_at == 3.0 + LEASE_S / 2
+def test_a_host_that_was_heard_since_is_watched_anew(identity: HostIdentity) -> None:
+    watch = HostWatch(0, identity, PartitionClock(LEASE_S))
+    watch.suspect(b"b", 1, 100, 0.0, is_quiet=True)
+    watch.suspect(b"c", 1, 100, 1.0, is_quiet=True)
+    watch.suspect(b"b", 1, 101, 3.0, is_quiet=True)
+    watch.suspect(b"c", 1, 100, 4.0, is_quiet=True)
+    assert watch.fence_at == 1.0 + LEASE_S / 2
+    assert watch.take_suspect() == (b"c", 1, 100)
+    assert watch.fence_at == 3.0 + LEASE_S / 2
 
 
 @pytest.mark.parametrize(
@@ -368,13 +370,15 @@ def test_who_is_watched_while_the_clock_of_redis_is_set_is_watched_for_a_lease_i
     assert now - looked_at[0] == LEASE_S
 
 
-def test_who_is_watched_for_half_a_lease_does_not_wait_for_others() -> None:
-    suspects = Suspects(LEASE_S)
-    suspects.note(b"b", 1, 100, 0.0, is_quiet=False)
-    suspects.note(b"c", 1, 100, 1.0, is_quiet=True)
-    assert suspects.next_at == 1.0 + LEASE_S / 2
-    assert suspects.take() == (b"c", 1, 100)
-    assert suspects.next_at == LEASE_S
+def test_who_is_watched_for_half_a_lease_does_not_wait_for_others(
+    identity: HostIdentity,
+) -> None:
+    watch = HostWatch(0, identity, PartitionClock(LEASE_S))
+    watch.suspect(b"b", 1, 100, 0.0, is_quiet=False)
+    watch.suspect(b"c", 1, 100, 1.0, is_quiet=True)
+    assert watch.fence_at == 1.0 + LEASE_S / 2
+    assert watch.take_suspect() == (b"c", 1, 100)
+    assert watch.fence_at == LEASE_S
 
 
 def test_when_a_session_began_is_known_within_half_of_a_round_trip(
@@ -446,7 +450,7 @@ def test_a_host_lists_its_sessions_if_another_program_changed_the_users(
 ) -> None:
     now, _ = next(calls(part, 60.0))
     assert part.answered([b"damaged"], now) == "damaged"
-    assert (part.mode, identity.counts.audit_mismatches) == (Mode.BEGINNING, 1)
+    assert (part.mode, identity.audit_mismatches) == (Mode.BEGINNING, 1)
     call = part.next_call(part.next_at(), WALL_MS)
     assert call is not None
     assert call.args[7] == 0  # not to be kept

@@ -305,7 +305,7 @@ class History:
                 (Mode.FOLLOWING, machine.newest, 0, True),
             )
         if "damage" not in self.world.faults:
-            mismatches = machine.host.identity.counts.audit_mismatches
+            mismatches = machine.host.identity.audit_mismatches
             self._expect(f"audits of {machine.name} that failed", mismatches, 0)
 
     def _check_partition(self, partition: int) -> None:

@@ -8,11 +8,7 @@ from liveness.cluster.format import configuration_of
 from liveness.core.records import MOVED, OFFLINE, ONLINE, OnlineRow, Record
 from liveness.core.wheel.devices import user_of
 from liveness.service.outlets.cluster.host import ClusterHost
-from liveness.service.outlets.cluster.host_state import (
-    HostIdentity,
-    HostTerms,
-    nonce_of,
-)
+from liveness.service.outlets.cluster.host_state import HostIdentity, nonce_of
 from liveness.service.outlets.cluster.partition import MALFORMED, Partition
 from liveness.service.outlets.cluster.session_changes import Change, Piece, Tally
 from tests.simulation.cluster.world import TIMEOUT_S, Flight, World
@@ -68,26 +64,23 @@ class Machine:
             self.clock_set_at = world.now
         self._booted = world.now - random.random() * 1e5
         self.wrong_ms = round(self.clock_s * 1000)  # by which its wall clock is ahead
-        terms = HostTerms(
+        identity = HostIdentity(
             name=self.name,
             log=self._log,
+            nonce=nonce_of(self.wall_ms, random),
+            epoch=self.wall_ms,
+            configuration=configuration_of(plan.partitions, plan.separator),
             lease_s=plan.lease_s,
             linger_s=plan.linger_s,
             keep_s=plan.keep_s,
-            configuration=configuration_of(plan.partitions, plan.separator),
-        )
-        identity = HostIdentity(
-            terms,
-            nonce=nonce_of(self.wall_ms, random),
-            epoch=self.wall_ms,
             random=random,
             on_fenced=self._on_fenced,
+            call_changes=plan.call_changes,
+            most_queued=plan.most_queued,
+            reap_users=plan.reap_users,
         )
         self.host = ClusterHost(
-            identity,
-            partitions=plan.partitions,
-            separator=plan.separator,
-            limits=plan.limits,
+            identity, partitions=plan.partitions, separator=plan.separator
         )
         self._flights = dict[int, Flight]()
         self._lists = dict[int, tuple[int, Iterator[Piece]]]()
@@ -231,7 +224,7 @@ class Machine:
         self._random.shuffle(rows)
         starts = range(0, max(len(rows), 1), size)
         pieces = [Piece(rows[at : at + size], self.newest) for at in starts]
-        pieces[-1].tally = self._tally(rows)
+        pieces[-1] = pieces[-1]._replace(tally=self._tally(rows))
         return iter(pieces)
 
     def _tally(self, rows: list[Change]) -> Tally:

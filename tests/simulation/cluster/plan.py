@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from liveness.service.outlets.cluster.session_changes import Limits
 from tests.simulation.scales import by_scale, whole
 
 # What happens to one host, and all events that are drawn.
@@ -25,8 +24,6 @@ EVENTS: Final = (
 SHARES: Final = {"net": (0.01, 0.3), "lag": (0.1, 1.0), "half": (0.01, 0.3)}
 # What holds all the time: clocks of new masters, of hosts, and disks.
 STANDING: Final = ("skew", "clock", "slow")
-# Queues overflow, lists come in pieces, and a reap takes several steps.
-SMALL: Final = Limits(call_changes=3, most_queued=4, reap_users=2)
 MOST_PARTITIONS: Final = 3
 MOST_HOSTS: Final = 6
 
@@ -43,7 +40,10 @@ class Plan:
     lease_s: float = 30.0
     linger_s: float = 0.02
     keep_s: float = 3_600.0
-    limits: Limits = SMALL
+    # Queues overflow, lists come in pieces, and a reap takes several steps.
+    call_changes: int = 3
+    most_queued: int = 4
+    reap_users: int = 2
     rows: int = 2  # of a piece of a list
     read_at_once: int = 3  # records of the log
     scan_users: int = 1  # in one read of a list by a watcher
@@ -66,11 +66,9 @@ def plan_of(random: Random) -> Plan:
         lease_s=random.choice((30.0, by_scale(random, 3, 3_600))),
         linger_s=random.choice((0.02, by_scale(random, 0.001, 10))),
         keep_s=random.choice((3_600.0, by_scale(random, 60, 604_800))),
-        limits=Limits(
-            call_changes=changes,
-            most_queued=changes * whole(random, 1, 4),
-            reap_users=whole(random, 1, 8),
-        ),
+        call_changes=changes,
+        most_queued=changes * whole(random, 1, 4),
+        reap_users=whole(random, 1, 8),
         rows=whole(random, 1, 4),
         read_at_once=whole(random, 1, 8),
         scan_users=whole(random, 1, 8),

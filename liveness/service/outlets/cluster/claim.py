@@ -29,7 +29,8 @@ class Claim:
     def begin(self, now: float) -> Call:
         """The call that claims the name."""
         host = self._host
-        self._epoch = host.next_epoch()
+        host.epoch += 1
+        self._epoch = host.epoch
         return Call(
             "begin",
             [
@@ -59,10 +60,11 @@ class Claim:
 
     def granted(self, incarnation: int, nonce: int) -> None:
         """The name is ours."""
-        self._host.accepted()
+        host = self._host
+        host.is_stopped, host.why_refused = False, ""
+        host.nonce = max(host.nonce, nonce)
         self._may_take, self._rival = False, None
         self._incarnation, self._nonce = incarnation, nonce
-        self._host.nonce = max(self._host.nonce, nonce)
 
     def denied(self, word: str, answer: Sequence[Any], now: float) -> float:
         """Take another answer to `begin`; return the seconds until the next try."""
@@ -97,18 +99,9 @@ class Claim:
         host = self._host
         clock_ms = self._clock.estimate(now) // 1000
         is_compared, self.is_clock_compared = self.is_clock_compared, False
-        head: list[str | int | bytes] = [
-            host.name,
-            self._epoch,
-            self._nonce,
-            self._incarnation,
-            before,
-            last,
-            self._clock.floor(now),
-            host.token(),
-            "" if is_compared else clock_ms,
-            len(taken),
-        ]
+        head: list[str | int | bytes] = [host.name, self._epoch, self._nonce]
+        head += [self._incarnation, before, last, self._clock.floor(now), host.token()]
+        head += ["" if is_compared else clock_ms, len(taken)]
         packed = packed_changes(
             *(taken, host.name, self._incarnation), clock_ms=clock_ms, now_ms=now_ms
         )

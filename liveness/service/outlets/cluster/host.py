@@ -12,7 +12,7 @@ from liveness.core.records import MOVED, OFFLINE, Logged, OnlineRow, Record
 from liveness.core.wheel.devices import user_of
 from liveness.service.outlets.cluster.host_state import HostIdentity
 from liveness.service.outlets.cluster.partition import Mode, Partition
-from liveness.service.outlets.cluster.session_changes import LIMITS, Change, Limits
+from liveness.service.outlets.cluster.session_changes import Change
 
 
 class ClusterHost:
@@ -24,10 +24,9 @@ class ClusterHost:
         *,
         partitions: int,
         separator: str,
-        limits: Limits = LIMITS,
     ) -> None:
         self.identity = identity
-        self.partitions = [Partition(n, identity, limits) for n in range(partitions)]
+        self.partitions = [Partition(n, identity) for n in range(partitions)]
         self._separator = separator
         self._is_turn_of_first = False
 
@@ -103,7 +102,6 @@ class ClusterHost:
     # --- a list of all sessions ------------------------------------------------
 
     def wanting_tallies(self) -> list[Partition]:
-        """The partitions whose sessions must be counted for the audit."""
         return [part for part in self.partitions if part.wants_tally]
 
     def session_of(self, row: OnlineRow, offset_ms: int) -> tuple[int, Change]:
@@ -128,7 +126,6 @@ class ClusterHost:
 
     @property
     def is_following(self) -> bool:
-        """Whether every partition follows the log."""
         return all(part.mode is Mode.FOLLOWING for part in self.partitions)
 
     @property

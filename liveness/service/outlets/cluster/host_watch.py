@@ -21,61 +21,15 @@ from liveness.service.outlets.cluster.session_changes import Call
 Suspect = tuple[bytes, int, int]  # host, epoch, and its newest beat
 
 
-class Suspects:
-    """The hosts that we watch in one partition."""
-
-    def __init__(self, lease_s: float) -> None:
-        self._lease_s = lease_s
-        # Epoch, beat, since when we watch, and until when.
-        self._hosts: dict[bytes, tuple[int, int, float, float]] = {}
-
-    def note(
-        self, host: bytes, epoch: int, beat: int, now: float, *, is_quiet: bool
-    ) -> None:
-        """Watch a host from now on, unless we do already.
-
-        *is_quiet*: it was quiet for half a lease by Redis' clock, which was not set since.
-        """
-        if self._hosts.get(host, ())[:2] == (epoch, beat):
-            return
-        until = now + (self._lease_s / 2 if is_quiet else self._lease_s)
-        self._hosts[host] = epoch, beat, now, until
-
-    def distrust_clock(self) -> None:
-        """Redis' clock was set: only what we have watched ourselves counts."""
-        for host, (epoch, beat, since, _) in self._hosts.items():
-            self._hosts[host] = epoch, beat, since, since + self._lease_s
-
-    def clear(self) -> None:
-        """Forget the hosts: what was watched proves nothing."""
-        self._hosts.clear()
-
-    @property
-    def next_at(self) -> float:
-        """When the next one was watched for long enough; infinity if there is none."""
-        return min((until for *_, until in self._hosts.values()), default=inf)
-
-    def take(self) -> Suspect:
-        """Remove and return the one that is due first."""
-        host = min(self._hosts, key=lambda name: self._hosts[name][3])
-        epoch, beat, *_ = self._hosts.pop(host)
-        return host, epoch, beat
-
-
 class HostWatch:
-    """These duties of one partition that follows the log.
+    """These duties of one partition that follows the log."""
 
-    A step of a reap searches *reap_users* users.
-    """
-
-    def __init__(
-        self, number: int, host: HostIdentity, clock: PartitionClock, reap_users: int
-    ) -> None:
+    def __init__(self, number: int, host: HostIdentity, clock: PartitionClock) -> None:
         self._number = number
         self._host = host
         self._clock = clock
-        self._reap_users = reap_users
-        self._suspects = Suspects(host.lease_s)
+        # The hosts that we watch: epoch, beat, since when we watch, and until when.
+        self._suspects: dict[bytes, tuple[int, int, float, float]] = {}
         self._fenced = b""  # the host of the `fence` under way
         self._look_at = 0.0
         self._reap_at = inf
@@ -91,40 +45,63 @@ class HostWatch:
         """What was observed of the other hosts proves nothing."""
         self._suspects.clear()
 
-    def clock_was_set(self) -> None:
+    def suspect(
+        self, host: bytes, epoch: int, beat: int, now: float, *, is_quiet: bool
+    ) -> None:
+        """Watch a host from now on, unless we do already.
+
+        *is_quiet*: it was quiet for half a lease by Redis' clock, which was not set since.
+        """
+        if self._suspects.get(host, ())[:2] == (epoch, beat):
+            return
+        lease_s = self._host.lease_s
+        until = now + (lease_s / 2 if is_quiet else lease_s)
+        self._suspects[host] = epoch, beat, now, until
+
+    def distrust_clock(self) -> None:
         """Redis' clock was set: only what we have watched ourselves counts."""
-        self._suspects.distrust_clock()
+        for host, (epoch, beat, since, _) in self._suspects.items():
+            self._suspects[host] = epoch, beat, since, since + self._host.lease_s
 
     def beat(self, before: int, beat: int, look_age: int, now: float) -> None:
         """Note our beats, the one before and the newest, and when any host looked."""
         if before != self._own_beat:
             # Redis lost our newest beat, or we lost its answer: the beats of others that
             # we know may be old.
-            self._suspects.clear()
+            self.clear()
         self._own_beat = beat
         self._look_at = max(self._look_at, now + self._host.look_s - look_age / 1e6)
 
     @property
+    def fence_at(self) -> float:
+        """When the next one was watched for long enough; infinity if there is none."""
+        return min((until for *_, until in self._suspects.values()), default=inf)
+
+    @property
     def next_at(self) -> float:
         """When the next call is due."""
-        return min(self._suspects.next_at, self._look_at, self._reap_at)
+        return min(self.fence_at, self._look_at, self._reap_at)
 
     def next_call(self, now: float) -> Call:
         """The call that is due first."""
-        host = self._host
-        at = self.next_at
-        if at == self._suspects.next_at:
-            suspect = self._suspects.take()
+        host, at = self._host, self.next_at
+        if at == self.fence_at:
+            suspect = self.take_suspect()
             self._fenced = suspect[0]
             return Call("fence", [host.name, self._own_beat, *suspect])
         if at == self._look_at:
             self._look_at = now + host.look_s
-            quiet, every, keep = host.lease_s / 2, host.look_s, host.keep_s
-            times = [round(seconds * 1e6) for seconds in (quiet, every, keep)]
-            return Call("look", [host.name, *times])
+            times = host.lease_s / 2, host.look_s, host.keep_s
+            return Call("look", [host.name, *(round(it * 1e6) for it in times)])
         self._reap_at = host.reap_turn(now)
         floor, token = self._clock.floor(now), host.token()
-        return Call("reap", [self._cursor, self._reap_users, floor, token])
+        return Call("reap", [self._cursor, host.reap_users, floor, token])
+
+    def take_suspect(self) -> Suspect:
+        """Remove and return the one that is due first."""
+        host = min(self._suspects, key=lambda name: self._suspects[name][3])
+        epoch, beat, *_ = self._suspects.pop(host)
+        return host, epoch, beat
 
     def looked(self, word: str, answer: Sequence[Any], now: float) -> None:
         """Take the answer to `look`."""
@@ -137,28 +114,23 @@ class HostWatch:
         for name, epoch, beat in quiets:
             # If Redis' clock was set since, it does not say that the host was quiet.
             is_quiet = self._clock.set_to <= int(beat) <= self._clock.latest_us(now)
-            self._suspects.note(name, int(epoch), int(beat), now, is_quiet=is_quiet)
+            self.suspect(name, int(epoch), int(beat), now, is_quiet=is_quiet)
         self._reap_at = self._host.reap_turn(now) if stale else inf
 
     def fenced(self, word: str, now: float) -> None:
         """Take the answer to `fence`."""
         if word == "behind":
-            self._suspects.clear()
+            self.clear()
         elif word == "ok":
-            self._host.fenced(self._fenced, self._number)
+            self._host.on_fenced(self._fenced, self._number)
             self._reap_at = self._host.reap_turn(now)
 
-    def reaped(
-        self, word: str, answer: Sequence[Any], began: float, now: float
-    ) -> None:
-        """Take the answer to `reap`, a call that began at *began*."""
-        self._host.reap_took(now - began)
-        if word != "ok":
-            self._reap_at = inf
-            return
-        _, cursor, gone, stale, version = answer
-        self._host.counts.sessions_reaped += gone
-        self._cursor = cursor
-        self._clock.see(version, now)
+    def reaped(self, word: str, answer: Sequence[Any], now: float) -> None:
+        """Take the answer to `reap`."""
+        stale = 0
+        if word == "ok":
+            _, self._cursor, gone, stale, version = answer
+            self._host.sessions_reaped += gone
+            self._clock.see(version, now)
         if not stale:
             self._reap_at = inf

@@ -23,14 +23,7 @@ from liveness.service.outlets.cluster.claim import Claim, text_of
 from liveness.service.outlets.cluster.host_state import HostIdentity
 from liveness.service.outlets.cluster.host_watch import HostWatch
 from liveness.service.outlets.cluster.partition_clock import PartitionClock
-from liveness.service.outlets.cluster.session_changes import (
-    LIMITS,
-    Call,
-    Change,
-    Limits,
-    Piece,
-    Tally,
-)
+from liveness.service.outlets.cluster.session_changes import Call, Change, Piece, Tally
 
 # The first pause after a call that failed; it doubles up to a twelfth of the lease, and to
 # no more than this: changes follow soon after an outage, however long the lease is.
@@ -60,21 +53,10 @@ class _UnderWay:
     began: float = 0.0
 
 
-@dataclass(slots=True)
-class _Schedule:
-    """When each duty is due next, in seconds of the caller's clock."""
-
-    beat: float = 0.0
-    retry: float = 0.0  # no call before
-    changes: float = inf
-
-
 class Partition:
     """Publishes one partition of a host."""
 
-    def __init__(
-        self, number: int, host: HostIdentity, limits: Limits = LIMITS
-    ) -> None:
+    def __init__(self, number: int, host: HostIdentity) -> None:
         self.number = number
         self.mode = Mode.BEGINNING
         self.last = 0  # Redis has everything up to this seq
@@ -84,13 +66,15 @@ class Partition:
         self.answered_at = -inf
         self.lists = 0  # how many lists of all sessions it asked for
         self._host = host
-        self._limits = limits
         self._queue: deque[Change] = deque()
-        self._due = _Schedule()
+        # When each is due, in seconds of the caller's clock.
+        self._beat_at = 0.0
+        self._retry_at = 0.0  # no call before
+        self._changes_at = inf
         self._under_way: _UnderWay | None = None
         self._clock = PartitionClock(host.lease_s)
         self._claim = Claim(host, self._clock)
-        self._watch = HostWatch(number, host, self._clock, limits.reap_users)
+        self._watch = HostWatch(number, host, self._clock)
         self._piece: Piece | None = None
         self._pieces = 0
         self._has_list = False
@@ -104,9 +88,7 @@ class Partition:
     @property
     def has_room(self) -> bool:
         """Whether it takes the records of the log behind `read_to`."""
-        return (
-            self.mode is Mode.FOLLOWING and len(self._queue) < self._limits.most_queued
-        )
+        return self.mode is Mode.FOLLOWING and len(self._queue) < self._host.most_queued
 
     @property
     def read_from(self) -> int:
@@ -117,7 +99,7 @@ class Partition:
 
     @property
     def wants_tally(self) -> bool:
-        """Whether its sessions must be counted: it follows, and has no tally."""
+        """Whether its sessions must be counted, for the audit."""
         return self.mode is Mode.FOLLOWING and self.tally is None
 
     @property
@@ -127,7 +109,6 @@ class Partition:
 
     @property
     def wants_list(self) -> bool:
-        """Whether it needs a list of all sessions."""
         return self.mode is Mode.ASSERTING and not self._has_list
 
     @property
@@ -145,7 +126,7 @@ class Partition:
         if not self.has_room:
             return False
         if not self._queue:
-            self._due.changes = now + self._host.linger_s
+            self._changes_at = now + self._host.linger_s
         self._queue.append(change)
         self.read_to = change.seq
         return True
@@ -160,10 +141,6 @@ class Partition:
         self._piece = piece
         self._has_list = True
 
-    def lose_list(self, now: float) -> None:
-        """The rest of the list cannot be read: list all sessions again."""
-        self._begin_anew(now)
-
     # --- calls ----------------------------------------------------------------
 
     def next_call(self, now: float, now_ms: int) -> Call | None:
@@ -177,7 +154,7 @@ class Partition:
         return call
 
     def _next_call(self, now: float, now_ms: int) -> Call | None:
-        if now < self._due.retry:
+        if now < self._retry_at:
             return None
         if self.mode is Mode.BEGINNING:
             self._under_way = _UnderWay("begin")
@@ -187,25 +164,28 @@ class Partition:
             return None
         if self.mode is Mode.FOLLOWING:
             return self._follow(now, now_ms)
-        if self._piece is None and now < self._due.beat:
+        if self._piece is None and now < self._beat_at:
             return None
         return self._assert(self._piece, now, now_ms)
 
     def next_at(self) -> float:
         """When to ask `next_call` again at the latest, if nothing happens before."""
-        due = self._due
         if self.mode is Mode.FOLLOWING:
-            return max(due.retry, min(due.beat, due.changes, self._watch.next_at))
-        return max(due.retry, due.beat) if self.wants_piece else due.retry
+            return max(
+                self._retry_at,
+                min(self._beat_at, self._changes_at, self._watch.next_at),
+            )
+        return (
+            max(self._retry_at, self._beat_at) if self.wants_piece else self._retry_at
+        )
 
     def _follow(self, now: float, now_ms: int) -> Call | None:
-        due = self._due
         # Also before the first call after a gap: nobody could say then that it lives, so
         # it must not be a fence.
         self._doubt_suspects(now)
-        if len(self._queue) >= self._limits.call_changes and not self._refusals:
-            due.changes = min(due.changes, now)
-        own_at, watch_at = min(due.changes, due.beat), self._watch.next_at
+        if len(self._queue) >= self._host.call_changes and not self._refusals:
+            self._changes_at = min(self._changes_at, now)
+        own_at, watch_at = min(self._changes_at, self._beat_at), self._watch.next_at
         if min(own_at, watch_at) > now:
             return None
         # With one due time, changes first: they are what users wait for.
@@ -223,11 +203,11 @@ class Partition:
         return self._claim.changes("assert", self._pieces, last, changes, now, now_ms)
 
     def _apply(self, now: float, now_ms: int) -> Call:
-        if self._refusals and now < self._due.changes:
+        if self._refusals and now < self._changes_at:
             # Redis may be out of memory: it takes calls without changes even then.
             self._under_way = _UnderWay("apply", self.last)
             return self._claim.changes("beat", self.last, self.last, (), now, now_ms)
-        taken = list(islice(self._queue, self._limits.call_changes))
+        taken = list(islice(self._queue, self._host.call_changes))
         is_all = len(taken) == len(self._queue)
         last = self.read_to if is_all else taken[-1].seq
         audit = None
@@ -245,16 +225,16 @@ class Partition:
         if under_way is None:
             return
         self._failures += 1
-        self._due.retry = now + self._pause(self._failures)
+        self._retry_at = now + self._pause(self._failures)
         if under_way.function == "begin":
             self._claim.unanswered()
         elif under_way.function == "assert":
-            self._begin_anew(now)  # in doubt
+            self.begin_anew(now)  # in doubt
         elif under_way.changes:
             self._refusals += 1
-            self._due.changes = self._due.retry + self._pause(self._refusals)
+            self._changes_at = self._retry_at + self._pause(self._refusals)
             # Without them, and soon: it may be the first call after an outage.
-            self._due.beat, self._due.retry = now, now + self._pause(1)
+            self._beat_at, self._retry_at = now, now + self._pause(1)
 
     def _pause(self, failures: int) -> float:
         pause = FIRST_RETRY_S * 2.0 ** min(failures - 1, 16)
@@ -267,8 +247,9 @@ class Partition:
             The word that the answer begins with, or `MALFORMED`.
         """
         under_way, self._under_way = self._under_way, None
-        self._failures, answered_at = 0, self.answered_at
-        self._touch(now)
+        self._failures = 0
+        self._doubt_suspects(now)
+        answered_at, self.answered_at = self.answered_at, now
         try:
             word = text_of(answer[0])
             if under_way is not None:
@@ -276,26 +257,22 @@ class Partition:
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
             # Another program wrote to the keys. The sidecar must not end for that.
             self.answered_at = answered_at
-            self._begin_anew(now)
+            self.begin_anew(now)
             return MALFORMED
         return word
 
     def _take(
-        self,
-        word: str,
-        answer: Sequence[Any],
-        under_way: _UnderWay,
-        now: float,
+        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
     ) -> None:
         if word == "damaged":
             # Another program changed the users: all hosts list theirs.
-            self._host.counts.audit_mismatches += 1
-            self._begin_anew(now)
+            self._host.audit_mismatches += 1
+            self.begin_anew(now)
             return
         if word == "late":  # or Redis' clock jumped: what was sent is sent again
             self._note_clock(answer[1], answer[2], under_way.began, now)
             self._claim.is_clock_compared = True
-            self._due.changes = now
+            self._changes_at = now
             return
         match under_way.function:
             case "begin":
@@ -309,12 +286,7 @@ class Partition:
             case "fence":
                 self._watch.fenced(word, now)
             case _:
-                self._watch.reaped(word, answer, under_way.began, now)
-
-    def _touch(self, now: float) -> None:
-        """There is contact now."""
-        self._doubt_suspects(now)
-        self.answered_at = now
+                self._watch.reaped(word, answer, now)
 
     def _doubt_suspects(self, now: float) -> None:
         """After a gap in contact, what was observed before proves nothing."""
@@ -325,10 +297,10 @@ class Partition:
         self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
     ) -> None:
         if word not in ("keep", "reset"):
-            self._due.retry = now + self._claim.denied(word, answer, now)
+            self._retry_at = now + self._claim.denied(word, answer, now)
             return
         self._claim.granted(answer[2], answer[5])
-        self._due = _Schedule(beat=now)
+        self._beat_at, self._retry_at, self._changes_at = now, 0.0, inf
         self._watch.begin(now)
         self._note_clock(answer[3], answer[4], under_way.began, now)
         self._pieces, self._piece, self._has_list = 0, None, False
@@ -339,7 +311,7 @@ class Partition:
                 self.tally = None  # another process of this log got further
         else:
             self._claim.may_keep = True
-            self._due.beat = now + self._host.beat_s
+            self._beat_at = now + self._host.beat_s
             self.mode = Mode.ASSERTING
             self.lists += 1
 
@@ -351,7 +323,7 @@ class Partition:
             return
         self._clock.see(answer[1], now)
         self._pieces += 1
-        self._due.beat = now + self._host.beat_s
+        self._beat_at = now + self._host.beat_s
         piece = under_way.piece
         if piece is None:
             return
@@ -359,14 +331,10 @@ class Partition:
         if piece.tally is not None:
             self.mode, self.last, self.read_to = Mode.FOLLOWING, piece.seq, piece.seq
             self.tally = piece.tally
-            self._due.beat = now
+            self._beat_at = now
 
     def _applied(
-        self,
-        word: str,
-        answer: Sequence[Any],
-        under_way: _UnderWay,
-        now: float,
+        self, word: str, answer: Sequence[Any], under_way: _UnderWay, now: float
     ) -> None:
         if word == "gap":
             self._go_to(answer[1], now)
@@ -381,16 +349,15 @@ class Partition:
         self.users = users
         self._note_clock(version, redis_us, under_way.began, now)
         self._watch.beat(before, beat, look_age, now)
-        due = self._due
-        due.beat = now + self._host.beat_s
+        self._beat_at = now + self._host.beat_s
         if under_way.changes or not self._refusals:
             self._refusals = 0
-            due.changes = now + self._host.linger_s if self._queue else inf
-        if under_way.audit is not None and under_way.audit != (sessions, total):
-            self._host.counts.audit_mismatches += 1
-            self._begin_anew(now)
-        elif under_way.audit is not None:
+            self._changes_at = now + self._host.linger_s if self._queue else inf
+        if under_way.audit == (sessions, total):
             self._lists_in_vain = 0
+        elif under_way.audit is not None:
+            self._host.audit_mismatches += 1
+            self.begin_anew(now)
 
     def _go_to(self, seq: int, now: float) -> None:
         """Go on behind *seq*, up to which Redis has everything."""
@@ -406,7 +373,7 @@ class Partition:
             self.read_to = seq
         self.last = seq
         self._refusals = 0
-        self._due.beat = self._due.changes = now
+        self._beat_at = self._changes_at = now
 
     def _refused(self, word: str, answer: Sequence[Any]) -> None:
         """Redis does not know us as we know it: begin again."""
@@ -414,11 +381,11 @@ class Partition:
             self._host.replaced()
         self._restart(may_keep=word != "gap")
 
-    def _begin_anew(self, now: float) -> None:
+    def begin_anew(self, now: float) -> None:
         """List all sessions, after a pause: to scan them again and again costs the disk."""
         self._restart(may_keep=False)
         self._lists_in_vain += 1
-        self._due.retry = now + self._pause(self._lists_in_vain)
+        self._retry_at = now + self._pause(self._lists_in_vain)
 
     def _restart(self, *, may_keep: bool) -> None:
         self.mode = Mode.BEGINNING
@@ -434,4 +401,4 @@ class Partition:
     ) -> None:
         """Note a version, and what Redis' clock was in a call that began at *began*."""
         if self._clock.compare(version, redis_us, began, now):
-            self._watch.clock_was_set()
+            self._watch.distrust_clock()

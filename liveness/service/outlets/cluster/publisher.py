@@ -6,11 +6,11 @@ them.
 """
 
 import sqlite3
-from functools import partial
+from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from random import SystemRandom
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -25,13 +25,10 @@ from liveness.metrics.cluster_now import ClusterNow
 from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.outlets.cluster.host import ClusterHost
-from liveness.service.outlets.cluster.host_state import (
-    HostIdentity,
-    HostTerms,
-    nonce_of,
-)
+from liveness.service.outlets.cluster.host_state import HostIdentity, nonce_of
 from liveness.service.outlets.cluster.partition import MALFORMED, Mode, Partition
 from liveness.service.outlets.cluster.publisher_status import ClusterStatus
+from liveness.service.outlets.cluster.session_changes import Call
 from liveness.service.outlets.cluster.session_lists import SessionList, SessionLists
 from liveness.service.outlets.common.outlet_log import LogAccess
 from liveness.service.storage.log_tail import TailReader
@@ -58,80 +55,43 @@ SESSIONS: Final = Subscription(None, frozenset(SESSION_KINDS))
 _log = structlog.get_logger("cluster")
 
 
-def make_publisher(config: Config, access: LogAccess, spools: Spools) -> "Publisher":
-    """The publisher of a sidecar whose settings name a cluster."""
-    settings, separator = config.cluster, config.presence.device_separator
-    store, clock = access.log_writer.store, access.clock
-    terms = HostTerms(
-        name=settings.host_name,
-        log=store.log,
-        lease_s=settings.lease_s,
-        linger_s=settings.linger_s,
-        keep_s=settings.keep_s,
-        configuration=configuration_of(settings.partitions, separator),
-        may_keep=not store.had_two_names,
-    )
-    random = SystemRandom()
-    identity = HostIdentity(
-        terms,
-        nonce=nonce_of(clock.wall_ms(), random),
-        epoch=clock.wall_ms(),
-        random=random,
-        on_fenced=partial(_log_fenced, LogThrottle(REPEAT_LOG_S, clock=clock.mono)),
-    )
-    partitions, redis = settings.partitions, Redis(settings)
-    return Publisher(
-        ClusterHost(identity, partitions=partitions, separator=separator),
-        redis,
-        ClusterQuestions(redis, partitions=partitions, separator=separator),
-        access,
-        spools,
-    )
-
-
-def _log_fenced(throttled: LogThrottle, host: bytes, partition: int) -> None:
-    """Log a lost host once, though each of its partitions finds it lost."""
-    throttled(
-        _log.warning,
-        "a host was lost: its users go offline, unless they are on another one",
-        key=host,
-        lost=host.decode(errors="replace"),
-        partition=partition,
-    )
-
-
-def _malformed(function: str, partition: int, answer: object) -> CallError:
-    return CallError(
-        "other",
-        f"Redis answered {answer!r:.80} to {function} in partition {partition}: another "
-        "program wrote to its keys; correct cluster.prefix, or delete them",
-    )
-
-
 class Publisher:
-    """Publishes the log of one sidecar."""
+    """Publishes the log of one sidecar, whose settings name a cluster."""
 
-    def __init__(
-        self,
-        host: ClusterHost,
-        redis: Redis,
-        questions: ClusterQuestions,
-        access: LogAccess,
-        spools: Spools,
-    ) -> None:
-        self.host = host
-        self.redis = redis
-        self.questions = questions
+    def __init__(self, config: Config, access: LogAccess, spools: Spools) -> None:
         self.name = "cluster"
-        self._log_writer = log_writer = access.log_writer
-        self._feed = feed = access.feed
-        self._position = ReadPosition(SESSIONS, 0)
-        self._reader = TailReader(log_writer, feed, self._position, is_guest=True)
-        self._lists = SessionLists(log_writer.store, spools, host.session_of)
-        self._list_of: dict[int, tuple[int, SessionList]] = {}
+        settings, separator = config.cluster, config.presence.device_separator
+        partitions = settings.partitions
         self._clock = clock = access.clock
+        self._log_writer = log_writer = access.log_writer
+        random = SystemRandom()
+        self._identity = HostIdentity(
+            name=settings.host_name,
+            log=log_writer.store.log,
+            nonce=nonce_of(clock.wall_ms(), random),
+            epoch=clock.wall_ms(),
+            configuration=configuration_of(partitions, separator),
+            lease_s=settings.lease_s,
+            linger_s=settings.linger_s,
+            keep_s=settings.keep_s,
+            random=random,
+            on_fenced=self._log_fenced,
+            may_keep=not log_writer.store.had_two_names,
+        )
+        self.host = host = ClusterHost(
+            self._identity, partitions=partitions, separator=separator
+        )
+        self.redis = redis = Redis(settings)
+        self.questions = ClusterQuestions(
+            redis, partitions=partitions, separator=separator
+        )
+        self._feed = access.feed
+        self._position = ReadPosition(SESSIONS, 0)
+        self._reader = TailReader(log_writer, self._feed, self._position, is_guest=True)
+        self._lists = SessionLists(log_writer.store, spools, host.session_of)
+        self._list_of: dict[int, SessionList] = {}
         self._turnstile = access.turnstile
-        self._status = ClusterStatus(host, redis, questions, log_writer, clock)
+        self._status = ClusterStatus(host, redis, self.questions, log_writer, clock)
         self._wants_records, self._wants_list = Notifier(), Notifier()
         self._wakes = [Notifier() for _ in host.partitions]
         self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
@@ -143,7 +103,7 @@ class Publisher:
         for part in self.host.partitions:  # an earlier run may have ended amid its work
             part.failed(now)
             if part.mode is Mode.ASSERTING:
-                part.lose_list(now)
+                part.begin_anew(now)
         self._feed.follow(self._reader, self._wants_records.notify)
         try:
             async with trio.open_nursery() as nursery:
@@ -157,7 +117,7 @@ class Publisher:
         finally:
             self._feed.unfollow(self._reader)
             for number in [*self._list_of]:
-                self._drop_list(number)
+                self._list_of.pop(number).close()
 
     def failed(self, why: str) -> None:
         """As `Outlet.failed`."""
@@ -171,7 +131,7 @@ class Publisher:
 
     async def _publish(self, part: Partition) -> None:
         """Make the calls of one partition, one at a time."""
-        wake, identity = self._wakes[part.number], self.host.identity
+        wake, identity, status = self._wakes[part.number], self._identity, self._status
         while True:
             if part.wants_piece:
                 await self._give_piece(part)
@@ -180,10 +140,10 @@ class Publisher:
             identity.newest = self._log_writer.durable_seq
             now = self._clock.mono()
             call = None
-            if not self._status.why_paused:
+            if not status.why_paused:
                 call = part.next_call(now, round(now * 1000))
             if call is None:
-                wait_s = inf if self._status.why_paused else part.next_at() - now
+                wait_s = inf if status.why_paused else part.next_at() - now
                 with trio.move_on_after(max(0.0, wait_s)):
                     await wake.wait()
                 continue
@@ -192,25 +152,34 @@ class Publisher:
                 answer = await self.redis.call(call.function, part.number, call.args)
             except CallError as error:
                 part.failed(self._clock.mono())
-                identity.counts.errors[error.kind] += 1
-                self._status.newest_error = error
+                self._count_error(error)
             else:
-                was_stopped = identity.is_stopped
-                word = part.answered(answer, self._clock.mono())
-                if word == MALFORMED:
-                    identity.counts.errors["other"] += 1
-                    self._status.newest_error = _malformed(
-                        call.function, part.number, answer
-                    )
-                else:
-                    identity.counts.calls[call.function, word] += 1
-                if identity.is_stopped and not was_stopped:
-                    self._notify_all()
+                self._take(part, call, answer)
             if part.mode is Mode.FOLLOWING:
-                self._status.followed_at[part.number] = self._clock.mono()
+                status.followed_at[part.number] = self._clock.mono()
             self._wants_records.notify()
             if part.mode is not before or call.function == "begin":
                 self._wants_list.notify()
+
+    def _take(self, part: Partition, call: Call, answer: Sequence[Any]) -> None:
+        identity = self._identity
+        was_stopped = identity.is_stopped
+        word = part.answered(answer, self._clock.mono())
+        if word == MALFORMED:
+            what = (
+                f"Redis answered {answer!r:.80} to {call.function} in partition "
+                f"{part.number}: another program wrote to its keys; correct "
+                "cluster.prefix, or delete them"
+            )
+            self._count_error(CallError("other", what))
+        else:
+            identity.calls[call.function, word] += 1
+        if identity.is_stopped and not was_stopped:
+            self._notify_all()
+
+    def _count_error(self, error: CallError) -> None:
+        self._identity.errors[error.kind] += 1
+        self._status.newest_error = error
 
     def _notify_all(self) -> None:
         """All partitions may go on now, or must stop."""
@@ -221,7 +190,7 @@ class Publisher:
         """Give the partitions the records of the log that they have room for."""
         host, reader = self.host, self._reader
         while True:
-            host.identity.newest = self._log_writer.durable_seq
+            self._identity.newest = self._log_writer.durable_seq
             start = host.read_from()
             if start is None:
                 await self._wants_records.wait()
@@ -261,7 +230,7 @@ class Publisher:
                 continue
             try:
                 lists, tallies = await self._lists.make(
-                    [*numbers],
+                    numbers,
                     [part.number for part in counted],
                     self._clock.mono_offset_ms(),
                 )
@@ -269,8 +238,8 @@ class Publisher:
                 self._log_disk("the sessions of this host cannot be listed", error)
                 await trio.sleep(LIST_RETRY_S)
                 continue
-            for number, made in lists.items():
-                self._list_of[number] = (numbers[number], made)
+            self._list_of |= lists
+            for number in lists:
                 self._wakes[number].notify()
             for part in counted:
                 if part.wants_tally:
@@ -279,14 +248,11 @@ class Publisher:
 
     def _next_lists(self) -> dict[int, int]:
         """The partitions to be listed now, and the number of each list."""
-        asserting = {
-            part.number: part
-            for part in self.host.partitions
-            if part.mode is Mode.ASSERTING
-        }
-        for number, (lists, _) in [*self._list_of.items()]:
-            if number not in asserting or asserting[number].lists != lists:
-                self._drop_list(number)
+        parts = self.host.partitions
+        asserting = {it.number: it for it in parts if it.mode is Mode.ASSERTING}
+        for number, made in [*self._list_of.items()]:
+            if number not in asserting or asserting[number].lists != made.number:
+                self._list_of.pop(number).close()
         wanted = {
             number: part.lists
             for number, part in asserting.items()
@@ -296,28 +262,20 @@ class Publisher:
         return dict(islice(wanted.items(), max(0, turns_left)))
 
     async def _give_piece(self, part: Partition) -> None:
-        number, made = self._list_of.get(part.number, (0, None))
-        if made is None or number != part.lists:
+        made = self._list_of.get(part.number)
+        if made is None or made.number != part.lists:
             return
         try:
             piece = await made.next_piece()
         except (OSError, TypeError, ValueError) as error:  # or it is not what we wrote
             self._log_disk("a list of the sessions cannot be read", error)
-            self._drop_list(part.number)
-            part.lose_list(self._clock.mono())
-            return
-        part.give_piece(piece)
-        if piece.tally is not None:
-            self._drop_list(part.number)
-
-    def _log_disk(self, what: str, error: Exception) -> None:
-        message = f"{what}; trying again"
-        self._log_throttled(_log.error, message, key=message, error=str(error))
-
-    def _drop_list(self, number: int) -> None:
-        _, made = self._list_of.pop(number, (0, None))
-        if made is not None:
-            made.close()
+            part.begin_anew(self._clock.mono())
+        else:
+            part.give_piece(piece)
+            if piece.tally is None:
+                return
+        if self._list_of.get(part.number) is made:
+            self._list_of.pop(part.number).close()
 
     async def _watch_policy(self) -> None:
         """Publish only while no server may evict the cluster's keys.
@@ -333,10 +291,24 @@ class Publisher:
                 wrong = filter(None, map(why_policy_is_wrong, policies))
                 self._status.why_paused = next(wrong, "")
                 self._notify_all()
+            pause_s = WRONG_POLICY_S if self._status.why_paused else POLICY_S
             if failure is not None:
                 self._status.newest_error = failure
-                await trio.sleep(UNKNOWN_POLICY_S)
-            else:
-                await trio.sleep(
-                    WRONG_POLICY_S if self._status.why_paused else POLICY_S
-                )
+                pause_s = UNKNOWN_POLICY_S
+            await trio.sleep(pause_s)
+
+    # --- the log of the sidecar -------------------------------------------------
+
+    def _log_disk(self, what: str, error: Exception) -> None:
+        message = f"{what}; trying again"
+        self._log_throttled(_log.error, message, key=message, error=str(error))
+
+    def _log_fenced(self, host: bytes, partition: int) -> None:
+        """Log a lost host once, though each of its partitions finds it lost."""
+        self._log_throttled(
+            _log.warning,
+            "a host was lost: its users go offline, unless they are on another one",
+            key=host,
+            lost=host.decode(errors="replace"),
+            partition=partition,
+        )

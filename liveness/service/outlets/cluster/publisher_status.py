@@ -1,8 +1,7 @@
 """The status of publishing, for the metrics, the summary and the log."""
 
 from collections import Counter
-from enum import Enum
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import structlog
 import trio
@@ -22,20 +21,12 @@ from liveness.service.outlets.cluster.host import ClusterHost
 from liveness.service.outlets.cluster.partition import Mode, Partition
 from liveness.service.storage.log_writer import LogWriter
 
+State: TypeAlias = Literal["beginning", "following", "away", "replaced", "refused"]
+
 # How often the state is compared with what was logged.
 WATCH_S: Final = 1.0
 
 _log = structlog.get_logger("cluster")
-
-
-class ClusterState(Enum):
-    """The state of publishing, for operators."""
-
-    BEGINNING = "beginning"
-    FOLLOWING = "following"
-    AWAY = "away"
-    REPLACED = "replaced"
-    REFUSED = "refused"
 
 
 class ClusterStatus:
@@ -60,34 +51,28 @@ class ClusterStatus:
         self._began_at, self._began_seq = clock.mono(), log_writer.durable_seq
         # When each partition was last seen to follow.
         self.followed_at = [self._began_at] * len(host.partitions)
-        self._shown = (ClusterState.BEGINNING, clock.state_ms())  # and since when
+        self._shown: tuple[State, int] = ("beginning", clock.state_ms())  # since when
 
     @property
-    def state(self) -> ClusterState:
-        """How publishing goes."""
+    def state(self) -> State:
         identity = self._host.identity
+        is_paused = self.why_paused and self._redis.is_connected
         if identity.is_stopped:
-            return ClusterState.REPLACED
-        if (
-            self.why_failed
-            or identity.why_refused
-            or (self.why_paused and self._redis.is_connected)
-        ):
-            return ClusterState.REFUSED
-        if self.lease_age_s > identity.contact_gap_s:
-            return ClusterState.AWAY
-        if self._host.is_following:
-            return ClusterState.FOLLOWING
-        return ClusterState.BEGINNING
+            return "replaced"
+        if self.why_failed or identity.why_refused or is_paused:
+            return "refused"
+        if self._lease_age_s > identity.contact_gap_s:
+            return "away"
+        return "following" if self._host.is_following else "beginning"
 
     @property
-    def lease_age_s(self) -> float:
+    def _lease_age_s(self) -> float:
         """Seconds since the answer of the partition that has waited the longest."""
         oldest = min(part.answered_at for part in self._host.partitions)
         return self._clock.mono() - max(oldest, self._began_at)
 
     @property
-    def lag_records(self) -> int:
+    def _lag_records(self) -> int:
         """Records of the log that one partition, the furthest behind, does not have."""
         return max(map(self._lag_records_of, self._host.partitions))
 
@@ -110,25 +95,23 @@ class ClusterStatus:
         """Why it does not follow, or not as it should; empty if all is well."""
         identity = self._host.identity
         match self.state:
-            case ClusterState.REPLACED:
+            case "replaced":
                 return (
                     f"another process publishes as host {identity.name!r}; give each "
                     "host a name of its own (cluster.host), or stop the other one"
                 )
-            case ClusterState.REFUSED if self.why_failed:
-                return self.why_failed
-            case ClusterState.REFUSED if identity.why_refused:
+            case "refused" if not self.why_failed and identity.why_refused:
                 return (
                     f"the other hosts have {identity.why_refused!r} (schema, partitions, device separator, "
                     f"when it began) and this one {identity.configuration!r}; use the "
                     "same settings, or another cluster.prefix"
                 )
-            case ClusterState.REFUSED:
-                return self.why_paused
-            case ClusterState.AWAY:
+            case "refused":
+                return self.why_failed or self.why_paused
+            case "away":
                 error = self._redis.error or self.newest_error
                 return error.advice if error else "no answer"
-            case ClusterState.FOLLOWING if identity.other_lease_s:
+            case "following" if identity.other_lease_s:
                 return (
                     f"another host has cluster.lease_s {identity.other_lease_s:g} and "
                     f"this one {identity.lease_s:g}: the one with the longer lease may "
@@ -140,60 +123,54 @@ class ClusterStatus:
     def now(self) -> ClusterNow:
         """What metrics and summary show."""
         host, identity, state = self._host, self._host.identity, self.state
-        if state is not self._shown[0]:
+        if state != self._shown[0]:
             self._shown = state, self._clock.state_ms()
-        counts = identity.counts
         modes = Counter(part.mode.name.lower() for part in host.partitions)
-        calls = with_zeros(CLUSTER_CALLS, counts.calls)
+        calls = with_zeros(CLUSTER_CALLS, identity.calls)
         return ClusterNow(
             host=identity.name,
-            state=state.value,
+            state=state,
             since=self._shown[1] + self._clock.wall_ahead_ms(),
             detail=self.detail,
             is_up=self._redis.error is None and self._redis.is_connected,
-            lag_records=self.lag_records,
+            lag_records=self._lag_records,
             lag_s=max(map(self._lag_s_of, host.partitions)),
             partitions=with_zeros(PARTITION_MODES, modes),
-            lease_age_s=self.lease_age_s,
+            lease_age_s=self._lease_age_s,
             lease_s=identity.lease_s,
             users=host.users,
             calls=calls,
-            errors=with_zeros(CLUSTER_ERRORS, counts.errors),
+            errors=with_zeros(CLUSTER_ERRORS, identity.errors),
             lists=calls["begin", "reset"],
-            audit_mismatches=counts.audit_mismatches,
+            audit_mismatches=identity.audit_mismatches,
             fences=calls["fence", "ok"],
-            sessions_reaped=counts.sessions_reaped,
+            sessions_reaped=identity.sessions_reaped,
             questions=with_zeros(CLUSTER_QUESTIONS, self._questions.answers),
         )
 
     async def log_changes(self) -> None:
         """Log each change of the state once."""
-        logged, warned = ClusterState.BEGINNING, ""
+        logged, warned = "beginning", ""
         while True:
             await trio.sleep(WATCH_S)
-            state = self.state
-            if state is ClusterState.FOLLOWING and self.detail != warned:
-                warned = self.detail
+            state, detail = self.state, self.detail
+            log = _log.bind(
+                host=self._host.identity.name, lag_records=self._lag_records
+            )
+            if state == "following" and detail != warned:
+                warned = detail
                 if warned:
-                    _log.warning("another lease", message=warned, **self._fields)
-            if state is logged or state is ClusterState.BEGINNING:
+                    log.warning("another lease", message=warned)
+            if state in (logged, "beginning"):
                 continue
-            if state is ClusterState.FOLLOWING:
-                _log.info("following", users=self._host.users, **self._fields)
-            elif state is ClusterState.AWAY:
-                _log.warning(
+            if state == "following":
+                log.info("following", users=self._host.users)
+            elif state == "away":
+                log.warning(
                     "away: other hosts see nothing of this one until it answers; the "
                     "users and gateways of this host go on",
-                    error=self.detail,
-                    **self._fields,
+                    error=detail,
                 )
             else:
-                _log.error(state.value, message=self.detail, **self._fields)
+                log.error(state, message=detail)
             logged = state
-
-    @property
-    def _fields(self) -> dict[str, object]:
-        return {
-            "host": self._host.identity.name,
-            "lag_records": self.lag_records,
-        }

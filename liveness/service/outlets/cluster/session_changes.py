@@ -2,27 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from liveness.cluster.format import Place, ending_bytes, place_bytes, session_bytes
-
-# Changes in one call: 1.5 ms of Redis' time. A list of all sessions comes in such pieces.
-CALL_CHANGES: Final = 500
-# Changes that a partition keeps in memory; what is behind is read from the log again.
-MOST_QUEUED: Final = 2_000
-# Users searched in one step of a reap: others wait 2 ms.
-REAP_USERS: Final = 500
-
-
-class Limits(NamedTuple):
-    """How much a partition does at a time; a simulation has smaller ones."""
-
-    call_changes: int = CALL_CHANGES
-    most_queued: int = MOST_QUEUED
-    reap_users: int = REAP_USERS
-
-
-LIMITS: Final = Limits()
 
 
 class Change(NamedTuple):
@@ -58,12 +40,10 @@ class Tally:
     total: int = 0
 
     def begin(self, session: int) -> None:
-        """Count a session that began."""
         self.sessions += 1
         self.total += session
 
     def end(self, session: int) -> None:
-        """Count a session that ended."""
         self.sessions -= 1
         self.total -= session
 
@@ -73,8 +53,7 @@ class Tally:
         return self.sessions, self.total % 2**32
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A piece of the list of all sessions, in a partition that asserts them."""
 
     changes: Sequence[Change]
@@ -94,27 +73,19 @@ def packed_changes(
 
     *clock_ms* is the partition's clock; *now_ms* is now, as `Change.at`.
     """
-    values = list[bytes]()
-    bodies = list[bytes]()
+    values, bodies = list[bytes](), list[bytes]()
     for change in changes:
+        _, field, device, session, gateway, at, reason, has_ended = change
         since = 0
-        if change.has_ended:
-            values.append(ending_bytes(change.session))
+        if has_ended:
+            values.append(ending_bytes(session))
         else:
             # 0: the partition's clock had not begun.
-            since = max(clock_ms - max(now_ms - change.at, 0), 0)
-            gateway, device = change.gateway.encode(), change.device.encode()
-            values.append(
-                session_bytes(incarnation, change.session, since, gateway, device)
+            since = max(clock_ms - max(now_ms - at, 0), 0)
+            value = session_bytes(
+                incarnation, session, since, gateway.encode(), device.encode()
             )
-        place = Place(
-            change.field.decode(),
-            host,
-            change.gateway,
-            change.session,
-            since,
-            change.reason,
-            change.device,
-        )
+            values.append(value)
+        place = Place(field.decode(), host, gateway, session, since, reason, device)
         bodies.append(place_bytes(place))
     return [*(change.field for change in changes), *values, *bodies]

@@ -1,29 +1,23 @@
 """Lists of all sessions of some partitions, true at one seq, on disk until they are sent."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
 
 import msgpack
 import trio
 
 from liveness.core.records import OnlineRow
-from liveness.service.outlets.cluster.session_changes import (
-    CALL_CHANGES,
-    Change,
-    Piece,
-    Tally,
-)
+from liveness.service.outlets.cluster.host_state import CALL_CHANGES
+from liveness.service.outlets.cluster.session_changes import Change, Piece, Tally
 from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.spools import Spool, Spools
-
-# One scan of the online set at a time.
-SCANS: Final = 1
 
 
 class SessionList:
     """The sessions of one partition, in pieces of the size of a call."""
 
-    def __init__(self, spool: Spool, tally: Tally) -> None:
+    def __init__(self, spool: Spool, tally: Tally, number: int) -> None:
+        self.number = number  # `Partition.lists`, as it was made
+        self.close = spool.close
         self._spool = spool
         self._tally = tally
 
@@ -34,13 +28,9 @@ class SessionList:
         tally = self._tally if self._spool.is_read else None
         return Piece(changes, self._tally.reached, tally)
 
-    def close(self) -> None:
-        """Remove it from disk."""
-        self._spool.close()
-
 
 class SessionLists:
-    """Makes the lists.
+    """Makes the lists, one scan of the online set at a time.
 
     *session_of* returns the partition of a row, and the session as its change.
     """
@@ -54,51 +44,49 @@ class SessionLists:
         self._store = store
         self._spools = spools
         self._session_of = session_of
-        self._limiter = trio.CapacityLimiter(SCANS)
+        self._limiter = trio.CapacityLimiter(1)
 
     async def make(
-        self, listed: Sequence[int], counted: Sequence[int], offset_ms: int
+        self, listed: dict[int, int], counted: Sequence[int], offset_ms: int
     ) -> tuple[dict[int, SessionList], dict[int, Tally]]:
         """List the sessions of some partitions, and count those of others, in one scan.
 
-        *offset_ms* makes milliseconds of the monotonic clock of Unix milliseconds.
+        *listed* has the number of each list. *offset_ms* makes milliseconds of the
+        monotonic clock of Unix milliseconds.
 
         Raises:
             SpoolFull, TooLarge, OSError, sqlite3.Error: The disk has no room, or failed.
         """
-        tallies = {number: Tally(0) for number in (*listed, *counted)}
-        waiting: dict[int, list[Change]] = {number: [] for number in listed}
+        tallies = {partition: Tally(0) for partition in (*listed, *counted)}
+        waiting: dict[int, list[Change]] = {partition: [] for partition in listed}
 
         def fill(spools: Sequence[Spool]) -> None:
             spool_of = dict(zip(listed, spools, strict=True))
 
             def take(rows: Sequence[OnlineRow]) -> None:
-                for number, change in self._of_interest(rows, tallies, offset_ms):
-                    if number in waiting:
-                        waiting[number].append(change)
-                        if len(waiting[number]) == CALL_CHANGES:
-                            spool_of[number].write(msgpack.packb(waiting[number]))
-                            waiting[number].clear()
+                for row in rows:
+                    partition, change = self._session_of(row, offset_ms)
+                    if partition in tallies:
+                        tallies[partition].begin(change.session)
+                    if partition in waiting:
+                        waiting[partition].append(change)
+                        if len(waiting[partition]) == CALL_CHANGES:
+                            write(partition)
+
+            def write(partition: int) -> None:
+                spool_of[partition].write(msgpack.packb(waiting[partition]))
+                waiting[partition].clear()
 
             seq = self._store.read_online(take)
-            for number, changes in waiting.items():
-                if changes:
-                    spool_of[number].write(msgpack.packb(changes))
+            for partition in waiting:
+                if waiting[partition]:
+                    write(partition)
             for tally in tallies.values():
                 tally.reached = seq
 
         spools = await self._spools.make_all(len(listed), fill, limiter=self._limiter)
         lists = {
-            number: SessionList(spool, tallies[number])
-            for number, spool in zip(listed, spools, strict=True)
+            partition: SessionList(spool, tallies[partition], number)
+            for (partition, number), spool in zip(listed.items(), spools, strict=True)
         }
-        return lists, {number: tallies[number] for number in counted}
-
-    def _of_interest(
-        self, rows: Sequence[OnlineRow], tallies: dict[int, Tally], offset_ms: int
-    ) -> Iterator[tuple[int, Change]]:
-        for row in rows:
-            number, change = self._session_of(row, offset_ms)
-            if number in tallies:
-                tallies[number].begin(change.session)
-                yield number, change
+        return lists, {partition: tallies[partition] for partition in counted}
