@@ -20,14 +20,14 @@ A `Chain` has the next read (`request`) and takes the answer. Reads may be repea
 """
 
 from collections import deque
-from collections.abc import Container, Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.cluster.events import (
     ClusterEvent,
     ClusterGap,
-    DeliveredEvent,
+    Delivery,
     Listed,
     Rollback,
 )
@@ -60,40 +60,16 @@ MOST_WAIT: Final = 10
 UNLISTED: Final = "!"
 
 
-class ReadNewest(NamedTuple):
-    """Read `v` and `t` of the hash of the partition; the answer is a list of both."""
+class Request(NamedTuple):
+    """A read of `connection.Redis`: the name of its method, and its further arguments."""
+
+    method: str
+    args: tuple[Any, ...] = ()
 
 
-class ReadEntries(NamedTuple):
-    """Read entries of the stream; the answer is a list of ids and fields."""
-
-    after: int  # entries whose first version is above this one
-    limit: int
-
-
-class ReadEarlier(NamedTuple):
-    """Read entries of the stream, the newest first; the answer as for `ReadEntries`."""
-
-    until: int  # entries whose first version is at most this one
-    limit: int
-
-
-class ReadMeta(NamedTuple):
-    """Read the whole hash of the partition; the answer is a mapping."""
-
-
-class ReadUsers(NamedTuple):
-    """Read some users (HSCAN), and `v` and `t` at that moment.
-
-    The answer is the next cursor, a mapping of the users, and a list of both.
-    """
-
-    cursor: int
-    limit: int
-
-
-Request: TypeAlias = ReadNewest | ReadEntries | ReadEarlier | ReadMeta | ReadUsers
 _Steps: TypeAlias = Generator[Request, Any, None]
+_NEWEST: Final = Request("meta", ("v", "t"))
+_EVERYTHING: Final = Request("everything")
 
 
 def version_of(name: str) -> int:
@@ -102,11 +78,7 @@ def version_of(name: str) -> int:
 
 
 class _List:
-    """A list under way.
-
-    Args:
-        meta: The hash of the partition, from before the first user was read.
-    """
+    """A list under way. *meta* is from before the first user was read."""
 
     def __init__(self, meta: Fields) -> None:
         self.places: dict[str, Place] = {}  # by user, as text
@@ -115,7 +87,7 @@ class _List:
         self.is_doubtful = False
         self.unproven: set[str] = set()  # names of versions at which users were read
         self._hosts = _hosts_of(meta)
-        self._unknown: dict[str, StoredSession] = {}
+        self._stored: dict[str, StoredSession] = {}
 
     def add(self, users: Fields, *, known: Container[str], name: str) -> None:
         """Add users as they are stored at the version of a name.
@@ -129,20 +101,18 @@ class _List:
             user, session = field.decode(), next(sessions_of(value), None)
             if session is None:
                 raise ValueError(f"user {user!r} is stored without a session")
-            host = self._hosts.get(session.incarnation)
-            if host is None:
-                self._unknown[user] = session
-            else:
-                self.places[user] = _place(user, host, session)
+            self._stored[user] = session
 
     def finish(self, meta: Fields, *, is_settled: bool) -> None:
         """Take the hash of the partition, from after the last user was read."""
-        hosts = _hosts_of(meta)
-        for user, session in self._unknown.items():
+        hosts = _hosts_of(meta) | self._hosts
+        for user, session in self._stored.items():
+            incarnation, number, since, gateway, device = session
             # A host in neither hash began and ended in between: its users have records.
-            host = hosts.get(session.incarnation, "")
-            self.places[user] = _place(user, host, session)
-        self._unknown.clear()
+            host = hosts.get(incarnation, "")
+            place = place_of(user, host, gateway, number, since, device=device)
+            self.places[user] = place
+        self._stored.clear()
         self.end, self.is_settled = _name_of(meta.get(b"v"), meta.get(b"t")), is_settled
 
     def apply(self, record: ClusterRecord) -> None:
@@ -191,13 +161,12 @@ class Chain:
         self._began_at: float | None = None  # when it joined this life of the partition
         self._wanted_at = 0.0  # when it began to need a list
         self._after = 0  # entries up to this one are known, or of another chain
-        self._deliveries: list[DeliveredEvent] = []
+        self._deliveries: list[Delivery] = []
         self._steps = self._run()
         self.request: Request = next(self._steps)
 
     @property
     def has_begun(self) -> bool:
-        """Whether it knows its position."""
         return bool(self._names)
 
     @property
@@ -207,21 +176,15 @@ class Chain:
 
     @property
     def version(self) -> int:
-        """The number of that version."""
         return version_of(self.name)
 
     @property
     def position(self) -> str:
         """Where another reader can continue."""
-        return self._position(self.name)
+        return self.name + UNLISTED if self._needs_list else self.name
 
-    def _position(self, name: str) -> str:
-        return name + UNLISTED if self._needs_list else name
-
-    def answer(self, answer: Any, now: float) -> list[DeliveredEvent]:
+    def answer(self, answer: Any, now: float) -> list[Delivery]:
         """Take the answer to `request`; return the events in it.
-
-        It has the form that the class of the request describes.
 
         Raises:
             ValueError: The answer is not of this schema. The chain cannot be used again.
@@ -242,32 +205,28 @@ class Chain:
 
     def _run(self) -> _Steps:
         if not self._names:
-            newest = yield from self._newest()
-            self._names.append(newest)
-            self.is_caught_up = not newest
+            self._names.append(_name_of(*(yield _NEWEST)))
+            self.is_caught_up = not self.name
         while True:
             if self._needs_list and self._list is None and self._now >= self._list_at:
                 yield from self._read_list()
             yield from self._follow()
 
-    def _newest(self) -> Generator[Request, Any, str]:
-        return _name_of(*(yield ReadNewest()))
-
     def _entries(
-        self, request: ReadEntries | ReadEarlier
+        self, method: str, version: int
     ) -> Generator[Request, Any, list[StreamEntry]]:
-        found: Sequence[tuple[bytes, Fields]] = yield request
+        found: Sequence[tuple[bytes, Fields]]
+        found = yield Request(method, (version, PAGE))
         return [entry_of(self.partition, *entry) for entry in found]
 
     def _follow(self) -> _Steps:
         """Deliver a page of new records."""
-        newest = yield from self._newest()
+        newest = _name_of(*(yield _NEWEST))
         # Nothing is there: Redis was emptied, and no host has come back yet.
         self.is_caught_up = newest in ("", self.name)
         if self.is_caught_up:
             return
-        after = max(self.version, self._after)
-        entries = yield from self._entries(ReadEntries(after, PAGE))
+        entries = yield from self._entries("entries", max(self.version, self._after))
         for entry in entries:
             if entry.before != self.name:
                 break
@@ -278,7 +237,7 @@ class Chain:
         yield from self._rejoin()
 
     def _deliver(self, entry: StreamEntry) -> None:
-        before = self._position(self.name)
+        before = self.position
         self._names.append(entry.name)
         if self._list is not None:
             self._list.unproven.discard(entry.name)
@@ -286,11 +245,11 @@ class Chain:
                 self._list.apply(record)
         # An entry is finished with its last record.
         positions = [before] * (len(entry.records) - 1) + [self.position]
-        self._deliveries += map(DeliveredEvent, entry.records, positions)
+        self._deliveries += zip(entry.records, positions, strict=False)
         self._end_list()
 
     def _emit(self, event: ClusterEvent) -> None:
-        self._deliveries.append(DeliveredEvent(event, self.position))
+        self._deliveries.append((event, self.position))
 
     # --- after a failover, or a trimmed stream ------------------------------------------
 
@@ -323,8 +282,7 @@ class Chain:
             return
         self._needs_list = self._lists
         if is_strange:
-            lost = Rollback(self.partition, 0)
-            self._deliveries.append(DeliveredEvent(lost, position))
+            self._deliveries.append((Rollback(self.partition, 0), position))
             had = 0
         if version < had:
             self._emit(Rollback(self.partition, version))
@@ -338,10 +296,10 @@ class Chain:
         version are of another chain: for instance from before somebody deleted the hash of
         the partition, but not the stream.
         """
-        known, name = set(self._names), (yield from self._newest())
+        known, name = set(self._names), _name_of(*(yield _NEWEST))
         until = version_of(name)
         while name not in known:
-            entries = yield from self._entries(ReadEarlier(until, PAGE))
+            entries = yield from self._entries("earlier_entries", until)
             for entry in entries:
                 if entry.name != name:
                     return name, until
@@ -356,18 +314,18 @@ class Chain:
 
     def _read_list(self) -> _Steps:
         self.is_caught_up = False
-        meta = yield ReadMeta()
+        meta = yield _EVERYTHING
         if not meta or (self._may_wait and not self._is_settled(meta)):
             self._wait()
             return
         listing = self._list = _List(meta)
         cursor = 0
         while True:
-            cursor, users, newest = yield ReadUsers(cursor, SCAN_USERS)
+            cursor, users, newest = yield Request("scan", (cursor, SCAN_USERS))
             listing.add(users, known=self._names, name=_name_of(*newest))
             if cursor == 0:
                 break
-        meta = yield ReadMeta()
+        meta = yield _EVERYTHING
         listing.finish(meta, is_settled=self._is_settled(meta))
         self._end_list()
 
@@ -423,21 +381,10 @@ def _name_of(version: bytes | None, token: bytes | None) -> str:
     return "" if version is None else version_name(version, token or b"")
 
 
-def _hosts_of(meta: Fields) -> Mapping[int, str]:
+def _hosts_of(meta: Fields) -> dict[int, str]:
     """The host of each incarnation."""
     return {
         int(name[1:]): value.partition(b"\n")[0].decode()
         for name, value in meta.items()
         if name[:1] == b"i"
     }
-
-
-def _place(user: str, host: str, session: StoredSession) -> Place:
-    return place_of(
-        user,
-        host,
-        session.gateway,
-        session.session,
-        session.since,
-        device=session.device,
-    )

@@ -23,18 +23,11 @@ from anyio.lowlevel import checkpoint
 
 from liveness.cluster.chain import UNLISTED, Chain
 from liveness.cluster.connection import CallError, Redis, connected
-from liveness.cluster.events import ClusterEvent, DeliveredEvent, Listed
+from liveness.cluster.events import ClusterEvent, Delivery, Listed
 from liveness.cluster.format import ClusterRecord, Place
 from liveness.cluster.questions import HostRow, hosts, places_of
 from liveness.cluster.terms import ClusterTerms, read_terms
-from liveness.cluster.turns import (
-    FIRST_RETRY_S,
-    LAST_RETRY_S,
-    SLOWEST_S,
-    Troubles,
-    Turns,
-    answer_to,
-)
+from liveness.cluster.turns import RETRY_S, SLOWEST_S, Troubles, Turns, step
 from liveness.config.cluster import ClusterSettings
 from liveness.core.records import Uid, identity
 from liveness.errors import ReportError
@@ -92,6 +85,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
             "liveness.client".
     Raises:
         ReportError: The position is not valid.
+        StartError: On entry, coredis is not installed, or a file of the settings is unusable.
     """
 
     def __init__(
@@ -122,15 +116,10 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         self._guard = anyio.ResourceGuard("reading the events of")
         self._cancel_scope: anyio.CancelScope | None = None  # of the loop's wait
         self._is_closed = False
-        self._waiting = deque[DeliveredEvent]()
+        self._waiting = deque[Delivery]()
         self._given = Positions()  # of events that the loop has not finished
 
     async def __aenter__(self) -> Self:
-        """Begin to connect.
-
-        Raises:
-            StartError: coredis is not installed, or a file of the settings is unusable.
-        """
         self._redis = await self._stack.enter_async_context(connected(self._settings))
         return self
 
@@ -152,7 +141,6 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
     # --- events -----------------------------------------------------------------------
 
     async def __anext__(self) -> ClusterEvent:
-        """Finish the last event, and wait for the next one."""
         await self._ready()
         event = self.take()
         assert event is not None
@@ -180,22 +168,17 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     @property
     def has_event(self) -> bool:
-        """Whether the next event has arrived."""
         return bool(self._waiting)
 
     @property
     def position(self) -> str | None:
-        """The position after the finished events; None until each partition was read.
-
-        A text with a version for each partition; see `positions`.
-        """
+        """The position after the finished events; None until each partition was read."""
         if self._terms is None or len(self._positions) < self._terms.partitions:
             return None
         return text_of(self._positions)
 
     @property
     def is_closed(self) -> bool:
-        """Whether `aclose` was called."""
         return self._is_closed
 
     def finish(self) -> None:
@@ -225,11 +208,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
                 await anyio.sleep(self._turns.pause_s)
 
     async def connected(self) -> None:
-        """Wait until the cluster was found. No event is read.
-
-        Raises:
-            The same as the iteration.
-        """
+        """Wait until the cluster was found. No event is read."""
         with self._guard:
             await self._begun()
 
@@ -270,21 +249,20 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         ]
         self._turns = Turns(chains, troubles=self._troubles, take=self._take)
 
-    def _take(self, chain: Chain, found: list[DeliveredEvent]) -> int:
+    def _take(self, chain: Chain, found: list[Delivery]) -> int:
         """Take the events of a partition; return how many events wait."""
-        wanted = [delivery for delivery in found if self._wants(delivery.event)]
+        wanted = [delivery for delivery in found if self._wants(delivery[0])]
         if wanted:
             # The position after the last event is also after those that are not wanted.
-            wanted[-1] = DeliveredEvent(wanted[-1].event, chain.position)
+            wanted[-1] = wanted[-1][0], chain.position
             self._waiting += wanted
         elif chain.has_begun:
             self._positions[chain.partition] = chain.position
         return len(self._waiting)
 
     def _wants(self, event: ClusterEvent) -> bool:
-        if not isinstance(event, ClusterRecord):
-            return True
-        return not self._kinds or event.kind in self._kinds
+        is_record = isinstance(event, ClusterRecord)
+        return not (is_record and self._kinds) or event.kind in self._kinds
 
     @property
     def _own_redis(self) -> Redis:
@@ -296,21 +274,17 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
 
     async def _ask(self, question: Callable[[Redis], Awaitable[R]]) -> R:
         """Ask until there is an answer."""
-        retry_s = FIRST_RETRY_S
         while not self._is_closed:
             redis = self._own_redis
             try:
                 answer = await question(redis)
-            except CallError as error:
+            except (CallError, ValueError) as error:
                 self._troubles.failed(error)
-            except ValueError as error:
-                self._troubles.damaged(error)
             else:
                 self._troubles.succeeded()
                 return answer
             self._troubles.check()
-            await anyio.sleep(retry_s)
-            retry_s = min(2 * retry_s, LAST_RETRY_S)
+            await anyio.sleep(RETRY_S)
         raise anyio.ClosedResourceError
 
     async def where(self, users: Uid | Iterable[Uid]) -> list[Place]:
@@ -369,8 +343,7 @@ class ClusterWatch(AsyncIterator[ClusterEvent]):
         terms = await self._begun()
         chain = Chain(number, lists=True, lease_s=terms.lease_s, waits=False)
         while True:
-            answer = await answer_to(redis, number, chain.request)
-            for event, position in chain.answer(answer, anyio.current_time()):
+            for event, position in await step(redis, chain):
                 if isinstance(event, Listed):
                     return event, position
             if chain.is_caught_up and not chain.name:  # no host has begun it
@@ -388,16 +361,11 @@ class ClusterBatches(AsyncIterator[list[ClusterEvent]]):
 
 
 def text_of(positions: Positions) -> str:
-    """The text of positions."""
     return ",".join(f"{number}:{name}" for number, name in sorted(positions.items()))
 
 
 def parsed(position: str) -> Positions:
-    """The positions of partitions in one text.
-
-    Raises:
-        ReportError: The text is not valid.
-    """
+    """The positions of partitions in one text."""
     positions = Positions()
     for part in position.split(","):
         match = _PART.fullmatch(part)

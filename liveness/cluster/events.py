@@ -14,14 +14,12 @@ class Rollback(NamedTuple):
     partition: int
     version: int
 
-    def as_map(self) -> dict[str, object]:
-        """As a mapping, like the records beside it."""
-        return {"kind": self.kind, **self._asdict()}
-
     @property
     def kind(self) -> str:
-        """As a record's."""
         return "rollback"
+
+    def as_map(self) -> dict[str, object]:
+        return {"kind": self.kind, **self._asdict()}
 
 
 class ClusterGap(NamedTuple):
@@ -31,14 +29,12 @@ class ClusterGap(NamedTuple):
     first: int
     until: int
 
-    def as_map(self) -> dict[str, object]:
-        """As a mapping, like the records beside it."""
-        return {"kind": self.kind, **self._asdict()}
-
     @property
     def kind(self) -> str:
-        """As a record's."""
         return "gap"
+
+    def as_map(self) -> dict[str, object]:
+        return {"kind": self.kind, **self._asdict()}
 
 
 class Listed(NamedTuple):
@@ -49,8 +45,11 @@ class Listed(NamedTuple):
     places: list[Place]  # the newest session of each user
     is_settled: bool  # False: a user not in it may be online
 
+    @property
+    def kind(self) -> str:
+        return "listed"
+
     def as_map(self) -> dict[str, object]:
-        """As a mapping, like the records beside it."""
         return {
             "kind": self.kind,
             "partition": self.partition,
@@ -59,20 +58,10 @@ class Listed(NamedTuple):
             "users": [place_map(place) for place in self.places],
         }
 
-    @property
-    def kind(self) -> str:
-        """As a record's."""
-        return "listed"
-
 
 ClusterEvent: TypeAlias = ClusterRecord | Rollback | ClusterGap | Listed
-
-
-class DeliveredEvent(NamedTuple):
-    """An event, and the position of the reader once it is finished."""
-
-    event: ClusterEvent
-    position: str
+# An event, and the position of the reader once it is finished.
+Delivery: TypeAlias = tuple[ClusterEvent, str]
 
 
 def place_map(place: Place) -> dict[str, object]:

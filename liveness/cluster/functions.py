@@ -26,12 +26,7 @@ def functions(clock: str = _SERVER_CLOCK) -> Functions:
         clock: Lua that returns the microseconds now; a simulation has a clock of its own.
     """
     file = resources.files("liveness.cluster") / "functions.lua"
-    template = file.read_text(encoding="utf-8")
-    return functions_of(template.replace("@NOW@", clock))
-
-
-def functions_of(source: str) -> Functions:
-    """A library from its source, in which a placeholder stands for its name."""
+    source = file.read_text(encoding="utf-8").replace("@NOW@", clock)
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
     prefix = f"lv_{digest}_"
     source = source.replace("@LIBRARY@", f"liveness_{digest}")

@@ -6,11 +6,11 @@ hash of its partition. It takes `QUESTION_S` at most, whatever Redis does.
 
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
 
-from liveness.cluster.connection import CallError
+from liveness.cluster.connection import CallError, Redis
 from liveness.cluster.format import (
     HostState,
     Place,
@@ -31,8 +31,6 @@ USERS_IN_CALL: Final = 1_000
 # Calls under way for one question: each partition of the default at once.
 CALLS_AT_ONCE: Final = 16
 
-_HOST: Final = b"h"  # what the fields of hosts begin with
-
 T = TypeVar("T")
 
 
@@ -42,18 +40,6 @@ class Unanswered(LivenessError):
     def __init__(self, why: str, *, is_slow: bool = False) -> None:
         super().__init__(why)
         self.is_slow = is_slow
-
-
-class Reading(Protocol):
-    """The methods of `connection.Redis` that questions need."""
-
-    async def read(
-        self, function: str, partition: int, args: Sequence[str | int | bytes]
-    ) -> Any:
-        """Call a function that changes nothing."""
-
-    async def everything(self, partition: int) -> dict[bytes, bytes]:
-        """All that a partition has about its hosts."""
 
 
 class HostRow(NamedTuple):
@@ -69,7 +55,7 @@ class HostRow(NamedTuple):
 
 
 async def places_of(
-    redis: Reading,
+    redis: Redis,
     uids: Iterable[Uid],
     *,
     partitions: int,
@@ -134,7 +120,7 @@ def _place(row: Any) -> Place:
         raise ValueError(f"not a session: {row!r:.200}") from error
 
 
-async def hosts(redis: Reading, partitions: int) -> list[HostRow]:
+async def hosts(redis: Redis, partitions: int) -> list[HostRow]:
     """All hosts, by name.
 
     Raises:
@@ -148,25 +134,24 @@ async def hosts(redis: Reading, partitions: int) -> list[HostRow]:
         # Each partition may be on a server with a clock of its own.
         now = int(await redis.read("now", partition, []))
         for field, value in meta.items():
-            if field.startswith(_HOST):
+            if field.startswith(b"h"):
                 stored = host_of(value)
                 heard_ms = max(0, now - stored.beat) // 1000
-                known[field.removeprefix(_HOST).decode()].append((stored, heard_ms))
+                known[field[1:].decode()].append((stored, heard_ms))
 
     await _each(ask, range(partitions))
-    return [_merged(host, rows) for host, rows in sorted(known.items())]
-
-
-def _merged(host: str, rows: Sequence[tuple[StoredHost, int]]) -> HostRow:
-    return HostRow(
-        host,
-        max(stored.state for stored, _ in rows),
-        sum(stored.sessions for stored, _ in rows),
-        min(heard_ms for _, heard_ms in rows),
-        max(rows, key=lambda row: row[0].epoch)[0].log,
-        len(rows),
-        sum(stored.state is HostState.ASSERTING for stored, _ in rows),
-    )
+    return [
+        HostRow(
+            host,
+            max(stored.state for stored, _ in rows),
+            sum(stored.sessions for stored, _ in rows),
+            min(heard_ms for _, heard_ms in rows),
+            max(rows, key=lambda row: row[0].epoch)[0].log,
+            len(rows),
+            sum(stored.state is HostState.ASSERTING for stored, _ in rows),
+        )
+        for host, rows in sorted(known.items())
+    ]
 
 
 async def _each(ask: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
@@ -190,20 +175,16 @@ async def _each(ask: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None
 
 
 class ClusterQuestions:
-    """Asks about all hosts, with a bound of time."""
+    """Asks about all hosts, with a bound of time: each question may be `Unanswered`."""
 
-    def __init__(self, redis: Reading, *, partitions: int, separator: str) -> None:
+    def __init__(self, redis: Redis, *, partitions: int, separator: str) -> None:
         self.answers = Counter[str]()  # how many were answered, slow, away
         self._redis = redis
         self._partitions = partitions
         self._separator = separator
 
     async def places(self, uids: Iterable[Uid], *, limit: int) -> list[Place]:
-        """The sessions of these users on all hosts; see `places_of`.
-
-        Raises:
-            Unanswered: The cluster did not answer.
-        """
+        """As `places_of`."""
         return await self._in_time(
             places_of(
                 self._redis,
@@ -215,33 +196,22 @@ class ClusterQuestions:
         )
 
     async def hosts(self) -> list[HostRow]:
-        """All hosts; see `hosts`.
-
-        Raises:
-            Unanswered: The cluster did not answer.
-        """
+        """All hosts, by name."""
         return await self._in_time(hosts(self._redis, self._partitions))
 
     async def _in_time(self, answer: Awaitable[T]) -> T:
         try:
-            found = await _in_time(answer)
-        except Unanswered as error:
-            self.answers["slow" if error.is_slow else "away"] += 1
-            raise
-        self.answers["answered"] += 1
-        return found
-
-
-async def _in_time(answer: Awaitable[T]) -> T:
-    try:
-        with anyio.fail_after(QUESTION_S):
-            return await answer
-    except TimeoutError:
-        late = f"Redis did not answer within {QUESTION_S:g} s"
-        raise Unanswered(late, is_slow=True) from None
-    except CallError as error:
-        is_slow = error.kind == "timeout"
-        raise Unanswered(f"Redis cannot be asked: {error}", is_slow=is_slow) from error
-    except ValueError as error:
-        why = f"Redis gave an answer of another form ({error}); is cluster.prefix ours?"
-        raise Unanswered(why) from error
+            with anyio.fail_after(QUESTION_S):
+                found = await answer
+        except TimeoutError:
+            why, is_slow = f"Redis did not answer within {QUESTION_S:g} s", True
+        except CallError as error:
+            why, is_slow = f"Redis cannot be asked: {error}", error.kind == "timeout"
+        except ValueError as error:
+            why = f"Redis gave an answer of another form ({error}); is cluster.prefix ours?"
+            is_slow = False
+        else:
+            self.answers["answered"] += 1
+            return found
+        self.answers["slow" if is_slow else "away"] += 1
+        raise Unanswered(why, is_slow=is_slow)

@@ -32,12 +32,8 @@ async def read_terms(redis: Redis) -> ClusterTerms | None:
             f"the hosts of the cluster have schema {schema}, and this program {SCHEMA}; "
             "install the version of liveness that they have"
         )
-    is_none = separator == "-"
-    return ClusterTerms(
-        int(partitions),
-        "" if is_none else bytes.fromhex(separator).decode(),
-        int(lease_us or b"?") / 1e6,
-    )
+    text = "" if separator == "-" else bytes.fromhex(separator).decode()
+    return ClusterTerms(int(partitions), text, int(lease_us or b"?") / 1e6)
 
 
 def of_another_form(error: ValueError, server: str) -> LivenessError:

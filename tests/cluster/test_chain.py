@@ -11,14 +11,9 @@ from liveness.cluster.chain import (
     MOST_NAMES,
     MOST_WAIT,
     Chain,
-    ReadEarlier,
-    ReadEntries,
-    ReadMeta,
-    ReadNewest,
-    ReadUsers,
     Request,
 )
-from liveness.cluster.events import ClusterGap, DeliveredEvent, Listed, Rollback
+from liveness.cluster.events import ClusterGap, Delivery, Listed, Rollback
 from liveness.cluster.format import (
     ClusterRecord,
     HostState,
@@ -83,23 +78,25 @@ class Stored:
 
     def answer(self, request: Request) -> Any:
         match request:
-            case ReadNewest():
+            case Request("meta"):
                 meta = self.meta()
                 return [meta.get(b"v"), meta.get(b"t")]
-            case ReadMeta():
+            case Request("everything"):
                 return self.meta()
-            case ReadUsers(cursor):  # a user a step
+            case Request("scan", (cursor, _)):  # a user a step
                 users = sorted(self.users.items())
                 at = cursor + 1 if cursor + 1 < len(users) else 0
                 meta = self.meta()
                 newest = [meta.get(b"v"), meta.get(b"t")]
                 return at, dict(users[cursor : cursor + 1]), newest
-            case ReadEntries(after, limit):
+            case Request("entries", (after, limit)):
                 later = [entry for entry in self.entries if entry[0] > after]
                 return [(b"%d-0" % at, fields) for at, fields in later[:limit]]
-            case ReadEarlier(until, limit):
+            case Request(_, (until, limit)):
                 earlier = [entry for entry in self.entries if entry[0] <= until]
                 return [(b"%d-0" % at, its) for at, its in earlier[::-1][:limit]]
+            case _:
+                raise AssertionError(request)
 
 
 def read(
@@ -107,7 +104,7 @@ def read(
     stored: Stored,
     *,
     now: float = 0.0,
-    between: Callable[[object], None] = lambda _: None,
+    between: Callable[[Request], None] = lambda _: None,
 ) -> list[object]:
     """Everything that the chain delivers until it has caught up; records as "+ada"."""
     delivered = []
@@ -116,10 +113,10 @@ def read(
         between(request)
         delivered += chain.answer(stored.answer(request), now)
         if chain.is_caught_up:
-            return [shown(delivery.event) for delivery in delivered]
+            return [shown(event) for event, _ in delivered]
 
 
-def deliveries_of(chain: Chain, stored: Stored) -> list[DeliveredEvent]:
+def deliveries_of(chain: Chain, stored: Stored) -> list[Delivery]:
     """The first that the chain delivers."""
     while True:
         if deliveries := chain.answer(stored.answer(chain.request), 0):
@@ -165,11 +162,11 @@ def test_a_position_is_finished_with_the_last_record_of_an_entry(
 ) -> None:
     stored.change(100, "+ada", "+bob")
     deliveries = deliveries_of(chain(position=""), stored)
-    assert [delivery.position for delivery in deliveries] == [
+    assert [position for _, position in deliveries] == [
         f"0.1-{BORN_US}",
         "101.7",
     ]
-    assert read(chain(position=deliveries[0].position), stored) == ["+ada", "+bob"]
+    assert read(chain(position=deliveries[0][1]), stored) == ["+ada", "+bob"]
 
 
 def test_before_a_host_has_begun_a_reader_waits(stored: Stored) -> None:
@@ -292,9 +289,9 @@ def test_a_list_is_true_at_its_version_though_users_change_meanwhile(
     stored.change(100, "+ada", "+bob", "+eve")
     changes = iter([("-ada",), ("+kim",), ("-eve", "+ada")])
 
-    def between(request: object) -> None:
-        if isinstance(request, ReadUsers):
-            stored.change(200 + 10 * request.cursor, *next(changes, ("+zoe",)))
+    def between(request: Request) -> None:
+        if request.method == "scan":
+            stored.change(200 + 10 * request.args[0], *next(changes, ("+zoe",)))
 
     reader = chain(lists=True)
     *records, listed = read(reader, stored, between=between)
@@ -366,7 +363,7 @@ def test_a_host_that_lists_for_ever_does_not_keep_readers_without_a_list(
 ) -> None:
     stored.change(100, "+ada")
     stored.is_listing = True
-    reader, now, found = chain(lists=True), 0.0, list[DeliveredEvent]()
+    reader, now, found = chain(lists=True), 0.0, list[Delivery]()
     while not found:
         now += 1
         found = reader.answer(stored.answer(reader.request), now)
@@ -381,8 +378,8 @@ def test_a_list_is_made_again_if_a_host_begins_to_list_meanwhile(
 ) -> None:
     stored.change(100, "+ada", "+bob")
 
-    def between(request: object) -> None:
-        stored.is_listing = isinstance(request, ReadUsers) or stored.is_listing
+    def between(request: Request) -> None:
+        stored.is_listing = request.method == "scan" or stored.is_listing
 
     reader = chain(lists=True)
     assert read(reader, stored, between=between) == []
@@ -400,9 +397,9 @@ def test_a_list_is_made_again_if_the_chain_breaks_meanwhile(
     stored.change(200, "+eve")
     lists = 0
 
-    def between(request: object) -> None:
+    def between(request: Request) -> None:
         nonlocal lists
-        if not isinstance(request, ReadUsers) or request.cursor:
+        if request.method != "scan" or request.args[0]:
             return
         lists += 1
         if lists > 1:
@@ -430,9 +427,9 @@ def test_a_list_is_made_again_if_a_read_failed_meanwhile(stored: Stored) -> None
     stored.change(100, "+ada")
     reader, lists = chain(lists=True), 0
 
-    def between(request: object) -> None:
+    def between(request: Request) -> None:
         nonlocal lists
-        if isinstance(request, ReadUsers):
+        if request.method == "scan":
             lists += 1
             if lists == 1:
                 reader.failed()
@@ -447,10 +444,10 @@ def test_a_list_that_saw_what_a_failover_lost_is_made_again(stored: Stored) -> N
     reader = chain(lists=True, position=stored.name + "!")
     replica = stored.copy()
 
-    def between(request: object) -> None:
-        if isinstance(request, ReadMeta) and not reads:
+    def between(request: Request) -> None:
+        if request.method == "everything" and not reads:
             stored.change(200, "-ada", "+eve")  # lost, once users were read
-        if isinstance(request, ReadUsers) and not reads:
+        if request.method == "scan" and not reads:
             reads.append(request)
         elif len(reads) == 1:
             reads.append(request)
@@ -468,8 +465,8 @@ def test_a_list_has_a_user_once_by_the_name_of_its_newest_session(
 ) -> None:
     stored.change(100, "+int:7", "+ada")
 
-    def between(request: object) -> None:
-        if isinstance(request, ReadUsers) and request.cursor:  # 7 was read
+    def between(request: Request) -> None:
+        if request.method == "scan" and request.args[0]:  # 7 was read
             stored.change(102, "-int:7", "+7")
 
     found = read(chain(lists=True), stored, between=between)
@@ -479,7 +476,7 @@ def test_a_list_has_a_user_once_by_the_name_of_its_newest_session(
 def test_a_record_has_the_name_of_the_login(stored: Stored) -> None:
     reader = chain(position=stored.name)
     stored.change(100, "+int:7", "-int:7", "+7", f"+int:{2**63 - 1}")
-    events = [delivery.event for delivery in deliveries_of(reader, stored)]
+    events = [event for event, _ in deliveries_of(reader, stored)]
     uids = [event.user for event in events if isinstance(event, ClusterRecord)]
     assert repr(uids) == repr([7, 7, "7", 2**63 - 1])
 

@@ -7,14 +7,7 @@ has to be what the records before it say.
 from collections.abc import Callable
 from typing import Any
 
-from liveness.cluster.chain import (
-    Chain,
-    ReadEarlier,
-    ReadEntries,
-    ReadMeta,
-    ReadNewest,
-    Request,
-)
+from liveness.cluster.chain import Chain, Request
 from liveness.cluster.events import ClusterEvent, ClusterGap, Listed, Rollback
 from liveness.cluster.format import ClusterRecord, Place
 from liveness.core.records import OFFLINE, ONLINE
@@ -67,8 +60,8 @@ class Watcher:
                 raise
             self.restart()  # its program has ended by that, and is started again
             return False
-        for delivery in deliveries:
-            self._take(delivery.event)
+        for event, _ in deliveries:
+            self._take(event)
         if chain.is_caught_up:
             self._current_at = world.now
         return chain.is_caught_up
@@ -76,19 +69,19 @@ class Watcher:
     def _read(self, request: Request) -> Any:
         redis, keys = self._world.redis, KEYS[self.partition]
         match request:
-            case ReadNewest():
+            case Request("meta"):
                 return redis("HMGET", keys.meta, "v", "t")
-            case ReadEntries(after, limit):
+            case Request("entries", (after, limit)):
                 words = ("XRANGE", keys.stream, f"({after}-0", "+", "COUNT", limit)
                 return [(name, pairs(fields)) for name, fields in redis(*words)]
-            case ReadEarlier(until, limit):
+            case Request("earlier_entries", (until, limit)):
                 words = ("XREVRANGE", keys.stream, f"{until}-0", "-", "COUNT", limit)
                 return [(name, pairs(fields)) for name, fields in redis(*words)]
-            case ReadMeta():
+            case Request("everything"):
                 self._meta_at = self._world.now
                 return self._world.meta(self.partition)
             case _:
-                scan = (self._world.prefix + "scan", 3, *keys, request.cursor)
+                scan = (self._world.prefix + "scan", 3, *keys, request.args[0])
                 (cursor, users), newest = redis.many(
                     ("FCALL", *scan, self._world.plan.scan_users),
                     ("HMGET", keys.meta, "v", "t"),
