@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from liveness.config.compiled import CommandsUnderWay, Wheel
+from liveness.config.compiled import Wheel
 from liveness.config.settings import Config
 from liveness.core.access import Access, Peer
 from liveness.core.changes import Decisions
@@ -33,6 +33,7 @@ from liveness.core.sessions.firing import Firing
 from liveness.core.sessions.gateway_table import GatewayTable
 from liveness.core.sessions.presence import Presence
 from liveness.core.sessions.storm_guard import GuardRules
+from liveness.core.timers.timer_commands import CommandsUnderWay
 from liveness.core.timers.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
 
 # After a restart, a long absence or a lost link, a gateway gets time to send its collected

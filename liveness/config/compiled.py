@@ -1,8 +1,8 @@
 """Chooses between the compiled implementation and the reference, in pure Python.
 
-The wheel, the reader of frames, the batch of records and the commands for timers exist
-twice, in Python and in Cython, and behave the same; the reference is slower. The compiled
-ones are used if all can be loaded, otherwise none of them.
+The wheel, the reader of frames and the batch of records exist twice, in Python and in
+Cython, and behave the same; the reference is slower. The compiled ones are used if all can
+be loaded, otherwise none of them.
 
 The choice is made once, at import. The core reads no environment, so the classes are
 passed to it.
@@ -21,8 +21,6 @@ _COMPILED: Final = (
     "liveness.core.wheel._table",
     "liveness.core.wheel._devices",
     "liveness.core.wheel._restart",
-    "liveness.core.timers._timer_commands",
-    "liveness.core.wire._timer_requests",
     "liveness.core.wheel._record_columns",
     "liveness.core.wheel._wheel_layers",
     "liveness.core.wheel._timing_wheel",
@@ -64,23 +62,11 @@ WHY_PURE_PYTHON: Final = _why_reference(os.environ.get(PURE_WHEEL, ""))
 WHEEL: Final = "reference" if WHY_PURE_PYTHON else "compiled"
 
 if WHY_PURE_PYTHON:
-    from liveness.core.timers.timer_commands import (
-        CommandsUnderWay,
-        TimerTransaction,
-        by_gateway,
-        named_by,
-    )
     from liveness.core.wheel.record_batch import RecordBatch
     from liveness.core.wheel.restart import SessionRestorer
     from liveness.core.wheel.wheel import Wheel
     from liveness.core.wire.framing import Reader
 else:
-    from liveness.core.timers._timer_commands import (
-        CommandsUnderWay,
-        TimerTransaction,
-        by_gateway,
-        named_by,
-    )
     from liveness.core.wheel._records import RecordBatch
     from liveness.core.wheel._restart import SessionRestorer
     from liveness.core.wheel._wheel import Wheel
@@ -90,12 +76,8 @@ __all__ = [
     "PURE_WHEEL",
     "WHEEL",
     "WHY_PURE_PYTHON",
-    "CommandsUnderWay",
     "Reader",
     "RecordBatch",
     "SessionRestorer",
-    "TimerTransaction",
     "Wheel",
-    "by_gateway",
-    "named_by",
 ]

@@ -388,7 +388,7 @@ class Server:
 
     def cancel_timer(self, gateway: str, key: str, at: Instant) -> None:
         """Cancel the live timer of a key."""
-        self._scheduler.request(gateway, [Cancel(key, None)], at)
+        self._scheduler.request(gateway, Cancel(key, None), at)
         self.commit()
 
     def retry_timer(self, gateway: str, key: str, at: Instant) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from secrets import token_hex
 
-from liveness.config.compiled import TimerTransaction
 from liveness.core.changes import Commit
 from liveness.core.cursors import CursorRow, Cursors
 from liveness.core.links.outbox import NOTICES_BYTES
 from liveness.core.records import Gap, Logged, OnlineRow, Subscription
 from liveness.core.timer_states import RETRY_POLICY
+from liveness.core.timers.timer_commands import TimerTransaction
 from liveness.core.timers.timer_scheduler import (
     Coming,
     Due,

@@ -41,7 +41,6 @@ from liveness.core.wire.link_requests import (
     Login,
     Logout,
     Request,
-    TimerBatch,
 )
 from liveness.core.wire.uids import is_uid
 from liveness.errors import Code
@@ -80,15 +79,9 @@ class ScriptedConversation(Conversation):
                 self._host.note_events(self.hello.name, request)
                 if isinstance(request, Login):
                     request = self._host.clock.in_scripted_time(request)
-            elif isinstance(request, TimerBatch):
+            elif isinstance(request, After):
                 # Otherwise rounding up to whole milliseconds would add one.
-                scripted = [
-                    timer._replace(seconds=timer.seconds - ROUNDING_S)
-                    if isinstance(timer, After)
-                    else timer
-                    for timer in request.requests
-                ]
-                request = request._replace(requests=scripted)
+                request = request._replace(seconds=request.seconds - ROUNDING_S)
             yield request
 
 

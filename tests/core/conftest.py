@@ -5,25 +5,21 @@ from typing import Any
 
 import pytest
 
-from liveness.core.timers import timer_commands
 from liveness.core.wheel import record_batch, restart, wheel
 from liveness.core.wire import framing
 
 try:
-    from liveness.core.timers import _timer_commands
     from liveness.core.wheel import _records, _restart, _wheel
     from liveness.core.wire import _wire
 # Not compiled here? `tests/project/test_compiled.py` says whether it should be.
 except ImportError:
     WHEELS: list[ModuleType] = [wheel]
     READERS: list[ModuleType] = [framing]
-    TIMER_COMMANDS: list[ModuleType] = [timer_commands]
     BATCHES: list[ModuleType] = [record_batch]
     RESTARTS: list[ModuleType] = [restart]
 else:
     WHEELS = [wheel, _wheel]
     READERS = [framing, _wire]
-    TIMER_COMMANDS = [timer_commands, _timer_commands]
     BATCHES = [record_batch, _records]
     RESTARTS = [restart, _restart]
 

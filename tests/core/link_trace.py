@@ -10,7 +10,6 @@ from liveness.core.wire.link_requests import (
     ListedActivity,
     Refusal,
     Request,
-    TimerBatch,
 )
 from liveness.core.wire.uids import is_uid
 from liveness.errors import Code
@@ -29,14 +28,11 @@ def told(
 
 
 def told_apart(request: Request) -> list[str]:
-    """A request as text; each keepalive or message, and each request about timers, of a run."""
+    """A request as text; each keepalive or message of a run."""
     assert isinstance(request, Request)
     if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
         # The message says how many bytes were seen, which differs between readers.
         request = replace(request, message="")
-    if isinstance(request, TimerBatch):
-        numbered = enumerate(request.requests, request.first_n)
-        return [repr((n, timer)) for n, timer in numbered]
     if not isinstance(request, ActivityBatch):
         return [repr(request)]
     # Bad uids are never packed.

@@ -22,7 +22,7 @@ from liveness.core.timer_states import (
     TimerState,
     key_of,
 )
-from liveness.core.timers.timer_commands import TimerTransaction
+from liveness.core.timers.timer_commands import CommandsUnderWay, TimerTransaction
 from liveness.core.timers.timer_scheduler import (
     RING_SLOTS,
     Coming,
@@ -32,7 +32,6 @@ from liveness.core.timers.timer_scheduler import (
 )
 from liveness.core.wheel.wheel import Wheel
 from liveness.core.wire.link_requests import After, Answer, Cancel
-from tests.core.conftest import TIMER_COMMANDS, twin_of
 
 # An engine sleeps no shorter; and a ring that is begun must not keep it awake for ever.
 LEAST_S: Final = 0.0005
@@ -71,7 +70,6 @@ class Rig:
         slots: int = RING_SLOTS,
     ) -> None:
         self.wheel_class = wheel_class
-        self.implementation = twin_of(TIMER_COMMANDS, wheel_class)
         self.retry_policy = retry_policy
         self.max_live, self.max_loaded = max_live, max_loaded
         self.rows_at_once, self.taken_at_once = rows_at_once, taken_at_once
@@ -94,7 +92,7 @@ class Rig:
         self.reading: Reading | None = None
         self.timetable = TimerScheduler(
             lambda now: self.wheel_class(timeout=self.slots, slots=self.slots, now=now),
-            self.implementation.CommandsUnderWay(),
+            CommandsUnderWay(),
             self.decided,
             at=self.now,
             retry_policy=self.retry_policy,
@@ -148,9 +146,7 @@ class Rig:
             lot = self.given.popleft()
             orders += lot.orders
             self.log += lot.records
-        done: TimerTransaction = self.implementation.TimerTransaction(
-            orders, self._found(orders), self.retry_policy
-        )
+        done = TimerTransaction(orders, self._found(orders), self.retry_policy)
         for timer in done.changed:
             former = self.table.get(timer.id)
             payload = done.payloads[timer.id] if former is None else former.payload
@@ -308,13 +304,13 @@ class Rig:
         ext: str | None = None,
         gateway: str = "g",
     ) -> bool:
-        asked = After(key, seconds, payload, ext)
-        return self.timetable.request(gateway, [asked], self.now) == 1
+        asked = After(key, seconds, payload, ext, 1)
+        return self.timetable.request(gateway, asked, self.now)
 
     def cancel(
         self, key: str | None = None, *, ext: str | None = None, gateway: str = "g"
     ) -> None:
-        self.timetable.request(gateway, [Cancel(key, ext)], self.now)
+        self.timetable.request(gateway, Cancel(key, ext), self.now)
 
     def done(
         self,
@@ -325,7 +321,7 @@ class Rig:
         gateway: str = "g",
     ) -> None:
         answer = Answer(key, is_done=True, message=message, final=False, seq=seq)
-        self.timetable.request(gateway, [answer], self.now)
+        self.timetable.request(gateway, answer, self.now)
 
     def fail(
         self,
@@ -337,7 +333,7 @@ class Rig:
         gateway: str = "g",
     ) -> None:
         answer = Answer(key, is_done=False, message=message, final=final, seq=seq)
-        self.timetable.request(gateway, [answer], self.now)
+        self.timetable.request(gateway, answer, self.now)
 
     def try_again(self, key: str, *, gateway: str = "g") -> None:
         self.timetable.try_again(gateway, key, self.now)

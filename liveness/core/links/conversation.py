@@ -45,7 +45,6 @@ from liveness.core.wire.link_requests import (
     ListSessions,
     Refusal,
     Request,
-    TimerBatch,
 )
 from liveness.core.wire.uids import MAX_NAME_BYTES
 from liveness.errors import NOT_FATAL, Code, WireError
@@ -115,7 +114,7 @@ class Conversation:
                 self.n = self._reader.n
                 if type(frame) is not tuple:
                     yield from self._flush()
-                    assert isinstance(frame, ActivityBatch | TimerBatch)
+                    assert isinstance(frame, ActivityBatch)
                     yield frame
                     continue
                 try:
@@ -241,13 +240,13 @@ class Conversation:
             case "list":
                 return ListSessions()
             case "after":
-                return TimerBatch(self.n, (parse_after(frame),))
+                return parse_after(frame, self.n)
             case "cancel":
-                return TimerBatch(self.n, (parse_cancel(frame),))
+                return parse_cancel(frame)
             case "done":
-                return TimerBatch(self.n, (parse_done(frame),))
+                return parse_done(frame)
             case "fail":
-                return TimerBatch(self.n, (parse_fail(frame),))
+                return parse_fail(frame)
             case "ack" if self.hello.ack:
                 return parse_ack(frame, self.n)
             case "ack":

@@ -28,6 +28,8 @@ from liveness.core.wire.link_requests import (
     Ack,
     ActivityBatch,
     After,
+    Answer,
+    Cancel,
     Hello,
     ListSessions,
     Login,
@@ -35,7 +37,6 @@ from liveness.core.wire.link_requests import (
     Ping,
     Refusal,
     Request,
-    TimerBatch,
     Where,
 )
 from liveness.core.wire.uids import bad_uid_text
@@ -124,8 +125,8 @@ class Requests:
         match request:
             # First, as these come in large numbers, and the match of `ActivityBatch`, an
             # abstract class, is slow.
-            case TimerBatch():
-                self._apply_timers(link, request, at)
+            case After() | Cancel() | Answer():
+                self._apply_to_timer(link, request, at)
             case ActivityBatch():
                 assert gateway is not None
                 for n, position, index in self._presence.heard(gateway, request, at):
@@ -169,18 +170,13 @@ class Requests:
             case never:
                 assert_never(never)
 
-    def _apply_timers(self, link: Link, batch: TimerBatch, at: Instant) -> None:
+    def _apply_to_timer(
+        self, link: Link, request: After | Cancel | Answer, at: Instant
+    ) -> None:
         assert link.gateway is not None
-        name, requests, done = link.gateway.name, batch.requests, 0
-        while link.is_open:
-            done = self._scheduler.request(name, requests, at, first=done)
-            if done == len(requests):
-                return
-            refused = requests[done]
-            assert isinstance(refused, After)
-            refusal = self._too_many_timers(batch.first_n + done, refused.key)
-            self._registry.refuse(link, refusal)
-            done += 1
+        if not self._scheduler.request(link.gateway.name, request, at):
+            assert isinstance(request, After)
+            self._registry.refuse(link, self._too_many_timers(request.n, request.key))
 
     def _where(self, link: Link, request: Where, at: Instant) -> None:
         n = link.conversation.n

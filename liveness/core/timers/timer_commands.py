@@ -1,12 +1,7 @@
-"""Makes commands for timers from requests, groups them, and applies them to rows.
-
-A gateway may request tens of thousands of timers each second, so the code for each command
-exists twice: here, for readers, and compiled in `_timer_commands`, with the same behaviour.
-`compiled` chooses.
-"""
+"""Counts and groups commands for timers, and applies them to rows."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -36,7 +31,6 @@ from liveness.core.timer_states import (
     key_of,
     weight_of,
 )
-from liveness.core.wire.link_requests import After, Answer, Cancel
 
 # The columns written for a new timer, for a changed one, and for one that only ended:
 # nearly all do, and these few columns take half the work.
@@ -60,68 +54,13 @@ _added_values, _changed_values, _ended_values, _attempt_values = map(
 
 
 class CommandsUnderWay:
-    """Makes commands, and tracks those issued and not applied yet."""
+    """Counts the commands that were issued and are not applied yet."""
 
     def __init__(self) -> None:
         self.new = 0  # the number of them that create a timer
         # Their number, by gateway and then by key or ext. Counters would be slower.
         self._of_keys: dict[str, dict[str, int]] = {}
         self._of_exts: dict[str, dict[str, int]] = {}
-
-    def requested(
-        self,
-        gateway: str,
-        requests: Sequence[After | Cancel | Answer],
-        first: int,
-        *,
-        at_s: float,
-        next_id: int,
-        next_seq: int,
-        most_new: int,
-    ) -> list[TimerCommand]:
-        """Issue the commands of requests, up to the first timer beyond *most_new*.
-
-        Args:
-            gateway: The gateway that sent them.
-            requests: In the order of arrival.
-            first: The index of the first one to issue.
-            at_s: Now, in seconds of the state's clock.
-            next_id: The number of the next timer.
-            next_seq: The seq of the next record.
-            most_new: The most timers that may be created.
-        Returns:
-            One command for each request; fewer if there are too many new timers.
-        """
-        commands: list[TimerCommand] = []
-        now = int(at_s * 1000)
-        for at in range(first, len(requests)):
-            request = requests[at]
-            command: TimerCommand
-            if isinstance(request, After):
-                if most_new <= 0:
-                    break
-                key, seconds, payload, ext = request
-                until = at_s + seconds
-                due = int(until * 1000)
-                if due / 1000 < until:
-                    due += 1
-                timer = TimerState(
-                    next_id, gateway, key, ext, PENDING, due, due, 0, None, next_seq, None,
-                    now, None, now,
-                )  # fmt: skip
-                command = CreateTimer(timer, payload)
-                next_id += 1
-                most_new -= 1
-            elif isinstance(request, Cancel):
-                command = CancelTimer(gateway, request.key, request.ext, next_id, now)
-            else:
-                key, is_done, message, is_final, seq = request
-                command = CompleteTimer(
-                    gateway, key, seq, is_done, message, is_final, now
-                )
-            self.issue(command)
-            commands.append(command)
-        return commands
 
     def issue(self, command: TimerCommand) -> None:
         """Note that a command is issued."""

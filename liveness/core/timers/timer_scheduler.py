@@ -34,6 +34,9 @@ from liveness.core.timer_states import (
     PENDING,
     RESULTS,
     STATES,
+    CancelTimer,
+    CompleteTimer,
+    CreateTimer,
     Fire,
     GiveUp,
     LookLater,
@@ -161,31 +164,33 @@ class TimerScheduler:
     def request(
         self,
         gateway: str,
-        requests: Sequence[After | Cancel | Answer],
+        request: After | Cancel | Answer,
         at: Instant,
-        *,
-        first: int = 0,
-    ) -> int:
-        """Apply a gateway's requests, from the one at *first* on.
-
-        Returns:
-            The index after the last applied one; an `After` that would be a timer too
-            many ends it early.
-        """
-        states, under_way = self.states, self._under_way
-        new = under_way.new
-        commands = under_way.requested(
-            gateway,
-            requests,
-            first,
-            at_s=at.state_s,
-            next_id=self._next_id,
-            next_seq=self._decided.next_seq,
-            most_new=self._max_live - states[PENDING] - states[FIRED] - new,
-        )
-        self._next_id += under_way.new - new
-        self._decided.changes.commands += commands
-        return first + len(commands)
+    ) -> bool:
+        """Apply a gateway's request; return False for an `After` of a timer too many."""
+        now = at.state_ms
+        match request:
+            case After(key, seconds, payload, ext):
+                live = self.states[PENDING] + self.states[FIRED] + self._under_way.new
+                if live >= self._max_live:
+                    return False
+                until = at.state_s + seconds
+                due = int(until * 1000)
+                if due / 1000 < until:
+                    due += 1
+                number, self._next_id = self._next_id, self._next_id + 1
+                timer = TimerState(
+                    number, gateway, key, ext, PENDING, due, due, 0, None,
+                    self._decided.next_seq, None, now, None, now,
+                )  # fmt: skip
+                self._issue(CreateTimer(timer, payload))
+            case Cancel(key, ext):
+                self._issue(CancelTimer(gateway, key, ext, self._next_id, now))
+            case Answer(key, is_done, message, is_final, seq):
+                self._issue(
+                    CompleteTimer(gateway, key, seq, is_done, message, is_final, now)
+                )
+        return True
 
     def try_again(self, gateway: str, key: str, at: Instant) -> None:
         """Fire a failed or pending timer now, as its first attempt."""

@@ -5,8 +5,8 @@ A walk over msgpack's headers finds the end of a frame, and counts its values. U
 end has arrived the frame is kept as bytes, and nothing of it is decoded. The frames that
 gateways send all the time, keepalives and messages of valid uids with no option but
 `conn`, are then *packed*: kept in C structs that point into the bytes, without Python
-objects. `_timer_requests` makes plain frames about timers into requests at once. All other
-frames are decoded and checked by functions of `framing`, with the same errors.
+objects. All other frames are decoded and checked by functions of `framing`, with the same
+errors.
 """
 
 cimport cython
@@ -21,8 +21,7 @@ from liveness.core.wire._msgpack cimport (
     BEYOND_ASCII, CONTROL, MOST_DIGITS, Header, content_of, header_at, load, past_natural,
     put_digits,
 )
-from liveness.core.wire._timer_requests cimport timer_request
-from liveness.core.wire.link_requests import ActivityBatch, TimerBatch
+from liveness.core.wire.link_requests import ActivityBatch
 from liveness.core.records import EVENT_NUMBER, KEEPALIVE, MESSAGE
 from liveness.core.wire.uids import MAX_UID_BYTES
 from liveness.core.wire.framing import (
@@ -304,11 +303,10 @@ cdef class Reader:
         return self.feed_packing(data)
 
     def feed_packing(self, data):
-        """As `feed`; if `packs` is set, with batches of plain requests in place of frames."""
+        """As `feed`; if `packs` is set, with batches of activity in place of frames."""
         cdef Py_ssize_t start = 0, size = 0
         cdef PackedActivity batch = None
         cdef bytes whole
-        cdef list requests = None  # about timers, one behind the other
         fault = None
         if self.held:
             self.held += data
@@ -329,20 +327,6 @@ cdef class Reader:
             if not size:
                 break
             if self.packs:
-                request = timer_request(<const unsigned char *> whole + start)
-                if request is not None:
-                    if batch is not None:
-                        yield batch
-                        batch = None
-                    if requests is None:
-                        requests = []
-                    requests.append(request)
-                    self.n += 1
-                    start += size
-                    continue
-                if requests is not None:
-                    yield TimerBatch(self.n - len(requests) + 1, requests)
-                    requests = None
                 if batch is None:
                     batch = PackedActivity.__new__(PackedActivity)
                     batch.owner, batch.first_n = whole, self.n + 1
@@ -359,8 +343,6 @@ cdef class Reader:
             yield frame
         if batch is not None and batch.frames:
             yield batch
-        if requests is not None:
-            yield TimerBatch(self.n - len(requests) + 1, requests)
         if fault is not None:
             raise fault
         self.held += whole[start:]

@@ -192,8 +192,8 @@ def parse_ack(frame: Frame, n: int) -> Ack:
     return Ack(seq, n, cursor)
 
 
-def parse_after(frame: Frame) -> After:
-    """Read an `after`."""
+def parse_after(frame: Frame, n: int) -> After:
+    """Read an `after`, frame number *n* of its link."""
     if len(frame) < 3:
         raise BadFrame(
             Code.BAD_FRAME,
@@ -210,6 +210,7 @@ def parse_after(frame: Frame) -> After:
         float(seconds),
         None if payload is None else _text("payload", payload),
         None if ext is None else _key(ext, "ext"),
+        n,
     )
 
 

@@ -14,8 +14,7 @@ integer, which take a third of a second to build.
 msgpack's exceptions have no common base; only `wire_error_for` turns them into ours.
 
 This is the version in pure Python. `_wire.pyx` finds frames the same way, without the
-first unpacker, and keeps keepalives and messages in C; `_timer_requests.pyx` makes plain
-frames about timers into requests.
+first unpacker, and keeps keepalives and messages in C.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from typing import Any, Final, TypeAlias
 import msgpack
 
 from liveness.core.records import KEEPALIVE, LOGIN, LOGOUT, MESSAGE
-from liveness.core.wire.link_requests import ActivityBatch, TimerBatch
+from liveness.core.wire.link_requests import ActivityBatch
 from liveness.errors import Code, WireError
 
 Frame: TypeAlias = tuple[Any, ...]
@@ -122,7 +121,7 @@ class Reader:
         for start in range(0, len(data), PIECE_BYTES):
             yield from self._piece(data[start : start + PIECE_BYTES])
 
-    def feed_packing(self, data: bytes) -> Iterator[Frame | ActivityBatch | TimerBatch]:
+    def feed_packing(self, data: bytes) -> Iterator[Frame | ActivityBatch]:
         """As `feed`; if `packs` is set, batches may come in place of plain frames.
 
         This reader never packs. `packs` may be set after any frame.

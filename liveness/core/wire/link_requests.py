@@ -149,6 +149,7 @@ class After(NamedTuple):
     seconds: float
     payload: str | None
     ext: str | None
+    n: int  # the number of its frame
 
 
 class Cancel(NamedTuple):
@@ -169,13 +170,6 @@ class Answer(NamedTuple):
     message: str | None
     final: bool
     seq: int | None
-
-
-class TimerBatch(NamedTuple):
-    """Consecutive requests about timers; the first came in frame number `first_n`."""
-
-    first_n: int
-    requests: Sequence[After | Cancel | Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +214,8 @@ Request: TypeAlias = (
     | Ping
     | Where
     | ListSessions
-    | TimerBatch
+    | After
+    | Cancel
+    | Answer
     | Refusal
 )

@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from liveness.config.compiled import TimerTransaction, named_by
 from liveness.core.state_time import StateTime
 from liveness.core.timer_states import (
     LIVE,
@@ -35,7 +34,7 @@ from liveness.core.timer_states import (
     TimerCommand,
     split_new_timers,
 )
-from liveness.core.timers.timer_commands import Named
+from liveness.core.timers.timer_commands import Named, TimerTransaction, named_by
 from liveness.service.storage import migrations
 from liveness.service.storage.database import (
     check_structure,

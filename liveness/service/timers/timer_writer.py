@@ -27,7 +27,6 @@ from typing import Final, NamedTuple
 
 import trio
 
-from liveness.config.compiled import TimerTransaction, by_gateway
 from liveness.core.sessions.fair_share import fair_share
 from liveness.core.timer_states import (
     Fire,
@@ -37,6 +36,7 @@ from liveness.core.timer_states import (
     split_new_timers,
     weight_of,
 )
+from liveness.core.timers.timer_commands import TimerTransaction, by_gateway
 from liveness.service.common.clock import Clock
 from liveness.service.common.notifier import Notifier
 from liveness.service.storage.writer import RETRY_S, Checkpoints, Writer

@@ -91,7 +91,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             (
                 *("differential", "crowds", "wheel", "framing", "record_batch"),
-                *("restart", "timer_commands", "timer_states"),
+                "restart",
             ),
             "not reference",
             "not slow",

@@ -97,8 +97,12 @@ class Sidecar:
                     self._refused(request)
                 case link_requests.ActivityBatch():
                     self._heard(request)
-                case link_requests.TimerBatch():
-                    self.frames += map(timer_meaning, request.requests)
+                case (
+                    link_requests.After()
+                    | link_requests.Cancel()
+                    | link_requests.Answer()
+                ):
+                    self.frames.append(timer_meaning(request))
                 case link_requests.Ack(seq, n) if seq >= NEXT:
                     # Only the service knows `next`, so it refuses this one.
                     self._refuse(Code.BAD_OPTION, "too high", n=n, frame="ack")
@@ -161,7 +165,9 @@ def timer_meaning(
 ) -> dict[str, Any]:
     """A request about a timer as the vectors write it."""
     if not isinstance(request, link_requests.Answer):
-        return {"frame": type(request).__name__.lower(), **request._asdict()}
+        fields = request._asdict()
+        fields.pop("n", None)
+        return {"frame": type(request).__name__.lower(), **fields}
     answer = {"key": request.key, "message": request.message, "seq": request.seq}
     if request.is_done:
         return {"frame": "done", **answer}

@@ -1,3 +1,0 @@
-"""What `_wire` uses of `_timer_requests`."""
-
-cdef object timer_request(const unsigned char *at)
