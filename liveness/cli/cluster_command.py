@@ -1,4 +1,4 @@
-"""`liveness cluster`: the hosts and users of all sidecars, read from Redis itself.
+"""`liveness cluster`: the hosts of all sidecars, read from Redis itself.
 
 No sidecar is asked, so it works while none runs.
 """
@@ -6,23 +6,18 @@ No sidecar is asked, so it works while none runs.
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import trio
-from cyclopts import Parameter, Token
 
 from liveness.cli.options import Json, declared
-from liveness.cluster.cluster_watch import MOST_PLACES
 from liveness.cluster.connection import Redis, connected
-from liveness.cluster.events import place_map
-from liveness.cluster.questions import HostRow, hosts, places_of
-from liveness.cluster.terms import ClusterTerms, of_another_form, read_terms
+from liveness.cluster.questions import HostRow, hosts
+from liveness.cluster.terms import of_another_form, read_terms
 from liveness.config.cluster import ClusterSettings
 from liveness.console.admin_client import CommandError
 from liveness.console.cluster_lines import cluster_errors, configured_cluster
-from liveness.console.record_lines import ascii_json
-from liveness.core.records import Uid
-from liveness.text import escaped, json_ready, relative, uid_of, uid_text, utc_time
+from liveness.text import escaped, relative, utc_time
 
 # Redis has to answer within this time: an operator is waiting.
 TIMEOUT_S: Final = 10.0
@@ -51,16 +46,6 @@ class ClusterPicture(NamedTuple):
         return sum(row.users for row in self.partitions)
 
 
-async def _terms(redis: Redis) -> ClusterTerms:
-    terms = await read_terms(redis)
-    if terms is None:
-        raise CommandError(
-            "no host has published here yet: start a sidecar with these settings, or "
-            "correct cluster.prefix"
-        )
-    return terms
-
-
 @asynccontextmanager
 async def _redis_of(settings: ClusterSettings) -> AsyncIterator[Redis]:
     """Redis for a block; its errors and timeouts are a CommandError."""
@@ -83,7 +68,12 @@ async def picture_of(redis: Redis) -> ClusterPicture:
         CallError: Redis did not answer.
         CommandError: No host has published yet.
     """
-    terms = await _terms(redis)
+    terms = await read_terms(redis)
+    if terms is None:
+        raise CommandError(
+            "no host has published here yet: start a sidecar with these settings, or "
+            "correct cluster.prefix"
+        )
     return ClusterPicture(
         await redis.information(),
         await hosts(redis, terms.partitions),
@@ -189,11 +179,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _users_of(_kind: Any, tokens: Sequence[Token]) -> list[str | int]:
-    """Users: `7` is the string, `int:7` the integer."""
-    return [uid_of(token.value) for token in tokens]
-
-
 async def show_status(settings: ClusterSettings, as_json: bool) -> None:
     """Prints the picture of a cluster.
 
@@ -206,38 +191,10 @@ async def show_status(settings: ClusterSettings, as_json: bool) -> None:
     print(text, end="")
 
 
-async def show_places(
-    settings: ClusterSettings, users: Sequence[Uid], as_json: bool
-) -> bool:
-    """Prints a line for each session of *users*; returns whether there is one.
-
-    Raises:
-        CommandError: As `show_status`.
-    """
-    async with _redis_of(settings) as redis:
-        terms = await _terms(redis)
-        found = await places_of(
-            redis,
-            users,
-            partitions=terms.partitions,
-            limit=MOST_PLACES,
-            separator=terms.separator,
-        )
-    for place in found:
-        if as_json:
-            print(ascii_json(json_ready(place_map(place))))
-            continue
-        who = escaped(uid_text(place.uid))
-        where = f"{escaped(place.gateway)} on {escaped(place.host)}"
-        since = utc_time(place.since)
-        print(f"{who}  {where}  session {place.session}  since {since}")
-    return bool(found)
-
-
 command: Final = declared(
     "cluster",
     "cluster status",
-    help="Show the hosts of the cluster, or where users are on it.",
+    help="Show the hosts of the cluster.",
 )
 
 
@@ -245,21 +202,3 @@ command: Final = declared(
 def status_command(*, json: Json = False) -> None:
     """Show all hosts, partitions and servers, as Redis has them."""
     trio.run(show_status, configured_cluster(), json)
-
-
-@command.command(name="where", help_epilogue="Example: liveness cluster where ada bob")
-def where_command(
-    users: Annotated[
-        list[str | int],
-        Parameter(
-            help="the users",
-            metavar="UID",
-            converter=_users_of,
-        ),
-    ],
-    /,
-    *,
-    json: Json = False,
-) -> int:
-    """Show the sessions of users on all hosts; the exit code is 1 if there is none."""
-    return 0 if trio.run(show_places, configured_cluster(), users, json) else 1

@@ -1,16 +1,12 @@
 """`liveness serve`: runs the sidecar until a signal."""
 
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
 from liveness.cli.options import ConfigFile, Socket, State, declared, setting_flag
 from liveness.config.settings import Config
 from liveness.config.sources import load
-from liveness.console.terminal import report_line
 from liveness.service.common import logs
 
 command: Final = declared("serve", "serve --timeout 10 --slots 100")
@@ -56,30 +52,8 @@ def _run(settings: Config, read_again: Callable[[], Config]) -> None:
     # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
     faulthandler.enable()
     try:
-        # Before any file is made. A terminal that cannot be written does not stop the
-        # start, and neither does a log that cannot.
-        if sys.stderr.isatty():
-            with suppress(OSError):
-                for line in places(settings, unix_user=os.geteuid()):
-                    report_line(line)
         service.log_start(settings)
         make_socket_folder(settings.socket.path)
         trio.run(service.serve, settings, read_again)
     finally:
         logs.drain()  # an error is printed after all log lines
-
-
-def places(config: Config, *, unix_user: int) -> Iterator[str]:
-    """Lines for the terminal: where a sidecar of this Unix user keeps its files."""
-    if unix_user == 0:
-        yield "this sidecar runs as root: its default places are the system's"
-        yield "other places: --socket, --state and --http name them"
-    yield f"socket: {config.socket.path}, with {config.socket.admin_path.name} beside it"
-    yield f"state: {config.state.dir}"
-    host, port = config.http.host, config.http.port
-    host = f"[{host}]" if ":" in host else host
-    if port:
-        yield f"live page: http://{host}:{port}/"
-    else:
-        yield f"live page: at a free port of {host}, which the log names"
-    yield "log: here, on stderr"

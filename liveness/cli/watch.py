@@ -1,8 +1,8 @@
 """`liveness watch`: shows the live records, across restarts of the sidecar."""
 
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,76 +12,51 @@ import trio
 from cyclopts import CycloptsError, Parameter
 
 from liveness.cli.options import Json, Kinds, Socket, as_written, declared, number
+from liveness.client.dialer import LinkLost
 from liveness.client.reader_position import LOG
 from liveness.client.watcher import Watch
 from liveness.cluster.cluster_watch import ClusterWatch
 from liveness.config.cluster import ClusterSettings
 from liveness.config.sources import socket_path
+from liveness.console.admin_client import CommandError, not_a_sidecar, unreachable
 from liveness.console.cluster_lines import (
     cluster_errors,
     configured_cluster,
     event_line,
 )
-from liveness.console.record_lines import (
-    Paint,
-    in_colours,
-    json_line,
-    plain,
-    text_line,
-)
-from liveness.console.terminal import AUTO, COLORS, report_line, wants_colours
-from liveness.console.watching import command_errors
+from liveness.console.record_lines import json_line, text_line
+from liveness.console.terminal import report_line
 from liveness.core.records import TIMER
 from liveness.core.sessions.damping import MOST_SETTLE_S
+from liveness.errors import Refused, ReportError, WireError
 
 
-@dataclass(slots=True)
 class LineOutput:
-    """Where a watch is shown, a line for each record.
+    """Where a watch is shown, a line for each record, until *left* are; None: without end."""
 
-    Args:
-        out: Flushed after what was at hand.
-        as_json: Whether a line is JSON, or text for a person.
-        left: Lines that are still to be written; None: without end.
-        color: When text is coloured: one of `COLORS`.
-    """
-
-    out: TextIO
-    as_json: bool
-    left: int | None
-    color: str = AUTO
-
-    @property
-    def paint(self) -> Paint:
-        """Colours text for a person, if that is wanted."""
-        return in_colours if wants_colours(self.out, self.color) else plain
+    def __init__(self, out: TextIO, *, as_json: bool, left: int | None) -> None:
+        self.out, self.as_json, self._left = out, as_json, left
 
     @property
     def is_complete(self) -> bool:
-        """Whether all lines are written."""
-        return self.left == 0
+        return self._left == 0
 
     def write(self, lines: Iterable[str]) -> None:
-        """Write lines, as many as are still to be written."""
-        for line in islice(lines, self.left):
+        for line in islice(lines, self._left):
             self.out.write(f"{line}\n")
-            if self.left is not None:
-                self.left -= 1
+            if self._left is not None:
+                self._left -= 1
 
 
 async def watch(path: Path, output: LineOutput, **options: Any) -> None:
-    """Shows the records of a sidecar, until enough are shown.
+    """Shows the records of the sidecar at a socket; *options* are those of `liveness.watch`.
 
-    Args:
-        path: The sidecar's socket.
-        output: Where they are shown.
-        options: Those of `liveness.watch`.
     Raises:
         CommandError: There is no sidecar, or it refuses this watcher.
     """
-    line = json_line if output.as_json else partial(text_line, paint=output.paint)
+    line = json_line if output.as_json else text_line
     records = Watch(path, strict=True, **options)
-    with command_errors(path):
+    with _command_errors(path):
         async with records:
             async for batch in records.batches():
                 output.write(line(record) for record in batch if record["kind"] != LOG)
@@ -90,31 +65,39 @@ async def watch(path: Path, output: LineOutput, **options: Any) -> None:
                     return
 
 
+@contextmanager
+def _command_errors(path: Path) -> Iterator[None]:
+    """Turn what a strict watch of a socket raises into a CommandError."""
+    try:
+        yield
+    except OSError as error:
+        raise unreachable(path, error) from None
+    except WireError:
+        raise not_a_sidecar(path) from None
+    except LinkLost as lost:
+        raise CommandError(f"{path}: {lost}; see the sidecar's log") from None
+    except Refused as refused:
+        raise CommandError(f"{path}: it says {refused}; see its log") from None
+    except ReportError as mistake:
+        raise CommandError(f"--{mistake}") from None  # only `after` can be wrong
+
+
 async def watch_cluster(
     settings: ClusterSettings, output: LineOutput, **options: Any
 ) -> None:
-    """Shows the events of all hosts, until enough are shown.
+    """Shows the events of all hosts, and in the end the position to continue from.
 
-    At the end it reports the position from which another command can continue.
-
-    Args:
-        settings: Where Redis is.
-        output: Where they are shown.
-        options: Those of `liveness.watch` with a cluster.
     Raises:
         CommandError: Redis did not answer at first, or refuses this user.
     """
-    paint, as_json = output.paint, output.as_json
     with cluster_errors():
         events = ClusterWatch(settings, strict=True, **options)
     try:
         with cluster_errors():
             async with events:
                 async for event in events:
-                    if as_json:
-                        line = json_line(event.as_map())
-                    else:
-                        line = event_line(event, paint=paint)
+                    as_json = output.as_json
+                    line = json_line(event.as_map()) if as_json else event_line(event)
                     output.write([line])
                     if output.is_complete or not events.has_event:
                         output.out.flush()
@@ -161,15 +144,6 @@ Settle = Annotated[
     ),
 ]
 Count = Annotated[int | None, number(int, "N", "end after N records", 1, 2**63 - 1)]
-Color = Annotated[
-    str,
-    Parameter(
-        help="when lines are coloured: auto (default) is on a terminal, unless NO_COLOR is "
-        "set",
-        choices=COLORS,
-        metavar="WHEN",
-    ),
-]
 command: Final = declared("watch", "watch --kind offline --json")
 
 
@@ -185,7 +159,6 @@ def watch_records(
     settle: Settle = None,
     json: Json = False,
     count: Count = None,
-    color: Color = AUTO,
 ) -> None:
     """Show each record once it is durable, across restarts of the sidecar, without a gap."""
     of_sidecars: dict[str, object] = {"--socket": socket, "--after": after}
@@ -196,7 +169,7 @@ def watch_records(
         raise _usage_error(f"{given[0]} is of one sidecar: leave it out with --cluster")
     if from_ is not None and not cluster:
         raise _usage_error("--from is of all hosts: add --cluster, or use --after SEQ")
-    output = LineOutput(sys.stdout, as_json=json, left=count, color=color)
+    output = LineOutput(sys.stdout, as_json=json, left=count)
     options: dict[str, Any] = {"kinds": kind or (), "report_line": report_line}
     if cluster:
         show = partial(watch_cluster, configured_cluster())

@@ -9,7 +9,6 @@ from liveness.cluster.format import Place
 from liveness.config.cluster import ClusterSettings
 from liveness.config.sources import load
 from liveness.console.admin_client import CommandError
-from liveness.console.record_lines import DIM, Paint, plain
 from liveness.core.records import GAP
 from liveness.errors import ReportError
 from liveness.text import escaped, local_time, uid_text
@@ -42,7 +41,7 @@ def cluster_errors() -> Iterator[None]:
         raise CommandError(error.advice) from None
 
 
-def event_line(event: ClusterEvent, *, paint: Paint = plain) -> str:
+def event_line(event: ClusterEvent) -> str:
     """An event of the cluster as one line for a person."""
     if isinstance(event, Rollback):
         when, kind, tail = _moment(event.version), event.kind, f"p {event.partition}"
@@ -58,12 +57,9 @@ def event_line(event: ClusterEvent, *, paint: Paint = plain) -> str:
         what = f"{escaped(uid_text(event.place.uid))}  {_at(event.place)}"
         if event.lost is not None:
             what += f" from {_at(event.lost)}"
-        reason = event.place.reason
-        what += f"  {paint(reason, reason)}"
+        what += f"  {event.place.reason}"
         tail = f"p {event.partition} v {event.version}"
-    return (
-        f"{paint(DIM, when)}  {paint(kind, f'{kind:<7}')}  {what}  {paint(DIM, tail)}"
-    )
+    return f"{when}  {kind:<7}  {what}  {tail}"
 
 
 def _at(place: Place) -> str:

@@ -1,51 +1,21 @@
 """A record as one line: text for a person, or JSON."""
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 from liveness.core.records import (
     GAP,
-    GATEWAY_LOST,
     LOGOUT,
     MOVED,
-    OFFLINE,
-    ONLINE,
-    SILENCE,
     TIMER,
 )
 from liveness.text import escaped, json_ready, local_time, uid_text
 
 RecordMap = Mapping[str, Any]
-# Takes the meaning of a part of a line and its text; returns the text in its colour.
-Paint = Callable[[str, str], str]
-# ANSI colours of the terminal's own palette, light or dark.
-DIM: Final = "dim"
-_COLOURS: Final = {
-    DIM: 2,
-    ONLINE: 32,
-    OFFLINE: 31,
-    MOVED: 36,
-    TIMER: 34,
-    GAP: 33,
-    SILENCE: 31,
-    GATEWAY_LOST: 35,
-    LOGOUT: 2,
-}
 
 
-def plain(_meaning: str, text: str) -> str:
-    """Leaves *text* without colour."""
-    return text
-
-
-def in_colours(meaning: str, text: str) -> str:
-    """*text* in the ANSI colour of its meaning, if that has one."""
-    colour = _COLOURS.get(meaning)
-    return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
-
-
-def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
+def text_line(record: RecordMap) -> str:
     """A record as one line for a person."""
     when, kind, seq = local_time(record["at"]), record["kind"], record["seq"]
     if kind == GAP:
@@ -62,14 +32,13 @@ def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
             is_older = record.get("from_session") is None
             how = ", older connection at" if is_older else " from"
             what += f"{how} {escaped(record['from'])}"
-        what += f"  {paint(record['reason'], record['reason'])}"
+        what += f"  {record['reason']}"
         if record.get("silence") is not None and record["reason"] != LOGOUT:
             since = "the restart" if record.get("restored") else record["last"]
             what += f"  {record['silence']:.3f} s since {since}"
         if (devices := record.get("devices")) is not None:
             what += f"  {devices} device{'' if devices == 1 else 's'} online"
-    head = f"{paint(DIM, when)}  {paint(kind, f'{kind:<7}')}"
-    return f"{head}  {what}  {paint(DIM, f'seq {seq}')}"
+    return f"{when}  {kind:<7}  {what}  seq {seq}"
 
 
 def json_line(record: RecordMap) -> str:

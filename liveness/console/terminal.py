@@ -13,25 +13,10 @@ from liveness.text import printable
 
 # For a terminal that does not report its size.
 NO_SIZE: Final = os.terminal_size((80, 24))
-AUTO, ALWAYS, NEVER = COLORS = ("auto", "always", "never")
 
 
 def can_move_cursor(out: TextIO) -> bool:
-    """Whether *out* is a terminal that can move its cursor."""
     return out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-
-
-def wants_colours(out: TextIO, when: str) -> bool:
-    """Whether to colour what is written to *out*.
-
-    Args:
-        out: The stream.
-        when: One of `COLORS`. `auto` is yes on a terminal that shows colours, unless
-            NO_COLOR is set (no-color.org).
-    """
-    if when != AUTO:
-        return when == ALWAYS
-    return can_move_cursor(out) and not os.environ.get("NO_COLOR")
 
 
 def terminal_size(out: TextIO) -> os.terminal_size:
@@ -79,16 +64,13 @@ class Output:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """As for any text stream."""
         with self._as_output_error():
             return self._stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """As for any text stream, in one write."""
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """As for any text stream."""
         with self._as_output_error():
             self._stream.flush()
 

@@ -118,19 +118,6 @@ def test_status_as_json(run: Run, redis: RedisServer, host: ClusterPublisher) ->
     assert sum(partition["users"] for partition in found["partitions"]) == 2
 
 
-def test_where_shows_each_session(run: Run, host: ClusterPublisher) -> None:
-    for name in ("8", "int:8"):
-        code, lines, _ = run("cluster", "where", "ada", name, "kim")
-        assert code == 0
-        assert [line.partition("  session")[0] for line in lines] == [
-            "ada  gw on b",
-            "8  gw on a",
-        ]
-    (line,) = run("cluster", "where", "ada", "--json")[1]
-    assert json.loads(line)["host"] == "b"
-    assert run("cluster", "where", "kim") == (1, [], "")
-
-
 # --- mistakes -------------------------------------------------------------------------
 
 
@@ -138,7 +125,6 @@ def test_where_shows_each_session(run: Run, host: ClusterPublisher) -> None:
     ("arguments", "said"),
     [
         ("cluster status", "no host has published here yet"),
-        ("cluster where ada", "no host has published here yet"),
         ("watch --cluster --from 0:5.1", "--from: position has 1 partitions"),
     ],
 )
@@ -154,7 +140,7 @@ def test_what_cannot_be_done_is_said(
 
 def test_what_another_program_wrote_is_said(run: Run, redis: RedisServer) -> None:
     redis("HSET", keys_of("lv", 0).meta, "conf", "cake")
-    for command in ("cluster status", "cluster where ada", "watch --cluster"):
+    for command in ("cluster status", "watch --cluster"):
         code, _, line = run(*command.split())
         assert code == 1
         assert "another program wrote this" in line

@@ -7,7 +7,6 @@ That it goes on over restarts, and where it begins, is `liveness.watch`'s: see
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import trio.lowlevel
 
 from liveness.cli.watch import LineOutput, watch
 from liveness.console.admin_client import CommandError, unreachable
-from liveness.console.record_lines import in_colours, json_line, text_line
+from liveness.console.record_lines import json_line, text_line
 from tests.helpers.log_peer import MINUTE_MS, SOON_S, LogPeer, record
 from tests.helpers.peer import timer
 from tests.helpers.wire import Frame, Record, packed
@@ -38,7 +37,7 @@ async def sidecar(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[LogPee
 async def lines(sidecar: LogPeer, count: int, **options: Any) -> list[str]:
     """What `watch --after 0 --count` writes."""
     out = io.StringIO()
-    output = LineOutput(out, options.pop("as_json", False), left=count)
+    output = LineOutput(out, as_json=options.pop("as_json", False), left=count)
     options = {"after": 0, "report_line": lambda _: None, **options}
     with trio.fail_after(SOON_S):
         await watch(sidecar.path, output, **options)
@@ -121,18 +120,6 @@ def test_a_record_is_one_line_for_a_person(shown: Record, expected: str) -> None
     when, _, what = text_line(shown).partition("  ")
     assert what == expected
     assert len(when) == len("2026-11-20 10:47:03.123")
-
-
-@pytest.mark.parametrize("kind", ["online", "offline", "moved"])
-def test_colours_are_all_that_they_add_to_a_line(kind: str) -> None:
-    shown = record(1, kind, uid="\x1b[31mu\x9b", gateway="\x1b]0;g\x07")
-    painted = text_line(shown, paint=in_colours)
-    colours = re.compile(r"\x1b\[(2|3[0-7])m([^\x1b]*)\x1b\[0m")
-    assert colours.sub(r"\2", painted) == text_line(shown)
-    assert text_line(shown).isprintable()
-    pieces = [piece for _, piece in colours.findall(painted)]
-    assert f"{kind:<7}" in pieces
-    assert pieces[0] == text_line(shown).partition("  ")[0]
 
 
 def test_a_record_as_json_keeps_large_integers_and_terminals_whole() -> None:
