@@ -14,7 +14,7 @@ from collections.abc import (
     Container,
     Iterator,
 )
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -38,7 +38,7 @@ from liveness.service.links.credentials import access_to, gid_of
 from liveness.service.links.sockets import listening
 from liveness.service.reload import Reloader
 from liveness.service.storage.log_store import LogStore
-from liveness.service.systemd import ADMIN_SOCKET, GATEWAY_SOCKET, ServiceManager
+from liveness.service.systemd import ServiceManager
 from liveness.service.timers import timer_store
 from liveness.service.timers.timer_store import TimerStore
 
@@ -85,9 +85,11 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         # The lock of the state directory comes before the sockets: of two sidecars that
         # start together only one may remove stale sockets.
         store, table = _open_state(config, stack)
-        listens = partial(_unix_listener, config=config, manager=manager)
-        listener = stack.enter_context(listens(config.socket.path, GATEWAY_SOCKET))
-        admin = stack.enter_context(listens(config.socket.admin_path, ADMIN_SOCKET))
+        passed = manager.socket(config.socket.path)
+        listener = stack.enter_context(
+            passed or _unix_listener(config.socket.path, config)
+        )
+        admin = stack.enter_context(_unix_listener(config.socket.admin_path, config))
         group = _group_of(listener)
         access = access_to(config.access, group=group)
         http = stack.enter_context(_tcp_listener(config.http.host, config.http.port))
@@ -248,23 +250,13 @@ def _catch_up(
         )
 
 
-@contextmanager
-def _unix_listener(
-    path: Path, name: str, *, config: Config, manager: ServiceManager
-) -> Iterator[socket.socket]:
-    """Listen on the socket that the service manager passed, or on a new one."""
-    sock = manager.socket(name, path)
-    if sock is not None:
-        with sock:
-            yield sock
-        return
+def _unix_listener(path: Path, config: Config) -> AbstractContextManager[socket.socket]:
     group = config.socket.group
-    with listening(
+    return listening(
         path,
         mode=int(config.socket.mode, 8),
         group=gid_of(group, "socket.group") if group else None,
-    ) as sock:
-        yield sock
+    )
 
 
 def _tcp_listener(host: str, port: int) -> socket.socket:

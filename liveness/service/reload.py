@@ -4,12 +4,11 @@ Other changed settings are logged as waiting for a restart. If any setting is in
 nothing changes. Open links and requests stay; streams end if their token was replaced.
 
 A settings file may be on a network mount, and users in a name service, and either may hang.
-So both are read in a thread, which is abandoned after `READ_S`; its result is dropped. A
-few threads may be abandoned at a time, so that a token can be replaced once its file is
-readable again.
+So both are read in a thread, which is abandoned after `READ_S`; its result is dropped. The
+next reload waits for its end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -27,8 +26,6 @@ from liveness.service.http.sign_in import Token, read_token
 from liveness.service.links.credentials import access_to
 
 READ_S: Final = 10.0
-# Reading threads at a time, abandoned ones included.
-MOST_READINGS: Final = 4
 
 _log = structlog.get_logger("settings")
 
@@ -51,16 +48,15 @@ class Reloader:
         self._read = read
         self._sidecar = sidecar
         self._group = group
-        # An abandoned thread counts until it ends.
-        self._limiter = trio.CapacityLimiter(MOST_READINGS)
+        # One at a time; an abandoned thread counts until it ends.
+        self._limiter = trio.CapacityLimiter(1)
 
     async def reload(self) -> None:
         """Read the settings, apply them, and log the result."""
         if not self._limiter.available_tokens:
             _log.error(
-                "the settings are not reloaded, as earlier reloads still hang; repair the "
-                "mount or the name service that they wait for, or restart",
-                readings=MOST_READINGS,
+                "the settings are not reloaded, as an earlier reload still hangs; repair "
+                "the mount or the name service that it waits for, or restart",
             )
             return
         try:
@@ -114,21 +110,17 @@ class Reloader:
         logs.set_level(level)
 
 
-def _different(config: Config, other: Config) -> Sequence[str]:
+def _different(config: Config, other: Config) -> list[str]:
     """The names of the settings that differ; for outlets, of their sections."""
-    settings = {setting.name: setting for setting in config.settings()}
-    others = {setting.name: setting for setting in other.settings()}
-    found = (
-        setting
-        for name, setting in (settings | others).items()
-        if name not in settings
-        or name not in others
-        or setting.value_in(config) != setting.value_in(other)
+    before, after = (
+        {setting.name: setting.value_in(of) for setting in of.settings()}
+        for of in (config, other)
     )
-    names = (
-        setting.section
-        if setting.section.partition(".")[0] in OUTLETS
-        else setting.name
-        for setting in found
-    )
-    return [*dict.fromkeys(names)]
+    names = [n for n in before | after if before.get(n) != after.get(n)]
+    is_outlet = tuple(f"{section}." for section in OUTLETS)
+    return [
+        *dict.fromkeys(
+            name.rpartition(".")[0] if name.startswith(is_outlet) else name
+            for name in names
+        )
+    ]

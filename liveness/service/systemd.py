@@ -1,12 +1,13 @@
 """Socket activation, readiness notifications and the watchdog, as systemd defines them.
 
-Other service managers use the same protocols: listening sockets that the manager opened
+Other service managers use the same protocols: the gateways' socket, opened by the manager
 (sd_listen_fds(3)), notifications of ready, reloading and stopping (sd_notify(3)), and a
 watchdog that is fed while the engine runs (sd_watchdog_enabled(3)). Without a service
 manager, their variables are not in the environment, and nothing is sent.
 """
 
 import os
+import re
 import socket
 import stat
 from collections.abc import Mapping
@@ -21,10 +22,6 @@ from liveness.service.common.logs import LogThrottle
 from liveness.service.components import SidecarService
 from liveness.service.links.sockets import UnixListener
 
-# Names that a passed socket may have (FileDescriptorName=); both are Unix stream sockets.
-GATEWAY_SOCKET: Final = "gateway"
-ADMIN_SOCKET: Final = "admin"
-PASSED_NAMES: Final = (GATEWAY_SOCKET, ADMIN_SOCKET)
 # How often the status is sent, unless the watchdog needs it more often.
 STATUS_EVERY_S: Final = 10.0
 # A notification that the manager has not read within this time is dropped.
@@ -44,29 +41,27 @@ class ServiceManager:
     """
 
     def __init__(self, environ: Mapping[str, str], pid: int) -> None:
-        self._sockets = passed_sockets(environ, pid)
-        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
+        self.descriptor = passed_socket(environ, pid)
+        # An abstract socket's name begins with @ there, and with NUL for the kernel.
+        self._address = re.sub("^@", "\0", environ.get("NOTIFY_SOCKET", ""))
         self.watchdog_s = _watchdog_s(environ, pid)
         self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
 
-    def socket(self, name: str, path: Path) -> UnixListener | None:
-        """The listening socket of this name; None if the manager passed none.
-
-        Clients connect to *path*.
+    def socket(self, path: Path) -> UnixListener | None:
+        """The socket at *path*, where clients look for it; None if none was passed.
 
         Raises:
             StartError: It is no listening Unix socket, or *path* leads to another one.
         """
-        number = self._sockets.get(name)
+        number = self.descriptor
         if number is None:
             return None
-        subject = f"the service manager's socket {name}"
         try:
             sock = UnixListener(path, fileno=number)
         except OSError as error:
             raise StartError(
-                f"{subject}: descriptor {number} is no socket ({error.strerror}); start it "
-                "with the sockets that LISTEN_FDS counts"
+                f"the service manager's socket: descriptor {number} is no socket "
+                f"({error.strerror}); start it with the socket that LISTEN_FDS counts"
             ) from None
         os.set_inheritable(number, False)
         sock.setblocking(False)
@@ -75,15 +70,15 @@ class ServiceManager:
         ):
             sock.detach()
             raise StartError(
-                f"{subject} is no Unix stream socket that listens; give it "
-                f"ListenStream={path}"
+                "the service manager's socket is no Unix stream socket that listens; give "
+                f"it ListenStream={path}"
             )
         found = os.fsdecode(sock.getsockname())
         if not _is_same_socket(Path(found), path):
             sock.detach()
             raise StartError(
-                f"{subject} is at {found or 'no path'}, and clients look for it at {path}; "
-                "name one path in ListenStream= and socket.path"
+                f"the service manager's socket is at {found or 'no path'}, and clients look "
+                f"for it at {path}; name one path in ListenStream= and socket.path"
             )
         sock.found()
         return sock
@@ -123,39 +118,21 @@ class ServiceManager:
             await trio.sleep(every_s)
 
 
-def passed_sockets(environ: Mapping[str, str], pid: int) -> dict[str, int]:
-    """The descriptors of the sockets that were passed to process *pid*, by name.
+def passed_socket(environ: Mapping[str, str], pid: int) -> int | None:
+    """The descriptor of the socket that was passed to process *pid*.
 
     Raises:
-        StartError: `LISTEN_FDS` is no number, or a name is not in `PASSED_NAMES`.
+        StartError: `LISTEN_FDS` counts more than one.
     """
     if environ.get("LISTEN_PID") != str(pid):
-        return {}
+        return None
     count = environ.get("LISTEN_FDS", "0")
-    if not _is_number(count):
+    if count not in ("0", "1"):
         raise StartError(
-            f"LISTEN_FDS={count!r} is no number of sockets: unset it, or let the service "
-            "manager set it"
+            f"LISTEN_FDS={count!r} is not 1: have the service manager pass one socket, that "
+            "of the gateways"
         )
-    names = environ.get("LISTEN_FDNAMES", "").split(":") if int(count) else []
-    if len(names) != int(count) or len({*names} & {*PASSED_NAMES}) != len(names):
-        raise StartError(
-            f"the service manager's sockets are named {':'.join(names)!r} "
-            f"(LISTEN_FDS={count}), and may be named gateway and admin; set "
-            "FileDescriptorName= in the socket's unit"
-        )
-    return {name: _FIRST_DESCRIPTOR + index for index, name in enumerate(names)}
-
-
-def _address(notify_socket: str) -> str:
-    if notify_socket.startswith("@"):
-        return "\0" + notify_socket[1:]
-    if notify_socket and not notify_socket.startswith("/"):
-        raise StartError(
-            f"NOTIFY_SOCKET={notify_socket!r} is neither a path nor @ and a name: unset "
-            "it, or let the service manager set it"
-        )
-    return notify_socket
+    return _FIRST_DESCRIPTOR if count == "1" else None
 
 
 def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
@@ -163,16 +140,12 @@ def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
     if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         return 0.0
     interval = environ.get("WATCHDOG_USEC", "0")
-    if not _is_number(interval):
+    if not (interval.isdecimal() and len(interval) < 20):  # fits into 64 bits
         raise StartError(
             f"WATCHDOG_USEC={interval!r} is no number of microseconds: unset it, or let "
             "the service manager set it"
         )
     return int(interval) / 1e6
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) < 20  # fits into 64 bits
 
 
 def _is_same_socket(path: Path, other: Path) -> bool:

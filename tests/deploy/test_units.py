@@ -9,7 +9,6 @@ from liveness.config.settings import SETTINGS, HttpSettings
 from liveness.config.sources import DEFAULT_FILE
 from liveness.service.components import TURN_DEAD_S
 from liveness.service.links.sockets import BACKLOG, SOCKET_MODE
-from liveness.service.systemd import GATEWAY_SOCKET
 from tests.helpers.command_lines import checked
 from tests.helpers.needs import require
 from tests.helpers.processes import ran, succeeded
@@ -63,7 +62,6 @@ def test_it_runs_what_there_is_with_the_settings_that_are_installed() -> None:
 
 
 def test_it_is_given_the_socket_that_it_takes() -> None:
-    assert setting(SOCKET, "FileDescriptorName") == GATEWAY_SOCKET
     assert int(setting(SOCKET, "Backlog")) == BACKLOG
     assert setting(SERVICE, "Sockets") == SOCKET.name
 

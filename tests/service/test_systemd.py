@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from liveness.errors import StartError
 from liveness.service.components import TURN_DEAD_S
-from liveness.service.systemd import STATUS_EVERY_S, ServiceManager, passed_sockets
+from liveness.service.systemd import STATUS_EVERY_S, ServiceManager, passed_socket
 from tests.service.rig import Rig
 
 PID = 7
@@ -20,58 +20,36 @@ PID = 7
 Lines = list[Any]
 
 
-def environ(names: str, count: str = "", pid: int = PID) -> dict[str, str]:
-    count = count or str(len(names.split(":")))
-    return {"LISTEN_PID": str(pid), "LISTEN_FDS": count, "LISTEN_FDNAMES": names}
+def environ(count: str = "1", pid: int = PID) -> dict[str, str]:
+    return {"LISTEN_PID": str(pid), "LISTEN_FDS": count}
 
 
-def unused(sock: socket.socket, number: int = 3) -> ServiceManager:
-    """A manager that hands over this one as its first, which is another's number here."""
-    manager = ServiceManager(environ("gateway"), PID)
-    assert manager._sockets == {"gateway": number}
-    manager._sockets["gateway"] = sock.detach()
+def unused(sock: socket.socket) -> ServiceManager:
+    """A manager that passes this one, where 3 is another's number."""
+    manager = ServiceManager(environ(), PID)
+    assert manager.descriptor == 3
+    manager.descriptor = sock.detach()
     return manager
 
 
-# --- sockets that are handed over -----------------------------------------------------
+# --- the socket that is passed --------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("given", "taken"),
-    [
-        (environ("gateway"), {"gateway": 3}),
-        (environ("admin:gateway"), {"admin": 3, "gateway": 4}),
-        (environ("gateway", pid=PID + 1), {}),
-        (environ("gateway", "0"), {}),
-        ({}, {}),
-    ],
+    [(environ(), 3), (environ(pid=PID + 1), None), (environ("0"), None), ({}, None)],
 )
-def test_sockets_are_found_by_name_if_they_are_meant_for_us(
-    given: dict[str, str], taken: dict[str, int]
+def test_a_socket_is_taken_if_it_is_meant_for_us(
+    given: dict[str, str], taken: int | None
 ) -> None:
-    assert passed_sockets(given, PID) == taken
+    assert passed_socket(given, PID) == taken
 
 
-@pytest.mark.parametrize(
-    ("names", "count"),
-    [
-        ("liveness.socket", "1"),
-        ("gateway:gateway", "2"),
-        ("gateway", "2"),
-        ("gateway:admin", "1"),
-        ("", "1"),
-    ],
-)
-def test_sockets_of_other_names_are_refused(names: str, count: str) -> None:
-    with pytest.raises(StartError, match=r"FileDescriptorName= in the socket's unit"):
-        passed_sockets(environ(names, count), PID)
-
-
-@pytest.mark.parametrize("count", ["two", "", "-1", "1\n2", "9" * 5_000])
-def test_a_count_of_sockets_that_is_no_number_is_one_line(count: str) -> None:
+@pytest.mark.parametrize("count", ["2", "two", "", "-1", "1\n2"])
+def test_more_than_one_socket_is_refused_in_one_line(count: str) -> None:
     with pytest.raises(StartError) as caught:
-        passed_sockets({**environ("gateway"), "LISTEN_FDS": count}, PID)
-    assert str(caught.value).startswith(f"LISTEN_FDS={count!r} is no number of sockets")
+        passed_socket(environ(count), PID)
+    assert str(caught.value).startswith(f"LISTEN_FDS={count!r} is not 1: have the")
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -94,20 +72,14 @@ async def test_what_is_handed_over_is_used_as_it_is(
 ) -> None:
     number, linked = handed.fileno(), path.with_name("link")
     linked.symlink_to(path)
-    sock = unused(handed).socket("gateway", linked)
+    sock = unused(handed).socket(linked)
     assert sock is not None
+    assert ServiceManager({}, PID).socket(linked) is None
     with sock:
         assert sock.fileno() == number
         assert not os.get_inheritable(number)
         with pytest.raises(BlockingIOError):
             sock.accept()
-
-
-async def test_a_name_that_was_not_handed_over_has_no_socket(
-    handed: socket.socket, path: Path
-) -> None:
-    assert unused(handed.dup()).socket("admin", path) is None
-    assert ServiceManager({}, PID).socket("gateway", path) is None
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
@@ -119,9 +91,9 @@ async def test_a_socket_where_nobody_looks_is_refused(
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(wanted))
     with pytest.raises(StartError) as caught:
-        unused(handed.dup()).socket("gateway", wanted)
+        unused(handed.dup()).socket(wanted)
     assert str(caught.value) == (
-        f"the service manager's socket gateway is at {path}, and clients look for it at "
+        f"the service manager's socket is at {path}, and clients look for it at "
         f"{wanted}; name one path in ListenStream= and socket.path"
     )
 
@@ -131,7 +103,7 @@ async def test_a_socket_without_a_file_is_refused(path: Path) -> None:
         abstract.bind(f"\0liveness-{os.getpid()}")
         abstract.listen()
         with pytest.raises(StartError, match=r"and clients look for it at"):
-            unused(abstract.dup()).socket("gateway", path)
+            unused(abstract.dup()).socket(path)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +121,7 @@ async def test_what_does_not_listen_for_gateways_is_refused(
         socket.socket(family, kind) as sock,
         pytest.raises(StartError, match=r"no Unix stream socket that listens; give it"),
     ):
-        unused(sock.dup()).socket("gateway", path)
+        unused(sock.dup()).socket(path)
 
 
 # --- notifications --------------------------------------------------------------------
@@ -266,15 +238,7 @@ async def test_without_a_watchdog_only_the_status_is_sent(
     assert notify() == [["STATUS=ready, 0 users online"]] * 2
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("NOTIFY_SOCKET", "vsock:2:1"),
-        ("WATCHDOG_USEC", "soon"),
-        ("WATCHDOG_USEC", "-1"),
-        ("WATCHDOG_USEC", "9" * 400),
-    ],
-)
-async def test_what_no_manager_says_is_refused_by_name(name: str, value: str) -> None:
-    with pytest.raises(StartError, match=rf"^{name}='{value}' is "):
-        ServiceManager({name: value}, PID)
+@pytest.mark.parametrize("value", ["soon", "-1", "9" * 400])
+async def test_an_interval_that_no_manager_says_is_refused(value: str) -> None:
+    with pytest.raises(StartError, match=rf"^WATCHDOG_USEC='{value}' is "):
+        ServiceManager({"WATCHDOG_USEC": value}, PID)

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Final, TextIO
@@ -60,17 +61,27 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
     """
     stream = stream or sys.stderr
     writer = _LineWriter(stream)
+    if format == "text" or (format == "auto" and stream.isatty()):
+        rendering: list[Processor] = [
+            _each_text(escaped),  # a gateway's name must not control the terminal
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(),
+                exception_formatter=structlog.dev.plain_traceback,
+            ),
+        ]
+    else:
+        rendering = [
+            structlog.processors.format_exc_info,
+            _each_text(partial(shortened, most=MAX_JSON_BYTES)),
+            structlog.processors.JSONRenderer(),
+        ]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             writer.begin_line,
-            *(
-                _text_processors(stream)
-                if format == "text" or (format == "auto" and stream.isatty())
-                else _json_processors()
-            ),
+            *rendering,
         ],
         logger_factory=structlog.WriteLoggerFactory(writer),  # type: ignore[arg-type]  # it only writes and flushes
         cache_logger_on_first_use=False,  # tests call `configure` again
@@ -143,14 +154,9 @@ def drain() -> None:
 class LogThrottle:
     """Logs a repeated message once per interval and key, and counts the others.
 
-    The first message of a key is logged at once. The next one that is logged has the
-    number of those left out, as `suppressed`.
-
-    Args:
-        seconds: The interval.
-        clock: Any clock in seconds that does not go back.
-        max_keys: Keys remembered at a time. Beyond that the key logged longest ago is
-            forgotten, and its next message is logged too early.
+    The next message of a key that is logged has the number of those left out, as
+    `suppressed`. Beyond *max_keys* the key logged longest ago is forgotten, and its next
+    message is logged too early.
     """
 
     def __init__(
@@ -160,7 +166,6 @@ class LogThrottle:
         self._clock = clock
         self._max_keys = max_keys
         self._logged: dict[Hashable, tuple[float, int]] = {}  # when; suppressed since
-        self.forgotten = 0  # how often max_keys was hit
 
     def __call__(
         self,
@@ -179,39 +184,15 @@ class LogThrottle:
         self._logged.pop(key, None)  # moves it to the end: the first key is the oldest
         if len(self._logged) >= self._max_keys:
             del self._logged[next(iter(self._logged))]
-            self.forgotten += 1
         self._logged[key] = (now, 0)
         if suppressed:
             fields["suppressed"] = suppressed
         log(message, **fields)
 
 
-def _text_processors(stream: TextIO) -> list[Processor]:
-    renderer = structlog.dev.ConsoleRenderer(
-        colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
-    )
-    return [_escape_values, renderer]
-
-
-def _json_processors() -> list[Processor]:
-    return [
-        structlog.processors.format_exc_info,
-        _shorten_values,
-        structlog.processors.JSONRenderer(),
-    ]
-
-
-def _escape_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Escape control characters: a gateway's name must not control the terminal."""
-    return {
-        key: escaped(value) if isinstance(value, str) else value
-        for key, value in event.items()
-    }
-
-
-def _shorten_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    return {
-        key: shortened(value, MAX_JSON_BYTES) if isinstance(value, str) else value
+def _each_text(change: Callable[[str], str]) -> Processor:
+    return lambda _logger, _method, event: {
+        key: change(value) if isinstance(value, str) else value
         for key, value in event.items()
     }
 

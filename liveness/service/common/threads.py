@@ -20,30 +20,16 @@ TRY_AGAIN_S: Final = 1.0
 _log = structlog.get_logger("threads")
 
 
-class _WaitingCalls(set[object]):
-    """All calls of this process that wait for a thread."""
-
-    def __init__(self) -> None:
-        self.log_throttled = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
-
-
 # Runs the calls in place of trio's threads: the simulation does it in a random order and at
 # random times.
 RUN_SYNC: Final = trio.lowlevel.RunVar[Any]("runs blocking calls")
-_waiting_calls: Final = trio.lowlevel.RunVar[_WaitingCalls]("waiting for a thread")
-
-
-def _waiting() -> _WaitingCalls:
-    try:
-        return _waiting_calls.get()
-    except LookupError:
-        _waiting_calls.set(waiting := _WaitingCalls())
-        return waiting
+_waiting: Final = set[object]()  # all calls of this process that wait for a thread
+_log_throttled: Final = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
 
 
 def failure() -> str | None:
     """Why calls wait for a thread now; None if no call does."""
-    if not _waiting():
+    if not _waiting:
         return None
     return (
         "the host refuses to start a thread (TasksMax, or another limit on processes)"
@@ -60,12 +46,12 @@ async def in_thread(
 
     If the host refuses a new thread, tries again every second.
     """
-    waiting, this, has_begun = _waiting(), object(), False
+    this, has_begun = object(), False
 
     def begin() -> T:
         nonlocal has_begun
         has_begun = True
-        waiting.discard(this)
+        _waiting.discard(this)
         return call()
 
     try:
@@ -79,14 +65,12 @@ async def in_thread(
             except RuntimeError as error:
                 if has_begun:
                     raise
-                waiting.add(this)
+                _waiting.add(this)
                 message = (
                     "the host refuses to start a thread: raise its limit on processes; "
                     "disk I/O waits, and is tried again every second"
                 )
-                waiting.log_throttled(
-                    _log.error, message, key=message, error=str(error)
-                )
+                _log_throttled(_log.error, message, key=message, error=str(error))
             await trio.sleep(TRY_AGAIN_S)
     finally:
-        waiting.discard(this)
+        _waiting.discard(this)
